@@ -1,0 +1,142 @@
+# make build    environment and extensions        make test     everything a change must pass
+# make demo     train a small GPT on two workers  make lint     style, types, import rules
+# make sanitize C++ tests under ThreadSanitizer and AddressSanitizer
+# make bench    all benchmarks                    make format   rewrite sources in the project's style
+# make check    = make test                       make clean    remove what was built, keep .venv
+#
+# Settings: PYTHON (interpreter to make the environment with), VENV (where), JOBS (compilers at once),
+# WERROR=OFF (let warnings pass).
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := build
+MAKEFLAGS += --no-builtin-rules
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+WERROR ?= ON
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CMAKE_DIR := build/cmake
+BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+  CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR)"
+
+.PHONY: build dev demo test check lint lint-python lint-cpp format cpp-test sanitize bench clean
+
+# ------------------------------------------------------------------------------ environment
+# A stamp is named after the content of the files it stands for, so a changed pin installs again and
+# a mere checkout does not.
+key = $(shell cat $(1) | cksum | cut -d' ' -f1)
+RUN_STAMP := $(VENV)/.installed-run-$(call key,requirements/run.txt requirements/torch.txt)
+DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/dev.txt)
+PROJECT_STAMP := $(VENV)/.installed-project-$(call key,pyproject.toml setup.py)
+
+# A PyTorch that the user has installed, 2.8 or newer, is used rather than the pinned one.
+HAS_TORCH = "$(PYTHON)" -c "import torch; v = torch.__version__.split('.'); \
+  raise SystemExit((int(v[0]), int(v[1])) < (2, 8) or not torch.distributed.is_available())"
+
+$(BIN)/python:
+	@"$(PYTHON)" -c 'import sys; raise SystemExit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed; name one with: make PYTHON=..." >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip' 2>/dev/null || \
+	  { echo "This Python has no venv; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import os, sysconfig as s; \
+	  raise SystemExit(not os.path.exists(os.path.join(s.get_path("include"), "Python.h")))' || \
+	  { echo "This Python has no C headers; on Debian and Ubuntu: apt install python3-dev" >&2; exit 1; }
+	@if $(HAS_TORCH) 2>/dev/null; then \
+	  echo "making $(VENV) with the PyTorch that $(PYTHON) has"; \
+	  "$(PYTHON)" -m venv --system-site-packages "$(VENV)"; \
+	else \
+	  echo "making $(VENV)"; \
+	  "$(PYTHON)" -m venv "$(VENV)"; \
+	fi
+
+$(RUN_STAMP): | $(BIN)/python
+	@echo "installing requirements/run.txt and PyTorch"
+	@$(PIP) install -r requirements/run.txt
+	@grep -q 'include-system-site-packages = true' "$(VENV)/pyvenv.cfg" || \
+	  $(PIP) install -r requirements/torch.txt
+	@rm -f "$(VENV)"/.installed-run-* && touch "$@"
+
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo "installing requirements/dev.txt"
+	@$(PIP) install -r requirements/dev.txt
+	@rm -f "$(VENV)"/.installed-dev-* && touch "$@"
+
+# ------------------------------------------------------------------------------ build and run
+# Ninja knows what has changed, so it is always asked. The project itself is installed once, as a
+# link to this folder.
+build: $(RUN_STAMP)
+	@$(BUILD_SETTINGS) "$(BIN)/python" setup.py --quiet build_ext --inplace
+	@if [ ! -e "$(PROJECT_STAMP)" ]; then \
+	  $(BUILD_SETTINGS) $(PIP) install --no-build-isolation --no-deps --editable .; \
+	  rm -f "$(VENV)"/.installed-project-* && touch "$(PROJECT_STAMP)"; \
+	fi
+
+dev: build $(DEV_STAMP)
+
+demo: build
+	"$(BIN)/hvd-order" demo
+
+bench: build
+	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_benchmarks
+	PATH="$(abspath $(BIN)):$$PATH" bash benchmarks/run_all.sh
+
+# ------------------------------------------------------------------------------ checks
+test: dev
+	@$(MAKE) --no-print-directory cpp-test
+	@$(MAKE) --no-print-directory lint
+	"$(BIN)/python" -m pytest tests
+
+check: test
+
+cpp-test: build
+	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_tests
+	"$(BIN)/ctest" --test-dir $(CMAKE_DIR) --output-on-failure --no-tests=error
+
+CPP_FILES = $(shell find csrc tests/cpp benchmarks -name '*.cc' -o -name '*.h' | sort)
+# clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
+TIDY_FILES = $(wildcard csrc/base/*.cc csrc/scheduler/*.cc csrc/engine/*.cc) csrc/transport/loopback.cc
+HEADERS = $(wildcard csrc/base/*.h csrc/scheduler/*.h csrc/engine/*.h csrc/transport/*.h)
+
+lint: dev
+	@$(MAKE) --no-print-directory lint-python lint-cpp
+
+lint-python:
+	"$(BIN)/ruff" check
+	"$(BIN)/ruff" format --check
+	"$(BIN)/lint-imports" --no-logo
+	"$(BIN)/mypy"
+
+lint-cpp:
+	@echo clang-format
+	@"$(BIN)/clang-format" --dry-run -Werror $(CPP_FILES)
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(TIDY_FILES:%=build/lint/%.tidy)
+
+# One stamp a file: what has not changed since it passed is not read again.
+build/lint/%.tidy: % $(HEADERS) .clang-tidy requirements/dev.txt
+	@echo clang-tidy $<
+	@"$(BIN)/clang-tidy" --quiet -p $(CMAKE_DIR) $< 2> >(grep -v 'warnings generated' >&2)
+	@mkdir -p "$(@D)" && touch "$@"
+
+format: $(DEV_STAMP)
+	"$(BIN)/ruff" check --fix
+	"$(BIN)/ruff" format
+	"$(BIN)/clang-format" -i $(CPP_FILES)
+
+# Scheduler and engine with their tests, twice, without Python.
+sanitize: sanitize-thread sanitize-address
+sanitize-thread: SANITIZERS := thread
+sanitize-address: SANITIZERS := address,undefined
+.PHONY: sanitize-thread sanitize-address
+sanitize-thread sanitize-address: $(RUN_STAMP)
+	"$(BIN)/cmake" -S . -B build/$@ -G Ninja -DCMAKE_MAKE_PROGRAM="$(abspath $(BIN))/ninja" \
+	  -DHVD_ORDER_PYTHON=OFF -DHVD_ORDER_SANITIZE=$(SANITIZERS) -DHVD_ORDER_WERROR=$(WERROR)
+	"$(BIN)/cmake" --build build/$@ --target cpp_tests
+	"$(BIN)/ctest" --test-dir build/$@ --output-on-failure --no-tests=error
+
+clean:
+	rm -rf build out ./*.egg-info hvd_order/*.so
+	rm -f "$(VENV)"/.installed-project-*

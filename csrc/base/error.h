@@ -1,0 +1,56 @@
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace hvd_order {
+
+/// Root of everything this library throws. Python sees the same tree (hvd_order/errors.py).
+struct Error : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The caller asked for something that cannot be: a user's mistake.
+struct InvalidUsage : Error {
+  using Error::Error;
+};
+
+/// A collective operation failed; the job cannot go on without re-forming.
+struct CollectiveError : Error {
+  using Error::Error;
+};
+
+/// Another rank died, left or closed its connection.
+struct PeerLost : CollectiveError {
+  using CollectiveError::CollectiveError;
+};
+
+/// Nothing moved for longer than the configured time.
+struct TransferTimeout : CollectiveError {
+  using CollectiveError::CollectiveError;
+};
+
+/// Our own mistake.
+struct BrokenInvariant : Error {
+  using Error::Error;
+};
+
+/// All arguments written one after the other.
+template <typename... Parts>
+std::string concat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+} // namespace hvd_order
+
+/// Throws BrokenInvariant with the given parts when `condition` does not hold.
+#define HVDO_CHECK(condition, ...)                                                        \
+  do {                                                                                    \
+    if (!(condition)) [[unlikely]] {                                                      \
+      throw ::hvd_order::BrokenInvariant(                                                 \
+          ::hvd_order::concat("broken invariant (" #condition "): " __VA_OPT__(, ) __VA_ARGS__)); \
+    }                                                                                     \
+  } while (false)

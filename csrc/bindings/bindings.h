@@ -1,0 +1,13 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace hvd_order {
+
+/// One function a topic; the module files call them.
+void bindErrors(pybind11::module_& m);
+void bindScheduler(pybind11::module_& m);
+void bindEngine(pybind11::module_& m);
+void bindC10d(pybind11::module_& m);
+
+} // namespace hvd_order

@@ -1,0 +1,8 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Scheduler, order agreement and engine; needs no framework.";
+  hvd_order::bindErrors(m);
+  hvd_order::bindScheduler(m);
+  hvd_order::bindEngine(m);
+}

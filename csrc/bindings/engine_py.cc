@@ -1,0 +1,112 @@
+#include <pybind11/stl.h>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "engine/engine.h"
+#include "transport/loopback.h"
+
+namespace py = pybind11;
+
+namespace hvd_order {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// Between two looks for Ctrl-C while a thread of Python waits.
+constexpr std::chrono::milliseconds kSignalCheck{100};
+
+void waitInterruptibly(Engine& engine, ModelId model, TensorId tensor) {
+  const py::gil_scoped_release release;
+  while (!engine.wait({model, tensor}, Completion::Clock::now() + kSignalCheck)) {
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
+  }
+}
+
+} // namespace
+
+void bindEngine(py::module_& m) {
+  py::class_<Transport, std::shared_ptr<Transport>>(
+      m, "Transport", py::module_local(), "Adapter to an engine that moves bytes.");
+  py::class_<ControlChannel, std::shared_ptr<ControlChannel>>(
+      m, "ControlChannel", py::module_local(), "Carries messages beside the data.");
+  py::class_<LoopbackWorld, std::shared_ptr<LoopbackWorld>>(
+      m, "LoopbackWorld", py::module_local(), "Several ranks inside one process, for tests.")
+      .def(py::init(&LoopbackWorld::create), py::arg("size"))
+      .def("transport", &LoopbackWorld::transport, py::arg("rank"))
+      .def("control", &LoopbackWorld::control, py::arg("rank"));
+
+  py::class_<SliceEvent>(m, "SliceEvent", py::module_local(), "One journey of one slice.")
+      .def_property_readonly("model", [](const SliceEvent& e) { return e.slice.model; })
+      .def_property_readonly("slice", [](const SliceEvent& e) { return e.slice.index; })
+      .def_readonly("ready_ns", &SliceEvent::readyNs)
+      .def_readonly("issued_ns", &SliceEvent::issuedNs)
+      .def_readonly("done_ns", &SliceEvent::doneNs);
+
+  py::class_<Engine, std::shared_ptr<Engine>>(
+      m, "Engine", py::module_local(), "Moves ready slices in the agreed order.")
+      .def(
+          py::init([](Rank rank, int size, AgreementKind agreement, Policy policy,
+                      ByteCount creditBytes, double timeout, double stallWarning,
+                      std::shared_ptr<Transport> transport,
+                      std::shared_ptr<ControlChannel> control) {
+            EngineOptions options;
+            options.rank = rank;
+            options.size = size;
+            options.agreement = agreement;
+            options.policy = policy;
+            options.creditBytes = creditBytes;
+            options.timeout =
+                std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(timeout));
+            options.stallWarning =
+                std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(stallWarning));
+            auto engine = std::make_shared<Engine>(
+                std::move(options), std::move(transport), std::move(control));
+            engine->start();
+            return engine;
+          }),
+          py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("agreement"), py::arg("policy"),
+          py::arg("credit_bytes"), py::arg("timeout_s"), py::arg("stall_warning_s"),
+          py::arg("transport"), py::arg("control"))
+      .def(
+          "add_model",
+          [](Engine& engine, ModelId model, std::shared_ptr<SliceLayout> layout,
+             std::vector<SliceIndex> plan) {
+            engine.addModel(model, std::move(layout), std::move(plan));
+          },
+          py::arg("model"), py::arg("layout"), py::arg("plan") = std::vector<SliceIndex>(),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "remove_model", &Engine::removeModel, py::arg("model"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "tensor_ready",
+          [](Engine& engine, ModelId model, TensorId tensor) {
+            engine.tensorReady({model, tensor});
+          },
+          py::arg("model"), py::arg("tensor"), py::call_guard<py::gil_scoped_release>())
+      .def("wait", &waitInterruptibly, py::arg("model"), py::arg("tensor"))
+      .def(
+          "pending",
+          [](const Engine& engine, ModelId model) {
+            const std::vector<std::uint8_t> pending = engine.pending(model);
+            return py::bytes(reinterpret_cast<const char*>(pending.data()), pending.size());
+          },
+          py::arg("model"))
+      .def("check", &Engine::check)
+      .def(
+          "fail",
+          [](Engine& engine, const std::string& reason) {
+            engine.fail(std::make_exception_ptr(CollectiveError(reason)));
+          },
+          py::arg("reason"), py::call_guard<py::gil_scoped_release>())
+      .def("shutdown", &Engine::shutdown, py::call_guard<py::gil_scoped_release>())
+      .def("start_recording", [](Engine& engine) { engine.timeline().start(); })
+      .def("stop_recording", [](Engine& engine) { engine.timeline().stop(); })
+      .def("take_events", [](Engine& engine) { return engine.timeline().take(); });
+}
+
+} // namespace hvd_order

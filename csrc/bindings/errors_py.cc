@@ -1,0 +1,41 @@
+#include "base/error.h"
+#include "bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace hvd_order {
+
+namespace {
+
+void raise(const char* name, const std::exception& error) {
+  const py::object type = py::module_::import("hvd_order.errors").attr(name);
+  PyErr_SetString(type.ptr(), error.what());
+}
+
+} // namespace
+
+// Python's classes (hvd_order/errors.py) are the tree; C++ errors become them here and nowhere else.
+void bindErrors(py::module_& /*m*/) {
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    if (!pointer) {
+      return;
+    }
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const InvalidUsage& e) {
+      raise("InvalidUsage", e);
+    } catch (const PeerLost& e) {
+      raise("PeerLost", e);
+    } catch (const TransferTimeout& e) {
+      raise("TransferTimeout", e);
+    } catch (const CollectiveError& e) {
+      raise("HorovodInternalError", e);
+    } catch (const BrokenInvariant& e) {
+      raise("BrokenInvariant", e);
+    } catch (const Error& e) {
+      raise("HvdOrderError", e);
+    }
+  });
+}
+
+} // namespace hvd_order

@@ -1,0 +1,9 @@
+#include "bindings/bindings.h"
+
+PYBIND11_MODULE(_torch, m) {
+  m.doc() = "The engine of _core with the torch.distributed transport.";
+  hvd_order::bindErrors(m);
+  hvd_order::bindScheduler(m);
+  hvd_order::bindEngine(m);
+  hvd_order::bindC10d(m);
+}

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <vector>
+
+#include "base/types.h"
+
+namespace hvd_order {
+
+/// A short message between rank 0 and another rank, beside the data.
+struct ControlMessage {
+  enum class Kind : std::uint32_t {
+    kSlices, ///< words: slices (SliceKey::word), see SliceMessage
+    kQuery,  ///< words: who asks, then (model, tensor, ready count) each: have you this gradient?
+    kReply,  ///< words: who asked, who answers, then (model, tensor) each: these I have not
+    kFailed, ///< words: a text, see packText: the job failed on the sender
+    kLeave,  ///< no words: the sender shuts down in peace
+  };
+
+  Kind kind;
+  std::vector<std::uint32_t> words;
+};
+
+/// Carries control messages on connections of its own, so that they never queue behind data. A
+/// star: rank 0 talks to every rank, every other rank to rank 0 only. Messages between two ranks
+/// arrive in order.
+class ControlChannel {
+ public:
+  using OnMessage = std::function<void(Rank from, ControlMessage message)>;
+  using OnLost = std::function<void(Rank peer, std::exception_ptr error)>;
+
+  ControlChannel() = default;
+  ControlChannel(const ControlChannel&) = delete;
+  ControlChannel& operator=(const ControlChannel&) = delete;
+  virtual ~ControlChannel() = default;
+
+  /// Starts listening. Both functions are called from threads of the channel, one at a time for
+  /// each peer; `onLost` at most once for each peer.
+  virtual void start(OnMessage onMessage, OnLost onLost) = 0;
+
+  /// Blocks until the message is handed to the operating system. Safe from several threads.
+  /// @throws PeerLost if the peer is gone.
+  virtual void send(Rank to, const ControlMessage& message) = 0;
+
+  /// Ends listening; no function is called after it returns. Harmless when called twice.
+  virtual void stop() noexcept = 0;
+};
+
+} // namespace hvd_order

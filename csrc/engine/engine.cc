@@ -1,0 +1,440 @@
+#include "engine/engine.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "base/error.h"
+
+// One gradient's way through this file: tensorReady (a hook's thread) marks it and wakes the engine's
+// thread; `drive` asks the agreement for decisions and hands slices to the transport; `sliceDone` (a
+// thread of the transport) gives the credit back, completes tensors, wakes waiters, and drives on,
+// because the credit may admit more. To drive is a role, not a thread: whoever has news and may block
+// for a moment takes it, one at a time, so that a slice that ends is followed by the next without a
+// switch of threads.
+//
+// The clock matters only when something is wrong (`watch`): a transfer failed, or nothing moved for
+// long.
+
+namespace hvd_order {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long a failed transfer waits for the control channel to name the rank that caused it.
+constexpr auto kSuspicionTime = 300ms;
+// How long after asking the others a stall is reported.
+constexpr auto kAnswerTime = 1s;
+
+std::string textOf(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+template <typename T>
+std::exception_ptr errorOf(const std::string& text) {
+  return std::make_exception_ptr(T(text));
+}
+
+} // namespace
+
+Engine::Engine(
+    EngineOptions options,
+    std::shared_ptr<Transport> transport,
+    std::shared_ptr<ControlChannel> control)
+    : options_(std::move(options)),
+      transport_(std::move(transport)),
+      control_(std::move(control)),
+      agreement_(Agreement::create(
+          options_.agreement,
+          options_.rank,
+          options_.size,
+          options_.policy,
+          options_.creditBytes)),
+      health_(options_.rank, options_.size),
+      lastProgress_(Clock::now()) {
+  if (options_.size > 1 && !control_) {
+    throw InvalidUsage("an engine of several ranks needs a control channel");
+  }
+}
+
+void Engine::start() {
+  HVDO_CHECK(!thread_.joinable(), "the engine runs already");
+  const std::weak_ptr<Engine> weak = weak_from_this();
+  if (control_) {
+    control_->start(
+        [weak](Rank from, const ControlMessage& message) {
+          if (const auto self = weak.lock()) {
+            self->onMessage(from, message);
+          }
+        },
+        [weak](Rank peer, const std::exception_ptr& error) {
+          if (const auto self = weak.lock()) {
+            self->onLost(peer, error);
+          }
+        });
+  }
+  // The thread keeps the engine alive, so a callback can never be the one to destroy it.
+  thread_ = std::thread([self = shared_from_this()] { self->run(); });
+}
+
+void Engine::addModel(
+    ModelId model,
+    std::shared_ptr<const SliceLayout> layout,
+    std::vector<SliceIndex> plan) {
+  completion_.check();
+  const std::scoped_lock lock(mutex_);
+  const std::size_t tensors = layout->tensors().size();
+  agreement_->addModel(model, std::move(layout), std::move(plan));
+  models_.insert(model);
+  completion_.addModel(model, tensors);
+  wake(); // other ranks may have decided about it already
+}
+
+void Engine::removeModel(ModelId model) {
+  const std::scoped_lock lock(mutex_);
+  agreement_->removeModel(model);
+  models_.erase(model);
+  completion_.removeModel(model);
+}
+
+void Engine::tensorReady(TensorKey tensor) {
+  const std::scoped_lock lock(mutex_);
+  completion_.check();
+  if (stop_) {
+    throw InvalidUsage("the engine has been shut down");
+  }
+  const std::vector<SliceKey>& ready = agreement_->tensorReady(tensor);
+  for (const SliceKey slice : ready) {
+    timeline_.ready(slice);
+  }
+  completion_.begin(tensor);
+  progress();
+  if (!ready.empty() || completion_.pendingCount() == 1) { // the first one starts the watch
+    wake();
+  }
+}
+
+void Engine::run() {
+  std::unique_lock lock(mutex_);
+  // While another thread drives, it will see dirty_; this one has to look only at trouble.
+  const auto called = [&] { return stop_ || trouble_ || (dirty_ && !driving_); };
+  while (!stop_) {
+    const Clock::time_point next = nextWatch();
+    if (next == Clock::time_point::max()) {
+      wakeUp_.wait(lock, called);
+    } else {
+      wakeUp_.wait_until(lock, next, called);
+    }
+    trouble_ = false;
+    watch(lock);
+    drive(lock);
+  }
+}
+
+// Called under the lock; lets go of it to act.
+void Engine::drive(std::unique_lock<std::mutex>& lock) {
+  if (driving_) {
+    return; // whoever drives sees dirty_
+  }
+  driving_ = true;
+  while (dirty_ && !stop_ && !completion_.failed()) {
+    dirty_ = false;
+    decisions_.clear();
+    try {
+      agreement_->decide(decisions_);
+    } catch (...) {
+      suspect(std::current_exception());
+      break;
+    }
+    lock.unlock();
+    act(decisions_);
+    lock.lock();
+  }
+  if (completion_.failed()) {
+    dirty_ = false; // nothing will be issued any more
+  }
+  driving_ = false;
+}
+
+void Engine::act(const Decisions& decisions) {
+  try {
+    for (const SliceMessage& message : decisions.messages) {
+      ControlMessage words{ControlMessage::Kind::kSlices, {}};
+      words.words.reserve(message.slices.size());
+      for (const SliceKey slice : message.slices) {
+        words.words.push_back(slice.word());
+      }
+      control_->send(message.to, words);
+    }
+  } catch (...) {
+    const std::scoped_lock lock(mutex_);
+    suspect(std::current_exception());
+    return;
+  }
+  const std::weak_ptr<Engine> weak = weak_from_this();
+  for (const SliceKey key : decisions.issue) {
+    const Slice* slice = nullptr;
+    {
+      const std::scoped_lock lock(mutex_);
+      // The layout lives as long as the model, and the model as long as it has slices in flight.
+      slice = &agreement_->scheduler().layout(key.model).slices()[key.index];
+    }
+    timeline_.issued(key);
+    try {
+      transport_->issue(key, *slice, [weak, key](std::exception_ptr error) {
+        if (const auto self = weak.lock()) {
+          self->sliceDone(key, std::move(error));
+        }
+      });
+    } catch (...) {
+      sliceDone(key, std::current_exception());
+    }
+  }
+}
+
+void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
+  std::unique_lock lock(mutex_);
+  if (error) {
+    suspect(std::move(error));
+    return;
+  }
+  timeline_.done(slice);
+  completion_.complete(agreement_->sliceDone(slice));
+  progress();
+  dirty_ = true;
+  drive(lock);
+}
+
+void Engine::onMessage(Rank from, const ControlMessage& message) {
+  std::vector<Health::Addressed> replies;
+  try {
+    std::unique_lock lock(mutex_);
+    switch (message.kind) {
+      case ControlMessage::Kind::kSlices: {
+        std::vector<SliceKey> slices;
+        slices.reserve(message.words.size());
+        for (const std::uint32_t word : message.words) {
+          slices.push_back(SliceKey::fromWord(word));
+        }
+        agreement_->received(from, slices);
+        dirty_ = true;
+        drive(lock);
+        break;
+      }
+      case ControlMessage::Kind::kQuery:
+      case ControlMessage::Kind::kReply:
+        replies = health_.received(agreement_->scheduler(), from, message);
+        break;
+      case ControlMessage::Kind::kFailed: {
+        const std::exception_ptr error = errorOf<CollectiveError>(unpackText(message.words));
+        if (completion_.fail(error) && options_.rank == 0) {
+          untold_ = error; // relay: the star has no other way
+        }
+        suspicion_ = nullptr;
+        alarm();
+        break;
+      }
+      case ControlMessage::Kind::kLeave:
+        left_.insert(from);
+        break;
+    }
+  } catch (...) {
+    const std::scoped_lock lock(mutex_);
+    suspect(std::current_exception());
+    return;
+  }
+  sendAll(replies);
+}
+
+void Engine::onLost(Rank peer, const std::exception_ptr& error) {
+  const std::scoped_lock lock(mutex_);
+  if (stop_ || left_.contains(peer)) {
+    return;
+  }
+  const std::exception_ptr lost = errorOf<PeerLost>(concat(
+      "rank ", peer, " is gone: its process died or its network connection broke (seen by rank ",
+      options_.rank, ": ", textOf(error), ")"));
+  if (completion_.fail(lost)) {
+    untold_ = lost;
+    suspicion_ = nullptr;
+  }
+  alarm();
+}
+
+// Called under the lock.
+void Engine::suspect(std::exception_ptr error) {
+  if (!suspicion_ && !completion_.failed()) {
+    suspicion_ = std::move(error);
+    suspicionEnds_ = Clock::now() + (options_.size > 1 ? kSuspicionTime : 0ms);
+  }
+  alarm();
+}
+
+void Engine::fail(std::exception_ptr error) {
+  const std::scoped_lock lock(mutex_);
+  if (completion_.fail(error)) {
+    untold_ = std::move(error);
+  }
+  alarm();
+}
+
+// Everything that depends on the clock or ends in failure. Called under the lock; lets go of it to
+// send.
+void Engine::watch(std::unique_lock<std::mutex>& lock) {
+  const Clock::time_point now = Clock::now();
+  if (suspicion_ && now >= suspicionEnds_) {
+    if (completion_.fail(suspicion_)) {
+      untold_ = suspicion_;
+    }
+    suspicion_ = nullptr;
+  }
+  if (!completion_.failed() && completion_.pendingCount() > 0) {
+    const auto stalled = now - lastProgress_;
+    if (stalled >= options_.timeout) {
+      const std::string report = asked_ ? health_.report(agreement_->scheduler()) : "";
+      untold_ = errorOf<TransferTimeout>(concat(
+          "nothing moved for ",
+          std::chrono::duration_cast<std::chrono::seconds>(options_.timeout).count(), " s: ",
+          report));
+      completion_.fail(untold_);
+    } else if (!asked_ && stalled >= std::min(options_.stallWarning, options_.timeout / 2)) {
+      asked_ = true;
+      const auto questions = health_.ask(agreement_->scheduler(), waitingTensors());
+      lock.unlock();
+      sendAll(questions);
+      lock.lock();
+    } else if (asked_ && !warned_ && stalled >= options_.stallWarning + kAnswerTime) {
+      warned_ = true;
+      const std::string text = concat(
+          "hvd_order: nothing has moved for ",
+          std::chrono::duration_cast<std::chrono::seconds>(stalled).count(), " s: ",
+          health_.report(agreement_->scheduler()));
+      lock.unlock();
+      if (options_.warn) {
+        options_.warn(text);
+      } else {
+        std::fprintf(stderr, "%s\n", text.c_str());
+      }
+      lock.lock();
+    }
+  }
+  if (untold_) {
+    const std::exception_ptr error = std::exchange(untold_, nullptr);
+    lock.unlock();
+    transport_->abort();
+    tellOthers(error);
+    lock.lock();
+  }
+}
+
+Engine::Clock::time_point Engine::nextWatch() const {
+  if (suspicion_) {
+    return suspicionEnds_;
+  }
+  if (completion_.failed() || completion_.pendingCount() == 0) {
+    return Clock::time_point::max();
+  }
+  if (!asked_) {
+    return lastProgress_ + std::min(options_.stallWarning, options_.timeout / 2);
+  }
+  const Clock::time_point end = lastProgress_ + options_.timeout;
+  return warned_ ? end : std::min(end, lastProgress_ + options_.stallWarning + kAnswerTime);
+}
+
+std::vector<TensorKey> Engine::waitingTensors() const {
+  std::vector<TensorKey> waiting;
+  for (const ModelId model : models_) {
+    const std::size_t tensors = agreement_->scheduler().layout(model).tensors().size();
+    for (TensorId tensor = 0; tensor < tensors; ++tensor) {
+      if (agreement_->scheduler().isPending({model, tensor})) {
+        waiting.push_back({model, tensor});
+      }
+    }
+  }
+  return waiting;
+}
+
+void Engine::tellOthers(const std::exception_ptr& error) {
+  const ControlMessage message{
+      ControlMessage::Kind::kFailed, packText(textOf(error))};
+  if (options_.rank != 0) {
+    sendAll({{0, message}});
+    return;
+  }
+  std::vector<Health::Addressed> messages;
+  for (Rank rank = 1; rank < options_.size; ++rank) {
+    messages.push_back({rank, message});
+  }
+  sendAll(messages);
+}
+
+void Engine::sendAll(const std::vector<Health::Addressed>& messages) {
+  for (const Health::Addressed& m : messages) {
+    try {
+      control_->send(m.to, m.message);
+    } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+      // The peer is gone: its loss is reported by onLost, and there is nobody to tell.
+    }
+  }
+}
+
+// Called under the lock.
+void Engine::wake() {
+  dirty_ = true;
+  wakeUp_.notify_one();
+}
+
+// Called under the lock.
+void Engine::alarm() {
+  trouble_ = true;
+  wakeUp_.notify_one();
+}
+
+// Called under the lock.
+void Engine::progress() {
+  lastProgress_ = Clock::now();
+  asked_ = false;
+  warned_ = false;
+}
+
+void Engine::shutdown() noexcept {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (stop_) {
+      return;
+    }
+    stop_ = true;
+    completion_.fail(errorOf<InvalidUsage>("the engine has been shut down"));
+    wakeUp_.notify_one();
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+  const std::exception_ptr untold = [&] {
+    const std::scoped_lock lock(mutex_);
+    return std::exchange(untold_, nullptr);
+  }();
+  if (untold) {
+    transport_->abort();
+    tellOthers(untold);
+  }
+  if (control_) {
+    const ControlMessage leave{ControlMessage::Kind::kLeave, {}};
+    if (options_.rank != 0) {
+      sendAll({{0, leave}});
+    } else {
+      for (Rank rank = 1; rank < options_.size; ++rank) {
+        sendAll({{rank, leave}});
+      }
+    }
+    control_->stop();
+  }
+}
+
+} // namespace hvd_order

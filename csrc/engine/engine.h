@@ -1,0 +1,145 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "engine/completion.h"
+#include "engine/control_channel.h"
+#include "engine/health.h"
+#include "engine/timeline.h"
+#include "scheduler/agreement.h"
+#include "transport/transport.h"
+
+namespace hvd_order {
+
+struct EngineOptions {
+  Rank rank = 0;
+  int size = 1;
+  AgreementKind agreement = AgreementKind::kLeader;
+  Policy policy = Policy::kPriority;
+  ByteCount creditBytes = 8 << 20;
+  /// Without any progress for this long while gradients are under way, the job fails.
+  std::chrono::nanoseconds timeout = std::chrono::minutes(30);
+  /// Without any progress for this long, a warning says who is to blame.
+  std::chrono::nanoseconds stallWarning = std::chrono::minutes(1);
+  /// Takes warnings, from the engine's thread; null: standard error.
+  std::function<void(const std::string&)> warn;
+};
+
+/// Moves ready slices in the agreed order, within the credit, and tells who waits.
+///
+/// It decides and issues on whatever thread brings news (see engine.cc), one at a time; its own thread
+/// serves the hooks, which must not block, and sleeps otherwise. There is one failure state:
+/// after the first error every waiter wakes with that error, every later call throws it, and the
+/// other ranks are told.
+///
+/// Thread safety: every method may be called from any thread. Create with `std::make_shared`. The
+/// engine's thread keeps it alive until `shutdown`; callbacks of the transport hold it weakly.
+class Engine final : public std::enable_shared_from_this<Engine> {
+ public:
+  /// @param control may be null when size is 1.
+  Engine(
+      EngineOptions options,
+      std::shared_ptr<Transport> transport,
+      std::shared_ptr<ControlChannel> control);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  /// Starts the engine's thread. Whoever starts an engine also shuts it down.
+  void start();
+
+  /// Registers a model under an id that is free on every rank; all ranks choose the same.
+  /// @throws as Scheduler::addModel, or the engine's failure.
+  void addModel(
+      ModelId model,
+      std::shared_ptr<const SliceLayout> layout,
+      std::vector<SliceIndex> plan);
+  void removeModel(ModelId model);
+
+  /// The gradient of `tensor` lies in its buffer: send it when its turn comes.
+  void tensorReady(TensorKey tensor);
+
+  /// Blocks until the tensor is summed over all ranks, at most until `deadline`.
+  /// @return whether it is. @throws the engine's failure.
+  bool wait(TensorKey tensor, Completion::Clock::time_point deadline) {
+    return completion_.wait(tensor, deadline);
+  }
+  /// For each tensor of the model, 1 while it is being exchanged. @throws the engine's failure.
+  [[nodiscard]] std::vector<std::uint8_t> pending(ModelId model) const {
+    return completion_.pending(model);
+  }
+  /// @throws the engine's failure, if there is one.
+  void check() const {
+    completion_.check();
+  }
+
+  /// Puts the engine, and the engines of all other ranks, in the failure state.
+  void fail(std::exception_ptr error);
+
+  /// Tells the others in peace and stops the thread. What is still under way ends with an error.
+  /// Harmless when called twice. Not from a callback of the engine.
+  void shutdown() noexcept;
+
+  [[nodiscard]] Timeline& timeline() {
+    return timeline_;
+  }
+
+ private:
+  using Clock = Completion::Clock;
+
+  void run();
+  void drive(std::unique_lock<std::mutex>& lock);
+  void act(const Decisions& decisions);
+  void sliceDone(SliceKey slice, std::exception_ptr error);
+  void onMessage(Rank from, const ControlMessage& message);
+  void onLost(Rank peer, const std::exception_ptr& error);
+  void suspect(std::exception_ptr error);
+  void tellOthers(const std::exception_ptr& error);
+  void sendAll(const std::vector<Health::Addressed>& messages);
+  void watch(std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] Clock::time_point nextWatch() const;
+  [[nodiscard]] std::vector<TensorKey> waitingTensors() const;
+  void wake();
+  void alarm();
+  void progress();
+
+  const EngineOptions options_;
+  const std::shared_ptr<Transport> transport_;
+  const std::shared_ptr<ControlChannel> control_;
+  Completion completion_;
+  Timeline timeline_;
+
+  // Guards all below. Taken before Completion's and Timeline's own locks, never after; nothing of
+  // the transport or the control channel is called under it.
+  std::mutex mutex_;
+  std::condition_variable wakeUp_;
+  std::unique_ptr<Agreement> agreement_;
+  std::set<ModelId> models_;
+  bool dirty_ = false;       // something happened since the last decision
+  bool trouble_ = false;     // the engine's thread has to look at a failure
+  bool driving_ = false;     // a thread is deciding and issuing; it alone uses decisions_
+  bool stop_ = false;
+  Decisions decisions_;
+
+  Health health_;
+  Clock::time_point lastProgress_;
+  bool asked_ = false;  // in this stall, the other ranks have been asked
+  bool warned_ = false; // in this stall, a warning has been given
+
+  // A transfer failed, and the control channel may say in a moment which rank is to blame.
+  std::exception_ptr suspicion_;
+  Clock::time_point suspicionEnds_;
+  std::exception_ptr untold_; // a failure that the other ranks have not heard of
+  std::set<Rank> left_;       // ranks that shut down in peace
+
+  std::thread thread_;
+};
+
+} // namespace hvd_order

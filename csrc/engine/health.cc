@@ -1,0 +1,177 @@
+#include "engine/health.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace hvd_order {
+
+namespace {
+
+// A query is one message; more names than this would not help anybody to find the cause.
+constexpr std::size_t kMaxAsked = 32;
+constexpr std::size_t kMaxNamed = 5;
+constexpr std::size_t kMaxTextBytes = 440;
+constexpr std::size_t kWordBytes = sizeof(std::uint32_t);
+
+std::string nameOf(const Scheduler& scheduler, TensorKey tensor) {
+  if (!scheduler.hasModel(tensor.model)) {
+    return concat("tensor ", tensor.tensor, " of model ", tensor.model);
+  }
+  return concat("'", scheduler.layout(tensor.model).tensors().at(tensor.tensor).name, "'");
+}
+
+std::string rankList(const std::set<Rank>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (const Rank rank : ranks) {
+    text += concat(rank == *ranks.begin() ? "" : ", ", rank);
+  }
+  return text;
+}
+
+} // namespace
+
+std::vector<Health::Addressed> Health::ask(
+    const Scheduler& scheduler,
+    std::vector<TensorKey> waiting) {
+  waiting_ = std::move(waiting);
+  missing_.clear();
+  answered_ = {rank_};
+  ControlMessage query{ControlMessage::Kind::kQuery, {static_cast<std::uint32_t>(rank_)}};
+  std::size_t asked = 0;
+  const auto askFor = [&](TensorKey tensor, std::uint32_t count) {
+    if (asked < kMaxAsked) {
+      query.words.insert(query.words.end(), {tensor.model, tensor.tensor, count});
+      ++asked;
+    }
+    if (scheduler.readyCount(tensor) < count) {
+      note(tensor, rank_);
+    }
+  };
+  for (const TensorKey tensor : waiting_) {
+    const std::uint32_t count = scheduler.readyCount(tensor);
+    askFor(tensor, count);
+    // What shares a slice with it holds it up just as well.
+    const SliceLayout& layout = scheduler.layout(tensor.model);
+    for (const SliceIndex slice : layout.slicesOf(tensor.tensor)) {
+      for (const TensorId other : layout.tensorsOf(slice)) {
+        const TensorKey key{tensor.model, other};
+        if (scheduler.readyCount(key) < count) {
+          askFor(key, count);
+        }
+      }
+    }
+  }
+  std::vector<Addressed> out;
+  if (rank_ != 0) {
+    out.push_back({0, query});
+  } else {
+    for (Rank rank = 1; rank < size_; ++rank) {
+      out.push_back({rank, query});
+    }
+  }
+  return out;
+}
+
+std::vector<Health::Addressed> Health::received(
+    const Scheduler& scheduler,
+    Rank from,
+    const ControlMessage& message) {
+  std::vector<Addressed> out;
+  const Rank origin = static_cast<Rank>(message.words.at(0));
+  if (message.kind == ControlMessage::Kind::kQuery) {
+    answer(scheduler, message, out);
+    if (rank_ == 0) {
+      for (Rank rank = 1; rank < size_; ++rank) {
+        if (rank != from) {
+          out.push_back({rank, message});
+        }
+      }
+    }
+  } else if (origin == rank_) {
+    const Rank replier = static_cast<Rank>(message.words.at(1));
+    answered_.insert(replier);
+    for (std::size_t i = 2; i + 1 < message.words.size(); i += 2) {
+      note({message.words[i], message.words[i + 1]}, replier);
+    }
+  } else if (rank_ == 0) {
+    out.push_back({origin, message});
+  }
+  return out;
+}
+
+void Health::answer(
+    const Scheduler& scheduler,
+    const ControlMessage& query,
+    std::vector<Addressed>& out) {
+  const std::uint32_t origin = query.words.at(0);
+  ControlMessage reply{
+      ControlMessage::Kind::kReply, {origin, static_cast<std::uint32_t>(rank_)}};
+  for (std::size_t i = 1; i + 2 < query.words.size(); i += 3) {
+    const TensorKey tensor{query.words[i], query.words[i + 1]};
+    if (!scheduler.hasModel(tensor.model) || scheduler.readyCount(tensor) < query.words[i + 2]) {
+      reply.words.insert(reply.words.end(), {tensor.model, tensor.tensor});
+    }
+  }
+  out.push_back({rank_ == 0 ? static_cast<Rank>(origin) : 0, std::move(reply)});
+}
+
+void Health::note(TensorKey tensor, Rank rank) {
+  const auto known = std::find_if(
+      missing_.begin(), missing_.end(), [&](const Missing& m) { return m.tensor == tensor; });
+  if (known != missing_.end()) {
+    known->ranks.insert(rank);
+  } else {
+    missing_.push_back({tensor, {rank}});
+  }
+}
+
+std::string Health::report(const Scheduler& scheduler) const {
+  std::string text = concat("rank ", rank_, " waits for the all-reduce of ");
+  for (std::size_t i = 0; i < std::min(kMaxNamed, waiting_.size()); ++i) {
+    text += concat(i == 0 ? "" : ", ", nameOf(scheduler, waiting_[i]));
+  }
+  if (waiting_.size() > kMaxNamed) {
+    text += concat(" and ", waiting_.size() - kMaxNamed, " more");
+  }
+  for (std::size_t i = 0; i < std::min(kMaxNamed, missing_.size()); ++i) {
+    text += concat(
+        "; ", nameOf(scheduler, missing_[i].tensor), " has not been produced on ",
+        rankList(missing_[i].ranks));
+  }
+  if (missing_.size() > kMaxNamed) {
+    text += concat("; ", missing_.size() - kMaxNamed, " more are missing");
+  }
+  std::set<Rank> silent;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    if (!answered_.contains(rank)) {
+      silent.insert(rank);
+    }
+  }
+  if (!silent.empty()) {
+    text += concat("; no answer from ", rankList(silent));
+  } else if (missing_.empty()) {
+    text += "; every rank has produced its gradients, so the network or the backend is stuck";
+  }
+  return text;
+}
+
+std::vector<std::uint32_t> packText(const std::string& text) {
+  const std::size_t size = std::min(text.size(), kMaxTextBytes);
+  std::vector<std::uint32_t> words(1 + (size + kWordBytes - 1) / kWordBytes, 0);
+  words[0] = static_cast<std::uint32_t>(size);
+  std::memcpy(words.data() + 1, text.data(), size);
+  return words;
+}
+
+std::string unpackText(const std::vector<std::uint32_t>& words) {
+  if (words.empty()) {
+    return {};
+  }
+  const std::size_t size =
+      std::min<std::size_t>(words[0], (words.size() - 1) * kWordBytes);
+  return {reinterpret_cast<const char*>(words.data() + 1), size};
+}
+
+} // namespace hvd_order

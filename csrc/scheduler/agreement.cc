@@ -1,0 +1,50 @@
+#include "scheduler/agreement.h"
+
+#include "base/error.h"
+#include "scheduler/leader.h"
+#include "scheduler/negotiated.h"
+#include "scheduler/planned.h"
+
+namespace hvd_order {
+
+std::unique_ptr<Agreement> Agreement::create(
+    AgreementKind kind,
+    Rank rank,
+    int size,
+    Policy policy,
+    ByteCount creditBytes) {
+  if (rank < 0 || rank >= size) {
+    throw InvalidUsage(concat("rank ", rank, " of ", size));
+  }
+  if ((kind == AgreementKind::kPlanned) != (policy == Policy::kPlanned)) {
+    throw InvalidUsage("planned agreement and planned policy go together");
+  }
+  switch (kind) {
+    case AgreementKind::kPlanned:
+      return std::make_unique<Planned>(creditBytes);
+    case AgreementKind::kLeader:
+      if (rank == 0) {
+        return std::make_unique<Leader>(size, policy, creditBytes);
+      }
+      return std::make_unique<Follower>(policy, creditBytes);
+    case AgreementKind::kNegotiated:
+      if (rank == 0) {
+        return std::make_unique<Negotiator>(size, policy, creditBytes);
+      }
+      return std::make_unique<Negotiating>(policy, creditBytes);
+  }
+  throw BrokenInvariant("unknown agreement kind");
+}
+
+void Agreement::addModel(
+    ModelId model,
+    std::shared_ptr<const SliceLayout> layout,
+    std::vector<SliceIndex> plan) {
+  scheduler_.addModel(model, std::move(layout), std::move(plan));
+}
+
+void Agreement::removeModel(ModelId model) {
+  scheduler_.removeModel(model);
+}
+
+} // namespace hvd_order

@@ -1,0 +1,49 @@
+#include "scheduler/leader.h"
+
+#include "base/error.h"
+
+namespace hvd_order {
+
+const std::vector<SliceKey>& Leader::tensorReady(TensorKey tensor) {
+  const std::vector<SliceKey>& ready = scheduler_.tensorReady(tensor);
+  for (const SliceKey slice : ready) {
+    scheduler_.offer(slice);
+  }
+  return ready;
+}
+
+void Leader::received(Rank from, std::span<const SliceKey> slices) {
+  HVDO_CHECK(false, "rank ", from, " sent ", slices.size(), " slices to the leader");
+}
+
+void Leader::decide(Decisions& out) {
+  const std::size_t first = out.issue.size();
+  while (const std::optional<SliceKey> slice = scheduler_.next()) {
+    out.issue.push_back(*slice);
+  }
+  if (out.issue.size() == first) {
+    return;
+  }
+  for (Rank rank = 1; rank < size_; ++rank) {
+    out.messages.push_back(
+        {rank, {out.issue.begin() + static_cast<std::ptrdiff_t>(first), out.issue.end()}});
+  }
+}
+
+const std::vector<SliceKey>& Follower::tensorReady(TensorKey tensor) {
+  return scheduler_.tensorReady(tensor);
+}
+
+void Follower::received(Rank from, std::span<const SliceKey> slices) {
+  HVDO_CHECK(from == 0, "rank ", from, " sent an order; only rank 0 decides");
+  decided_.insert(decided_.end(), slices.begin(), slices.end());
+}
+
+void Follower::decide(Decisions& out) {
+  while (!decided_.empty() && scheduler_.take(decided_.front())) {
+    out.issue.push_back(decided_.front());
+    decided_.pop_front();
+  }
+}
+
+} // namespace hvd_order

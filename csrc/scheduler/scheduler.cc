@@ -1,0 +1,227 @@
+#include "scheduler/scheduler.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace hvd_order {
+
+namespace {
+
+// std::push_heap keeps the largest in front; the most urgent candidate has the smallest number.
+constexpr auto kLessUrgent = [](const auto& a, const auto& b) { return a.urgency > b.urgency; };
+
+} // namespace
+
+Scheduler::Scheduler(Policy policy, ByteCount creditBytes)
+    : policy_(policy), creditBytes_(creditBytes) {
+  if (creditBytes <= 0) {
+    throw InvalidUsage(concat("credit is ", creditBytes, " bytes; it must be positive"));
+  }
+}
+
+void Scheduler::addModel(
+    ModelId model,
+    std::shared_ptr<const SliceLayout> layout,
+    std::vector<SliceIndex> plan) {
+  if (model >= SliceKey::kMaxModels) {
+    throw InvalidUsage(concat("at most ", SliceKey::kMaxModels, " models can be registered"));
+  }
+  if (hasModel(model)) {
+    throw InvalidUsage(concat("model ", model, " is registered already"));
+  }
+  if (layout->largestSliceBytes() > creditBytes_) {
+    throw InvalidUsage(concat(
+        "the largest slice has ", layout->largestSliceBytes(), " bytes, the credit is ",
+        creditBytes_, " bytes: such a slice could never be sent; raise the credit or cut finer"));
+  }
+  const std::size_t slices = layout->slices().size();
+  if (policy_ == Policy::kPlanned) {
+    if (std::any_of(models_.begin(), models_.end(), [](const auto& m) { return m.has_value(); })) {
+      throw InvalidUsage(
+          "a planned order covers one model; with several optimizers use leader or negotiated");
+    }
+    std::vector<SliceIndex> sorted = plan;
+    std::sort(sorted.begin(), sorted.end());
+    bool permutation = sorted.size() == slices;
+    for (SliceIndex i = 0; permutation && i < slices; ++i) {
+      permutation = sorted[i] == i;
+    }
+    if (!permutation) {
+      throw InvalidUsage(concat(
+          "the planned order must list each of the ", slices, " slices once; it lists ",
+          plan.size(), " entries; make the plan again for this model and slice size"));
+    }
+  } else if (!plan.empty()) {
+    throw InvalidUsage("only the planned policy takes a planned order");
+  }
+
+  Model added;
+  added.state.assign(slices, SliceState::kWaiting);
+  added.offered.assign(slices, 0);
+  for (SliceIndex slice = 0; slice < slices; ++slice) {
+    added.tensorsToCome.push_back(static_cast<std::uint32_t>(layout->tensorsOf(slice).size()));
+  }
+  added.slicesToGo.assign(layout->tensors().size(), 0);
+  added.readyCounts.assign(layout->tensors().size(), 0);
+  added.layout = std::move(layout);
+  added.plan = std::move(plan);
+  if (models_.size() <= model) {
+    models_.resize(model + 1);
+  }
+  models_[model] = std::move(added);
+  candidates_.reserve(candidates_.size() + slices);
+  becameReady_.reserve(slices);
+}
+
+void Scheduler::removeModel(ModelId model) {
+  if (!idle(model)) {
+    throw InvalidUsage(concat("model ", model, " still has gradients in flight; finish them first"));
+  }
+  models_[model].reset();
+}
+
+bool Scheduler::hasModel(ModelId model) const {
+  return model < models_.size() && models_[model].has_value();
+}
+
+bool Scheduler::idle(ModelId model) const {
+  return modelOf(model).pendingTensors == 0;
+}
+
+const SliceLayout& Scheduler::layout(ModelId model) const {
+  return *modelOf(model).layout;
+}
+
+Scheduler::Model& Scheduler::modelOf(ModelId model) {
+  if (!hasModel(model)) {
+    throw InvalidUsage(concat("no model ", model, " is registered"));
+  }
+  return *models_[model];
+}
+
+const Scheduler::Model& Scheduler::modelOf(ModelId model) const {
+  return const_cast<Scheduler*>(this)->modelOf(model); // NOLINT: same body for both
+}
+
+const std::vector<SliceKey>& Scheduler::tensorReady(TensorKey tensor) {
+  Model& m = modelOf(tensor.model);
+  if (tensor.tensor >= m.slicesToGo.size()) {
+    throw InvalidUsage(concat(
+        "model ", tensor.model, " has ", m.slicesToGo.size(), " tensors, none with number ",
+        tensor.tensor));
+  }
+  if (m.slicesToGo[tensor.tensor] != 0) {
+    throw InvalidUsage(concat(
+        "tensor '", m.layout->tensors()[tensor.tensor].name,
+        "' became ready again before its last gradient was exchanged"));
+  }
+  const std::span<const SliceIndex> slices = m.layout->slicesOf(tensor.tensor);
+  m.slicesToGo[tensor.tensor] = static_cast<std::uint32_t>(slices.size());
+  ++m.readyCounts[tensor.tensor];
+  ++m.pendingTensors;
+  becameReady_.clear();
+  for (const SliceIndex slice : slices) {
+    if (--m.tensorsToCome[slice] == 0) {
+      m.state[slice] = SliceState::kReady;
+      becameReady_.push_back({tensor.model, slice});
+    }
+  }
+  return becameReady_;
+}
+
+void Scheduler::offer(SliceKey slice) {
+  Model& m = modelOf(slice.model);
+  HVDO_CHECK(slice.index < m.state.size(), "slice ", slice.index, " of ", m.state.size());
+  if (policy_ == Policy::kPlanned) {
+    m.offered[slice.index] = 1;
+    return;
+  }
+  // Slices of several models interleave by their place; equal places go by model.
+  const std::uint64_t urgency = policy_ == Policy::kArrival
+      ? arrivals_++
+      : std::uint64_t{slice.index} * SliceKey::kMaxModels + slice.model;
+  candidates_.push_back({urgency, slice});
+  std::push_heap(candidates_.begin(), candidates_.end(), kLessUrgent);
+}
+
+std::optional<SliceKey> Scheduler::next() {
+  if (policy_ == Policy::kPlanned) {
+    return nextPlanned();
+  }
+  if (candidates_.empty() || !putInFlight(candidates_.front().slice)) {
+    return std::nullopt;
+  }
+  const SliceKey slice = candidates_.front().slice;
+  std::pop_heap(candidates_.begin(), candidates_.end(), kLessUrgent);
+  candidates_.pop_back();
+  return slice;
+}
+
+std::optional<SliceKey> Scheduler::nextPlanned() {
+  for (ModelId model = 0; model < models_.size(); ++model) {
+    if (!models_[model] || models_[model]->plan.empty()) {
+      continue;
+    }
+    Model& m = *models_[model];
+    const SliceKey slice{model, m.plan[m.planned]};
+    if (!m.offered[slice.index] || !putInFlight(slice)) {
+      return std::nullopt;
+    }
+    m.offered[slice.index] = 0;
+    m.planned = (m.planned + 1) % m.plan.size();
+    return slice;
+  }
+  return std::nullopt;
+}
+
+bool Scheduler::take(SliceKey slice) {
+  return hasModel(slice.model) && isReady(slice) && putInFlight(slice);
+}
+
+bool Scheduler::putInFlight(SliceKey slice) {
+  Model& m = modelOf(slice.model);
+  const ByteCount size = m.layout->slices()[slice.index].sizeBytes;
+  if (inFlightBytes_ + size > creditBytes_) {
+    return false;
+  }
+  HVDO_CHECK(
+      m.state[slice.index] == SliceState::kReady, "slice '", m.layout->sliceName(slice.index),
+      "' was to be issued before it was ready");
+  m.state[slice.index] = SliceState::kInFlight;
+  inFlightBytes_ += size;
+  return true;
+}
+
+const std::vector<TensorKey>& Scheduler::sliceDone(SliceKey slice) {
+  Model& m = modelOf(slice.model);
+  HVDO_CHECK(
+      m.state.at(slice.index) == SliceState::kInFlight, "slice '",
+      m.layout->sliceName(slice.index), "' is done, but was not in flight");
+  const std::span<const TensorId> tensors = m.layout->tensorsOf(slice.index);
+  inFlightBytes_ -= m.layout->slices()[slice.index].sizeBytes;
+  m.state[slice.index] = SliceState::kWaiting;
+  m.tensorsToCome[slice.index] = static_cast<std::uint32_t>(tensors.size());
+  completed_.clear();
+  for (const TensorId tensor : tensors) {
+    if (--m.slicesToGo[tensor] == 0) {
+      --m.pendingTensors;
+      completed_.push_back({slice.model, tensor});
+    }
+  }
+  return completed_;
+}
+
+bool Scheduler::isReady(SliceKey slice) const {
+  return modelOf(slice.model).state.at(slice.index) == SliceState::kReady;
+}
+
+bool Scheduler::isPending(TensorKey tensor) const {
+  return modelOf(tensor.model).slicesToGo.at(tensor.tensor) != 0;
+}
+
+std::uint32_t Scheduler::readyCount(TensorKey tensor) const {
+  return modelOf(tensor.model).readyCounts.at(tensor.tensor);
+}
+
+} // namespace hvd_order

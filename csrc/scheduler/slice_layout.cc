@@ -1,0 +1,132 @@
+#include "scheduler/slice_layout.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace hvd_order {
+
+namespace {
+
+constexpr ByteCount kTensorAlignment = 16;
+
+ByteCount roundUp(ByteCount value, ByteCount multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+} // namespace
+
+SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes)
+    : tensors_(std::move(tensors)) {
+  if (sliceBytes < kCutAlignment) {
+    throw InvalidUsage(
+        concat("slice size is ", sliceBytes, " bytes; the least is ", kCutAlignment, " bytes"));
+  }
+  BufferId buffers = 0;
+  for (const TensorSpec& tensor : tensors_) {
+    if (tensor.name.empty()) {
+      throw InvalidUsage("every tensor needs a name");
+    }
+    if (tensor.sizeBytes <= 0 || tensor.sizeBytes % kTensorAlignment != 0) {
+      throw InvalidUsage(concat(
+          "tensor '", tensor.name, "' takes ", tensor.sizeBytes,
+          " bytes of its gradient buffer; a positive multiple of ", kTensorAlignment,
+          " is needed"));
+    }
+    buffers = std::max(buffers, tensor.buffer + 1);
+  }
+  offsets_.resize(tensors_.size());
+  bufferBytes_.resize(buffers, 0);
+  for (BufferId buffer = 0; buffer < buffers; ++buffer) {
+    cutBuffer(buffer, sliceBytes);
+  }
+  // Buffers were cut one after the other; consumption order runs through all of them.
+  std::stable_sort(slices_.begin(), slices_.end(), [](const Slice& a, const Slice& b) {
+    return a.firstTensor < b.firstTensor;
+  });
+  if (slices_.size() > SliceKey::kMaxSlices) {
+    throw InvalidUsage(concat(
+        "slices of ", sliceBytes, " bytes cut the model into ", slices_.size(),
+        " slices; at most ", SliceKey::kMaxSlices, " can be numbered, so take larger slices"));
+  }
+  index();
+}
+
+void SliceLayout::cutBuffer(BufferId buffer, ByteCount sliceBytes) {
+  ByteCount end = 0;
+  bool open = false; // whether the last slice may still take whole tensors in
+  for (TensorId id = 0; id < tensors_.size(); ++id) {
+    const TensorSpec& tensor = tensors_[id];
+    if (tensor.buffer != buffer) {
+      continue;
+    }
+    offsets_[id] = end;
+    if (open && slices_.back().sizeBytes + tensor.sizeBytes <= sliceBytes) {
+      slices_.back().sizeBytes += tensor.sizeBytes;
+      slices_.back().lastTensor = id;
+    } else {
+      const ByteCount parts = (tensor.sizeBytes + sliceBytes - 1) / sliceBytes;
+      const ByteCount part = parts == 1
+          ? tensor.sizeBytes
+          : std::min(
+                roundUp((tensor.sizeBytes + parts - 1) / parts, kCutAlignment),
+                sliceBytes / kCutAlignment * kCutAlignment);
+      for (ByteCount at = 0; at < tensor.sizeBytes; at += part) {
+        slices_.push_back(
+            {buffer, end + at, std::min(part, tensor.sizeBytes - at), id, id});
+      }
+      open = parts == 1;
+    }
+    end += tensor.sizeBytes;
+  }
+  bufferBytes_[buffer] = end;
+}
+
+void SliceLayout::index() {
+  std::vector<std::vector<SliceIndex>> slicesOf(tensors_.size());
+  tensorsOfSliceStart_.push_back(0);
+  for (SliceIndex slice = 0; slice < slices_.size(); ++slice) {
+    const Slice& s = slices_[slice];
+    largestSliceBytes_ = std::max(largestSliceBytes_, s.sizeBytes);
+    for (TensorId id = s.firstTensor; id <= s.lastTensor; ++id) {
+      if (tensors_[id].buffer == s.buffer) {
+        slicesOf[id].push_back(slice);
+        tensorsOfSlice_.push_back(id);
+      }
+    }
+    tensorsOfSliceStart_.push_back(tensorsOfSlice_.size());
+  }
+  slicesOfTensorStart_.push_back(0);
+  for (const auto& row : slicesOf) {
+    slicesOfTensor_.insert(slicesOfTensor_.end(), row.begin(), row.end());
+    slicesOfTensorStart_.push_back(slicesOfTensor_.size());
+  }
+}
+
+std::span<const SliceIndex> SliceLayout::slicesOf(TensorId tensor) const {
+  HVDO_CHECK(tensor < tensors_.size(), "tensor ", tensor, " of ", tensors_.size());
+  return std::span(slicesOfTensor_)
+      .subspan(
+          slicesOfTensorStart_[tensor],
+          slicesOfTensorStart_[tensor + 1] - slicesOfTensorStart_[tensor]);
+}
+
+std::span<const TensorId> SliceLayout::tensorsOf(SliceIndex slice) const {
+  HVDO_CHECK(slice < slices_.size(), "slice ", slice, " of ", slices_.size());
+  return std::span(tensorsOfSlice_)
+      .subspan(
+          tensorsOfSliceStart_[slice],
+          tensorsOfSliceStart_[slice + 1] - tensorsOfSliceStart_[slice]);
+}
+
+std::string SliceLayout::sliceName(SliceIndex slice) const {
+  const Slice& s = slices_.at(slice);
+  const std::string& first = tensors_[s.firstTensor].name;
+  if (s.firstTensor != s.lastTensor) {
+    return first + ".." + tensors_[s.lastTensor].name;
+  }
+  const std::span<const SliceIndex> parts = slicesOf(s.firstTensor);
+  return parts.size() == 1 ? first : concat(first, "[", slice - parts.front(), "]");
+}
+
+} // namespace hvd_order

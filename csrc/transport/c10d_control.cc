@@ -1,0 +1,140 @@
+#include "transport/c10d_control.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <ATen/Functions.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "base/error.h"
+
+// A message on the wire: frames of kFrameWords words. The first begins with the kind and the number of
+// words of the message, the words follow and run on into as many frames as it takes. Frames of one
+// pair of ranks arrive in order, so nothing else is needed.
+
+namespace hvd_order {
+
+namespace {
+
+constexpr std::size_t kFrameWords = 128;
+constexpr std::size_t kHeaderWords = 2;
+constexpr int kTag = 0;
+constexpr auto kForever = std::chrono::hours(24 * 365);
+
+at::Tensor emptyFrame() {
+  return at::empty({static_cast<std::int64_t>(kFrameWords)}, at::kInt);
+}
+
+std::uint32_t* wordsOf(const at::Tensor& frame) {
+  return reinterpret_cast<std::uint32_t*>(frame.data_ptr<int>());
+}
+
+} // namespace
+
+C10dControl::C10dControl(
+    c10::intrusive_ptr<c10d::ProcessGroup> group,
+    Rank rank,
+    int size)
+    : group_(std::move(group)) {
+  group_->getBackend(c10::kCPU)->setTimeout(kForever);
+  for (Rank other = rank == 0 ? 1 : 0; other < (rank == 0 ? size : 1); ++other) {
+    peers_.push_back(std::make_unique<Peer>());
+    peers_.back()->rank = other;
+  }
+}
+
+C10dControl::~C10dControl() {
+  stop();
+}
+
+void C10dControl::start(OnMessage onMessage, OnLost onLost) {
+  onMessage_ = std::move(onMessage);
+  onLost_ = std::move(onLost);
+  for (auto& peer : peers_) {
+    peer->listener = std::thread([this, &peer] { listen(*peer); });
+  }
+}
+
+void C10dControl::send(Rank to, const ControlMessage& message) {
+  const auto peer = std::find_if(
+      peers_.begin(), peers_.end(), [to](const auto& p) { return p->rank == to; });
+  HVDO_CHECK(peer != peers_.end(), "no control connection to rank ", to);
+  std::vector<std::uint32_t> words{
+      static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.words.size())};
+  words.insert(words.end(), message.words.begin(), message.words.end());
+  const std::scoped_lock lock((*peer)->sending);
+  try {
+    sendFrame(to, words);
+  } catch (const std::exception& e) {
+    throw PeerLost(concat("rank ", to, " cannot be reached: ", e.what()));
+  }
+}
+
+void C10dControl::sendFrame(Rank to, std::vector<std::uint32_t>& words) {
+  words.resize((words.size() + kFrameWords - 1) / kFrameWords * kFrameWords, 0);
+  for (std::size_t at = 0; at < words.size(); at += kFrameWords) {
+    std::vector<at::Tensor> frame{emptyFrame()};
+    std::copy_n(words.data() + at, kFrameWords, wordsOf(frame.front()));
+    group_->send(frame, to, kTag)->wait();
+  }
+}
+
+bool C10dControl::receiveFrame(Peer& peer, at::Tensor& frame) {
+  std::vector<at::Tensor> tensors{frame};
+  c10::intrusive_ptr<c10d::Work> work;
+  {
+    const std::scoped_lock lock(peer.receiving);
+    if (stopping_) {
+      return false;
+    }
+    peer.work = group_->recv(tensors, peer.rank, kTag);
+    work = peer.work;
+  }
+  return work->wait() && !stopping_;
+}
+
+void C10dControl::listen(Peer& peer) {
+  at::Tensor frame = emptyFrame();
+  try {
+    while (receiveFrame(peer, frame)) {
+      const std::uint32_t* words = wordsOf(frame);
+      ControlMessage message{static_cast<ControlMessage::Kind>(words[0]), {}};
+      const std::size_t total = words[1];
+      std::size_t take = std::min(total, kFrameWords - kHeaderWords);
+      message.words.assign(words + kHeaderWords, words + kHeaderWords + take);
+      while (message.words.size() < total) {
+        if (!receiveFrame(peer, frame)) {
+          return;
+        }
+        take = std::min(total - message.words.size(), kFrameWords);
+        message.words.insert(message.words.end(), wordsOf(frame), wordsOf(frame) + take);
+      }
+      onMessage_(peer.rank, std::move(message));
+    }
+  } catch (const std::exception&) {
+    if (!stopping_) {
+      onLost_(peer.rank, std::current_exception());
+    }
+  }
+}
+
+void C10dControl::stop() noexcept {
+  stopping_ = true;
+  for (auto& peer : peers_) {
+    {
+      const std::scoped_lock lock(peer->receiving);
+      if (peer->work) {
+        try {
+          peer->work->abort();
+        } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+          // It has ended already.
+        }
+      }
+    }
+    if (peer->listener.joinable()) {
+      peer->listener.join();
+    }
+  }
+}
+
+} // namespace hvd_order

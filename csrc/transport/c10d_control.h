@@ -1,0 +1,49 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "engine/control_channel.h"
+
+namespace hvd_order {
+
+/// Control messages over send and recv of a Gloo process group of their own.
+///
+/// One thread for each peer blocks in recv (rank 0 has one for every other rank, the others one for
+/// rank 0); it holds no lock meanwhile and never needs Python.
+class C10dControl final : public ControlChannel {
+ public:
+  /// @param group used by nobody else; its timeout is raised, since silence is not an error.
+  C10dControl(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size);
+  ~C10dControl() override;
+
+  void start(OnMessage onMessage, OnLost onLost) override;
+  void send(Rank to, const ControlMessage& message) override;
+  void stop() noexcept override;
+
+ private:
+  struct Peer {
+    Rank rank;
+    std::mutex sending; // one message at a time, whole; held while it goes out
+    std::mutex receiving; // guards `work`
+    c10::intrusive_ptr<c10d::Work> work; // the recv under way
+    std::thread listener;
+  };
+
+  void listen(Peer& peer);
+  bool receiveFrame(Peer& peer, at::Tensor& frame);
+  void sendFrame(Rank to, std::vector<std::uint32_t>& words);
+
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  OnMessage onMessage_;
+  OnLost onLost_;
+  std::atomic<bool> stopping_ = false;
+};
+
+} // namespace hvd_order

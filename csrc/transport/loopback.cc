@@ -1,0 +1,256 @@
+#include "transport/loopback.h"
+
+#include <algorithm>
+#include <condition_variable>
+
+#include "base/error.h"
+
+namespace hvd_order {
+
+class LoopbackTransport final : public Transport {
+ public:
+  LoopbackTransport(std::shared_ptr<LoopbackWorld> world, Rank rank)
+      : world_(std::move(world)), rank_(rank) {}
+
+  void issue(SliceKey key, const Slice& slice, Done done) override {
+    world_->issue({rank_, key, slice, std::move(done)});
+  }
+  void abort() noexcept override {}
+
+ private:
+  std::shared_ptr<LoopbackWorld> world_;
+  Rank rank_;
+};
+
+class LoopbackControl final : public ControlChannel {
+ public:
+  LoopbackControl(std::shared_ptr<LoopbackWorld> world, Rank rank)
+      : world_(std::move(world)), rank_(rank) {}
+
+  void start(OnMessage onMessage, OnLost onLost) override {
+    world_->listen(rank_, {std::move(onMessage), std::move(onLost)});
+  }
+  void send(Rank to, const ControlMessage& message) override {
+    HVDO_CHECK((rank_ == 0) != (to == 0), "rank ", rank_, " sends to rank ", to, " past the star");
+    world_->send(rank_, to, message);
+  }
+  void stop() noexcept override {
+    world_->silence(rank_);
+  }
+
+ private:
+  std::shared_ptr<LoopbackWorld> world_;
+  Rank rank_;
+};
+
+std::shared_ptr<LoopbackWorld> LoopbackWorld::create(int size) {
+  return std::shared_ptr<LoopbackWorld>(new LoopbackWorld(size));
+}
+
+LoopbackWorld::LoopbackWorld(int size)
+    : size_(size),
+      dead_(static_cast<std::size_t>(size), false),
+      issued_(static_cast<std::size_t>(size), 0),
+      buffers_(static_cast<std::size_t>(size)) {
+  thread_ = std::thread([this] { run(); });
+}
+
+LoopbackWorld::~LoopbackWorld() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  wakeUp_.notify_one();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach(); // the last engine went away inside one of our callbacks
+  } else {
+    thread_.join();
+  }
+}
+
+std::shared_ptr<Transport> LoopbackWorld::transport(Rank rank) {
+  return std::make_shared<LoopbackTransport>(shared_from_this(), rank);
+}
+
+std::shared_ptr<ControlChannel> LoopbackWorld::control(Rank rank) {
+  return std::make_shared<LoopbackControl>(shared_from_this(), rank);
+}
+
+void LoopbackWorld::setBuffers(Rank rank, ModelId model, std::vector<float*> buffers) {
+  const std::scoped_lock lock(mutex_);
+  auto& models = buffers_.at(static_cast<std::size_t>(rank));
+  if (models.size() <= model) {
+    models.resize(model + 1);
+  }
+  models[model] = std::move(buffers);
+}
+
+void LoopbackWorld::killRank(Rank rank) {
+  std::vector<Issue> broken;
+  {
+    const std::scoped_lock lock(mutex_);
+    dead_.at(static_cast<std::size_t>(rank)) = true;
+    for (auto& [number, issues] : rounds_) {
+      std::move(issues.begin(), issues.end(), std::back_inserter(broken));
+    }
+    rounds_.clear();
+  }
+  for (Issue& issue : broken) {
+    if (issue.rank != rank) {
+      post([done = std::move(issue.done)] {
+        done(std::make_exception_ptr(PeerLost("connection closed by peer")));
+      });
+    }
+  }
+  const auto error = std::make_exception_ptr(PeerLost("connection closed by peer"));
+  for (Rank other = 0; other < size_; ++other) {
+    if (other != rank && (other == 0 || rank == 0)) {
+      post([this, other, rank, error] {
+        const std::scoped_lock lock(listenersMutex_);
+        if (const auto it = listeners_.find(other); it != listeners_.end()) {
+          it->second.onLost(rank, error);
+        }
+      });
+    }
+  }
+}
+
+std::vector<SliceKey> LoopbackWorld::history() const {
+  const std::scoped_lock lock(mutex_);
+  return history_;
+}
+
+void LoopbackWorld::issue(Issue issue) {
+  std::vector<Issue> complete;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (dead_[static_cast<std::size_t>(issue.rank)]) {
+      return;
+    }
+    const bool someoneDied = std::find(dead_.begin(), dead_.end(), true) != dead_.end();
+    if (!someoneDied) {
+      const std::size_t number = issued_[static_cast<std::size_t>(issue.rank)]++;
+      auto& round = rounds_[number];
+      round.push_back(std::move(issue));
+      if (round.size() < static_cast<std::size_t>(size_)) {
+        return;
+      }
+      complete = std::move(round);
+      rounds_.erase(number);
+    }
+  }
+  if (complete.empty()) {
+    post([done = std::move(issue.done)] {
+      done(std::make_exception_ptr(PeerLost("connection closed by peer")));
+    });
+    return;
+  }
+  auto shared = std::make_shared<std::vector<Issue>>(std::move(complete));
+  post([this, shared] { finish(std::move(*shared)); });
+}
+
+void LoopbackWorld::finish(std::vector<Issue> issues) {
+  std::exception_ptr error;
+  {
+    const std::scoped_lock lock(mutex_);
+    const Issue& first = issues.front();
+    for (const Issue& other : issues) {
+      if (!(other.key == first.key)) {
+        error = std::make_exception_ptr(CollectiveError(concat(
+            "rank ", first.rank, " issued slice ", first.key.index, ", rank ", other.rank,
+            " slice ", other.key.index)));
+      }
+    }
+    if (!error) {
+      history_.push_back(first.key);
+      const auto at = static_cast<std::size_t>(first.slice.offsetBytes) / sizeof(float);
+      const auto elements = static_cast<std::size_t>(first.slice.sizeBytes) / sizeof(float);
+      std::vector<float*> data;
+      for (const Issue& issue : issues) {
+        auto& models = buffers_[static_cast<std::size_t>(issue.rank)];
+        data.push_back(models.at(issue.key.model).at(issue.slice.buffer) + at);
+      }
+      for (std::size_t i = 0; i < elements; ++i) {
+        float sum = 0;
+        for (const float* values : data) {
+          sum += values[i];
+        }
+        for (float* values : data) {
+          values[i] = sum;
+        }
+      }
+    }
+  }
+  for (Issue& issue : issues) {
+    issue.done(error);
+  }
+}
+
+void LoopbackWorld::send(Rank from, Rank to, ControlMessage message) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (dead_[static_cast<std::size_t>(from)]) {
+      return;
+    }
+    if (dead_[static_cast<std::size_t>(to)]) {
+      throw PeerLost(concat("rank ", to, " is gone"));
+    }
+  }
+  auto deliver = [from, message = std::move(message)](const Listener& listener) {
+    listener.onMessage(from, message);
+  };
+  post([this, to, deliver = std::move(deliver)] {
+    const std::scoped_lock lock(listenersMutex_);
+    if (const auto it = listeners_.find(to); it != listeners_.end()) {
+      deliver(it->second);
+    } else {
+      undelivered_.emplace_back(to, deliver); // the peer starts listening later
+    }
+  });
+}
+
+void LoopbackWorld::listen(Rank rank, Listener listener) {
+  post([this, rank, listener = std::move(listener)] {
+    const std::scoped_lock lock(listenersMutex_);
+    for (auto& [to, deliver] : undelivered_) {
+      if (to == rank) {
+        deliver(listener);
+      }
+    }
+    std::erase_if(undelivered_, [rank](const auto& entry) { return entry.first == rank; });
+    listeners_[rank] = listener;
+  });
+}
+
+void LoopbackWorld::silence(Rank rank) {
+  const std::scoped_lock lock(listenersMutex_);
+  listeners_.erase(rank);
+}
+
+void LoopbackWorld::post(std::function<void()> work) {
+  {
+    const std::scoped_lock lock(mutex_);
+    work_.push_back(std::move(work));
+  }
+  wakeUp_.notify_one();
+}
+
+void LoopbackWorld::run() {
+  std::vector<std::function<void()>> todo;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wakeUp_.wait(lock, [&] { return stop_ || !work_.empty(); });
+    if (stop_) {
+      return;
+    }
+    todo.swap(work_);
+    lock.unlock();
+    for (auto& work : todo) {
+      work();
+    }
+    todo.clear();
+    lock.lock();
+  }
+}
+
+} // namespace hvd_order

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "engine/control_channel.h"
+#include "transport/transport.h"
+
+namespace hvd_order {
+
+/// Several ranks inside one process: for tests, and for reading how a transport behaves.
+///
+/// Every rank's engine gets `transport(rank)` and `control(rank)`. A slice is summed, in float,
+/// when all ranks have issued it; like a collective backend it matches the ranks' k-th issues, so
+/// ranks that issue different slices get an error that says so. Completion comes from a thread of the
+/// world. Failures are scripted: `killRank`.
+class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
+ public:
+  static std::shared_ptr<LoopbackWorld> create(int size);
+  ~LoopbackWorld();
+  LoopbackWorld(const LoopbackWorld&) = delete;
+  LoopbackWorld& operator=(const LoopbackWorld&) = delete;
+
+  [[nodiscard]] std::shared_ptr<Transport> transport(Rank rank);
+  [[nodiscard]] std::shared_ptr<ControlChannel> control(Rank rank);
+
+  /// Registers the gradient buffers of a rank's model; they must outlive its use.
+  void setBuffers(Rank rank, ModelId model, std::vector<float*> buffers);
+
+  /// As if the rank's process died: its issues are ignored, transfers that need it fail on the
+  /// other ranks, and its control connections break.
+  void killRank(Rank rank);
+
+  /// The slices in the order in which they were summed.
+  [[nodiscard]] std::vector<SliceKey> history() const;
+
+ private:
+  friend class LoopbackTransport;
+  friend class LoopbackControl;
+
+  struct Issue {
+    Rank rank;
+    SliceKey key;
+    Slice slice;
+    Transport::Done done;
+  };
+  struct Listener {
+    ControlChannel::OnMessage onMessage;
+    ControlChannel::OnLost onLost;
+  };
+
+  explicit LoopbackWorld(int size);
+  void issue(Issue issue);
+  void send(Rank from, Rank to, ControlMessage message);
+  void listen(Rank rank, Listener listener);
+  void silence(Rank rank);
+  void post(std::function<void()> work);
+  void run();
+  void finish(std::vector<Issue> issues);
+
+  const int size_;
+  mutable std::mutex mutex_; // guards all below; callbacks run outside, on thread_
+  std::condition_variable wakeUp_;
+  std::vector<std::function<void()>> work_;
+  std::vector<bool> dead_;
+  std::vector<std::size_t> issued_;           // by rank: how many issues so far
+  std::map<std::size_t, std::vector<Issue>> rounds_; // by number of issue
+  std::vector<std::vector<std::vector<float*>>> buffers_; // by rank, model, buffer
+  std::vector<SliceKey> history_;
+  bool stop_ = false;
+  // Held while a listener is called, so that `silence` returns only after its last call.
+  std::mutex listenersMutex_;
+  std::map<Rank, Listener> listeners_;
+  std::vector<std::pair<Rank, std::function<void(const Listener&)>>> undelivered_;
+  std::thread thread_;
+};
+
+} // namespace hvd_order

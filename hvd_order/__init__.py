@@ -1,0 +1,31 @@
+"""Ordered, preemptible communication for data-parallel training.
+
+The names here need no framework; ``import hvd_order.torch as hvd`` is the drop-in for PyTorch.
+"""
+
+from hvd_order.errors import (
+    BrokenInvariant,
+    HorovodInternalError,
+    HvdOrderError,
+    InvalidUsage,
+    ModelMismatch,
+    NotInitialized,
+    PeerLost,
+    StaleRead,
+    TransferTimeout,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BrokenInvariant",
+    "HorovodInternalError",
+    "HvdOrderError",
+    "InvalidUsage",
+    "ModelMismatch",
+    "NotInitialized",
+    "PeerLost",
+    "StaleRead",
+    "TransferTimeout",
+    "__version__",
+]

@@ -1,0 +1,1 @@
+"""The command ``hvd-order``: parse, call one function, print."""

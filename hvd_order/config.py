@@ -1,0 +1,311 @@
+"""Every knob once: its name, default, environment variable and one line of help.
+
+``docs/config.md`` is made from this file: ``python -m hvd_order.config > docs/config.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from hvd_order.errors import InvalidUsage
+
+__all__ = ["KNOBS", "Agreement", "Config", "Knob", "Policy", "parse_bytes", "reference_page"]
+
+Policy = Literal["priority", "arrival"]
+Agreement = Literal["leader", "negotiated", "planned"]
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+
+
+def parse_bytes(text: str) -> int:
+    """Reads a size such as ``"2MiB"``, ``"500KB"``, ``"1.5 GiB"`` or ``"4194304"``, in bytes.
+
+    Raises:
+        ValueError: not a whole, positive number of bytes.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"expected a size such as 2MiB, 500KB or 4194304, got {text!r}")
+    size_bytes = float(match.group(1)) * unit
+    if size_bytes < 1 or size_bytes != int(size_bytes):
+        raise ValueError(f"expected a whole, positive number of bytes, got {text!r}")
+    return int(size_bytes)
+
+
+def _parse_seconds(text: str) -> timedelta:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    try:
+        return timedelta(seconds=seconds)
+    except (ValueError, OverflowError):
+        raise ValueError(f"expected a number of seconds such as 300 or 0.5, got {text!r}") from None
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ValueError(f"expected 1 or 0, got {text!r}")
+
+
+def _one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}; got {text!r}")
+        return word
+
+    return parse
+
+
+def _parse_path(text: str) -> str | None:
+    # Horovod's DYNAMIC means: not yet, the program calls start_timeline() itself.
+    return None if text in ("", "DYNAMIC") else text
+
+
+@dataclass(frozen=True)
+class Knob:
+    """How one field of `Config` is read from the environment and documented.
+
+    Attributes:
+        field: name of the field in `Config`.
+        env: environment variable that sets it.
+        default: the default as one would write it in the environment.
+        kind: what is accepted, for the reference page.
+        help: one line.
+        parse: text to value; raises ValueError with what was expected.
+        also: older name of the variable that is read when `env` is not set.
+    """
+
+    field: str
+    env: str
+    default: str
+    kind: str
+    help: str
+    parse: Callable[[str], Any]
+    also: str | None = None
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob(
+        "slice_bytes",
+        "HVD_ORDER_SLICE_BYTES",
+        "2MiB",
+        "bytes",
+        "Size of a slice, the unit of transfer; a large tensor is cut, small neighbours share one.",
+        parse_bytes,
+    ),
+    Knob(
+        "credit_bytes",
+        "HVD_ORDER_CREDIT_BYTES",
+        "8MiB",
+        "bytes",
+        "How much may be in flight at once; what is in flight cannot be overtaken.",
+        parse_bytes,
+    ),
+    Knob(
+        "policy",
+        "HVD_ORDER_POLICY",
+        "priority",
+        "`priority` or `arrival`",
+        "Which ready slice goes first: the one needed first, or the one that was ready first.",
+        _one_of("priority", "arrival"),
+    ),
+    Knob(
+        "agreement",
+        "HVD_ORDER_AGREEMENT",
+        "leader",
+        "`leader`, `negotiated` or `planned`",
+        "How all ranks come to send the same slices in the same order.",
+        _one_of("leader", "negotiated", "planned"),
+    ),
+    Knob(
+        "cross_iteration",
+        "HVD_ORDER_CROSS_ITERATION",
+        "1",
+        "`1` or `0`",
+        "Let the next forward pass of a layer start while other layers' gradients still travel.",
+        _parse_bool,
+    ),
+    Knob(
+        "timeout",
+        "HVD_ORDER_TIMEOUT",
+        "300",
+        "seconds",
+        "Longest wait for another rank or a transfer before an error that names both.",
+        _parse_seconds,
+    ),
+    Knob(
+        "stall_warning",
+        "HVD_ORDER_STALL_WARNING",
+        "60",
+        "seconds",
+        "Wait after which a warning names the tensors and the ranks that are late.",
+        _parse_seconds,
+    ),
+    Knob(
+        "timeline",
+        "HVD_ORDER_TIMELINE",
+        "",
+        "file name",
+        "Write what happened when as trace events (Perfetto opens them); empty: nowhere.",
+        _parse_path,
+        also="HOROVOD_TIMELINE",
+    ),
+    Knob(
+        "check_reads",
+        "HVD_ORDER_CHECK_READS",
+        "0",
+        "`1` or `0`",
+        "Paranoid mode: report by name any read of a parameter before its update. Slow.",
+        _parse_bool,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """The knobs of one process, checked.
+
+    Attributes are explained in `KNOBS`, sizes are in bytes.
+
+    Raises:
+        InvalidUsage: values that cannot work, alone or together.
+    """
+
+    slice_bytes: int = 2 * 2**20
+    credit_bytes: int = 8 * 2**20
+    policy: Policy = "priority"
+    agreement: Agreement = "leader"
+    cross_iteration: bool = True
+    timeout: timedelta = timedelta(seconds=300)
+    stall_warning: timedelta = timedelta(seconds=60)
+    timeline: str | None = None
+    check_reads: bool = False
+
+    def __post_init__(self) -> None:
+        if self.slice_bytes < 64:
+            raise InvalidUsage(
+                f"slice_bytes is {self.slice_bytes}, the smallest useful slice has 64 bytes"
+            )
+        if self.credit_bytes < self.slice_bytes:
+            raise InvalidUsage(
+                f"credit_bytes ({self.credit_bytes}) is smaller than slice_bytes "
+                f"({self.slice_bytes}), so no slice could ever be sent; raise "
+                "HVD_ORDER_CREDIT_BYTES or lower HVD_ORDER_SLICE_BYTES"
+            )
+        if self.policy not in ("priority", "arrival"):
+            raise InvalidUsage(f"policy is {self.policy!r}; expected priority or arrival")
+        if self.agreement not in ("leader", "negotiated", "planned"):
+            raise InvalidUsage(
+                f"agreement is {self.agreement!r}; expected leader, negotiated or planned"
+            )
+        for name in ("timeout", "stall_warning"):
+            value: timedelta = getattr(self, name)
+            if value <= timedelta(0):
+                raise InvalidUsage(f"{name} is {value.total_seconds():g} s; it must be positive")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Config:
+        """Reads the knobs; what is not set keeps its default.
+
+        Args:
+            environ: variables to read, ``os.environ`` when None.
+
+        Raises:
+            InvalidUsage: a variable holds something else than its kind; the message names it.
+
+        Warns:
+            RuntimeWarning: a variable starts with ``HVD_ORDER_`` but is no knob (a typing error).
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        for knob in KNOBS:
+            found = next((n for n in (knob.env, knob.also) if n is not None and n in environ), None)
+            if found is None:
+                continue
+            try:
+                values[knob.field] = knob.parse(environ[found])
+            except ValueError as error:
+                raise InvalidUsage(f"{found}: {error}") from None
+        _warn_about_unknown(environ)
+        return cls(**values)
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that make `from_environment` return an equal `Config` elsewhere."""
+        texts: dict[str, str] = {}
+        for knob in KNOBS:
+            value = getattr(self, knob.field)
+            if isinstance(value, bool):
+                texts[knob.env] = "1" if value else "0"
+            elif isinstance(value, timedelta):
+                texts[knob.env] = repr(value.total_seconds())
+            else:
+                texts[knob.env] = "" if value is None else str(value)
+        return texts
+
+    def with_values(self, **changes: Any) -> Config:
+        """A copy with some fields changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+
+def _warn_about_unknown(environ: Mapping[str, str]) -> None:
+    known = [knob.env for knob in KNOBS]
+    for name in environ:
+        if not name.startswith("HVD_ORDER_") or name in known:
+            continue
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        warnings.warn(
+            f"environment variable {name} is not known to hvd_order and has no effect{hint}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def reference_page() -> str:
+    """The text of ``docs/config.md``."""
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- Made by `python -m hvd_order.config > docs/config.md`; edit hvd_order/config.py. -->",
+        "",
+        "Environment variables are read once, in `init()`; all ranks need the same values.",
+        "Sizes accept `B`, `KB`, `MB`, `GB` (powers of 1000) and `KiB`, `MiB`, `GiB` (of 1024).",
+        "",
+        "| variable | accepts | default | what it does |",
+        "| --- | --- | --- | --- |",
+    ]
+    for knob in KNOBS:
+        name = f"`{knob.env}`" + (f" (also `{knob.also}`)" if knob.also else "")
+        default = f"`{knob.default}`" if knob.default else "not set"
+        lines.append(f"| {name} | {knob.kind} | {default} | {knob.help} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference_page())

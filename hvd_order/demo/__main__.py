@@ -1,0 +1,7 @@
+"""``python -m hvd_order.demo``."""
+
+import sys
+
+from hvd_order.demo.train import main
+
+sys.exit(main())

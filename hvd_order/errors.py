@@ -1,0 +1,58 @@
+"""Every exception that hvd_order raises, as one small tree.
+
+A mistake in the user's program is also a ``ValueError`` (as in Horovod), a failed collective is a
+``HorovodInternalError`` (the name that elastic training code catches), and a fault of our own is a
+``BrokenInvariant``, which should be reported.
+"""
+
+# ruff: noqa: N818  (the names are Horovod's and plain words, without the suffix Error)
+
+from __future__ import annotations
+
+__all__ = [
+    "BrokenInvariant",
+    "HorovodInternalError",
+    "HvdOrderError",
+    "InvalidUsage",
+    "ModelMismatch",
+    "NotInitialized",
+    "PeerLost",
+    "StaleRead",
+    "TransferTimeout",
+]
+
+
+class HvdOrderError(RuntimeError):
+    """Root of everything that hvd_order raises on purpose."""
+
+
+class NotInitialized(HvdOrderError, ValueError):
+    """A function that needs the other ranks was called before ``init()``."""
+
+
+class InvalidUsage(HvdOrderError, ValueError):
+    """A mistake in the calling program; the message says which and what to write instead."""
+
+
+class HorovodInternalError(HvdOrderError):
+    """A collective operation failed; the ranks may no longer agree on what comes next."""
+
+
+class PeerLost(HorovodInternalError):
+    """Another rank died or closed its connection while it was needed."""
+
+
+class TransferTimeout(HorovodInternalError):
+    """A transfer, or a rank that takes part in it, was not ready within ``HVD_ORDER_TIMEOUT``."""
+
+
+class ModelMismatch(HorovodInternalError):
+    """Ranks disagree about a tensor: its presence, shape, dtype or the operation on it."""
+
+
+class StaleRead(HvdOrderError):
+    """A parameter was read before its update was applied (found by ``HVD_ORDER_CHECK_READS``)."""
+
+
+class BrokenInvariant(HvdOrderError):
+    """A fault of hvd_order itself; please report it with the message."""

@@ -1,0 +1,1 @@
+"""Starting processes, and finding out how this one was started."""

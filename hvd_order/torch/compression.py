@@ -1,0 +1,80 @@
+"""What travels instead of a tensor: the tensor itself, or 16 bits an element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["Compression", "Compressor"]
+
+
+class Compressor:
+    """Horovod's interface; derive from it and pass the class as ``compression=``."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """What to send, and whatever `decompress` needs to know."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """The tensor again, from what arrived."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """`tensor` itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """`tensor` itself."""
+        return tensor
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
+    """Wider floating point numbers become `dtype`; integers and narrow floats stay."""
+    if tensor.is_floating_point() and tensor.element_size() > dtype.itemsize:
+        return tensor.to(dtype), tensor.dtype
+    return tensor, tensor.dtype
+
+
+class FP16Compressor(Compressor):
+    """Sends float32 and float64 as float16: half the bytes, 11 bits, largest value 65504."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """`tensor` in float16 if it is a wider floating point tensor; and its dtype."""
+        return _cast(tensor, torch.float16)
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """`tensor` in its first dtype."""
+        return tensor.to(ctx)
+
+
+class BF16Compressor(Compressor):
+    """Sends float32 and float64 as bfloat16: half the bytes, 8 bits, float32's range."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """`tensor` in bfloat16 if it is a wider floating point tensor; and its dtype."""
+        return _cast(tensor, torch.bfloat16)
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        """`tensor` in its first dtype."""
+        return tensor.to(ctx)
+
+
+class Compression:
+    """The compressors to choose from: ``compression=hvd.Compression.bf16``."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

@@ -1,0 +1,110 @@
+"""The one engine of this process, shared by all of its optimizers.
+
+One engine means one total order over all models: process groups used in different orders on different
+ranks can hang.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hvd_order import _torch as native
+from hvd_order.torch import process
+
+if TYPE_CHECKING:
+    import torch
+
+__all__: list[str] = []
+
+_MAX_MODELS = 256  # SliceKey::kMaxModels
+
+
+class EngineHost:
+    """Owns the engine, its transport and its process groups."""
+
+    def __init__(self, context: process.ProcessContext) -> None:
+        """Collective: creates two process groups, one for data and one for control messages."""
+        config = context.config
+        self.context = context
+        # The engine notices a stall first and can name the cause; the group's own timeout is behind.
+        patience = config.timeout * 1.25
+        self.transport = native.C10dTransport(context.new_group("gradients", timeout=patience))
+        control = native.C10dControl(
+            context.new_group("control", backend="gloo", timeout=patience),
+            context.rank,
+            context.size,
+        )
+        planned = config.agreement == "planned"
+        policy = native.Policy.PLANNED if planned else getattr(native.Policy, config.policy.upper())
+        self.engine = native.Engine(
+            rank=context.rank,
+            size=context.size,
+            agreement=getattr(native.AgreementKind, config.agreement.upper()),
+            policy=policy,
+            credit_bytes=max(config.credit_bytes, config.slice_bytes),
+            timeout_s=config.timeout.total_seconds(),
+            stall_warning_s=config.stall_warning.total_seconds(),
+            transport=self.transport,
+            control=control,
+        )
+        # Objects that the ranks tell each other when a model is registered.
+        self.registration_group = context.new_group("registration", backend="gloo")
+        self.models: set[int] = set()
+        self.layouts: dict[int, native.SliceLayout] = {}
+
+    def add_model(
+        self,
+        model: int,
+        layout: native.SliceLayout,
+        buffers: list[torch.Tensor],
+        plan: list[int],
+    ) -> None:
+        """Registers gradient buffers under an id that is free on every rank."""
+        self.transport.set_buffers(model, buffers, layout)
+        self.engine.add_model(model, layout, plan)
+        self.models.add(model)
+        self.layouts[model] = layout
+
+    def remove_model(self, model: int) -> None:
+        """Forgets an idle model. Its layout is kept for the names in the timeline."""
+        self.engine.remove_model(model)
+        self.transport.remove_buffers(model)
+        self.models.discard(model)
+
+    def free_id(self, taken_anywhere: set[int]) -> int:
+        """The lowest model id that no rank uses."""
+        return next(i for i in range(_MAX_MODELS) if i not in taken_anywhere)
+
+    def close(self) -> None:
+        """Tells the other ranks and stops the engine."""
+        self.engine.shutdown()
+
+
+_host: EngineHost | None = None
+
+
+def engine_host() -> EngineHost:
+    """The engine of this process. The first call is collective.
+
+    Raises:
+        NotInitialized: before ``init()``.
+    """
+    global _host
+    context = process.current()
+    if _host is None or _host.context is not context:
+        host = EngineHost(context)
+        context.on_shutdown(_close)
+        _host = host
+    return _host
+
+
+def running_host() -> EngineHost | None:
+    """The engine of this process if there is one; creates none."""
+    return _host
+
+
+def _close() -> None:
+    global _host
+    if _host is not None:
+        _host.close()
+        _host = None

@@ -1,0 +1,534 @@
+"""One model's gradients through a step: ready, sent, summed, applied.
+
+The life of a parameter in step t::
+
+    hook fires --> sent --> (engine) --> finished --> step t's update applied --> read by step t+1
+                                          |                 |
+                                  .grad may be read   the parameter may be read
+
+``step()`` normally applies nothing: it remembers the hyper-parameters, arms every parameter with the
+read guard and returns; the first reader of a parameter waits for it, and everything that has arrived by
+then is updated in one go by the user's own optimizer. Whoever reads a gradient before ``step()``
+(clipping, AMP's unscale) waits for all gradients instead, and ``step()`` then updates at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order import _torch as native
+from hvd_order.errors import InvalidUsage, StaleRead
+from hvd_order.torch import deferred_update, registration, sparse, timeline
+from hvd_order.torch.compiled_regions import CompiledRegions
+from hvd_order.torch.compression import Compressor
+from hvd_order.torch.consumption import ReadOrder
+from hvd_order.torch.engine_host import EngineHost
+from hvd_order.torch.gradient_buffers import GradientBuffers
+from hvd_order.torch.read_guard import (
+    arm_gradient,
+    arm_parameter,
+    disarm_gradient,
+    disarm_parameter,
+)
+from hvd_order.torch.slot import Slot
+
+__all__: list[str] = []
+
+_TOO_MANY_PASSES = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(). "
+    "Increase backward_passes_per_step to accumulate gradients locally. "
+    "(parameter '{name}')"
+)
+_ZEROED_IN_FLIGHT = (
+    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+)
+
+
+class GradientExchange:
+    """Drives the engine for one optimizer; is the read guard of its parameters and gradients.
+
+    Thread safety: gradients of different devices arrive on different threads, and readers may run
+    anywhere; one re-entrant lock covers every method.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        step: deferred_update.InnerStep,
+        slots: Sequence[Slot],
+        host: EngineHost,
+        compression: type[Compressor],
+        passes: int,
+        prescale: float,
+        postscale: float,
+        sparse_as_dense: bool,
+    ) -> None:
+        """Collective: registers the model on every rank.
+
+        Args:
+            passes: backward passes whose gradients add up before they are exchanged.
+            prescale: factor for each rank's gradient before the sum.
+            postscale: factor for the sum.
+        """
+        self._optimizer = weakref.ref(optimizer)
+        self._inner_step = step
+        self.slots = list(slots)
+        self._by_parameter = {id(slot.parameter): slot for slot in slots}
+        self._host = host
+        self._compression = compression
+        self.passes = passes
+        self._prescale = prescale
+        self._postscale = postscale
+        self._sparse_as_dense = sparse_as_dense
+        self._lock = threading.RLock()
+
+        config = host.context.config
+        self._cross_iteration = config.cross_iteration and deferred_update.is_separable(
+            optimizer, step
+        )
+        self._order = ReadOrder()
+        self._regions = CompiledRegions(self._enter_region)
+        self._pending: list[Slot] = []
+        # Held while updates are outstanding: dropping the optimizer must not lose them.
+        self._updating: Optimizer | None = None
+        self._hyper_parameters: deferred_update.HyperParameters = []
+        self._late: frozenset[Slot] = frozenset()
+        self._fresh = True  # no gradient of the coming step has been sent
+        self._in_backward = False
+        self.synchronized = False  # all gradients of this step are finished, step() is to come
+
+        self._model = -1
+        self._buffers: GradientBuffers
+        self._register(self.slots)
+        for slot in self.slots:
+            slot.begin_step(passes)
+            self._hook(slot)
+
+    # ---- registration -------------------------------------------------------------------------
+
+    def _hook(self, slot: Slot) -> None:
+        weak = weakref.ref(self)
+
+        def gradient_ready(_: torch.Tensor) -> None:
+            exchange = weak()
+            if exchange is not None:
+                exchange._on_gradient(slot)
+
+        slot.hook = slot.parameter.register_post_accumulate_grad_hook(gradient_ready)
+
+    def _register(self, order: Sequence[Slot], plan_from: Sequence[int] = ()) -> None:
+        """Puts the buffers in the given order on all ranks; nothing may be in flight."""
+        dense = [slot for slot in order if not slot.sparse]
+        if self._model >= 0:
+            self._host.remove_model(self._model)
+        agreed = registration.agree(self._host, dense)
+        config = self._host.context.config
+        self._buffers = GradientBuffers(
+            [dense[i] for i in agreed.order], self._compression, config.slice_bytes
+        )  # fmt: skip
+        plan: list[int] = []
+        if config.agreement == "planned":
+            # Gradients come about in the reverse of consumption order.
+            plan = list(range(len(self._buffers.layout.slices)))[::-1]
+        self._model = agreed.model
+        self._host.add_model(self._model, self._buffers.layout, self._buffers.flat, plan)
+        self._buffers.raise_use_flags()
+
+    def add_slots(self, slots: Sequence[Slot]) -> None:
+        """Takes in parameters that the optimizer got later. Collective."""
+        with self._lock:
+            self.flush()
+            if not self._fresh:
+                raise InvalidUsage(
+                    "parameters can be added only between step() and the next backward(); "
+                    "gradients are on their way"
+                )
+            for slot in slots:
+                slot.begin_step(self.passes)
+                self._by_parameter[id(slot.parameter)] = slot
+                self._hook(slot)
+            self.slots.extend(slots)
+            self._order = ReadOrder()
+            self._register(self.slots)
+
+    def set_passes(self, passes: int) -> None:
+        """Changes the number of backward passes from the next step on."""
+        with self._lock:
+            self.passes = passes
+            for slot in self.slots:
+                if not slot.sent:
+                    slot.passes_to_go = passes
+
+    def slot_of(self, parameter: torch.Tensor) -> Slot | None:
+        """The slot of a parameter, None if this exchange does not know it."""
+        return self._by_parameter.get(id(parameter))
+
+    def close(self) -> None:
+        """Finishes updates and lets go of the model. The optimizer is an ordinary one afterwards."""
+        with self._lock:
+            self.flush()
+            for slot in self.slots:
+                slot.hook.remove()
+            self._regions.close()
+            self._host.remove_model(self._model)
+
+    # ---- gradients ----------------------------------------------------------------------------
+
+    def _on_gradient(self, slot: Slot) -> None:
+        with self._lock:
+            if self._fresh or self.synchronized:
+                self._begin_step()
+            if slot in self._late:
+                raise StaleRead(
+                    f"the forward pass read parameter '{slot.name}' before the update of the last "
+                    f"step had been applied (rank {self._host.context.rank}): a reader in C++ that "
+                    "hvd_order could not see. Set HVD_ORDER_CROSS_ITERATION=0, or call "
+                    "optimizer.flush() before that read."
+                )
+            if not self._in_backward:
+                self._in_backward = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+            if slot.sent:
+                raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
+            slot.passes_to_go -= 1
+            if slot.passes_to_go == 0:
+                self._send(slot)
+
+    def _end_of_backward(self) -> None:
+        self._in_backward = False
+
+    def _begin_step(self) -> None:
+        """The first gradient after step(): nothing of the last step may be outstanding."""
+        if self._order.watching:
+            self._order.close()
+            for slot in self.slots:
+                disarm_parameter(slot.parameter)
+        self._late = frozenset(self._pending)
+        self.flush()
+        if self.synchronized:  # and no step() followed: the gradients were given up
+            self._reset()
+        self._buffers.raise_use_flags()
+        self._fresh = False
+
+    def _send(self, slot: Slot) -> None:
+        """Puts the gradient in its place and hands it to the engine."""
+        gradient = slot.parameter.grad
+        assert gradient is not None
+        if gradient.is_sparse:
+            if not self._sparse_as_dense:
+                self._send_sparse(slot)
+                return
+            gradient = gradient.to_dense()
+        with torch.no_grad():
+            if gradient is slot.wire:
+                if self._prescale != 1.0:
+                    gradient.mul_(self._prescale)
+            elif slot.gradient is slot.wire:
+                torch.mul(gradient, self._prescale, out=slot.wire)
+            else:
+                if gradient is not slot.gradient:
+                    slot.gradient.copy_(gradient)
+                if self._prescale != 1.0:
+                    slot.gradient.mul_(self._prescale)
+                travelling, slot.compression_context = self._compression.compress(slot.gradient)
+                slot.wire.copy_(travelling)
+        slot.parameter.grad = slot.gradient
+        arm_gradient(slot.gradient, self)
+        self._hand_over(slot)
+
+    def _send_sparse(self, slot: Slot) -> None:
+        if not slot.sparse:
+            if self._order.complete:
+                raise InvalidUsage(
+                    f"the gradient of '{slot.name}' became sparse after the first two steps; pass "
+                    "sparse_as_dense=True to DistributedOptimizer"
+                )
+            self._send_absent(slot)  # its place in the buffers must not hold up its neighbours
+        slot.sent = True
+
+    def _send_absent(self, slot: Slot) -> None:
+        with torch.no_grad():
+            slot.wire.zero_()
+            slot.use_flag.zero_()
+        slot.absent = True
+        self._hand_over(slot)
+
+    def _hand_over(self, slot: Slot) -> None:
+        slot.sent = True
+        native.tensor_ready(
+            self._host.engine, self._host.transport, self._model, slot.tensor, slot.wire
+        )
+
+    def _complete_backward(self) -> None:
+        """Sends what no hook has sent: set by hand, left from an unfinished pass, or absent."""
+        if self._fresh:
+            self._begin_step()
+        for slot in self.slots:
+            if slot.sent:
+                continue
+            if slot.parameter.grad is not None:
+                self._send(slot)
+            elif slot.sparse:
+                slot.absent = True
+                slot.sent = True
+            else:
+                self._send_absent(slot)
+
+    def _finish(self, slots: Iterable[Slot]) -> None:
+        """Waits for the sums and makes them visible."""
+        travelling = self._host.engine.pending(self._model)
+        for slot in slots:
+            if slot.finished or not slot.sent:
+                continue
+            if not slot.sparse:
+                if travelling[slot.tensor]:
+                    with timeline.span("wait", slot.name):
+                        self._host.engine.wait(self._model, slot.tensor)
+                self._unpack(slot)
+            slot.finished = True
+
+    def _unpack(self, slot: Slot) -> None:
+        disarm_gradient(slot.gradient)
+        if slot.absent:
+            slot.used = bool(slot.use_flag.item() > 0)
+            if not slot.used:
+                return
+        with torch.no_grad():
+            if slot.gradient is not slot.wire:
+                slot.gradient.copy_(
+                    self._compression.decompress(slot.wire, slot.compression_context)
+                )
+            if self._postscale != 1.0:
+                slot.gradient.mul_(self._postscale)
+
+    def _finish_sparse(self) -> None:
+        """Exchanges sparse gradients of all ranks; collective while any may exist."""
+        sparse_slots = [slot for slot in self.slots if slot.sparse]
+        if not self._order.complete:
+            found = [i for i, s in enumerate(self.slots) if _has_sparse_gradient(s)]
+            for i in registration.union(self._host, found):
+                self.slots[i].sparse = True
+            sparse_slots = [slot for slot in self.slots if slot.sparse]
+        for slot in sparse_slots:
+            slot.used = sparse.exchange(slot.parameter, self._prescale * self._postscale)
+            slot.finished = True
+
+    # ---- synchronize, step, flush -------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Finishes all gradients of this step; without any, finishes outstanding updates."""
+        with self._lock:
+            if self._fresh:
+                self.flush()
+            elif not self.synchronized:
+                self._finish_step()
+
+    def _finish_step(self) -> None:
+        self._complete_backward()
+        self._finish_sparse()
+        self._finish(self.slots)
+        for slot in self.slots:
+            if slot.absent and slot.used and not slot.sparse:
+                slot.parameter.grad = slot.gradient
+        self.synchronized = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Applies this step's update, now or when the parameters are next read."""
+        with self._lock:
+            optimizer = self._optimizer()
+            assert optimizer is not None
+            if closure is not None:
+                return self._step_with_closure(optimizer, closure)
+            if self._fresh:  # nobody here had a gradient; the others may wait for ours
+                self._begin_step()
+            if self._may_defer(optimizer):
+                self._complete_backward()
+                self._defer(optimizer)
+            else:
+                if not self.synchronized:
+                    self._finish_step()
+                with timeline.span("update", "update"):
+                    self._inner_step(optimizer)
+            self._reset()
+            self._fresh = True
+            self._learn()
+            return None
+
+    def _may_defer(self, optimizer: Optimizer) -> bool:
+        return (
+            self._cross_iteration
+            and self._order.complete
+            and not self.synchronized
+            # A fused optimizer under GradScaler: these belong to this call and are gone after it.
+            and getattr(optimizer, "found_inf", None) is None
+        )
+
+    def _defer(self, optimizer: Optimizer) -> None:
+        self._hyper_parameters = deferred_update.snapshot(optimizer)
+        self._updating = optimizer
+        self._finish_sparse()
+        self._pending = list(self.slots)
+        for slot in self.slots:
+            slot.update_pending = True
+        at_once = [
+            slot
+            for slot in self.slots
+            if not (slot.deferrable and arm_parameter(slot.parameter, self))
+        ]
+        if at_once:
+            self._apply(at_once)
+
+    def _step_with_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+        """The closure may run many times, each with a backward of its own."""
+
+        def synchronized_closure() -> Any:
+            loss = closure()
+            self._finish_step()
+            return registration.average_loss(self._host, loss)
+
+        self.flush()
+        loss = self._inner_step(optimizer, synchronized_closure)
+        self._reset()
+        self._fresh = True
+        self._learn()
+        return loss
+
+    def flush(self) -> None:
+        """Finishes every outstanding update."""
+        with self._lock:
+            if self._pending:
+                self._apply(self._pending)
+
+    def _apply(self, slots: Sequence[Slot]) -> None:
+        """Updates the parameters of ``slots`` with the hyper-parameters of their step."""
+        optimizer = self._updating
+        slots = list(slots)
+        self._finish(slots)
+        applied = set(slots)
+        self._pending = [slot for slot in self._pending if slot not in applied]
+        due: list[Slot] = []
+        gradients_before: list[torch.Tensor | None] = []
+        for slot in slots:
+            slot.update_pending = False
+            disarm_parameter(slot.parameter)
+            if slot.used:
+                due.append(slot)
+                gradients_before.append(slot.parameter.grad)
+                if not slot.sparse:
+                    slot.parameter.grad = slot.gradient
+        if due:
+            assert optimizer is not None
+            with timeline.span("update", "update", tensors=len(due)):
+                deferred_update.run(
+                    optimizer, self._inner_step, self._hyper_parameters,
+                    [slot.parameter for slot in due],
+                )  # fmt: skip
+        for slot, before in zip(due, gradients_before, strict=True):
+            slot.parameter.grad = before
+        for slot in slots:
+            slot.begin_step(self.passes)
+        if not self._pending:
+            self._updating = None
+
+    def _reset(self) -> None:
+        self.synchronized = False
+        self._in_backward = False
+        for slot in self.slots:
+            if not slot.update_pending:
+                slot.begin_step(self.passes)
+
+    def _learn(self) -> None:
+        """After the first step, watches who reads what; after the second, takes that as the order."""
+        if self._order.complete:
+            return
+        if not self._order.started:
+            self._regions.find(self.slots)
+            self._order.start()
+            for slot in self.slots:
+                arm_parameter(slot.parameter, self)
+            return
+        seen = self._order.finish()
+        for slot in self.slots:
+            slot.deferrable = slot in seen
+        # What nobody was seen reading is updated in step(): it is needed first of all.
+        unseen = [slot for slot in self.slots if slot not in seen]
+        self._register(unseen + list(seen))
+
+    # ---- zero_grad ----------------------------------------------------------------------------
+
+    def before_zero_grad(self) -> None:
+        """Makes way for ``zero_grad``. Raises AssertionError while gradients of this step travel."""
+        with self._lock:
+            if not self._fresh and not self.synchronized and any(s.sent for s in self.slots):
+                raise AssertionError(_ZEROED_IN_FLIGHT)
+            if self.synchronized:
+                self._reset()
+                self._fresh = True
+
+    def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
+        """Zeroes ``parameter.grad`` as its owner sees it, leaving alone what still has to be applied.
+
+        Returns:
+            Whether that was necessary; else the ordinary way is right.
+        """
+        slot = self.slot_of(parameter)
+        if slot is None or not slot.update_pending:
+            return False
+        if parameter.grad is not None:
+            parameter.grad = None if set_to_none else torch.zeros_like(slot.gradient)
+        return True
+
+    # ---- read guard ---------------------------------------------------------------------------
+
+    def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
+        """Guard: brings the parameters, and what else has arrived by then, up to date."""
+        with self._lock:
+            wanted = []
+            for parameter in parameters:
+                slot = self._by_parameter[id(parameter)]
+                if slot.update_pending:
+                    wanted.append(slot)
+                else:
+                    self._order.note(slot)
+                    disarm_parameter(parameter)
+            if wanted:
+                self._finish(wanted)
+                travelling = self._host.engine.pending(self._model)
+                self._apply([s for s in self._pending if s.finished or not travelling[s.tensor]])
+
+    def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
+        """Guard: completes the exchange of the gradients."""
+        with self._lock:
+            wanted = {id(gradient) for gradient in gradients}
+            slots = [slot for slot in self.slots if id(slot.gradient) in wanted]
+            outstanding = [slot for slot in slots if slot.update_pending]
+            if outstanding:
+                self._apply(outstanding)
+            if self._in_backward:
+                self._finish(slots)
+            elif not self._fresh and not self.synchronized:
+                self._finish_step()
+            for slot in slots:
+                disarm_gradient(slot.gradient)
+
+    def _enter_region(self, parameters: list[torch.Tensor]) -> None:
+        """A compiled region that reads ``parameters`` is about to run."""
+        armed = [p for p in parameters if self._is_armed(p)]
+        if armed:
+            self.before_parameter_read(armed)
+
+    def _is_armed(self, parameter: torch.Tensor) -> bool:
+        slot = self.slot_of(parameter)
+        return slot is not None and (slot.update_pending or self._order.watching)
+
+
+def _has_sparse_gradient(slot: Slot) -> bool:
+    gradient = slot.parameter.grad
+    return gradient is not None and gradient.is_sparse

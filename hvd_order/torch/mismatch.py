@@ -1,0 +1,40 @@
+"""Says in what the ranks disagree, from what each of them was about to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["explain_mismatch"]
+
+
+def explain_mismatch(lines_of_rank: Sequence[Sequence[str]]) -> str:
+    """The first difference between the ranks, with the ranks on each side.
+
+    Args:
+        lines_of_rank: for each rank its description, one line an item, most general first.
+
+    Returns:
+        One message, the same on every rank: ``"ranks disagree: rank 0: allreduce 'x' float32 [2];
+        rank 1: allreduce 'x' float32 [3]"``.
+    """
+    longest = max(len(lines) for lines in lines_of_rank)
+    for place in range(longest):
+        ranks_of_line: dict[str, list[int]] = {}
+        for rank, lines in enumerate(lines_of_rank):
+            line = lines[place] if place < len(lines) else "nothing more"
+            ranks_of_line.setdefault(line, []).append(rank)
+        if len(ranks_of_line) > 1:
+            sides = [f"{_ranks(ranks)}: {line}" for line, ranks in ranks_of_line.items()]
+            first_line = lines_of_rank[0][0]
+            where = f" in {first_line}" if place > 0 else ""
+            return (
+                f"ranks disagree{where}: {'; '.join(sides)} "
+                "(all ranks must call the same collectives in the same order, on equal tensors)"
+            )
+    return "ranks disagree"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    word = "rank" if len(ranks) == 1 else "ranks"
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"{word} {shown}"

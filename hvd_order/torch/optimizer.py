@@ -1,0 +1,316 @@
+"""``DistributedOptimizer``: the user's optimizer, with its gradients summed over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.torch import deferred_update, engine_host, process
+from hvd_order.torch.compression import Compression, Compressor
+from hvd_order.torch.exchange import GradientExchange
+from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_global
+from hvd_order.torch.reduce_ops import Average, ReduceOp, Sum
+from hvd_order.torch.slot import Slot
+
+__all__ = ["DistributedOptimizer"]
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+
+class _Distributed:
+    """Methods that a distributed optimizer has over the user's class, which stays its base."""
+
+    _hvd_exchange: GradientExchange | None  # None on a single rank
+    _hvd_base: type[Optimizer]
+    _hvd_synchronize: bool
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Applies the averaged gradients: to each parameter when it is next read, at the latest.
+
+        The hyper-parameters are those of this moment. With a ``closure``, before ``synchronize()``
+        users of gradients, or with an optimizer that has to see all parameters at once, the update
+        is complete when this returns.
+
+        Raises:
+            HorovodInternalError: the exchange failed.
+        """
+        exchange = self._hvd_exchange
+        if exchange is None:
+            return deferred_update.inner_step(self._hvd_base)(
+                self, **kwargs, **({} if closure is None else {"closure": closure})
+            )
+        if kwargs:
+            raise InvalidUsage(
+                f"step() of a distributed optimizer takes no {', '.join(kwargs)}; only closure"
+            )
+        return exchange.step(closure)
+
+    def synchronize(self) -> None:
+        """Waits for the averaged gradients, so that ``.grad`` can be read or clipped.
+
+        ``step()`` then updates at once. Reading a gradient does the same without this call.
+        """
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.synchronize()
+
+    def flush(self) -> None:
+        """Finishes every outstanding update; for readers of parameters that Python cannot see."""
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.flush()
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Horovod's way to say that ``synchronize()`` has been called before ``step()``.
+
+        Not needed here, since ``step()`` knows; accepted so that scripts run unchanged.
+        """
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes add up before gradients are exchanged."""
+        _check_passes(passes)
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.set_passes(passes)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As ``torch.optim.Optimizer.zero_grad``.
+
+        Raises:
+            AssertionError: gradients are on their way, between ``backward()`` and ``step()``.
+        """
+        exchange = self._hvd_exchange
+        base = cast("Any", self._hvd_base)
+        if exchange is None:
+            base.zero_grad(self, set_to_none)
+            return
+        exchange.before_zero_grad()
+        groups = cast("Any", self).param_groups
+        rest = []
+        for group in groups:
+            rest.append({**group, "params": [
+                p for p in group["params"] if not exchange.clear(p, set_to_none)
+            ]})  # fmt: skip
+        cast("Any", self).param_groups = rest
+        try:
+            base.zero_grad(self, set_to_none)
+        finally:
+            cast("Any", self).param_groups = groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the optimizer's own, after finishing outstanding updates."""
+        self.flush()
+        return cast("dict[str, Any]", cast("Any", self._hvd_base).state_dict(self))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the optimizer's own, after finishing outstanding updates."""
+        self.flush()
+        cast("Any", self._hvd_base).load_state_dict(self, state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own. Collective: every rank adds the same parameters."""
+        self.flush()
+        optimizer = cast("Any", self)
+        cast("Any", self._hvd_base).add_param_group(self, param_group)
+        exchange = self._hvd_exchange
+        if exchange is not None:
+            group = optimizer.param_groups[-1]
+            names = group.get("param_names") or [
+                f"allreduce.noname.{len(optimizer.param_groups) - 1}.{i}"
+                for i in range(len(group["params"]))
+            ]
+            exchange.add_slots([
+                Slot(p, name)
+                for name, p in zip(names, group["params"], strict=True)
+                if p.requires_grad
+            ])  # fmt: skip
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are of the user's own class, with finished updates."""
+        self.flush()
+        return _rebuild, (self._hvd_base, cast("Any", self).__getstate__())
+
+
+def _rebuild(optimizer_class: type[Optimizer], state: dict[str, Any]) -> Optimizer:
+    optimizer = optimizer_class.__new__(optimizer_class)
+    cast("Any", optimizer).__setstate__(state)
+    return optimizer
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: AnyOptimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: object = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> AnyOptimizer:
+    """Makes ``optimizer`` sum its gradients over all ranks, in the order of need.
+
+    The optimizer itself becomes distributed and is returned: it is still an instance of its class, keeps
+    its state (so a checkpoint may be loaded before or after), and schedulers and scalers that know
+    it go on working. Collective: every rank calls it, in the same order.
+
+    Args:
+        optimizer: any ``torch.optim.Optimizer``.
+        named_parameters: as of ``model.named_parameters()``; must name every parameter of the
+            optimizer. Without it they are numbered.
+        compression: how gradients travel: ``Compression.none``, ``.fp16`` or ``.bf16``.
+        backward_passes_per_step: gradients of so many passes add up, without division, before they
+            are exchanged.
+        op: ``Average`` or ``Sum``.
+        gradient_predivide_factor: with ``Average``, divide by this before the sum and by
+            size / this after it.
+        num_groups, groups: Horovod's explicit fusion; slices of the planned size take its place, so
+            they are accepted and without effect.
+        sparse_as_dense: exchange sparse gradients as dense ones.
+        process_set: the global process set.
+
+    Returns:
+        ``optimizer``.
+
+    Raises:
+        NotInitialized: before ``hvd.init()``.
+        ValueError: parameters without name, duplicate names, or arguments out of range.
+        ModelMismatch: the ranks have different parameters; raised on every rank.
+    """
+    context = process.current()
+    require_global(process_set)
+    del num_groups, groups
+    _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
+    slots = _slots(optimizer, named_parameters)
+    step = deferred_update.inner_step(type(optimizer))
+
+    exchange = None
+    if context.size > 1:
+        average = context.size if op == Average else 1
+        exchange = GradientExchange(
+            optimizer,
+            step,
+            slots,
+            engine_host.engine_host(),
+            compression,
+            backward_passes_per_step,
+            # Dividing before the sum costs nothing (it is part of the copy) and cannot overflow.
+            prescale=1 / (average if gradient_predivide_factor == 1 else gradient_predivide_factor),
+            postscale=1.0 if gradient_predivide_factor == 1 else gradient_predivide_factor / average,
+            sparse_as_dense=sparse_as_dense,
+        )
+    base = type(optimizer)
+    changed = cast("Any", optimizer)
+    changed.__class__ = _distributed_class(base)
+    changed._hvd_base = base
+    changed._hvd_exchange = exchange
+    _redirect_scheduler(changed)
+    if context.config.check_reads and exchange is not None:
+        from hvd_order.torch import check_reads
+
+        check_reads.install(exchange)
+    return optimizer
+
+
+def _distributed_class(base: type[Optimizer]) -> type[Optimizer]:
+    methods = {
+        name: value
+        for name, value in vars(_Distributed).items()
+        if isinstance(value, types.FunctionType)
+    }
+    created = type(base.__name__, (base,), {**methods, "__module__": base.__module__})
+    # Step hooks and the profiler's range: once for each step() of the user's.
+    step = Optimizer.profile_hook_step(created.step)
+    cast("Any", step).hooked = True
+    created.step = step  # type: ignore[method-assign]
+    return created
+
+
+def _redirect_scheduler(optimizer: Any) -> None:
+    """A scheduler made before wrapping has put a wrapper of the old step() on the instance."""
+    patched = vars(optimizer).get("step")
+    if patched is None:
+        return
+    if not hasattr(patched, "_wrapped_by_lr_sched"):
+        raise InvalidUsage(
+            "something has replaced optimizer.step on this object, so its gradients would not be "
+            "exchanged; call DistributedOptimizer before it"
+        )
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        optimizer._opt_called = True
+        return type(optimizer).step(optimizer, *args, **kwargs)
+
+    cast("Any", step)._wrapped_by_lr_sched = True
+    optimizer.step = step
+
+
+def _check_passes(passes: int) -> None:
+    if passes < 1:
+        raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
+
+
+def _check_arguments(
+    optimizer: Optimizer, passes: int, op: ReduceOp, predivide_factor: float
+) -> None:
+    if hasattr(optimizer, "_hvd_exchange"):
+        raise InvalidUsage("this optimizer is distributed already; wrap it once")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}; wrap the optimizer, "
+            "not the model"
+        )
+    _check_passes(passes)
+    if op not in (Average, Sum):
+        raise InvalidUsage(f"op must be hvd.Average or hvd.Sum, got {op}")
+    if predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
+
+
+def _slots(
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[Slot]:
+    """The trainable parameters with their names, in the order of ``named_parameters``."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if named_parameters is None:
+        named = [
+            (f"allreduce.noname.{g}.{i}", p)
+            for g, group in enumerate(optimizer.param_groups)
+            for i, p in enumerate(group["params"])
+        ]
+    else:
+        named = list(named_parameters)
+    if any(not isinstance(entry, tuple) for entry in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
+            "model.named_parameters()."
+        )
+    names = [name for name, _ in named]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(
+            "Parameter names in named_parameters must be unique. Found duplicates: "
+            + ", ".join(duplicates)
+        )
+    known = {id(p) for _, p in named}
+    unnamed = [p for p in parameters if id(p) not in known]
+    if unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named: "
+            + ", ".join(f"shape {list(p.shape)}" for p in unnamed[:5])
+            + ". Name every parameter of the optimizer, or none."
+        )
+    mine = {id(p) for p in parameters}
+    return [
+        Slot(cast("torch.nn.Parameter", p), name)
+        for name, p in named
+        if id(p) in mine and p.requires_grad
+    ]

@@ -1,0 +1,462 @@
+"""This process among the others: ``init``, ``shutdown`` and who is where.
+
+``init()`` joins the process group that the program has already made with ``torch.distributed``,
+or makes one from what the launcher left in the environment (`hvd_order.launch.environment`).
+A job of one process needs no process group at all.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from hvd_order.config import Config
+from hvd_order.errors import InvalidUsage, NotInitialized, TransferTimeout
+from hvd_order.launch.environment import Placement, RankInfo, placement, rank_info
+
+__all__ = [
+    "ProcessContext",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "current",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+]
+
+
+class ProcessContext:
+    """What ``init()`` found out and made; `current` returns it.
+
+    Attributes:
+        rank, size: this process among all.
+        local_rank, local_size: this process among those of its host.
+        cross_rank, cross_size: this host among those that have a process of this local rank.
+        config: the knobs, read from the environment once.
+        backend: what new groups use, in torch.distributed's spelling; empty when size is 1.
+
+    Thread safety: the fields never change; the methods belong to the thread that called ``init()``.
+    """
+
+    def __init__(
+        self, rank: int, size: int, place: Placement, config: Config, backend: str, owns_world: bool
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.local_rank = place.local_rank
+        self.local_size = place.local_size
+        self.cross_rank = place.cross_rank
+        self.cross_size = place.cross_size
+        self.config = config
+        self.backend = backend
+        self._owns_world = owns_world
+        self._groups: list[dist.ProcessGroup] = []
+        self._callbacks: list[Callable[[], None]] = []
+        self._functions_group = self.new_group("functions") if size > 1 else None
+
+    def new_group(
+        self, purpose: str, backend: str | None = None, timeout: timedelta | None = None
+    ) -> dist.ProcessGroup:
+        """A process group of all ranks, with connections of its own; destroyed at shutdown.
+
+        Collective: every rank must call it, in the same order.
+
+        Args:
+            purpose: one word for logs.
+            backend: as in ``torch.distributed.new_group``; None: `backend`.
+            timeout: longest transfer; None: the config's.
+
+        Raises:
+            InvalidUsage: in a job of one process.
+        """
+        if self.size == 1:
+            raise InvalidUsage("a job of one process has no process groups")
+        group = dist.new_group(
+            timeout=self.config.timeout if timeout is None else timeout,
+            backend=backend or self.backend,
+            group_desc=f"hvd_order:{purpose}",
+        )
+        assert isinstance(group, dist.ProcessGroup)  # all ranks are members
+        self._groups.append(group)
+        return group
+
+    @property
+    def functions_group(self) -> dist.ProcessGroup:
+        """The group that allreduce(), broadcast() and their like use.
+
+        Raises:
+            InvalidUsage: in a job of one process.
+        """
+        if self._functions_group is None:
+            raise InvalidUsage("a job of one process has no process groups")
+        return self._functions_group
+
+    def on_shutdown(self, callback: Callable[[], None]) -> None:
+        """Has `callback` run at shutdown or at exit, the last registered first."""
+        self._callbacks.append(callback)
+
+    def close(self) -> None:
+        """Runs the callbacks and destroys the groups made here; a second call does nothing.
+
+        Raises:
+            Exception: the first error of a callback, after all have run.
+        """
+        first_error: Exception | None = None
+        while self._callbacks:
+            try:
+                self._callbacks.pop()()
+            except Exception as error:
+                first_error = first_error or error
+        self._functions_group = None
+        if dist.is_initialized():  # the program may have destroyed everything already
+            while self._groups:
+                dist.destroy_process_group(self._groups.pop())
+            if self._owns_world:
+                dist.destroy_process_group()
+        self._groups.clear()
+        self._owns_world = False
+        if first_error is not None:
+            raise first_error
+
+
+_lock = threading.Lock()  # guards the two names below; held by init() while it waits for others
+_context: ProcessContext | None = None
+_init_count = 0  # keeps the keys of one init() apart from those of the next in the same store
+_stores: dict[tuple[str, int], TCPStore] = {}  # kept: rank 0's is the server of all
+
+
+def init(comm: object = None, process_sets: object = None) -> None:
+    """Joins the other processes; every rank must call it before anything else.
+
+    Reads the configuration from the environment. If the program has initialised
+    ``torch.distributed``, that job is joined and left alone at shutdown; otherwise the launcher's
+    variables say who takes part, and NCCL is used for CUDA tensors when every rank of every host
+    has a device of its own, Gloo for all others. A second call without a ``shutdown()`` in between
+    does nothing, as in Horovod.
+
+    Args:
+        comm: only None (all processes); Horovod's lists of ranks and MPI communicators are not
+            supported.
+        process_sets: only None (the global process set).
+
+    Raises:
+        InvalidUsage: other arguments, a wrong knob, or contradictory launcher variables.
+        TransferTimeout: not all ranks arrived within ``HVD_ORDER_TIMEOUT``; names those missing.
+    """
+    global _context, _init_count
+    if comm is not None and comm != []:
+        raise InvalidUsage(
+            f"init(comm={comm!r}) is not supported: all processes that the launcher started take "
+            "part; call init() without comm, or start fewer processes"
+        )
+    if process_sets is not None and process_sets != []:
+        raise InvalidUsage(
+            f"init(process_sets={process_sets!r}) is not supported; only the global process set "
+            "is: call init() without process_sets"
+        )
+    with _lock:
+        if _context is not None:
+            return
+        config = Config.from_environment()
+        if dist.is_initialized():
+            context = _join(config)
+        else:
+            info = rank_info(os.environ)
+            context = _alone(config) if info.size == 1 else _start(info, config, _init_count)
+        _init_count += 1
+        _context = context
+
+
+def shutdown() -> None:
+    """Leaves the job; ``init()`` may be called again. Without ``init()`` it does nothing.
+
+    Destroys only what ``init()`` made: a process group of the program itself stays.
+    """
+    global _context
+    with _lock:
+        context, _context = _context, None
+    if context is not None:
+        context.close()
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` was called, and ``shutdown()`` not since."""
+    return _context is not None
+
+
+def current() -> ProcessContext:
+    """The context that ``init()`` made.
+
+    Raises:
+        NotInitialized: ``init()`` was not called.
+    """
+    context = _context
+    if context is None:
+        raise NotInitialized("Horovod has not been initialized; use hvd.init().")
+    return context
+
+
+def rank() -> int:
+    """This process's number, from 0 to ``size() - 1``."""
+    return current().rank
+
+
+def size() -> int:
+    """How many processes the job has."""
+    return current().size
+
+
+def local_rank() -> int:
+    """This process's number among those of its host."""
+    return current().local_rank
+
+
+def local_size() -> int:
+    """How many processes of the job this host has."""
+    return current().local_size
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have a process of this local rank."""
+    return current().cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have a process of this local rank."""
+    return current().cross_size
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be used beside; as in Horovod an error where MPI is not in use.
+
+    Raises:
+        InvalidUsage: MPI is not in use.
+    """
+    if not mpi_enabled():
+        raise InvalidUsage("Horovod MPI is not enabled; this job does not communicate over MPI.")
+    return True  # torch.distributed's MPI back end asks for MPI_THREAD_SERIALIZED or more
+
+
+def mpi_enabled() -> bool:
+    """Whether this job communicates over MPI."""
+    return _context is not None and "mpi" in _context.backend
+
+
+def mpi_built() -> bool:
+    """Whether this PyTorch has the MPI back end."""
+    return bool(dist.is_mpi_available())
+
+
+def gloo_enabled() -> bool:
+    """Whether Gloo can be used; always so unless the job communicates over MPI."""
+    return gloo_built() and not mpi_enabled()
+
+
+def gloo_built() -> bool:
+    """Whether this PyTorch has the Gloo back end."""
+    return bool(dist.is_gloo_available())
+
+
+def nccl_built() -> int:
+    """NCCL's version as one number (2.21.5 is 22105), 0 where this PyTorch has no NCCL."""
+    if not dist.is_nccl_available():
+        return 0
+    version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    major, minor, patch = (*version, 0, 0)[:3]
+    return int(major * 10000 + minor * 100 + patch)
+
+
+def ddl_built() -> bool:
+    """False: IBM's DDL does not exist for torch.distributed."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: oneCCL is not used."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether this PyTorch was built for CUDA."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """Whether this PyTorch was built for ROCm."""
+    return torch.version.hip is not None
+
+
+@dataclass(frozen=True)
+class _Card:
+    """What each rank tells the others about where it runs."""
+
+    host: str
+    device_count: int
+    visible_devices: str
+
+    def to_text(self) -> str:
+        return f"{self.host}\n{self.device_count}\n{self.visible_devices}"
+
+    @classmethod
+    def from_text(cls, text: str) -> _Card:
+        host, device_count, visible_devices = text.split("\n")
+        return cls(host, int(device_count), visible_devices)
+
+    @classmethod
+    def of_this_process(cls) -> _Card:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return cls(socket.gethostname(), count, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+
+
+def _every_rank_has_a_device(cards: Sequence[_Card]) -> bool:
+    """Whether no two ranks must share a CUDA device, which NCCL does not allow.
+
+    Either a host shows all its devices to all its ranks and has enough of them, or the launcher
+    shows one to each.
+    """
+    for host in {card.host for card in cards}:
+        local = [card for card in cards if card.host == host]
+        enough = all(card.device_count >= len(local) for card in local)
+        one_each = all(card.device_count == 1 for card in local) and len(
+            {card.visible_devices for card in local}
+        ) == len(local)
+        if not (enough or one_each):
+            return False
+    return True
+
+
+def _alone(config: Config) -> ProcessContext:
+    return ProcessContext(0, 1, Placement(0, 1, 0, 1), config, backend="", owns_world=False)
+
+
+def _join(config: Config) -> ProcessContext:
+    """Takes part in the job that the program initialised itself."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
+        return _alone(config)
+    cards: list[_Card | None] = [None] * size
+    dist.all_gather_object(cards, _Card.of_this_process())
+    known = [card for card in cards if card is not None]
+    place = placement([card.host for card in known], rank)
+    backend = _covering_backend(str(dist.get_backend_config()), _every_rank_has_a_device(known))
+    return ProcessContext(rank, size, place, config, backend, owns_world=False)
+
+
+def _covering_backend(backend: str, devices: bool) -> str:
+    """`backend` of the program's own group, completed so that CPU and CUDA tensors both work."""
+    parts = backend.split(",")
+    covered = {part.split(":")[0] for part in parts}
+    if "cpu" not in covered and dist.is_gloo_available():
+        parts.append("cpu:gloo")
+    if "cuda" not in covered and devices and dist.is_nccl_available():
+        parts.append("cuda:nccl")
+    return ",".join(parts)
+
+
+def _start(info: RankInfo, config: Config, generation: int) -> ProcessContext:
+    """Makes the process group of all ranks that the launcher started."""
+    store = _store(info, config, generation)
+    cards = _exchange_cards(store, info, config)
+    place = placement([card.host for card in cards], info.rank)
+    # A launcher knows better than host names, which containers may share or change.
+    if info.local_rank is not None and info.local_size is not None:
+        place = Placement(info.local_rank, info.local_size, place.cross_rank, place.cross_size)
+    if info.cross_rank is not None and info.cross_size is not None:
+        place = Placement(place.local_rank, place.local_size, info.cross_rank, info.cross_size)
+    nccl = dist.is_nccl_available() and _every_rank_has_a_device(cards)
+    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+    dist.init_process_group(
+        backend, store=store, rank=info.rank, world_size=info.size, timeout=config.timeout
+    )
+    return ProcessContext(info.rank, info.size, place, config, backend, owns_world=True)
+
+
+def _store(info: RankInfo, config: Config, generation: int) -> Store:
+    """The key-value store of the job, with keys of its own for each init()."""
+    address = (info.master_addr, info.master_port)
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    agent_serves = (
+        info.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    )
+    store = _stores.get(address)
+    if store is None:
+        try:
+            store = TCPStore(
+                info.master_addr,
+                info.master_port,
+                info.size,
+                is_master=info.rank == 0 and not agent_serves,
+                timeout=config.timeout,
+                wait_for_workers=False,
+                multi_tenant=True,  # as torch.distributed itself: the program may use it as well
+            )
+        except (dist.DistError, RuntimeError) as error:
+            raise _unreachable(info, config, error) from error
+        _stores[address] = store
+    return PrefixStore(f"hvd_order/{restart}/{generation}", store)
+
+
+def _unreachable(info: RankInfo, config: Config, error: Exception) -> Exception:
+    where = f"{info.master_addr}:{info.master_port}"
+    if info.rank == 0:
+        return InvalidUsage(
+            f"rank 0 cannot listen at {where} ({_first_line(error)}); is another job using the "
+            "port? Set MASTER_PORT to a free one on every rank"
+        )
+    return TransferTimeout(
+        f"rank {info.rank} could not reach rank 0 at {where} within "
+        f"{config.timeout.total_seconds():g} s ({_first_line(error)}); did rank 0 start, and is "
+        "MASTER_ADDR its address?"
+    )
+
+
+def _exchange_cards(store: Store, info: RankInfo, config: Config) -> list[_Card]:
+    """Every rank's card, in rank order; so all ranks are known to be there."""
+    store.set(f"card/{info.rank}", _Card.of_this_process().to_text())
+    keys = [f"card/{rank}" for rank in range(info.size)]
+    deadline = time.monotonic() + config.timeout.total_seconds()
+    try:
+        store.wait(keys, config.timeout)
+    except (dist.DistError, RuntimeError) as error:
+        if time.monotonic() < deadline - 0.5:  # not a timeout: rank 0 has gone
+            raise TransferTimeout(
+                f"rank {info.rank} lost rank 0 at {info.master_addr}:{info.master_port} while "
+                f"waiting for the other ranks ({_first_line(error)})"
+            ) from error
+        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
+        raise TransferTimeout(
+            f"init(): rank {info.rank} waited {config.timeout.total_seconds():g} s for ranks "
+            f"{missing} of {info.size}, which did not arrive; look at their output"
+        ) from error
+    return [_Card.from_text(store.get(key).decode()) for key in keys]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", maxsplit=1)[0]
+
+
+atexit.register(shutdown)

@@ -1,0 +1,148 @@
+"""The reductions, with Horovod's names and numbers."""
+
+from __future__ import annotations
+
+import warnings
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+
+from hvd_order.errors import InvalidUsage
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "ReduceOp",
+    "Sum",
+    "check_dtype",
+    "choose_op",
+    "reduce_in_place",
+]
+
+
+class ReduceOp(IntEnum):
+    """How the tensors of all ranks become one."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Adasum = ReduceOp.Adasum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+
+_C10D = {
+    Average: dist.ReduceOp.SUM,
+    Sum: dist.ReduceOp.SUM,
+    Min: dist.ReduceOp.MIN,
+    Max: dist.ReduceOp.MAX,
+    Product: dist.ReduceOp.PRODUCT,
+}
+# What Gloo and NCCL both reduce; int16 travels as int32.
+_REDUCIBLE = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+}
+
+
+def choose_op(op: int | None, average: bool | None) -> ReduceOp:
+    """The reduction that Horovod's two arguments mean; Average when neither is given.
+
+    Raises:
+        ValueError: both are given (as in Horovod).
+        InvalidUsage: no such reduction, or Adasum.
+    """
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if average is not None:
+        warnings.warn(
+            "the argument average is deprecated; write op=hvd.Average or op=hvd.Sum",
+            DeprecationWarning,
+            stacklevel=4,
+        )
+        return Average if average else Sum
+    if op is None:
+        return Average
+    try:
+        chosen = ReduceOp(op)
+    except ValueError:
+        names = ", ".join(f"hvd.{known.name}" for known in _C10D)
+        raise InvalidUsage(f"op is {op!r}; expected one of {names}") from None
+    if chosen is Adasum:
+        raise InvalidUsage("op=hvd.Adasum is not supported; use hvd.Average or hvd.Sum")
+    return chosen
+
+
+def check_dtype(dtype: torch.dtype, op: ReduceOp, scaled: bool) -> None:
+    """Raises InvalidUsage for a dtype that `op` (with a scale factor, if `scaled`) cannot take."""
+    if dtype not in _REDUCIBLE:
+        raise InvalidUsage(f"allreduce of {dtype} is not supported; convert the tensor first")
+    if dtype is torch.bool and (op is Average or scaled):
+        raise InvalidUsage("truth values cannot be averaged or scaled; use hvd.Max for 'any'")
+    if dtype.is_complex and op not in (Average, Sum):
+        raise InvalidUsage(f"{op.name} is not defined for {dtype}; use hvd.Sum or hvd.Average")
+
+
+def reduce_in_place(
+    tensor: torch.Tensor,
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Replaces `tensor` by the reduction over all ranks of `group`; None: this process alone.
+
+    Scaling and averaging of integers truncate toward zero, as in Horovod. Blocks until done.
+
+    Args:
+        tensor: contiguous; its dtype has passed `check_dtype`.
+        op: any but Adasum.
+        prescale_factor: multiplies every rank's tensor before the reduction.
+        postscale_factor: multiplies the result.
+        group: all ranks of it call this together.
+
+    Raises:
+        RuntimeError: torch.distributed's, when a transfer fails.
+    """
+    _scale(tensor, prescale_factor)
+    if group is not None and tensor.numel() > 0:
+        wide = tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
+        dist.all_reduce(wide.view(-1), op=_C10D[op], group=group)
+        if wide is not tensor:
+            tensor.copy_(wide)
+        if op is Average:
+            if tensor.is_floating_point() or tensor.is_complex():
+                tensor.div_(group.size())
+            else:
+                tensor.div_(group.size(), rounding_mode="trunc")
+    _scale(tensor, postscale_factor)
+
+
+def _scale(tensor: torch.Tensor, factor: float) -> None:
+    if factor == 1.0:
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.mul_(factor)
+    else:
+        tensor.copy_(tensor.to(torch.float64).mul_(factor).trunc_())

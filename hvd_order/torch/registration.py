@@ -1,0 +1,100 @@
+"""What the ranks tell each other once, when a model is registered. All functions are collective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_order.errors import ModelMismatch
+from hvd_order.torch.collective_queue import translate_failure
+from hvd_order.torch.engine_host import EngineHost
+from hvd_order.torch.slot import Slot
+
+__all__: list[str] = []
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks agreed on.
+
+    Attributes:
+        model: an id that is free on every rank.
+        order: rank 0's order, as indices into this rank's list.
+    """
+
+    model: int
+    order: list[int]
+
+
+def gather(host: EngineHost, value: Any) -> list[Any]:
+    """Every rank's ``value``, by rank.
+
+    Raises:
+        HorovodInternalError: a rank is gone or does not come.
+    """
+    values: list[Any] = [None] * host.context.size
+    try:
+        dist.all_gather_object(values, value, group=host.registration_group)
+    except RuntimeError as error:
+        host.engine.check()  # knows better which rank is to blame, if it has noticed
+        raise translate_failure(error, "optimizer", host.context) from error
+    return values
+
+
+def agree(host: EngineHost, slots: Sequence[Slot]) -> Agreed:
+    """Checks that all ranks have the same parameters, and takes rank 0's order.
+
+    Raises:
+        ModelMismatch: on every rank, naming the first parameter that differs and where.
+    """
+    mine = [
+        (slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots
+    ]
+    everyone = gather(host, (mine, host.models))
+    check_same([parameters for parameters, _ in everyone])
+    place = {name: i for i, (name, _, _) in enumerate(mine)}
+    taken = set().union(*(models for _, models in everyone))
+    return Agreed(host.free_id(taken), [place[name] for name, _, _ in everyone[0][0]])
+
+
+def check_same(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> None:
+    """Raises ModelMismatch unless all ranks list the same (name, shape, dtype), in any order."""
+    first = {name: (shape, dtype) for name, shape, dtype in everyone[0]}
+    for rank, parameters in enumerate(everyone[1:], start=1):
+        other = {name: (shape, dtype) for name, shape, dtype in parameters}
+        for name in [*first, *other]:
+            if first.get(name) != other.get(name):
+                raise ModelMismatch(
+                    f"the ranks train different models: parameter '{name}' is "
+                    f"{_describe(first.get(name))} on rank 0 and {_describe(other.get(name))} on "
+                    f"rank {rank} (rank 0 has {len(first)} parameters, rank {rank} has "
+                    f"{len(other)}); build the same model on every rank"
+                )
+
+
+def _describe(parameter: tuple[tuple[int, ...], str] | None) -> str:
+    if parameter is None:
+        return "missing"
+    shape, dtype = parameter
+    return f"{dtype} of shape {list(shape)}"
+
+
+def union(host: EngineHost, indices: Iterable[int]) -> list[int]:
+    """All indices that any rank has, in order."""
+    return sorted(set().union(*gather(host, set(indices))))
+
+
+def average_loss(host: EngineHost, loss: Any) -> Any:
+    """The mean of the ranks' losses, in the type that was given; None stays None.
+
+    An optimizer that looks at the loss must decide the same on every rank.
+    """
+    if loss is None:
+        return None
+    values = gather(host, float(loss))
+    mean = sum(values) / len(values)
+    return torch.full_like(loss.detach(), mean) if isinstance(loss, torch.Tensor) else mean

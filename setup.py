@@ -1,0 +1,149 @@
+"""Builds the native modules through CMake: always ``_core``, and ``_torch`` where PyTorch is.
+
+PyTorch is looked for in the environment that runs this file, so ``pip install`` needs
+``--no-build-isolation`` to see it. Environment variables: ``CMAKE_ARGS`` (more arguments for
+CMake), ``CMAKE_BUILD_PARALLEL_LEVEL`` (compilers at once; default: one a core) and
+``HVD_ORDER_BUILD_DIR`` (where CMake works; default: setuptools' own folder in ``build``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+OLDEST_TORCH = (2, 8)
+
+
+def torch_folder() -> Path | None:
+    """Where PyTorch is installed; None, with a line saying why, if there is none to build for."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        print("hvd_order: PyTorch is not installed here; building without hvd_order.torch")
+        return None
+    folder = Path(spec.origin).parent
+    found = re.search(r"__version__ = '(\d+)\.(\d+)", (folder / "version.py").read_text())
+    if found and (int(found[1]), int(found[2])) < OLDEST_TORCH:
+        print(
+            f"hvd_order: PyTorch {found[1]}.{found[2]} is older than "
+            f"{OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}; building without hvd_order.torch"
+        )
+        return None
+    return folder
+
+
+def torch_arguments() -> list[str]:
+    """What CMake must know about PyTorch. Imports it, which takes seconds."""
+    import torch
+    from torch.utils import cpp_extension
+
+    definitions = [f"_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"]
+    # PyTorch 2.8 lets extensions state which compiler's pybind11 types to share.
+    for name in ("COMPILER_TYPE", "STDLIB", "BUILD_ABI"):
+        value = getattr(torch._C, f"_PYBIND11_{name}", None)
+        if value is not None:
+            definitions.append(f'PYBIND11_{name}="{value}"')
+    return [
+        f"-DHVD_ORDER_TORCH_INCLUDE_DIRS={';'.join(cpp_extension.include_paths())}",
+        f"-DHVD_ORDER_TORCH_LIBRARY_DIRS={';'.join(cpp_extension.library_paths())}",
+        f"-DHVD_ORDER_TORCH_DEFINITIONS={';'.join(definitions)}",
+    ]
+
+
+def program(name: str) -> str:
+    """Path of cmake or ninja: the one installed by pip, else the system's."""
+    for folder in (Path(sys.executable).parent, None):
+        found = shutil.which(name, path=folder and str(folder))
+        if found:
+            return found
+    module = importlib.util.find_spec(name)  # pip's isolated builds have the module, not the script
+    if module is not None and module.submodule_search_locations:
+        package = importlib.import_module(name)
+        folder = getattr(package, "CMAKE_BIN_DIR", None) or getattr(package, "BIN_DIR", "")
+        found = shutil.which(name, path=folder)
+        if found:
+            return found
+    raise SystemExit(f"hvd_order: {name} is needed to build; install it with: pip install {name}")
+
+
+class CMakeBuild(build_ext):
+    """Lets CMake build all modules at once and puts them where setuptools wants them."""
+
+    def run(self) -> None:
+        """Builds, and remembers for whom: setuptools clears ``inplace`` while it builds."""
+        self.into_source_tree = bool(self.inplace)
+        super().run()
+
+    def build_extensions(self) -> None:
+        """Builds all modules, then copies those that changed."""
+        folder = Path(os.environ.get("HVD_ORDER_BUILD_DIR") or self.build_temp).absolute()
+        self._configure(folder)
+        names = [extension.name.rpartition(".")[2] for extension in self.extensions]
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
+        build = [program("cmake"), "--build", str(folder), "--parallel", jobs, "--target", *names]
+        subprocess.run(build, check=True)
+        for extension, name in zip(self.extensions, names, strict=True):
+            built = folder / Path(self.get_ext_filename(name)).name
+            # Not through build_lib for the source tree: the next wheel is made from what lies there.
+            target = ROOT if self.into_source_tree else Path(self.build_lib)
+            self._place(built, target / self.get_ext_filename(extension.name))
+
+    def _configure(self, folder: Path) -> None:
+        """Runs CMake, unless what it would be told is what it was told last time."""
+        torch = TORCH and [str(TORCH), (TORCH / "version.py").read_text()]
+        told = json.dumps(
+            [
+                [str(ROOT), sys.executable, sys.version, torch, Path(__file__).read_text()],
+                [os.environ.get(name) for name in ("CMAKE_ARGS", "CXX", "CXXFLAGS", "LDFLAGS")],
+            ]
+        )
+        record = folder / "configured.json"
+        if record.exists() and record.read_text() == told and (folder / "build.ninja").exists():
+            return
+        import pybind11
+
+        command = [program("cmake"), "--fresh", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
+        command += [
+            f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            *(torch_arguments() if TORCH else []),
+            *shlex.split(os.environ.get("CMAKE_ARGS", "")),
+        ]
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(command, check=True)
+        record.write_text(told)
+
+    @staticmethod
+    def _place(built: Path, wanted: Path) -> None:
+        """Copies a changed module in one go: a process that runs the old one keeps it."""
+        if wanted.exists() and wanted.stat().st_mtime_ns == built.stat().st_mtime_ns:
+            return
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        temporary = wanted.with_name(wanted.name + ".new")
+        shutil.copy2(built, temporary)
+        temporary.replace(wanted)
+
+    def copy_extensions_to_source(self) -> None:
+        """Nothing: `build_extensions` has put them there."""
+
+
+TORCH = torch_folder()
+
+setup(
+    ext_modules=[
+        Extension("hvd_order._core", []),
+        *([Extension("hvd_order._torch", [])] if TORCH else []),
+    ],
+    cmdclass={"build_ext": CMakeBuild},
+)

@@ -1,0 +1,117 @@
+#include "scheduler/slice_layout.h"
+
+#include "base/error.h"
+#include "check.h"
+
+namespace hvd_order {
+
+namespace {
+
+// One slice a line: "name buffer@offset+size".
+std::vector<std::string> picture(const SliceLayout& layout) {
+  std::vector<std::string> lines;
+  for (SliceIndex i = 0; i < layout.slices().size(); ++i) {
+    const Slice& s = layout.slices()[i];
+    lines.push_back(
+        concat(layout.sliceName(i), " ", s.buffer, "@", s.offsetBytes, "+", s.sizeBytes));
+  }
+  return lines;
+}
+
+template <typename Id>
+std::vector<Id> list(std::span<const Id> ids) {
+  return {ids.begin(), ids.end()};
+}
+
+using Lines = std::vector<std::string>;
+
+} // namespace
+
+TEST(smallNeighboursShareASliceWhileTheyFit) {
+  //   a 32 | b 16 | c 16 | d 32      slices of 64
+  //   [------ 64 --------] [ 32 ]
+  const SliceLayout layout({{"a", 32, 0}, {"b", 16, 0}, {"c", 16, 0}, {"d", 32, 0}}, 64);
+  CHECK_EQUAL(picture(layout), Lines{"a..c 0@0+64", "d 0@64+32"});
+  CHECK_EQUAL(list(layout.tensorsOf(0)), std::vector<TensorId>{0, 1, 2});
+  CHECK_EQUAL(list(layout.slicesOf(2)), std::vector<SliceIndex>{0});
+  CHECK_EQUAL(layout.largestSliceBytes(), 64);
+}
+
+TEST(aLargeTensorHasSlicesOfItsOwn) {
+  //   a 16 | big 272                    | c 16      slices of 128: three parts of at most 128,
+  //   [16] [ 128 ][ 128 ][16]             [16]      cut at multiples of 64
+  const SliceLayout layout({{"a", 16, 0}, {"big", 272, 0}, {"c", 16, 0}}, 128);
+  CHECK_EQUAL(
+      picture(layout),
+      Lines{
+          "a 0@0+16", "big[0] 0@16+128", "big[1] 0@144+128", "big[2] 0@272+16", "c 0@288+16"});
+  CHECK_EQUAL(list(layout.slicesOf(1)), std::vector<SliceIndex>{1, 2, 3});
+  CHECK_EQUAL(layout.tensorOffset(2), 288);
+  CHECK_EQUAL(layout.bufferBytes(), std::vector<ByteCount>{304});
+}
+
+TEST(partsAreAsEqualAsAlignmentAllows) {
+  // 400 bytes in slices of 384: two halves, not 384 + 16.
+  const SliceLayout layout({{"a", 400, 0}}, 384);
+  CHECK_EQUAL(picture(layout), Lines{"a[0] 0@0+256", "a[1] 0@256+144"});
+}
+
+TEST(aSliceSizeThatIsNoMultipleOfTheAlignmentIsNeverExceeded) {
+  const SliceLayout layout({{"a", 208, 0}}, 100);
+  CHECK_EQUAL(
+      picture(layout), Lines{"a[0] 0@0+64", "a[1] 0@64+64", "a[2] 0@128+64", "a[3] 0@192+16"});
+}
+
+TEST(aTensorOfExactlyTheSliceSizeIsNotCut) {
+  const SliceLayout layout({{"a", 64, 0}, {"b", 64, 0}}, 64);
+  CHECK_EQUAL(picture(layout), Lines{"a 0@0+64", "b 0@64+64"});
+}
+
+TEST(oneElementIsOneSlice) {
+  const SliceLayout layout({{"a", 16, 0}}, 1 << 20);
+  CHECK_EQUAL(picture(layout), Lines{"a 0@0+16"});
+}
+
+TEST(consumptionOrderRunsThroughAllBuffers) {
+  // float32 tensors in buffer 0, float16 ones in buffer 1; d joins b across c.
+  const SliceLayout layout(
+      {{"a", 128, 0}, {"b", 32, 1}, {"c", 64, 0}, {"d", 32, 1}, {"e", 16, 0}}, 64);
+  CHECK_EQUAL(
+      picture(layout),
+      Lines{"a[0] 0@0+64", "a[1] 0@64+64", "b..d 1@0+64", "c 0@128+64", "e 0@192+16"});
+  CHECK_EQUAL(list(layout.tensorsOf(2)), std::vector<TensorId>{1, 3});
+  CHECK_EQUAL(layout.bufferBytes(), std::vector<ByteCount>{208, 64});
+}
+
+TEST(aModelWithoutTensorsHasNoSlices) {
+  const SliceLayout layout({}, 64);
+  CHECK_EQUAL(layout.slices().size(), 0U);
+  CHECK_EQUAL(layout.largestSliceBytes(), 0);
+}
+
+TEST(mistakesAreNamed) {
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, SliceLayout({{"a", 16, 0}}, 63)), "least is 64");
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, SliceLayout({{"a", 24, 0}}, 64)), "'a' takes 24");
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, SliceLayout({{"a", 0, 0}}, 64)), "'a' takes 0");
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, SliceLayout({{"a", -16, 0}}, 64)), "'a' takes -16");
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, SliceLayout({{"", 16, 0}}, 64)), "needs a name");
+  const ByteCount tooManySlices = ByteCount{SliceKey::kMaxSlices} * 64 + 64;
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, SliceLayout({{"a", tooManySlices, 0}}, 64)), "take larger slices");
+  const SliceLayout layout({{"a", 16, 0}}, 64);
+  CHECK_THROWS(BrokenInvariant, layout.slicesOf(1));
+  CHECK_THROWS(BrokenInvariant, layout.tensorsOf(1));
+}
+
+TEST(aSliceKeyFitsOneWord) {
+  for (const SliceKey key :
+       {SliceKey{0, 0}, SliceKey{255, 7}, SliceKey{3, SliceKey::kMaxSlices - 1}}) {
+    CHECK_EQUAL(SliceKey::fromWord(key.word()), key);
+  }
+}
+
+} // namespace hvd_order
+
+int main(int argc, char** argv) {
+  return hvd_order::test::runAll(argc, argv);
+}

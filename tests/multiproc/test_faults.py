@@ -1,0 +1,100 @@
+"""What the other ranks see when one dies, stops or never delivers."""
+
+from __future__ import annotations
+
+import random
+import signal
+
+import pytest
+from helpers.ranks import start_script
+
+TIMEOUT_S = 10
+
+# Trains for ever; says how far it is, and how it ended.
+TRAIN = """
+import sys, time
+import torch
+import hvd_order.torch as hvd
+
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
+)
+x = torch.randn(4, 256)
+step = 0
+try:
+    while True:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        if step in (1, 5):
+            print(f"reached {step}", flush=True)
+except hvd.HorovodInternalError as error:
+    print(f"raised {type(error).__name__}: {error}", flush=True)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_the_others_raise_and_exit_when_a_rank_is_killed() -> None:
+    moments = random.Random(20)
+    for trial in range(20):
+        victim = trial % 3
+        with start_script(3, TRAIN, env={"HVD_ORDER_TIMEOUT": str(TIMEOUT_S)}) as script:
+            # Random in the life of the job: the first steps set up, the later ones overlap.
+            script.wait_for_output(victim, f"reached {moments.choice([1, 5])}")
+            script.kill(victim)
+            ended = script.wait(timeout=TIMEOUT_S)
+        for rank, end in enumerate(ended):
+            if rank == victim:
+                assert end.returncode == -signal.SIGKILL
+            else:
+                assert end.returncode == 3, f"trial {trial}, rank {rank}: {end.stderr}"
+                assert "raised PeerLost" in end.stdout or "raised Horovod" in end.stdout
+
+
+MISSING = """
+import sys
+import torch
+import hvd_order.torch as hvd
+
+hvd.init()
+model = torch.nn.ModuleDict({"first": torch.nn.Linear(64, 64), "last": torch.nn.Linear(64, 64)})
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
+)
+first = model["first"](torch.randn(4, 64))
+if hvd.rank() == 1:
+    first = first.detach()  # 'first' gets no gradient here
+model["last"](first).sum().backward()
+if hvd.rank() == 1:
+    print("stuck", flush=True)
+    sys.stdin.read()  # and step(), which would say so, is never reached
+try:
+    optimizer.step()
+except hvd.HorovodInternalError as error:
+    print(f"raised {type(error).__name__}: {error}", flush=True)
+    sys.exit(3)
+"""
+
+
+def test_a_gradient_that_never_comes_is_named_with_its_rank() -> None:
+    settings = {"HVD_ORDER_TIMEOUT": "4", "HVD_ORDER_SLICE_BYTES": "1KiB"}
+    with start_script(3, MISSING, env=settings) as script:
+        script.wait_for_output(1, "stuck")
+        for rank in (0, 2):
+            script.wait_for_output(rank, "raised TransferTimeout" if rank == 0 else "raised", 30)
+            text = script.stdout(rank)
+            assert "'first.weight' has not been produced on rank 1" in text
+
+
+def test_a_frozen_rank_is_named() -> None:
+    with start_script(3, TRAIN, env={"HVD_ORDER_TIMEOUT": "4"}) as script:
+        script.wait_for_output(1, "reached 5")
+        script.kill(1, signal.SIGSTOP)
+        for rank in (0, 2):
+            script.wait_for_output(rank, "raised", 30)
+            assert "rank 1" in script.stdout(rank)

@@ -1,0 +1,351 @@
+"""init and shutdown, over every way in which a job can have been started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.ranks import REPOSITORY, RankFactory, free_port, rank_environment, run_script
+
+import hvd_order.torch as hvd
+from hvd_order.config import Config
+from hvd_order.errors import InvalidUsage, NotInitialized
+from hvd_order.torch import process
+
+SIZES = [1, 2, 3]
+
+
+def body_places() -> tuple[int, ...]:
+    context = process.current()
+    assert context.config.timeout == Config.from_environment().timeout
+    places = (
+        hvd.rank(),
+        hvd.size(),
+        hvd.local_rank(),
+        hvd.local_size(),
+        hvd.cross_rank(),
+        hvd.cross_size(),
+    )
+    assert places == (
+        context.rank,
+        context.size,
+        context.local_rank,
+        context.local_size,
+        context.cross_rank,
+        context.cross_size,
+    )
+    return places
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ranks_of_one_host(ranks: RankFactory, size: int) -> None:
+    assert ranks(size).run(body_places) == [(r, size, r, size, 0, 1) for r in range(size)]
+
+
+def body_built() -> None:
+    for answer in (
+        hvd.mpi_enabled(),
+        hvd.mpi_built(),
+        hvd.gloo_enabled(),
+        hvd.gloo_built(),
+        hvd.ddl_built(),
+        hvd.ccl_built(),
+        hvd.cuda_built(),
+        hvd.rocm_built(),
+    ):
+        assert isinstance(answer, bool)
+    assert type(hvd.nccl_built()) is int
+    assert hvd.gloo_built()
+    assert hvd.gloo_enabled()
+    assert hvd.cuda_built() == (torch.version.cuda is not None)
+    with pytest.raises(ValueError, match="MPI is not enabled"):
+        hvd.mpi_threads_supported()
+    everyone = hvd.global_process_set
+    assert (everyone.process_set_id, everyone.included()) == (0, True)
+    assert everyone.ranks == list(range(hvd.size()))
+    assert (everyone.rank(), everyone.size()) == (hvd.rank(), hvd.size())
+
+
+def test_what_was_built(ranks: RankFactory) -> None:
+    ranks(2).run(body_built)
+
+
+def test_use_before_init_is_refused() -> None:
+    assert not hvd.is_initialized()
+    for call in (hvd.rank, hvd.size, hvd.local_rank, hvd.cross_size, process.current, hvd.barrier):
+        with pytest.raises(NotInitialized, match=r"use hvd\.init\(\)"):
+            call()
+    for call in (
+        lambda: hvd.allreduce(torch.ones(1)),
+        lambda: hvd.broadcast_(torch.ones(1), 0),
+        lambda: hvd.allgather(torch.ones(1)),
+        lambda: hvd.broadcast_object(1),
+        lambda: hvd.broadcast_parameters({}, 0),
+        lambda: hvd.synchronize(0),
+    ):
+        with pytest.raises(ValueError, match="has not been initialized"):
+            call()
+    hvd.shutdown()  # harmless
+
+
+def body_again() -> list[float]:
+    totals = []
+    for _ in range(3):
+        hvd.init()
+        first = process.current()
+        hvd.init()  # nothing happens
+        assert process.current() is first
+        totals.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
+        hvd.shutdown()
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        assert not dist.is_initialized()
+        with pytest.raises(NotInitialized):
+            hvd.size()
+    return totals
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_init_shutdown_init(ranks: RankFactory, size: int) -> None:
+    assert ranks(size).run(body_again) == [[float(size)] * 3] * size
+
+
+def body_arguments() -> None:
+    hvd.shutdown()
+    with pytest.raises(InvalidUsage, match="call init\\(\\) without comm"):
+        hvd.init(comm=[0])
+    with pytest.raises(InvalidUsage, match="only the global process set"):
+        hvd.init(process_sets="dynamic")
+    assert not hvd.is_initialized()
+    hvd.init(comm=[], process_sets=[])
+
+
+def test_arguments_that_are_not_supported(ranks: RankFactory) -> None:
+    ranks(2).run(body_arguments)
+
+
+def body_groups() -> list[str]:
+    context = process.current()
+    log: list[str] = []
+    context.on_shutdown(lambda: log.append("first"))
+    context.on_shutdown(lambda: log.append("second"))
+    if hvd.size() == 1:
+        with pytest.raises(InvalidUsage, match="no process groups"):
+            context.new_group("extra")
+        with pytest.raises(InvalidUsage, match="no process groups"):
+            _ = context.functions_group
+    else:
+        group = context.new_group("extra", backend="gloo")
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.item() == hvd.size()
+        assert group is not context.functions_group
+    hvd.shutdown()
+    return log
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_groups_and_shutdown_callbacks(ranks: RankFactory, size: int) -> None:
+    assert ranks(size).run(body_groups) == [["second", "first"]] * size
+
+
+def body_join() -> None:
+    hvd.shutdown()
+    dist.init_process_group("gloo")  # the program's own, from the same environment
+    for _ in range(2):
+        hvd.init()
+        assert (hvd.rank(), hvd.size()) == (dist.get_rank(), dist.get_world_size())
+        assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+        hvd.shutdown()
+        assert dist.is_initialized(), "what the program made is left alone"
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == dist.get_world_size()
+    hvd.init()
+    dist.destroy_process_group()  # before ours: shutdown copes
+    hvd.shutdown()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_process_group_of_the_program_is_joined(ranks: RankFactory, size: int) -> None:
+    ranks(size).run(body_join)
+
+
+def test_missing_ranks_are_named() -> None:
+    start = time.monotonic()
+    env = rank_environment(0, 3, free_port(), {"HVD_ORDER_TIMEOUT": "2"})
+    done = subprocess.run(
+        [sys.executable, "-c", "import hvd_order.torch as hvd; hvd.init()"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "TransferTimeout" in done.stderr
+    assert "waited 2 s for ranks [1, 2] of 3, which did not arrive" in done.stderr
+    assert time.monotonic() - start < 40
+
+
+def test_rank_zero_that_cannot_be_reached_is_named() -> None:
+    env = rank_environment(1, 2, free_port(), {"HVD_ORDER_TIMEOUT": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", "import hvd_order.torch as hvd; hvd.init()"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "could not reach rank 0 at 127.0.0.1:" in done.stderr
+    assert "is MASTER_ADDR its address?" in done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["Open MPI", "PMI", "horovodrun", "Slurm"])
+def test_variables_of_every_launcher(launcher: str) -> None:
+    """Ranks find each other from these variables alone."""
+    variables = {
+        "Open MPI": {
+            "OMPI_COMM_WORLD_RANK": "{rank}",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        },
+        "PMI": {
+            "PMI_RANK": "{rank}",
+            "PMI_SIZE": "2",
+            "MPI_LOCALRANKID": "{rank}",
+            "MPI_LOCALNRANKS": "2",
+        },
+        "horovodrun": {
+            "HOROVOD_RANK": "{rank}",
+            "HOROVOD_SIZE": "2",
+            "HOROVOD_LOCAL_RANK": "{rank}",
+            "HOROVOD_LOCAL_SIZE": "2",
+            "HOROVOD_CROSS_RANK": "0",
+            "HOROVOD_CROSS_SIZE": "1",
+        },
+        "Slurm": {
+            "SLURM_JOB_ID": "12",
+            "SLURM_STEP_ID": "0",
+            "SLURM_PROCID": "{rank}",
+            "SLURM_LOCALID": "{rank}",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_NUM_NODES": "1",
+        },
+    }[launcher]
+    port = str(free_port())
+    torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+    def env(rank: int) -> dict[str, str]:
+        names = {name: text.format(rank=rank) for name, text in variables.items()}
+        return names | dict.fromkeys([*torchrun, "GROUP_WORLD_SIZE"], "") | {"MASTER_PORT": port}
+
+    done = run_script(
+        2,
+        """
+        import torch, hvd_order.torch as hvd
+        hvd.init()
+        total = int(hvd.allreduce(torch.tensor(hvd.rank() + 1), op=hvd.Sum))
+        print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), total)
+        """,
+        env=env,
+    )
+    assert [(one.returncode, one.stdout.split()) for one in done] == [
+        (0, [str(rank), "2", str(rank), "2", "3"]) for rank in range(2)
+    ], done[0].stderr + done[1].stderr
+
+
+def test_a_program_may_end_with_a_collective_in_flight() -> None:
+    done = run_script(
+        2,
+        """
+        import time, torch, hvd_order.torch as hvd
+        hvd.init()
+        if hvd.rank() == 0:
+            hvd.allreduce_async(torch.ones(1), name="never")
+            time.sleep(0.3)
+        else:
+            time.sleep(4)
+        """,
+        timeout=60,
+    )
+    assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
+
+
+def test_a_rank_that_dies_is_an_error_on_the_others() -> None:
+    done = run_script(
+        3,
+        """
+        import os, signal, time, torch, hvd_order.torch as hvd
+        hvd.init()
+        hvd.barrier()
+        if hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        start = time.monotonic()
+        try:
+            while True:
+                hvd.allreduce(torch.ones(10), name="x")
+        except hvd.HorovodInternalError as error:
+            print(type(error).__name__, time.monotonic() - start < 15)
+        """,
+        env={"HVD_ORDER_TIMEOUT": "10"},
+    )
+    assert done[1].returncode == -9
+    for rank in (0, 2):
+        assert done[rank].returncode == 0, done[rank].stderr
+        name, in_time = done[rank].stdout.split()
+        assert name in ("PeerLost", "TransferTimeout")
+        assert in_time == "True"
+
+
+def test_without_torch_the_import_says_what_to_install() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import importlib.util as u; find = u.find_spec\n"
+            "u.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+            "import hvd_order\n"
+            "import hvd_order.torch",
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "ImportError: hvd_order.torch needs PyTorch, which is not installed" in done.stderr
+    assert "pip install torch" in done.stderr
+
+
+def test_without_the_engine_the_import_says_how_to_build() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys\n"
+            "class Hide:\n"
+            "    def find_spec(self, name, path=None, target=None):\n"
+            "        if name == 'hvd_order._torch':\n"
+            "            raise ModuleNotFoundError(name, name=name)\n"
+            "sys.modules.pop('hvd_order._torch', None)\n"
+            "sys.meta_path.insert(0, Hide())\n"
+            "from hvd_order.torch import _requirements\n"
+            "_requirements.require_extension()",
+        ],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "ImportError: the engine hvd_order._torch was not built" in done.stderr
+    assert "pip install --no-build-isolation ." in done.stderr
