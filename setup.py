@@ -94,7 +94,7 @@ class CMakeBuild(build_ext):
         subprocess.run(build, check=True)
         for extension, name in zip(self.extensions, names, strict=True):
             built = folder / Path(self.get_ext_filename(name)).name
-            # Not through build_lib for the source tree: the next wheel is made from what lies there.
+            # In place means not through build_lib: the next wheel is made from what lies there.
             target = ROOT if self.into_source_tree else Path(self.build_lib)
             self._place(built, target / self.get_ext_filename(extension.name))
 

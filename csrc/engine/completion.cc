@@ -100,7 +100,9 @@ std::size_t Completion::pendingCount() const {
 }
 
 bool Completion::isPendingLocked(TensorKey tensor) const {
-  return pending_.at(tensor.model).at(tensor.tensor) != 0;
+  // A waiter may wake only after its model was removed.
+  return tensor.model < pending_.size() && tensor.tensor < pending_[tensor.model].size() &&
+      pending_[tensor.model][tensor.tensor] != 0;
 }
 
 } // namespace hvd_order

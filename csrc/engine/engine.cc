@@ -300,7 +300,7 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
       const std::string report = asked_ ? health_.report(agreement_->scheduler()) : "";
       untold_ = errorOf<TransferTimeout>(concat(
           "nothing moved for ",
-          std::chrono::duration_cast<std::chrono::seconds>(options_.timeout).count(), " s: ",
+          std::chrono::duration<double>(options_.timeout).count(), " s: ",
           report));
       completion_.fail(untold_);
     } else if (!asked_ && stalled >= std::min(options_.stallWarning, options_.timeout / 2)) {

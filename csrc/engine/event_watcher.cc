@@ -12,61 +12,66 @@ constexpr std::chrono::microseconds kPause{20};
 
 } // namespace
 
-EventWatcher::EventWatcher() : thread_([this] { run(); }) {}
+EventWatcher::EventWatcher() : thread_([state = state_] { run(*state); }) {}
 
 EventWatcher::~EventWatcher() {
   {
-    const std::scoped_lock lock(mutex_);
-    stop_ = true;
+    const std::scoped_lock lock(state_->mutex);
+    state_->stop = true;
   }
-  wakeUp_.notify_one();
-  thread_.join();
+  state_->wakeUp.notify_one();
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
 }
 
 void EventWatcher::add(std::size_t queue, std::unique_ptr<DeviceEvent> event, Then then) {
   {
-    const std::scoped_lock lock(mutex_);
-    if (queues_.size() <= queue) {
-      queues_.resize(queue + 1);
+    const std::scoped_lock lock(state_->mutex);
+    if (state_->queues.size() <= queue) {
+      state_->queues.resize(queue + 1);
     }
-    queues_[queue].push_back({std::move(event), std::move(then)});
-    ++outstanding_;
+    state_->queues[queue].push_back({std::move(event), std::move(then)});
+    ++state_->outstanding;
   }
-  wakeUp_.notify_one();
+  state_->wakeUp.notify_one();
 }
 
-void EventWatcher::run() {
-  std::unique_lock lock(mutex_);
-  while (!stop_) {
-    if (outstanding_ == 0) {
-      wakeUp_.wait(lock, [&] { return stop_ || outstanding_ > 0; });
+void EventWatcher::run(State& state) {
+  std::unique_lock lock(state.mutex);
+  while (!state.stop) {
+    if (state.outstanding == 0) {
+      state.wakeUp.wait(lock, [&] { return state.stop || state.outstanding > 0; });
       continue;
     }
     bool any = false;
     // By index: `add` may make the vector grow while the lock is released.
-    for (std::size_t i = 0; i < queues_.size() && !stop_; ++i) {
-      while (!queues_[i].empty() && !stop_) {
+    for (std::size_t i = 0; i < state.queues.size() && !state.stop; ++i) {
+      while (!state.queues[i].empty() && !state.stop) {
         std::exception_ptr error;
         bool happened = true;
         try {
-          happened = queues_[i].front().event->happened();
+          happened = state.queues[i].front().event->happened();
         } catch (...) {
           error = std::current_exception();
         }
         if (!happened) {
           break;
         }
-        const Entry entry = std::move(queues_[i].front());
-        queues_[i].pop_front();
-        --outstanding_;
+        Entry entry = std::move(state.queues[i].front());
+        state.queues[i].pop_front();
+        --state.outstanding;
         any = true;
         lock.unlock();
         entry.then(error);
+        entry = {}; // what it holds may call `add` when it dies
         lock.lock();
       }
     }
-    if (!any && !stop_) {
-      wakeUp_.wait_for(lock, kPause, [&] { return stop_; });
+    if (!any && !state.stop) {
+      state.wakeUp.wait_for(lock, kPause, [&] { return state.stop; });
     }
   }
 }

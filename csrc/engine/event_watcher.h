@@ -32,7 +32,8 @@ class EventWatcher final {
   using Then = std::function<void(std::exception_ptr error)>;
 
   EventWatcher();
-  /// Drops what is outstanding: its functions are not called.
+  /// Drops what is outstanding: its functions are not called. One of them may be what destroys
+  /// the watcher.
   ~EventWatcher();
   EventWatcher(const EventWatcher&) = delete;
   EventWatcher& operator=(const EventWatcher&) = delete;
@@ -46,13 +47,18 @@ class EventWatcher final {
     Then then;
   };
 
-  void run();
+  /// The thread shares it, so that it outlives a watcher which dies inside a function it called.
+  struct State {
+    std::mutex mutex; // guards all below
+    std::condition_variable wakeUp;
+    std::vector<std::deque<Entry>> queues;
+    std::size_t outstanding = 0;
+    bool stop = false;
+  };
 
-  std::mutex mutex_;
-  std::condition_variable wakeUp_;
-  std::vector<std::deque<Entry>> queues_;
-  std::size_t outstanding_ = 0;
-  bool stop_ = false;
+  static void run(State& state);
+
+  std::shared_ptr<State> state_ = std::make_shared<State>();
   std::thread thread_;
 };
 

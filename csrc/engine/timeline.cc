@@ -5,6 +5,8 @@
 namespace hvd_order {
 
 void Timeline::start() {
+  const std::scoped_lock lock(mutex_);
+  current_.clear(); // journeys whose end an earlier stop hid
   recording_ = true;
 }
 

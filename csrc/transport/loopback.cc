@@ -62,7 +62,8 @@ LoopbackWorld::~LoopbackWorld() {
   }
   wakeUp_.notify_one();
   if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach(); // the last engine went away inside one of our callbacks
+    *exists_ = false; // the last engine went away inside one of our callbacks
+    thread_.detach();
   } else {
     thread_.join();
   }
@@ -210,8 +211,16 @@ void LoopbackWorld::send(Rank from, Rank to, ControlMessage message) {
 }
 
 void LoopbackWorld::listen(Rank rank, Listener listener) {
-  post([this, rank, listener = std::move(listener)] {
+  int turn = 0;
+  {
     const std::scoped_lock lock(listenersMutex_);
+    turn = ++turns_[rank];
+  }
+  post([this, rank, turn, listener = std::move(listener)] {
+    const std::scoped_lock lock(listenersMutex_);
+    if (turns_[rank] != turn) {
+      return; // silenced before it came to this
+    }
     for (auto& [to, deliver] : undelivered_) {
       if (to == rank) {
         deliver(listener);
@@ -224,6 +233,7 @@ void LoopbackWorld::listen(Rank rank, Listener listener) {
 
 void LoopbackWorld::silence(Rank rank) {
   const std::scoped_lock lock(listenersMutex_);
+  ++turns_[rank];
   listeners_.erase(rank);
 }
 
@@ -236,6 +246,7 @@ void LoopbackWorld::post(std::function<void()> work) {
 }
 
 void LoopbackWorld::run() {
+  const std::shared_ptr<bool> exists = exists_;
   std::vector<std::function<void()>> todo;
   std::unique_lock lock(mutex_);
   while (true) {
@@ -247,6 +258,10 @@ void LoopbackWorld::run() {
     lock.unlock();
     for (auto& work : todo) {
       work();
+      work = nullptr; // may hold the last owner, too
+      if (!*exists) {
+        return;
+      }
     }
     todo.clear();
     lock.lock();

@@ -76,7 +76,10 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
   // Held while a listener is called, so that `silence` returns only after its last call.
   std::mutex listenersMutex_;
   std::map<Rank, Listener> listeners_;
+  std::map<Rank, int> turns_; // by rank: how often it started or stopped listening
   std::vector<std::pair<Rank, std::function<void(const Listener&)>>> undelivered_;
+  // Turns false when the last owner goes away inside a callback, on thread_; used there only.
+  const std::shared_ptr<bool> exists_ = std::make_shared<bool>(true);
   std::thread thread_;
 };
 

@@ -91,7 +91,7 @@ class PlainDdp:
     def step(self, inputs: Tensor, targets: Tensor) -> float:
         """See ``System``."""
         loss = next_token_loss(self._replica(inputs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._optimizer.step()
         self._schedule.step()
         self._optimizer.zero_grad()
@@ -120,7 +120,7 @@ class HvdOrder:
         with hvd.timeline_span("forward"):
             loss = next_token_loss(self.model(inputs), targets)
         with hvd.timeline_span("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         with hvd.timeline_span("step"):
             self._optimizer.step()
             self._schedule.step()

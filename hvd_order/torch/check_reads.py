@@ -23,7 +23,7 @@ __all__: list[str] = []
 
 class _CheckReads(TorchDispatchMode):
     def __init__(self, exchange: GradientExchange) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._exchange = weakref.ref(exchange)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,4 +41,4 @@ class _CheckReads(TorchDispatchMode):
 
 def install(exchange: GradientExchange) -> None:
     """Checks every operator that this thread runs from now on."""
-    _CheckReads(exchange).__enter__()
+    _CheckReads(exchange).__enter__()  # type: ignore[no-untyped-call]

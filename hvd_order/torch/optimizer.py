@@ -224,12 +224,11 @@ def _distributed_class(base: type[Optimizer]) -> type[Optimizer]:
         for name, value in vars(_Distributed).items()
         if isinstance(value, types.FunctionType)
     }
-    created = type(base.__name__, (base,), {**methods, "__module__": base.__module__})
     # Step hooks and the profiler's range: once for each step() of the user's.
-    step = Optimizer.profile_hook_step(created.step)
-    cast("Any", step).hooked = True
-    created.step = step  # type: ignore[method-assign]
-    return created
+    step: Any = Optimizer.profile_hook_step(_Distributed.step)
+    step.hooked = True
+    members = {**methods, "step": step, "__module__": base.__module__}
+    return cast("type[Optimizer]", type(base.__name__, (base,), members))
 
 
 def _redirect_scheduler(optimizer: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hvd_order.torch import collectives
+from hvd_order.torch import collectives, reduce_ops
 
 __all__: list[str] = []
 
@@ -43,4 +43,4 @@ def exchange(parameter: torch.Tensor, scale: float) -> bool:
 
 
 def _sparse_dims_everywhere(mine: int) -> int:
-    return int(collectives.allreduce(torch.tensor(mine), op=collectives.Max).item())
+    return int(collectives.allreduce(torch.tensor(mine), op=reduce_ops.Max).item())

@@ -5,6 +5,7 @@
 #include <new>
 
 // Replaces the global operator new of a program by one that counts. Include in one file of it only.
+// Not inlined: GCC would take malloc and free for a mismatched pair.
 
 namespace hvd_order::test {
 
@@ -12,7 +13,7 @@ inline std::atomic<long> allocations = 0;
 
 } // namespace hvd_order::test
 
-void* operator new(std::size_t bytes) {
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++hvd_order::test::allocations;
   if (void* const memory = std::malloc(bytes == 0 ? 1 : bytes)) {
     return memory;
@@ -20,10 +21,10 @@ void* operator new(std::size_t bytes) {
   throw std::bad_alloc();
 }
 
-void operator delete(void* memory) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
 
-void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
+[[gnu::noinline]] void operator delete(void* memory, std::size_t /*bytes*/) noexcept {
   std::free(memory);
 }

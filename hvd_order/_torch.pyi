@@ -1,0 +1,39 @@
+"""The engine of ``_core`` with the torch.distributed transport."""
+
+from typing import final
+
+import torch
+from torch.distributed import ProcessGroup
+
+from hvd_order._core import Agreement as Agreement
+from hvd_order._core import AgreementKind as AgreementKind
+from hvd_order._core import ControlChannel as ControlChannel
+from hvd_order._core import Engine as Engine
+from hvd_order._core import LoopbackWorld as LoopbackWorld
+from hvd_order._core import Policy as Policy
+from hvd_order._core import Scheduler as Scheduler
+from hvd_order._core import Slice as Slice
+from hvd_order._core import SliceEvent as SliceEvent
+from hvd_order._core import SliceLayout as SliceLayout
+from hvd_order._core import Transport as Transport
+
+@final
+class C10dTransport(Transport):
+    """Carries slices over a process group of any back end."""
+
+    def __init__(self, group: ProcessGroup) -> None: ...
+    def set_buffers(
+        self, model: int, buffers: list[torch.Tensor], layout: SliceLayout
+    ) -> None: ...
+    def remove_buffers(self, model: int) -> None: ...
+
+@final
+class C10dControl(ControlChannel):
+    """Control messages over a Gloo process group that nobody else uses."""
+
+    def __init__(self, group: ProcessGroup, rank: int, size: int) -> None: ...
+
+def tensor_ready(
+    engine: Engine, transport: C10dTransport, model: int, tensor: int, gradient: torch.Tensor
+) -> None:
+    """Marks a gradient ready once its device has computed it."""

@@ -1,0 +1,739 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <future>
+#include <latch>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include "base/error.h"
+#include "check.h"
+#include "transport/loopback.h"
+
+// Several engines with their real threads in one process, joined by a LoopbackWorld. Each rank's
+// training loop is a thread of its own. No test sleeps: whatever must have happened is waited for.
+
+namespace hvd_order {
+
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = Completion::Clock;
+
+constexpr auto kForever = 60s;       // far beyond what any test here takes
+constexpr auto kShortTimeout = 400ms; // where the timeout is what is tested
+
+using Tensors = std::vector<TensorSpec>;
+
+/// All ranks of one job.
+class Job {
+ public:
+  explicit Job(int size, const EngineOptions& options = {})
+      : size_(size), world_(LoopbackWorld::create(size)), buffers_(static_cast<std::size_t>(size)) {
+    for (Rank rank = 0; rank < size; ++rank) {
+      EngineOptions own = options;
+      own.rank = rank;
+      own.size = size;
+      engines_.push_back(std::make_shared<Engine>(
+          own, world_->transport(rank), size > 1 ? world_->control(rank) : nullptr));
+      engines_.back()->start();
+    }
+  }
+  ~Job() {
+    for (const auto& engine : engines_) {
+      if (engine) {
+        engine->shutdown();
+      }
+    }
+    engines_.clear();
+    world_.reset(); // joins its thread: only then the buffers may go
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  /// Registers the model on one rank.
+  void addModel(
+      Rank rank,
+      ModelId model,
+      const Tensors& tensors,
+      ByteCount sliceBytes,
+      const std::vector<SliceIndex>& plan = {}) {
+    const auto layout = std::make_shared<SliceLayout>(tensors, sliceBytes);
+    Model& m = buffers_[static_cast<std::size_t>(rank)][model];
+    m.layout = layout;
+    m.data.clear();
+    std::vector<float*> pointers;
+    for (const ByteCount bytes : layout->bufferBytes()) {
+      m.data.emplace_back(static_cast<std::size_t>(bytes) / sizeof(float), 0.0F);
+    }
+    for (auto& buffer : m.data) {
+      pointers.push_back(buffer.data());
+    }
+    world_->setBuffers(rank, model, pointers);
+    engine(rank).addModel(model, layout, plan);
+  }
+
+  void addModelEverywhere(
+      ModelId model,
+      const Tensors& tensors,
+      ByteCount sliceBytes,
+      const std::vector<SliceIndex>& plan = {}) {
+    for (Rank rank = 0; rank < size_; ++rank) {
+      addModel(rank, model, tensors, sliceBytes, plan);
+    }
+  }
+
+  /// The tensor's place in the rank's gradient buffer.
+  std::span<float> values(Rank rank, TensorKey tensor) {
+    Model& m = buffers_[static_cast<std::size_t>(rank)].at(tensor.model);
+    const TensorSpec& spec = m.layout->tensors()[tensor.tensor];
+    const auto at = static_cast<std::size_t>(m.layout->tensorOffset(tensor.tensor));
+    return std::span(m.data[spec.buffer])
+        .subspan(at / sizeof(float), static_cast<std::size_t>(spec.sizeBytes) / sizeof(float));
+  }
+
+  Engine& engine(Rank rank) {
+    return *engines_[static_cast<std::size_t>(rank)];
+  }
+  std::shared_ptr<LoopbackWorld>& world() {
+    return world_;
+  }
+
+  void ready(Rank rank, TensorKey tensor) {
+    engine(rank).tensorReady(tensor);
+  }
+  void wait(Rank rank, TensorKey tensor) {
+    CHECK(engine(rank).wait(tensor, Clock::now() + kForever));
+  }
+
+  /// One training step of one rank: gradients in a random order, then all sums are looked at.
+  void step(Rank rank, ModelId model, int number, std::mt19937& random) {
+    const std::size_t count =
+        buffers_[static_cast<std::size_t>(rank)].at(model).layout->tensors().size();
+    std::vector<TensorId> order(count);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random);
+    for (const TensorId tensor : order) {
+      const TensorKey key{model, tensor};
+      std::ranges::fill(values(rank, key), gradient(rank, key, number));
+      ready(rank, key);
+    }
+    for (TensorId tensor = 0; tensor < count; ++tensor) { // as forward does
+      const TensorKey key{model, tensor};
+      wait(rank, key);
+      float sum = 0;
+      for (Rank r = 0; r < size_; ++r) {
+        sum += gradient(r, key, number);
+      }
+      for (const float value : values(rank, key)) {
+        CHECK_EQUAL(value, sum);
+      }
+    }
+  }
+
+ private:
+  struct Model {
+    std::shared_ptr<const SliceLayout> layout;
+    std::vector<std::vector<float>> data;
+  };
+
+  // Whole numbers, so that sums are exact.
+  static float gradient(Rank rank, TensorKey tensor, int step) {
+    return static_cast<float>(
+        1 + rank * 64 + static_cast<int>(tensor.tensor) * 3 + step * 7 +
+        static_cast<int>(tensor.model));
+  }
+
+  int size_;
+  std::shared_ptr<LoopbackWorld> world_;
+  std::vector<std::map<ModelId, Model>> buffers_;
+  std::vector<std::shared_ptr<Engine>> engines_;
+};
+
+// One element, fused neighbours, sizes that no slice divides, two dtypes.
+const Tensors kNetwork{
+    {"embedding", 1040, 0}, {"bias", 16, 0}, {"norm", 48, 1}, {"gain", 32, 0}, {"head", 272, 1}};
+constexpr ByteCount kSliceBytes = 128;
+const Tensors kTwo{{"front", 64, 0}, {"back", 64, 0}};
+
+EngineOptions withTimeout(std::chrono::nanoseconds timeout) {
+  EngineOptions options;
+  options.timeout = timeout;
+  return options;
+}
+
+struct Setting {
+  AgreementKind agreement;
+  Policy policy;
+};
+
+const std::vector<Setting> kSettings{
+    {AgreementKind::kLeader, Policy::kPriority},
+    {AgreementKind::kLeader, Policy::kArrival},
+    {AgreementKind::kNegotiated, Policy::kPriority},
+    {AgreementKind::kNegotiated, Policy::kArrival},
+    {AgreementKind::kPlanned, Policy::kPlanned},
+};
+
+/// A backend that the test plays: it keeps the callbacks.
+class HeldTransport final : public Transport {
+ public:
+  void issue(SliceKey key, const Slice& /*slice*/, Done done) override {
+    const std::scoped_lock lock(mutex_);
+    if (refuses) {
+      throw CollectiveError("the backend refuses");
+    }
+    held_.emplace_back(key, std::move(done));
+    changed_.notify_all();
+  }
+  void abort() noexcept override {
+    ++aborts;
+  }
+
+  /// Waits until `count` slices have been issued and takes their callbacks.
+  std::vector<std::pair<SliceKey, Done>> take(std::size_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return held_.size() >= count; });
+    return std::exchange(held_, {});
+  }
+
+  std::atomic<bool> refuses = false;
+  std::atomic<int> aborts = 0;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::pair<SliceKey, Done>> held_;
+};
+
+/// An engine of one rank over a HeldTransport, with model 0 = kTwo in one slice each.
+struct Lonely {
+  explicit Lonely(EngineOptions options = {}) {
+    engine = std::make_shared<Engine>(std::move(options), transport, nullptr);
+    engine->start();
+    engine->addModel(0, std::make_shared<SliceLayout>(kTwo, 64), {});
+  }
+  ~Lonely() {
+    if (engine) {
+      engine->shutdown();
+    }
+  }
+
+  std::shared_ptr<HeldTransport> transport = std::make_shared<HeldTransport>();
+  std::shared_ptr<Engine> engine;
+};
+
+/// Every wait of these ranks throws; @return the messages.
+std::vector<std::string> allFail(Job& job, const std::vector<Rank>& ranks, TensorKey tensor) {
+  std::vector<std::string> texts(ranks.size());
+  test::onThreads(static_cast<int>(ranks.size()), [&](int i) {
+    const auto index = static_cast<std::size_t>(i);
+    texts[index] = CHECK_THROWS(CollectiveError, job.wait(ranks[index], tensor));
+  });
+  return texts;
+}
+
+} // namespace
+
+TEST(sumsAreRightAndTheOrderIsOneOnAllRanks) {
+  // A rank that issued another slice than the rest would get an error from the world.
+  constexpr int kSteps = 15;
+  for (const Setting& setting : kSettings) {
+    for (const int size : {1, 2, 3, 4}) {
+      EngineOptions options;
+      options.agreement = setting.agreement;
+      options.policy = setting.policy;
+      options.creditBytes = 3 * kSliceBytes;
+      Job job(size, options);
+      const std::size_t slices = SliceLayout(kNetwork, kSliceBytes).slices().size();
+      std::vector<SliceIndex> plan;
+      if (setting.policy == Policy::kPlanned) {
+        plan.resize(slices);
+        std::iota(plan.begin(), plan.end(), 0);
+        std::shuffle(plan.begin(), plan.end(), std::mt19937(7));
+      }
+      job.addModelEverywhere(0, kNetwork, kSliceBytes, plan);
+      test::onThreads(size, [&](int rank) {
+        std::mt19937 random(static_cast<unsigned>(rank));
+        for (int step = 0; step < kSteps; ++step) {
+          job.step(rank, 0, step, random);
+        }
+      });
+      std::vector<int> times(slices, 0);
+      for (const SliceKey slice : job.world()->history()) {
+        ++times[slice.index];
+      }
+      CHECK_EQUAL(times, std::vector<int>(slices, kSteps));
+    }
+  }
+}
+
+TEST(severalModelsTravelAtOnce) {
+  for (const Setting& setting : kSettings) {
+    if (setting.policy == Policy::kPlanned) {
+      continue; // a plan covers one model
+    }
+    EngineOptions options;
+    options.agreement = setting.agreement;
+    options.policy = setting.policy;
+    options.creditBytes = 2 * kSliceBytes;
+    Job job(3, options);
+    job.addModelEverywhere(0, kNetwork, kSliceBytes);
+    job.addModelEverywhere(4, kTwo, kSliceBytes);
+    // Two threads a rank, as with two optimizers in two threads.
+    test::onThreads(6, [&](int thread) {
+      std::mt19937 random(static_cast<unsigned>(thread));
+      for (int step = 0; step < 15; ++step) {
+        job.step(thread / 2, thread % 2 == 0 ? 0 : 4, step, random);
+      }
+    });
+  }
+}
+
+TEST(modelsComeAndGo) {
+  Job job(3);
+  std::barrier everybody(3);
+  test::onThreads(3, [&](int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int round = 0; round < 10; ++round) {
+      job.addModel(rank, 1, round % 2 == 0 ? kNetwork : kTwo, kSliceBytes);
+      job.step(rank, 1, round, random);
+      job.engine(rank).removeModel(1);
+      CHECK(job.engine(rank).wait({1, 0}, Clock::now()));
+      everybody.arrive_and_wait(); // an id is free when all ranks have given it up
+    }
+  });
+}
+
+TEST(aRankMayRegisterItsModelLate) {
+  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
+    for (const Rank late : {0, 1}) {
+      EngineOptions options;
+      options.agreement = kind;
+      Job job(2, options);
+      const Rank early = 1 - late;
+      job.addModel(early, 0, kTwo, 64);
+      std::ranges::fill(job.values(early, {0, 0}), 1.0F);
+      job.ready(early, {0, 0});
+      CHECK_EQUAL(job.engine(early).pending(0), std::vector<std::uint8_t>{1, 0});
+      job.addModel(late, 0, kTwo, 64);
+      std::ranges::fill(job.values(late, {0, 0}), 2.0F);
+      job.ready(late, {0, 0});
+      test::onThreads(2, [&](int rank) {
+        job.wait(rank, {0, 0});
+        CHECK_EQUAL(job.values(rank, {0, 0})[15], 3.0F);
+      });
+    }
+  }
+}
+
+TEST(creditIsNeverExceededAndGivenBackSliceBySlice) {
+  EngineOptions options;
+  options.creditBytes = 64;
+  Lonely lonely(options);
+  lonely.engine->tensorReady({0, 1});
+  lonely.engine->tensorReady({0, 0});
+  std::vector<SliceKey> order;
+  for (int i = 0; i < 2; ++i) {
+    const auto held = lonely.transport->take(1);
+    CHECK_EQUAL(held.size(), 1U);
+    order.push_back(held[0].first);
+    held[0].second(nullptr);
+  }
+  CHECK(lonely.engine->wait({0, 0}, Clock::now() + kForever));
+  CHECK(lonely.engine->wait({0, 1}, Clock::now() + kForever));
+  std::ranges::sort(order, {}, &SliceKey::index);
+  CHECK_EQUAL(order, std::vector<SliceKey>{{0, 0}, {0, 1}});
+}
+
+TEST(aRankThatDiesIsNamedToAllOthers) {
+  for (const Rank victim : {0, 1, 2}) {
+    Job job(3);
+    job.addModelEverywhere(0, kTwo, 64);
+    for (Rank rank = 0; rank < 3; ++rank) {
+      if (rank != victim) {
+        job.ready(rank, {0, 0});
+      }
+    }
+    job.world()->killRank(victim);
+    std::vector<Rank> others{0, 1, 2};
+    std::erase(others, victim);
+    for (const std::string& text : allFail(job, others, {0, 0})) {
+      CHECK_CONTAINS(text, concat("rank ", victim, " is gone"));
+    }
+    for (const Rank rank : others) {
+      CHECK_THROWS(CollectiveError, job.engine(rank).check());
+      CHECK_THROWS(CollectiveError, job.ready(rank, {0, 1}));
+      CHECK_THROWS(CollectiveError, job.engine(rank).pending(0));
+      CHECK_THROWS(CollectiveError, job.addModel(rank, 3, kTwo, 64));
+    }
+  }
+}
+
+TEST(aRankDiesAtAnyMomentAndNobodyHangs) {
+  for (int trial = 0; trial < 20; ++trial) {
+    EngineOptions options;
+    options.agreement = kSettings[static_cast<std::size_t>(trial) % 4].agreement;
+    options.creditBytes = 2 * kSliceBytes;
+    Job job(3, options);
+    job.addModelEverywhere(0, kNetwork, kSliceBytes);
+    const Rank victim = trial % 3;
+    const int last = trial % 5; // the step in which it dies
+    std::latch reached(1);
+    test::onThreads(4, [&](int thread) {
+      if (thread == 3) {
+        reached.wait();
+        job.world()->killRank(victim);
+        job.engine(victim).fail(std::make_exception_ptr(CollectiveError("killed")));
+        return;
+      }
+      std::mt19937 random(static_cast<unsigned>(100 * trial + thread));
+      CHECK_THROWS(CollectiveError, [&] {
+        for (int step = 0;; ++step) {
+          if (thread == victim && step == last) {
+            reached.count_down();
+          }
+          job.step(thread, 0, step, random);
+        }
+      }());
+    });
+  }
+}
+
+TEST(aTensorThatOneRankNeverProducesIsNamedWithTheRank) {
+  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
+    EngineOptions options = withTimeout(kShortTimeout);
+    options.agreement = kind;
+    Job job(3, options);
+    job.addModelEverywhere(0, kTwo, 64);
+    for (const Rank rank : {0, 1, 2}) {
+      if (rank != 2) {
+        job.ready(rank, {0, 1});
+      }
+    }
+    const auto start = Clock::now();
+    for (const std::string& text : allFail(job, {0, 1}, {0, 1})) {
+      CHECK_CONTAINS(text, "'back' has not been produced on rank 2");
+    }
+    CHECK(Clock::now() - start < 20s);
+    // The culprit hears it when it next asks for anything.
+    const std::string text = CHECK_THROWS(CollectiveError, [&] {
+      while (true) {
+        job.engine(2).check();
+        std::this_thread::yield();
+      }
+    }());
+    CHECK_CONTAINS(text, "'back' has not been produced on rank 2");
+  }
+}
+
+TEST(aTensorMissingInASharedSliceIsNamed) {
+  Job job(2, withTimeout(kShortTimeout));
+  job.addModelEverywhere(0, kTwo, 128);
+  for (const Rank rank : {0, 1}) {
+    job.ready(rank, {0, 0});
+  }
+  for (const std::string& text : allFail(job, {0, 1}, {0, 0})) {
+    CHECK_CONTAINS(text, "'back' has not been produced on ranks 0, 1");
+  }
+}
+
+TEST(aTransferThatNeverEndsTimesOut) {
+  EngineOptions options = withTimeout(kShortTimeout);
+  Lonely lonely(options);
+  lonely.engine->tensorReady({0, 0});
+  const auto held = lonely.transport->take(1);
+  const std::string text =
+      CHECK_THROWS(TransferTimeout, lonely.engine->wait({0, 0}, Clock::now() + kForever));
+  CHECK_CONTAINS(text, "'front'");
+  CHECK_CONTAINS(text, "stuck");
+  held[0].second(nullptr); // too late: harmless
+  lonely.engine->shutdown();
+  CHECK_EQUAL(lonely.transport->aborts.load(), 1);
+}
+
+TEST(aStallIsAnnouncedBeforeItIsAnError) {
+  std::promise<std::string> warned;
+  EngineOptions options = withTimeout(kForever);
+  options.stallWarning = 20ms;
+  std::atomic<int> warnings = 0;
+  options.warn = [&](const std::string& text) {
+    if (++warnings == 1) {
+      warned.set_value(text);
+    }
+  };
+  Job job(2, options);
+  job.addModelEverywhere(0, kTwo, 64);
+  job.ready(0, {0, 0});
+  CHECK_CONTAINS(warned.get_future().get(), "'front' has not been produced on rank 1");
+  job.ready(1, {0, 0}); // and it goes on as if nothing had been
+  test::onThreads(2, [&](int rank) { job.wait(rank, {0, 0}); });
+  CHECK_EQUAL(warnings.load(), 1);
+}
+
+TEST(anIdleEngineNeverTimesOut) {
+  // Between two steps there may be hours. The clock runs only while something is under way.
+  Job job(2, withTimeout(1ms));
+  job.addModelEverywhere(0, kTwo, 64);
+  for (const Rank rank : {0, 1}) {
+    CHECK(job.engine(rank).wait({0, 0}, Clock::now()));
+  }
+  const auto until = Clock::now() + 50ms; // 50 timeouts
+  while (Clock::now() < until) {
+    job.engine(0).check();
+    std::this_thread::yield();
+  }
+}
+
+TEST(aRankMayLeaveInPeace) {
+  for (const Rank leaver : {0, 1}) {
+    const auto world = LoopbackWorld::create(3);
+    std::vector<std::shared_ptr<Engine>> engines;
+    for (Rank rank = 0; rank < 2; ++rank) {
+      EngineOptions options;
+      options.rank = rank;
+      options.size = 3;
+      engines.push_back(
+          std::make_shared<Engine>(options, world->transport(rank), world->control(rank)));
+      engines.back()->start();
+    }
+    // Rank 2 only listens. The world delivers in order, so what it hears last comes after all that
+    // the others were told.
+    std::promise<void> end;
+    const auto listener = world->control(2);
+    listener->start(
+        [&](Rank, const ControlMessage& message) {
+          if (message.kind == ControlMessage::Kind::kReply) {
+            end.set_value();
+          }
+        },
+        [&](Rank, const std::exception_ptr&) { end.set_value(); });
+    engines[static_cast<std::size_t>(leaver)]->shutdown();
+    world->killRank(leaver); // its process ends and its connections break
+    if (leaver != 0) {
+      world->control(0)->send(2, {ControlMessage::Kind::kReply, {}});
+    }
+    end.get_future().wait();
+    engines[static_cast<std::size_t>(1 - leaver)]->check();
+    listener->stop();
+    engines[static_cast<std::size_t>(1 - leaver)]->shutdown();
+  }
+}
+
+TEST(waitingForARankThatLeftEndsInAnError) {
+  Job job(2, withTimeout(kShortTimeout));
+  job.addModelEverywhere(0, kTwo, 64);
+  job.engine(1).shutdown();
+  job.ready(0, {0, 0});
+  CHECK_CONTAINS(CHECK_THROWS(TransferTimeout, job.wait(0, {0, 0})), "no answer from rank 1");
+}
+
+TEST(shutdownTwiceAndFromManyThreadsIsHarmless) {
+  Job job(2);
+  job.addModelEverywhere(0, kTwo, 64);
+  test::onThreads(4, [&](int thread) { job.engine(thread % 2).shutdown(); });
+  job.engine(0).shutdown();
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, job.ready(0, {0, 0})), "shut down");
+  CHECK_THROWS(InvalidUsage, job.wait(0, {0, 0}));
+}
+
+TEST(shutdownEndsWhatIsUnderWay) {
+  Lonely lonely;
+  lonely.engine->tensorReady({0, 0});
+  const auto held = lonely.transport->take(1);
+  std::latch waiting(1);
+  test::onThreads(2, [&](int thread) {
+    if (thread == 0) {
+      waiting.count_down();
+      CHECK_CONTAINS(
+          CHECK_THROWS(InvalidUsage, lonely.engine->wait({0, 0}, Clock::now() + kForever)),
+          "shut down");
+    } else {
+      waiting.wait();
+      lonely.engine->shutdown();
+    }
+  });
+  held[0].second(nullptr);
+}
+
+TEST(callbacksAfterTheEngineIsGoneAreHarmless) {
+  Lonely lonely;
+  lonely.engine->tensorReady({0, 0});
+  lonely.engine->tensorReady({0, 1});
+  const auto held = lonely.transport->take(2);
+  lonely.engine->shutdown();
+  lonely.engine.reset();
+  held[0].second(nullptr);
+  held[1].second(std::make_exception_ptr(PeerLost("connection closed by peer")));
+}
+
+TEST(anEngineMayGoAwayInTheMiddleOfACallback) {
+  for (int trial = 0; trial < 100; ++trial) {
+    Lonely lonely;
+    lonely.engine->tensorReady({0, 0});
+    lonely.engine->tensorReady({0, 1});
+    const auto held = lonely.transport->take(2);
+    test::onThreads(3, [&](int thread) {
+      if (thread < 2) {
+        held[static_cast<std::size_t>(thread)].second(nullptr);
+      } else {
+        lonely.engine->shutdown();
+        lonely.engine.reset();
+      }
+    });
+  }
+}
+
+TEST(theWorldMayGoAwayWithItsLastEngine) {
+  // The job is given up with transfers under way, so a callback may hold the last reference.
+  for (int trial = 0; trial < 100; ++trial) {
+    std::vector<float> buffer(32, 1.0F);
+    auto world = LoopbackWorld::create(1);
+    auto engine = std::make_shared<Engine>(EngineOptions{}, world->transport(0), nullptr);
+    engine->start();
+    world->setBuffers(0, 0, {buffer.data()});
+    engine->addModel(0, std::make_shared<SliceLayout>(kTwo, 64), {});
+    world.reset();
+    engine->tensorReady({0, 0});
+    engine->tensorReady({0, 1});
+    CHECK(engine->wait({0, 0}, Clock::now() + kForever));
+    CHECK(engine->wait({0, 1}, Clock::now() + kForever));
+    engine->shutdown();
+    engine.reset();
+  }
+}
+
+TEST(aBackendThatRefusesIsAnErrorOfEveryWait) {
+  Lonely lonely;
+  lonely.transport->refuses = true;
+  lonely.engine->tensorReady({0, 0});
+  CHECK_CONTAINS(
+      CHECK_THROWS(CollectiveError, lonely.engine->wait({0, 0}, Clock::now() + kForever)),
+      "refuses");
+}
+
+TEST(aFailedTransferIsAnErrorOnEveryRank) {
+  // Rank 1's backend fails; nobody died, so the backend's own words are what everybody gets.
+  const auto world = LoopbackWorld::create(3);
+  const auto broken = std::make_shared<HeldTransport>();
+  broken->refuses = true;
+  std::vector<std::vector<float>> buffers(3, std::vector<float>(32));
+  std::vector<std::shared_ptr<Engine>> engines;
+  for (Rank rank = 0; rank < 3; ++rank) {
+    EngineOptions options;
+    options.rank = rank;
+    options.size = 3;
+    engines.push_back(std::make_shared<Engine>(
+        options, rank == 1 ? broken : world->transport(rank), world->control(rank)));
+    engines.back()->start();
+    const auto index = static_cast<std::size_t>(rank);
+    world->setBuffers(rank, 0, {buffers[index].data()});
+    engines.back()->addModel(0, std::make_shared<SliceLayout>(kTwo, 64), {});
+  }
+  test::onThreads(3, [&](int rank) {
+    Engine& engine = *engines[static_cast<std::size_t>(rank)];
+    CHECK_CONTAINS(
+        CHECK_THROWS(CollectiveError, [&] {
+          engine.tensorReady({0, 0});
+          engine.wait({0, 0}, Clock::now() + kForever);
+        }()),
+        "refuses");
+  });
+  for (const auto& engine : engines) {
+    engine->shutdown();
+  }
+}
+
+TEST(everyRankHearsOfAFailure) {
+  for (const Rank failing : {0, 1}) {
+    Job job(3);
+    job.addModelEverywhere(0, kTwo, 64);
+    for (const Rank rank : {0, 1, 2}) {
+      if (rank != failing) {
+        job.ready(rank, {0, 0});
+      }
+    }
+    job.engine(failing).fail(std::make_exception_ptr(CollectiveError("shapes differ: 'front'")));
+    std::vector<Rank> others{0, 1, 2};
+    std::erase(others, failing);
+    for (const std::string& text : allFail(job, others, {0, 0})) {
+      CHECK_CONTAINS(text, "shapes differ: 'front'");
+    }
+  }
+}
+
+TEST(aFailureIsToldEvenWhenShutdownFollowsAtOnce) {
+  for (int trial = 0; trial < 20; ++trial) {
+    Job job(2);
+    job.addModelEverywhere(0, kTwo, 64);
+    job.ready(0, {0, 0});
+    job.engine(1).fail(std::make_exception_ptr(CollectiveError("a bad batch")));
+    job.engine(1).shutdown();
+    CHECK_CONTAINS(CHECK_THROWS(CollectiveError, job.wait(0, {0, 0})), "a bad batch");
+  }
+}
+
+TEST(twoEnginesDyingAtOnceEndTheJob) {
+  for (int trial = 0; trial < 20; ++trial) {
+    Job job(4);
+    job.addModelEverywhere(0, kTwo, 64);
+    std::barrier together(2);
+    test::onThreads(4, [&](int rank) {
+      if (rank < 2) { // rank 0, who would relay, is one of them
+        together.arrive_and_wait();
+        job.world()->killRank(rank);
+        job.engine(rank).fail(std::make_exception_ptr(CollectiveError("killed")));
+        job.engine(rank).shutdown();
+      } else {
+        CHECK_THROWS(CollectiveError, [&] {
+          job.ready(rank, {0, 0});
+          job.wait(rank, {0, 0});
+        }());
+      }
+    });
+  }
+}
+
+TEST(mistakesOfTheUserDoNotBreakTheJob) {
+  Job job(2);
+  job.addModelEverywhere(0, kTwo, 64);
+  CHECK_THROWS(InvalidUsage, job.addModel(0, 0, kTwo, 64));
+  CHECK_THROWS(InvalidUsage, job.ready(0, {0, 9}));
+  CHECK_THROWS(InvalidUsage, job.ready(0, {9, 0}));
+  job.ready(0, {0, 0});
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, job.ready(0, {0, 0})), "'front'");
+  CHECK_THROWS(InvalidUsage, job.engine(0).removeModel(0));
+  job.ready(1, {0, 0});
+  test::onThreads(2, [&](int rank) { job.wait(rank, {0, 0}); });
+  EngineOptions two;
+  two.size = 2;
+  CHECK_THROWS(InvalidUsage, Engine(two, std::make_shared<HeldTransport>(), nullptr));
+}
+
+TEST(theTimelineShowsEverySliceOnce) {
+  Job job(2);
+  job.addModelEverywhere(0, kNetwork, kSliceBytes);
+  job.engine(0).timeline().start();
+  test::onThreads(2, [&](int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    job.step(rank, 0, 0, random);
+  });
+  std::vector<SliceIndex> seen;
+  for (const SliceEvent& event : job.engine(0).timeline().take()) {
+    CHECK(event.readyNs <= event.issuedNs && event.issuedNs <= event.doneNs);
+    seen.push_back(event.slice.index);
+  }
+  std::ranges::sort(seen);
+  std::vector<SliceIndex> all(SliceLayout(kNetwork, kSliceBytes).slices().size());
+  std::iota(all.begin(), all.end(), 0);
+  CHECK_EQUAL(seen, all);
+}
+
+} // namespace hvd_order
+
+int main(int argc, char** argv) {
+  return hvd_order::test::runAll(argc, argv);
+}

@@ -1,0 +1,180 @@
+#include "engine/health.h"
+
+#include "base/error.h"
+#include "check.h"
+
+namespace hvd_order {
+
+namespace {
+
+using Kind = ControlMessage::Kind;
+
+// Slices of 64 bytes: weight and bias share the first, embedding has two of its own.
+std::shared_ptr<const SliceLayout> layout() {
+  return std::make_shared<SliceLayout>(
+      std::vector<TensorSpec>{{"weight", 48, 0}, {"bias", 16, 0}, {"embedding", 128, 0}}, 64);
+}
+
+/// Some ranks with a star of messages between them; `mute` ranks neither hear nor answer.
+struct World {
+  explicit World(int size, std::set<Rank> muteRanks = {}) : mute(std::move(muteRanks)) {
+    for (Rank rank = 0; rank < size; ++rank) {
+      schedulers.emplace_back(Policy::kPriority, 1 << 20);
+      schedulers.back().addModel(0, layout());
+      healths.emplace_back(rank, size);
+    }
+  }
+
+  Scheduler& scheduler(Rank rank) {
+    return schedulers[static_cast<std::size_t>(rank)];
+  }
+  Health& health(Rank rank) {
+    return healths[static_cast<std::size_t>(rank)];
+  }
+
+  void deliver(Rank from, const std::vector<Health::Addressed>& messages) {
+    for (const Health::Addressed& m : messages) {
+      CHECK((from == 0) != (m.to == 0)); // along the star
+      if (!mute.contains(m.to)) {
+        deliver(m.to, health(m.to).received(scheduler(m.to), from, m.message));
+      }
+    }
+  }
+
+  /// The rank asks everybody about these tensors; its report when all messages have been carried.
+  std::string inquire(Rank rank, const std::vector<TensorId>& tensors) {
+    std::vector<TensorKey> waiting;
+    for (const TensorId tensor : tensors) {
+      waiting.push_back({0, tensor});
+    }
+    deliver(rank, health(rank).ask(scheduler(rank), waiting));
+    return health(rank).report(scheduler(rank));
+  }
+
+  std::vector<Scheduler> schedulers;
+  std::vector<Health> healths;
+  std::set<Rank> mute;
+};
+
+} // namespace
+
+TEST(theRanksThatLackATensorAreNamed) {
+  for (const Rank asking : {0, 2}) {
+    World world(4);
+    world.scheduler(0).tensorReady({0, 2});
+    world.scheduler(2).tensorReady({0, 2});
+    CHECK_EQUAL(
+        world.inquire(asking, {2}),
+        concat(
+            "rank ", asking, " waits for the all-reduce of 'embedding'; 'embedding' has not been "
+            "produced on ranks 1, 3"));
+  }
+}
+
+TEST(anEarlierStepDoesNotCount) {
+  World world(2);
+  for (const Rank rank : {0, 1}) {
+    world.scheduler(rank).tensorReady({0, 2});
+    for (const SliceKey slice : {SliceKey{0, 1}, SliceKey{0, 2}}) {
+      world.scheduler(rank).take(slice);
+      world.scheduler(rank).sliceDone(slice);
+    }
+  }
+  world.scheduler(0).tensorReady({0, 2});
+  CHECK_CONTAINS(world.inquire(0, {2}), "'embedding' has not been produced on rank 1");
+}
+
+TEST(aMissingNeighbourInTheSameSliceIsNamedToo) {
+  World world(2);
+  for (const Rank rank : {0, 1}) {
+    world.scheduler(rank).tensorReady({0, 0});
+  }
+  CHECK_EQUAL(
+      world.inquire(1, {0}),
+      "rank 1 waits for the all-reduce of 'weight'; 'bias' has not been produced on ranks 0, 1");
+}
+
+TEST(aRankThatDoesNotAnswerIsNamed) {
+  World world(4, {1, 3});
+  for (const Rank rank : {0, 2}) {
+    world.scheduler(rank).tensorReady({0, 2});
+  }
+  CHECK_EQUAL(
+      world.inquire(2, {2}),
+      "rank 2 waits for the all-reduce of 'embedding'; no answer from ranks 1, 3");
+}
+
+TEST(whenEveryRankHasItTheNetworkIsSuspected) {
+  World world(2);
+  for (const Rank rank : {0, 1}) {
+    world.scheduler(rank).tensorReady({0, 2});
+  }
+  CHECK_CONTAINS(world.inquire(0, {2}), "the network or the backend is stuck");
+}
+
+TEST(oneRankHasNobodyToAsk) {
+  World world(1);
+  world.scheduler(0).tensorReady({0, 0});
+  CHECK_EQUAL(
+      world.inquire(0, {0}),
+      "rank 0 waits for the all-reduce of 'weight'; 'bias' has not been produced on rank 0");
+}
+
+TEST(aModelThatIsUnknownElsewhereIsMissingThere) {
+  World world(2);
+  world.scheduler(0).addModel(9, layout());
+  world.scheduler(0).tensorReady({9, 2});
+  world.deliver(0, world.health(0).ask(world.scheduler(0), {{9, 2}}));
+  CHECK_CONTAINS(
+      world.health(0).report(world.scheduler(0)), "'embedding' has not been produced on rank 1");
+}
+
+TEST(aNewInquiryForgetsTheOldOne) {
+  World world(2);
+  world.scheduler(0).tensorReady({0, 2});
+  CHECK_CONTAINS(world.inquire(0, {2}), "on rank 1");
+  world.scheduler(1).tensorReady({0, 2});
+  CHECK_CONTAINS(world.inquire(0, {2}), "every rank has produced");
+}
+
+TEST(longListsAreCut) {
+  std::vector<TensorSpec> tensors;
+  std::vector<TensorKey> all;
+  for (TensorId i = 0; i < 100; ++i) {
+    tensors.push_back({concat("t", i), 64, 0});
+    all.push_back({0, i});
+  }
+  const auto many = std::make_shared<SliceLayout>(tensors, 64);
+  std::vector<Scheduler> schedulers;
+  for (int rank = 0; rank < 2; ++rank) {
+    schedulers.emplace_back(Policy::kPriority, 1 << 20).addModel(0, many);
+  }
+  for (const TensorKey tensor : all) {
+    schedulers[0].tensorReady(tensor);
+  }
+  Health asking(0, 2);
+  Health asked(1, 2);
+  const auto query = asking.ask(schedulers[0], all);
+  CHECK_EQUAL(query.size(), 1U);
+  const auto reply = asked.received(schedulers[1], 0, query[0].message);
+  asking.received(schedulers[0], 1, reply.at(0).message);
+  const std::string report = asking.report(schedulers[0]);
+  CHECK_CONTAINS(report, "'t4' and 95 more");
+  CHECK_CONTAINS(report, "'t4' has not been produced on rank 1; 27 more are missing");
+}
+
+TEST(aTextTravelsInWords) {
+  for (const std::size_t size : {0, 1, 3, 4, 5, 440}) {
+    const std::string text(size, 'x');
+    CHECK_EQUAL(unpackText(packText(text)), text);
+  }
+  CHECK_EQUAL(unpackText(packText(std::string(1000, 'x'))), std::string(440, 'x'));
+  CHECK_EQUAL(unpackText({}), std::string());
+  CHECK_EQUAL(unpackText({4000, 0x64636261}), std::string("abcd")); // a size that is not true
+}
+
+} // namespace hvd_order
+
+int main(int argc, char** argv) {
+  return hvd_order::test::runAll(argc, argv);
+}

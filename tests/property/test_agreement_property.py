@@ -1,0 +1,70 @@
+"""Whatever the timing on each rank: one order, nothing lost, nothing twice, no deadlock.
+
+What is checked stands in ``helpers.agreement_world``. Together with the other files of this folder
+these are more than 10,000 random schedules; see ``helpers.property_cases`` on how to try others.
+"""
+
+from __future__ import annotations
+
+import pytest
+from helpers.agreement_world import Workload, World
+from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_specs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_order._core import Agreement, AgreementKind, Policy, SliceLayout
+
+ANY_ORDER = [
+    (AgreementKind.LEADER, Policy.PRIORITY),
+    (AgreementKind.LEADER, Policy.ARRIVAL),
+    (AgreementKind.NEGOTIATED, Policy.PRIORITY),
+    (AgreementKind.NEGOTIATED, Policy.ARRIVAL),
+]
+NAMES = ["leader-priority", "leader-arrival", "negotiated-priority", "negotiated-arrival"]
+
+
+def workloads(model_ids: tuple[int, ...]) -> st.SearchStrategy[Workload]:
+    return st.builds(
+        Workload,
+        models=st.fixed_dictionaries({m: tensor_specs() for m in model_ids}),
+        slice_bytes=slice_sizes,
+        spare_credit=st.integers(0, 500),
+        size=st.integers(1, 4),
+        steps=st.integers(1, 3),
+        whole_steps=st.booleans(),
+        late=st.booleans(),
+    )
+
+
+@pytest.mark.parametrize(("kind", "policy"), ANY_ORDER, ids=NAMES)
+@cases(1200)
+@given(work=workloads((0,)), chance=choices())
+def test_all_ranks_issue_one_order(
+    kind: AgreementKind, policy: Policy, work: Workload, chance: Choices
+) -> None:
+    World(kind, policy, work, chance).run()
+
+
+@pytest.mark.parametrize(("kind", "policy"), ANY_ORDER, ids=NAMES)
+@cases(500)
+@given(work=workloads((0, 3)), chance=choices())
+def test_two_models_share_one_order(
+    kind: AgreementKind, policy: Policy, work: Workload, chance: Choices
+) -> None:
+    World(kind, policy, work, chance).run()
+
+
+@cases(1500)
+@given(work=workloads((0,)), chance=choices())
+def test_all_ranks_follow_the_plan(work: Workload, chance: Choices) -> None:
+    World(AgreementKind.PLANNED, Policy.PLANNED, work, chance).run()
+
+
+@pytest.mark.parametrize("kind", [AgreementKind.LEADER, AgreementKind.NEGOTIATED])
+def test_one_rank_decides_alone(kind: AgreementKind) -> None:
+    # The smallest world: one rank, one tensor of one element, one step.
+    rank = Agreement(kind, 0, 1, Policy.PRIORITY, 64)
+    rank.add_model(0, SliceLayout([("t", 16, 0)], 64))
+    assert rank.tensor_ready(0, 0) == [(0, 0)]
+    assert rank.decide() == ([(0, 0)], [])
+    assert rank.slice_done(0, 0) == [(0, 0)]

@@ -1,0 +1,176 @@
+"""The scheduler alone, against a model of it in a few lines of Python."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_specs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_order._core import Policy, Scheduler, SliceLayout
+
+SliceKey = tuple[int, int]
+TensorKey = tuple[int, int]
+
+
+class Model:
+    """The same promises as the scheduler's, kept the slow way."""
+
+    def __init__(self, policy: Policy, layouts: dict[int, SliceLayout], plan: list[int]) -> None:
+        self.policy = policy
+        self.plan = [(0, s) for s in plan]
+        self.bytes = {
+            (m, s): piece.size_bytes
+            for m, layout in layouts.items()
+            for s, piece in enumerate(layout.slices)
+        }
+        self.carried = {(m, s): layouts[m].tensors_of(s) for m, s in self.bytes}
+        self.begun: set[tuple[SliceKey, int]] = set()  # (slice, tensor): that part is ready
+        self.offered: list[SliceKey] = []
+        self.in_flight: list[SliceKey] = []
+        self.issued: list[SliceKey] = []
+
+    def slices_of(self, tensor: TensorKey) -> list[SliceKey]:
+        return [k for k, ids in self.carried.items() if k[0] == tensor[0] and tensor[1] in ids]
+
+    def ready(self, tensor: TensorKey) -> list[SliceKey]:
+        slices = self.slices_of(tensor)
+        self.begun.update((key, tensor[1]) for key in slices)
+        return [key for key in slices if all((key, t) in self.begun for t in self.carried[key])]
+
+    def next(self, credit: int) -> SliceKey | None:
+        candidate: SliceKey | None = None
+        if self.policy == Policy.PLANNED:
+            following = self.plan[len(self.issued) % len(self.plan)]
+            candidate = following if following in self.offered else None
+        elif self.offered:
+            by_need = self.policy == Policy.PRIORITY
+            candidate = min(self.offered, key=lambda k: k[::-1]) if by_need else self.offered[0]
+        if candidate is None or self.used() + self.bytes[candidate] > credit:
+            return None
+        self.offered.remove(candidate)
+        self.in_flight.append(candidate)
+        self.issued.append(candidate)
+        return candidate
+
+    def done(self, key: SliceKey) -> list[TensorKey]:
+        self.in_flight.remove(key)
+        tensors = [(key[0], t) for t in self.carried[key]]
+        self.begun.difference_update((key, t) for _, t in tensors)
+        return [
+            t for t in tensors if not any((k, t[1]) in self.begun for k in self.slices_of(t))
+        ]
+
+    def used(self) -> int:
+        return sum(self.bytes[key] for key in self.in_flight)
+
+
+def play(
+    policy: Policy,
+    layouts: dict[int, SliceLayout],
+    spare_credit: int,
+    steps: int,
+    chance: Choices,
+) -> None:
+    """Random events until every tensor has been exchanged ``steps`` times."""
+    credit = max(layout.largest_slice_bytes for layout in layouts.values()) + spare_credit
+    scheduler = Scheduler(policy, credit)
+    plan: list[int] = []
+    if policy == Policy.PLANNED:
+        plan = chance.shuffled(range(len(layouts[0].slices)))
+    model = Model(policy, layouts, plan)
+    for m, layout in layouts.items():
+        scheduler.add_model(m, layout, plan)
+    tensors = {(m, t) for m, s in model.bytes for t in layouts[m].tensors_of(s)}
+    idle = dict.fromkeys(sorted(tensors), steps)  # tensor: how often it is still to be ready
+    under_way: dict[TensorKey, int] = {}
+    unoffered: list[SliceKey] = []
+
+    def ready() -> None:
+        tensor = chance.one_of(list(idle))
+        under_way[tensor] = idle.pop(tensor) - 1
+        became = scheduler.tensor_ready(*tensor)
+        assert became == model.ready(tensor)
+        unoffered.extend(became)
+
+    def offer() -> None:
+        key = unoffered.pop(chance.below(len(unoffered)))
+        scheduler.offer(*key)
+        model.offered.append(key)
+
+    def issue() -> None:
+        key = scheduler.next()
+        assert key == model.next(credit)
+        assert scheduler.in_flight_bytes == model.used() <= credit
+
+    def finish() -> None:
+        key = chance.one_of(model.in_flight)
+        complete = scheduler.slice_done(*key)
+        assert complete == model.done(key)
+        for tensor in complete:
+            again = under_way.pop(tensor)
+            if again:
+                idle[tensor] = again
+
+    while idle or unoffered or model.offered or model.in_flight:
+        actions = [issue]
+        if idle:
+            actions.append(ready)
+        if unoffered:
+            actions.append(offer)
+        if model.in_flight:
+            actions.append(finish)
+        if len(actions) > 1:
+            chance.one_of(actions)()
+        else:  # it must be possible now, else nothing ever will be
+            before = len(model.issued)
+            issue()
+            assert len(model.issued) == before + 1, "deadlock"
+    assert not under_way
+    assert sorted(model.issued) == sorted(steps * list(model.bytes)), "lost or sent twice"
+    for m in layouts:
+        assert scheduler.idle(m)
+        scheduler.remove_model(m)
+
+
+@pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL, Policy.PLANNED])
+@cases(600)
+@given(
+    tensors=tensor_specs(),
+    slice_bytes=slice_sizes,
+    spare_credit=st.integers(0, 500),
+    steps=st.integers(1, 3),
+    chance=choices(),
+)
+def test_every_slice_goes_once_a_step_in_order_of_policy_within_the_credit(
+    policy: Policy,
+    tensors: list[tuple[str, int, int]],
+    slice_bytes: int,
+    spare_credit: int,
+    steps: int,
+    chance: Choices,
+) -> None:
+    play(policy, {0: SliceLayout(tensors, slice_bytes)}, spare_credit, steps, chance)
+
+
+@pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
+@cases(400)
+@given(
+    first=tensor_specs(3),
+    second=tensor_specs(3),
+    slice_bytes=slice_sizes,
+    spare_credit=st.integers(0, 500),
+    steps=st.integers(1, 2),
+    chance=choices(),
+)
+def test_two_models_share_the_credit(
+    policy: Policy,
+    first: list[tuple[str, int, int]],
+    second: list[tuple[str, int, int]],
+    slice_bytes: int,
+    spare_credit: int,
+    steps: int,
+    chance: Choices,
+) -> None:
+    layouts = {0: SliceLayout(first, slice_bytes), 7: SliceLayout(second, slice_bytes)}
+    play(policy, layouts, spare_credit, steps, chance)

@@ -1,0 +1,87 @@
+"""How gradient buffers are cut."""
+
+from __future__ import annotations
+
+from helpers.property_cases import cases
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_order._core import SliceLayout
+
+CUT_ALIGNMENT = 64
+
+tensor_lists = st.lists(
+    st.tuples(st.integers(1, 200), st.integers(0, 2)), max_size=12
+).map(lambda codes: [(f"t{i}", 16 * units, buffer) for i, (units, buffer) in enumerate(codes)])
+
+
+@cases(1500)
+@given(tensors=tensor_lists, slice_bytes=st.integers(64, 4000))
+def test_slices_cover_what_they_promise(
+    tensors: list[tuple[str, int, int]], slice_bytes: int
+) -> None:
+    layout = SliceLayout(tensors, slice_bytes)
+    slices = layout.slices
+
+    # Tensors lie in their buffer in consumption order, without gaps.
+    ends = [0] * len(layout.buffer_bytes)
+    for t, (_, size, buffer) in enumerate(tensors):
+        assert layout.tensor_offset(t) == ends[buffer]
+        ends[buffer] += size
+    assert ends == layout.buffer_bytes
+
+    # Slices tile each buffer exactly and in order.
+    at = [0] * len(ends)
+    for piece in slices:
+        assert piece.offset_bytes == at[piece.buffer]
+        at[piece.buffer] += piece.size_bytes
+    assert at == ends
+
+    # None is larger than asked for.
+    assert all(0 < piece.size_bytes <= slice_bytes for piece in slices)
+    assert layout.largest_slice_bytes == max((p.size_bytes for p in slices), default=0)
+
+    # Both directions of "slice carries tensor" say what the byte ranges say.
+    for s, piece in enumerate(slices):
+        end = piece.offset_bytes + piece.size_bytes
+        carried = [
+            t
+            for t, (_, size, buffer) in enumerate(tensors)
+            if buffer == piece.buffer
+            and layout.tensor_offset(t) < end
+            and piece.offset_bytes < layout.tensor_offset(t) + size
+        ]
+        assert layout.tensors_of(s) == carried
+        assert (piece.first_tensor, piece.last_tensor) == (carried[0], carried[-1])
+    for t in range(len(tensors)):
+        assert layout.slices_of(t) == [s for s in range(len(slices)) if t in layout.tensors_of(s)]
+
+    # What fits one slice is never cut; what does not, shares its slices with nobody.
+    for t, (_, size, _) in enumerate(tensors):
+        own = layout.slices_of(t)
+        assert own == list(range(own[0], own[0] + len(own)))
+        if size <= slice_bytes:
+            assert len(own) == 1
+        else:
+            assert all(layout.tensors_of(s) == [t] for s in own)
+            assert all(
+                (slices[s].offset_bytes - layout.tensor_offset(t)) % CUT_ALIGNMENT == 0
+                for s in own
+            )
+
+    # Fusion is greedy: two whole neighbours of a buffer that would fit one slice are in one.
+    for buffer in range(len(ends)):
+        row = [s for s, p in enumerate(slices) if p.buffer == buffer]
+        for left, right in zip(row, row[1:], strict=False):
+            first_of_right = tensors[slices[right].first_tensor][1]
+            left_is_whole = tensors[slices[left].last_tensor][1] <= slice_bytes
+            if left_is_whole and first_of_right <= slice_bytes:
+                assert slices[left].size_bytes + first_of_right > slice_bytes
+
+    # Numbers follow consumption order.
+    firsts = [p.first_tensor for p in slices]
+    assert firsts == sorted(firsts)
+
+    # Names are unique, so that a message that names a slice says which.
+    names = [layout.slice_name(s) for s in range(len(slices))]
+    assert len(set(names)) == len(names)
