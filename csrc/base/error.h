@@ -47,10 +47,10 @@ std::string concat(const Parts&... parts) {
 } // namespace hvd_order
 
 /// Throws BrokenInvariant with the given parts when `condition` does not hold.
-#define HVDO_CHECK(condition, ...)                                                        \
-  do {                                                                                    \
-    if (!(condition)) [[unlikely]] {                                                      \
-      throw ::hvd_order::BrokenInvariant(                                                 \
+#define HVDO_CHECK(condition, ...)                                                                \
+  do {                                                                                            \
+    if (!(condition)) [[unlikely]] {                                                              \
+      throw ::hvd_order::BrokenInvariant(                                                         \
           ::hvd_order::concat("broken invariant (" #condition "): " __VA_OPT__(, ) __VA_ARGS__)); \
-    }                                                                                     \
+    }                                                                                             \
   } while (false)

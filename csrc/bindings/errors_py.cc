@@ -14,7 +14,8 @@ void raise(const char* name, const std::exception& error) {
 
 } // namespace
 
-// Python's classes (hvd_order/errors.py) are the tree; C++ errors become them here and nowhere else.
+// Python's classes (hvd_order/errors.py) are the tree; C++ errors become them here and nowhere
+// else.
 void bindErrors(py::module_& /*m*/) {
   py::register_local_exception_translator([](std::exception_ptr pointer) {
     if (!pointer) {

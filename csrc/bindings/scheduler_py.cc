@@ -102,8 +102,7 @@ void bindSchedulerClass(py::module_& m) {
           },
           py::arg("model"), py::arg("tensor"))
       .def(
-          "offer",
-          [](Scheduler& s, ModelId model, SliceIndex slice) { s.offer({model, slice}); },
+          "offer", [](Scheduler& s, ModelId model, SliceIndex slice) { s.offer({model, slice}); },
           py::arg("model"), py::arg("slice"))
       .def(
           "next",

@@ -19,14 +19,13 @@ void tensorReady(
     ModelId model,
     TensorId tensor,
     const at::Tensor& gradient) {
-  transport.whenReady(
-      gradient.device(), [engine, model, tensor](const std::exception_ptr& error) {
-        if (error) {
-          engine->fail(error);
-        } else {
-          engine->tensorReady({model, tensor});
-        }
-      });
+  transport.whenReady(gradient.device(), [engine, model, tensor](const std::exception_ptr& error) {
+    if (error) {
+      engine->fail(error);
+    } else {
+      engine->tensorReady({model, tensor});
+    }
+  });
 }
 
 } // namespace

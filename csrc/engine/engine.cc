@@ -5,12 +5,12 @@
 
 #include "base/error.h"
 
-// One gradient's way through this file: tensorReady (a hook's thread) marks it and wakes the engine's
-// thread; `drive` asks the agreement for decisions and hands slices to the transport; `sliceDone` (a
-// thread of the transport) gives the credit back, completes tensors, wakes waiters, and drives on,
-// because the credit may admit more. To drive is a role, not a thread: whoever has news and may block
-// for a moment takes it, one at a time, so that a slice that ends is followed by the next without a
-// switch of threads.
+// One gradient's way through this file: tensorReady (a hook's thread) marks it and wakes the
+// engine's thread; `drive` asks the agreement for decisions and hands slices to the transport;
+// `sliceDone` (a thread of the transport) gives the credit back, completes tensors, wakes waiters,
+// and drives on, because the credit may admit more. To drive is a role, not a thread: whoever has
+// news and may block for a moment takes it, one at a time, so that a slice that ends is followed by
+// the next without a switch of threads.
 //
 // The clock matters only when something is wrong (`watch`): a transfer failed, or nothing moved for
 // long.
@@ -50,12 +50,13 @@ Engine::Engine(
     : options_(std::move(options)),
       transport_(std::move(transport)),
       control_(std::move(control)),
-      agreement_(Agreement::create(
-          options_.agreement,
-          options_.rank,
-          options_.size,
-          options_.policy,
-          options_.creditBytes)),
+      agreement_(
+          Agreement::create(
+              options_.agreement,
+              options_.rank,
+              options_.size,
+              options_.policy,
+              options_.creditBytes)),
       health_(options_.rank, options_.size),
       lastProgress_(Clock::now()) {
   if (options_.size > 1 && !control_) {
@@ -299,9 +300,8 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
     if (stalled >= options_.timeout) {
       const std::string report = asked_ ? health_.report(agreement_->scheduler()) : "";
       untold_ = errorOf<TransferTimeout>(concat(
-          "nothing moved for ",
-          std::chrono::duration<double>(options_.timeout).count(), " s: ",
-          report));
+          "nothing moved for ", std::chrono::duration<double>(options_.timeout).count(),
+          " s: ", report));
       completion_.fail(untold_);
     } else if (!asked_ && stalled >= std::min(options_.stallWarning, options_.timeout / 2)) {
       asked_ = true;
@@ -313,8 +313,8 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
       warned_ = true;
       const std::string text = concat(
           "hvd_order: nothing has moved for ",
-          std::chrono::duration_cast<std::chrono::seconds>(stalled).count(), " s: ",
-          health_.report(agreement_->scheduler()));
+          std::chrono::duration_cast<std::chrono::seconds>(stalled).count(),
+          " s: ", health_.report(agreement_->scheduler()));
       lock.unlock();
       if (options_.warn) {
         options_.warn(text);
@@ -361,8 +361,7 @@ std::vector<TensorKey> Engine::waitingTensors() const {
 }
 
 void Engine::tellOthers(const std::exception_ptr& error) {
-  const ControlMessage message{
-      ControlMessage::Kind::kFailed, packText(textOf(error))};
+  const ControlMessage message{ControlMessage::Kind::kFailed, packText(textOf(error))};
   if (options_.rank != 0) {
     sendAll({{0, message}});
     return;

@@ -35,8 +35,8 @@ struct EngineOptions {
 
 /// Moves ready slices in the agreed order, within the credit, and tells who waits.
 ///
-/// It decides and issues on whatever thread brings news (see engine.cc), one at a time; its own thread
-/// serves the hooks, which must not block, and sleeps otherwise. There is one failure state:
+/// It decides and issues on whatever thread brings news (see engine.cc), one at a time; its own
+/// thread serves the hooks, which must not block, and sleeps otherwise. There is one failure state:
 /// after the first error every waiter wakes with that error, every later call throws it, and the
 /// other ranks are told.
 ///
@@ -57,10 +57,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
 
   /// Registers a model under an id that is free on every rank; all ranks choose the same.
   /// @throws as Scheduler::addModel, or the engine's failure.
-  void addModel(
-      ModelId model,
-      std::shared_ptr<const SliceLayout> layout,
-      std::vector<SliceIndex> plan);
+  void
+  addModel(ModelId model, std::shared_ptr<const SliceLayout> layout, std::vector<SliceIndex> plan);
   void removeModel(ModelId model);
 
   /// The gradient of `tensor` lies in its buffer: send it when its turn comes.
@@ -122,9 +120,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::condition_variable wakeUp_;
   std::unique_ptr<Agreement> agreement_;
   std::set<ModelId> models_;
-  bool dirty_ = false;       // something happened since the last decision
-  bool trouble_ = false;     // the engine's thread has to look at a failure
-  bool driving_ = false;     // a thread is deciding and issuing; it alone uses decisions_
+  bool dirty_ = false;   // something happened since the last decision
+  bool trouble_ = false; // the engine's thread has to look at a failure
+  bool driving_ = false; // a thread is deciding and issuing; it alone uses decisions_
   bool stop_ = false;
   Decisions decisions_;
 

@@ -22,8 +22,8 @@ class DeviceEvent {
 /// Calls a function when a device event has happened.
 ///
 /// Devices offer no callback that is cheap and may call into a communication library, so one
-/// thread asks; it sleeps while nothing is outstanding. Events of one queue happen in the order in which they
-/// were recorded (they are of one stream), so only the oldest is asked for.
+/// thread asks; it sleeps while nothing is outstanding. Events of one queue happen in the order in
+/// which they were recorded (they are of one stream), so only the oldest is asked for.
 ///
 /// Thread safety: `add` may be called from any thread.
 class EventWatcher final {

@@ -74,10 +74,8 @@ std::vector<Health::Addressed> Health::ask(
   return out;
 }
 
-std::vector<Health::Addressed> Health::received(
-    const Scheduler& scheduler,
-    Rank from,
-    const ControlMessage& message) {
+std::vector<Health::Addressed>
+Health::received(const Scheduler& scheduler, Rank from, const ControlMessage& message) {
   std::vector<Addressed> out;
   const Rank origin = static_cast<Rank>(message.words.at(0));
   if (message.kind == ControlMessage::Kind::kQuery) {
@@ -106,8 +104,7 @@ void Health::answer(
     const ControlMessage& query,
     std::vector<Addressed>& out) {
   const std::uint32_t origin = query.words.at(0);
-  ControlMessage reply{
-      ControlMessage::Kind::kReply, {origin, static_cast<std::uint32_t>(rank_)}};
+  ControlMessage reply{ControlMessage::Kind::kReply, {origin, static_cast<std::uint32_t>(rank_)}};
   for (std::size_t i = 1; i + 2 < query.words.size(); i += 3) {
     const TensorKey tensor{query.words[i], query.words[i + 1]};
     if (!scheduler.hasModel(tensor.model) || scheduler.readyCount(tensor) < query.words[i + 2]) {
@@ -169,8 +166,7 @@ std::string unpackText(const std::vector<std::uint32_t>& words) {
   if (words.empty()) {
     return {};
   }
-  const std::size_t size =
-      std::min<std::size_t>(words[0], (words.size() - 1) * kWordBytes);
+  const std::size_t size = std::min<std::size_t>(words[0], (words.size() - 1) * kWordBytes);
   return {reinterpret_cast<const char*>(words.data() + 1), size};
 }
 

@@ -29,10 +29,8 @@ class Health final {
   std::vector<Addressed> ask(const Scheduler& scheduler, std::vector<TensorKey> waiting);
 
   /// Handles kQuery and kReply. @return the messages to send.
-  std::vector<Addressed> received(
-      const Scheduler& scheduler,
-      Rank from,
-      const ControlMessage& message);
+  std::vector<Addressed>
+  received(const Scheduler& scheduler, Rank from, const ControlMessage& message);
 
   /// What is known by now, one line: the tensors that do not come, which ranks lack them, and
   /// which ranks did not answer.
@@ -45,10 +43,7 @@ class Health final {
   };
 
   void note(TensorKey tensor, Rank rank);
-  void answer(
-      const Scheduler& scheduler,
-      const ControlMessage& query,
-      std::vector<Addressed>& out);
+  void answer(const Scheduler& scheduler, const ControlMessage& query, std::vector<Addressed>& out);
 
   Rank rank_;
   int size_;

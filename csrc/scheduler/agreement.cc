@@ -7,12 +7,8 @@
 
 namespace hvd_order {
 
-std::unique_ptr<Agreement> Agreement::create(
-    AgreementKind kind,
-    Rank rank,
-    int size,
-    Policy policy,
-    ByteCount creditBytes) {
+std::unique_ptr<Agreement>
+Agreement::create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCount creditBytes) {
   if (rank < 0 || rank >= size) {
     throw InvalidUsage(concat("rank ", rank, " of ", size));
   }

@@ -45,20 +45,14 @@ struct Decisions {
 /// Thread safety: none; the owner calls it under its own lock.
 class Agreement {
  public:
-  static std::unique_ptr<Agreement> create(
-      AgreementKind kind,
-      Rank rank,
-      int size,
-      Policy policy,
-      ByteCount creditBytes);
+  static std::unique_ptr<Agreement>
+  create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCount creditBytes);
 
   virtual ~Agreement() = default;
 
   /// As Scheduler::addModel. Every rank registers the same models with the same ids.
-  virtual void addModel(
-      ModelId model,
-      std::shared_ptr<const SliceLayout> layout,
-      std::vector<SliceIndex> plan);
+  virtual void
+  addModel(ModelId model, std::shared_ptr<const SliceLayout> layout, std::vector<SliceIndex> plan);
   /// As Scheduler::removeModel. No rank may add the id again before all have removed it.
   void removeModel(ModelId model);
 

@@ -14,7 +14,8 @@ const std::vector<SliceKey>& Planned::tensorReady(TensorKey tensor) {
 
 void Planned::received(Rank from, std::span<const SliceKey> slices) {
   HVDO_CHECK(
-      false, "rank ", from, " sent ", slices.size(), " slices, but the order is planned; all ranks "
+      false, "rank ", from, " sent ", slices.size(),
+      " slices, but the order is planned; all ranks "
       "must use the same agreement");
 }
 

@@ -76,7 +76,8 @@ void Scheduler::addModel(
 
 void Scheduler::removeModel(ModelId model) {
   if (!idle(model)) {
-    throw InvalidUsage(concat("model ", model, " still has gradients in flight; finish them first"));
+    throw InvalidUsage(
+        concat("model ", model, " still has gradients in flight; finish them first"));
   }
   models_[model].reset();
 }
@@ -196,8 +197,8 @@ bool Scheduler::putInFlight(SliceKey slice) {
 const std::vector<TensorKey>& Scheduler::sliceDone(SliceKey slice) {
   Model& m = modelOf(slice.model);
   HVDO_CHECK(
-      m.state.at(slice.index) == SliceState::kInFlight, "slice '",
-      m.layout->sliceName(slice.index), "' is done, but was not in flight");
+      m.state.at(slice.index) == SliceState::kInFlight, "slice '", m.layout->sliceName(slice.index),
+      "' is done, but was not in flight");
   const std::span<const TensorId> tensors = m.layout->tensorsOf(slice.index);
   inFlightBytes_ -= m.layout->slices()[slice.index].sizeBytes;
   m.state[slice.index] = SliceState::kWaiting;

@@ -22,7 +22,8 @@ enum class Policy {
 /// drives it with real transports, the simulator with a virtual clock, the tests with random
 /// events. One step of a slice's life:
 ///
-///     waiting --every tensor it carries is ready--> ready --next or take--> in flight --done--> waiting
+///     waiting --every tensor it carries is ready--> ready --next or take--> in flight --done-->
+///     waiting
 ///
 /// A ready slice becomes a candidate of `next` only when it is offered: order agreement stands in
 /// between and offers what all ranks may issue. Several models share one credit.

@@ -46,8 +46,8 @@ SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes)
   });
   if (slices_.size() > SliceKey::kMaxSlices) {
     throw InvalidUsage(concat(
-        "slices of ", sliceBytes, " bytes cut the model into ", slices_.size(),
-        " slices; at most ", SliceKey::kMaxSlices, " can be numbered, so take larger slices"));
+        "slices of ", sliceBytes, " bytes cut the model into ", slices_.size(), " slices; at most ",
+        SliceKey::kMaxSlices, " can be numbered, so take larger slices"));
   }
   index();
 }
@@ -72,8 +72,7 @@ void SliceLayout::cutBuffer(BufferId buffer, ByteCount sliceBytes) {
                 roundUp((tensor.sizeBytes + parts - 1) / parts, kCutAlignment),
                 sliceBytes / kCutAlignment * kCutAlignment);
       for (ByteCount at = 0; at < tensor.sizeBytes; at += part) {
-        slices_.push_back(
-            {buffer, end + at, std::min(part, tensor.sizeBytes - at), id, id});
+        slices_.push_back({buffer, end + at, std::min(part, tensor.sizeBytes - at), id, id});
       }
       open = parts == 1;
     }

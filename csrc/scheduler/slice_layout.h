@@ -65,7 +65,8 @@ class SliceLayout final {
   [[nodiscard]] ByteCount largestSliceBytes() const {
     return largestSliceBytes_;
   }
-  /// "name" for a slice that is one tensor, "name[2]" for its third part, "first..last" for several.
+  /// "name" for a slice that is one tensor, "name[2]" for its third part, "first..last" for
+  /// several.
   [[nodiscard]] std::string sliceName(SliceIndex slice) const;
 
  private:

@@ -1,11 +1,11 @@
 #include "transport/c10d.h"
 
-#include <algorithm>
-
 #include <ATen/core/grad_mode.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
 
 #include "base/error.h"
 
@@ -67,8 +67,7 @@ void C10dTransport::setBuffers(
   for (const Slice& slice : layout.slices()) {
     const at::Tensor& buffer = buffers.at(slice.buffer);
     const auto element = static_cast<ByteCount>(buffer.element_size());
-    views.push_back(
-        {buffer.narrow(0, slice.offsetBytes / element, slice.sizeBytes / element)});
+    views.push_back({buffer.narrow(0, slice.offsetBytes / element, slice.sizeBytes / element)});
   }
   const std::scoped_lock lock(mutex_);
   if (slices_.size() <= model) {

@@ -1,16 +1,16 @@
 #include "transport/c10d_control.h"
 
+#include <ATen/Functions.h>
+
 #include <algorithm>
 #include <chrono>
-
-#include <ATen/Functions.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/error.h"
 
-// A message on the wire: frames of kFrameWords words. The first begins with the kind and the number of
-// words of the message, the words follow and run on into as many frames as it takes. Frames of one
-// pair of ranks arrive in order, so nothing else is needed.
+// A message on the wire: frames of kFrameWords words. The first begins with the kind and the number
+// of words of the message, the words follow and run on into as many frames as it takes. Frames of
+// one pair of ranks arrive in order, so nothing else is needed.
 
 namespace hvd_order {
 
@@ -19,6 +19,8 @@ namespace {
 constexpr std::size_t kFrameWords = 128;
 constexpr std::size_t kHeaderWords = 2;
 constexpr int kTag = 0;
+// A frame fits the socket's buffer even when the peer is frozen; longer than this it is lost.
+constexpr auto kSendTime = std::chrono::seconds(10);
 constexpr auto kForever = std::chrono::hours(24 * 365);
 
 at::Tensor emptyFrame() {
@@ -31,10 +33,7 @@ std::uint32_t* wordsOf(const at::Tensor& frame) {
 
 } // namespace
 
-C10dControl::C10dControl(
-    c10::intrusive_ptr<c10d::ProcessGroup> group,
-    Rank rank,
-    int size)
+C10dControl::C10dControl(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size)
     : group_(std::move(group)) {
   group_->getBackend(c10::kCPU)->setTimeout(kForever);
   for (Rank other = rank == 0 ? 1 : 0; other < (rank == 0 ? size : 1); ++other) {
@@ -56,8 +55,8 @@ void C10dControl::start(OnMessage onMessage, OnLost onLost) {
 }
 
 void C10dControl::send(Rank to, const ControlMessage& message) {
-  const auto peer = std::find_if(
-      peers_.begin(), peers_.end(), [to](const auto& p) { return p->rank == to; });
+  const auto peer =
+      std::find_if(peers_.begin(), peers_.end(), [to](const auto& p) { return p->rank == to; });
   HVDO_CHECK(peer != peers_.end(), "no control connection to rank ", to);
   std::vector<std::uint32_t> words{
       static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.words.size())};
@@ -75,7 +74,7 @@ void C10dControl::sendFrame(Rank to, std::vector<std::uint32_t>& words) {
   for (std::size_t at = 0; at < words.size(); at += kFrameWords) {
     std::vector<at::Tensor> frame{emptyFrame()};
     std::copy_n(words.data() + at, kFrameWords, wordsOf(frame.front()));
-    group_->send(frame, to, kTag)->wait();
+    group_->send(frame, to, kTag)->wait(kSendTime);
   }
 }
 

@@ -4,9 +4,8 @@
 #include <memory>
 #include <mutex>
 #include <thread>
-#include <vector>
-
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
 
 #include "engine/control_channel.h"
 
@@ -29,8 +28,8 @@ class C10dControl final : public ControlChannel {
  private:
   struct Peer {
     Rank rank;
-    std::mutex sending; // one message at a time, whole; held while it goes out
-    std::mutex receiving; // guards `work`
+    std::mutex sending;                  // one message at a time, whole; held while it goes out
+    std::mutex receiving;                // guards `work`
     c10::intrusive_ptr<c10d::Work> work; // the recv under way
     std::thread listener;
   };

@@ -122,32 +122,25 @@ std::vector<SliceKey> LoopbackWorld::history() const {
 }
 
 void LoopbackWorld::issue(Issue issue) {
-  std::vector<Issue> complete;
-  {
-    const std::scoped_lock lock(mutex_);
-    if (dead_[static_cast<std::size_t>(issue.rank)]) {
-      return;
-    }
-    const bool someoneDied = std::find(dead_.begin(), dead_.end(), true) != dead_.end();
-    if (!someoneDied) {
-      const std::size_t number = issued_[static_cast<std::size_t>(issue.rank)]++;
-      auto& round = rounds_[number];
-      round.push_back(std::move(issue));
-      if (round.size() < static_cast<std::size_t>(size_)) {
-        return;
-      }
-      complete = std::move(round);
-      rounds_.erase(number);
-    }
+  const std::scoped_lock lock(mutex_);
+  if (dead_[static_cast<std::size_t>(issue.rank)]) {
+    return;
   }
-  if (complete.empty()) {
-    post([done = std::move(issue.done)] {
+  if (std::find(dead_.begin(), dead_.end(), true) != dead_.end()) {
+    postLocked([done = std::move(issue.done)] {
       done(std::make_exception_ptr(PeerLost("connection closed by peer")));
     });
     return;
   }
-  auto shared = std::make_shared<std::vector<Issue>>(std::move(complete));
-  post([this, shared] { finish(std::move(*shared)); });
+  const std::size_t number = issued_[static_cast<std::size_t>(issue.rank)]++;
+  auto& round = rounds_[number];
+  round.push_back(std::move(issue));
+  if (round.size() == static_cast<std::size_t>(size_)) {
+    postLocked([this, complete = std::make_shared<std::vector<Issue>>(std::move(round))] {
+      finish(std::move(*complete));
+    });
+    rounds_.erase(number);
+  }
 }
 
 void LoopbackWorld::finish(std::vector<Issue> issues) {
@@ -238,10 +231,12 @@ void LoopbackWorld::silence(Rank rank) {
 }
 
 void LoopbackWorld::post(std::function<void()> work) {
-  {
-    const std::scoped_lock lock(mutex_);
-    work_.push_back(std::move(work));
-  }
+  const std::scoped_lock lock(mutex_);
+  postLocked(std::move(work));
+}
+
+void LoopbackWorld::postLocked(std::function<void()> work) {
+  work_.push_back(std::move(work));
   wakeUp_.notify_one();
 }
 

@@ -17,8 +17,8 @@ namespace hvd_order {
 ///
 /// Every rank's engine gets `transport(rank)` and `control(rank)`. A slice is summed, in float,
 /// when all ranks have issued it; like a collective backend it matches the ranks' k-th issues, so
-/// ranks that issue different slices get an error that says so. Completion comes from a thread of the
-/// world. Failures are scripted: `killRank`.
+/// ranks that issue different slices get an error that says so. Completion comes from a thread of
+/// the world. Failures are scripted: `killRank`.
 class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
  public:
   static std::shared_ptr<LoopbackWorld> create(int size);
@@ -60,6 +60,7 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
   void listen(Rank rank, Listener listener);
   void silence(Rank rank);
   void post(std::function<void()> work);
+  void postLocked(std::function<void()> work);
   void run();
   void finish(std::vector<Issue> issues);
 
@@ -68,8 +69,8 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
   std::condition_variable wakeUp_;
   std::vector<std::function<void()>> work_;
   std::vector<bool> dead_;
-  std::vector<std::size_t> issued_;           // by rank: how many issues so far
-  std::map<std::size_t, std::vector<Issue>> rounds_; // by number of issue
+  std::vector<std::size_t> issued_;                       // by rank: how many issues so far
+  std::map<std::size_t, std::vector<Issue>> rounds_;      // by number of issue
   std::vector<std::vector<std::vector<float*>>> buffers_; // by rank, model, buffer
   std::vector<SliceKey> history_;
   bool stop_ = false;

@@ -86,7 +86,7 @@ class CollectiveQueue:
                 in a way that leaves the ranks out of step.
         """
         if request.device.type == "cuda":
-            request.ready_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            request.ready_event = torch.cuda.Event()
             request.ready_event.record(torch.cuda.current_stream(request.device))
         with self._lock:
             if self._failure is not None:
@@ -121,7 +121,7 @@ class CollectiveQueue:
         if not request.done.is_set():
             return False
         return request.done_event is None or bool(
-            request.done_event.query()  # type: ignore[no-untyped-call]
+            request.done_event.query()
         )
 
     def synchronize(self, handle: int) -> Any:
@@ -222,12 +222,12 @@ class CollectiveQueue:
             return
         stream = self._streams.get(request.device)
         if stream is None:
-            stream = torch.cuda.Stream(request.device)  # type: ignore[no-untyped-call]
+            stream = torch.cuda.Stream(request.device)
             self._streams[request.device] = stream
         with torch.cuda.device(request.device), torch.cuda.stream(stream):
             stream.wait_event(request.ready_event)
             request.exchange(self._group)
-            request.done_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            request.done_event = torch.cuda.Event()
             request.done_event.record(stream)
 
     def _fail(self, error: Exception, request: Request) -> HorovodInternalError:

@@ -1,7 +1,9 @@
-"""Runs the user's own optimizer on some of its parameters, with the hyper-parameters of a past step.
+"""Runs the user's own optimizer on some of its parameters, with the hyper-parameters of a past
+step.
 
-Any ``torch.optim.Optimizer`` serves: for the time of one inner step its parameter groups list only the
-parameters that are due, so that its foreach and fused kernels still take many tensors at once.
+Any ``torch.optim.Optimizer`` serves: for the time of one inner step its parameter groups list
+only the parameters that are due, so that its foreach and fused kernels still take many tensors at
+once.
 """
 
 from __future__ import annotations

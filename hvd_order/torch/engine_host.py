@@ -1,7 +1,7 @@
 """The one engine of this process, shared by all of its optimizers.
 
-One engine means one total order over all models: process groups used in different orders on different
-ranks can hang.
+One engine means one total order over all models: process groups used in different orders on
+different ranks can hang.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class EngineHost:
         """Collective: creates two process groups, one for data and one for control messages."""
         config = context.config
         self.context = context
-        # The engine notices a stall first and can name the cause; the group's own timeout is behind.
+        # The engine notices a stall first and can name the cause; the group's own timeout is
+        # behind.
         patience = config.timeout * 1.25
         self.transport = native.C10dTransport(context.new_group("gradients", timeout=patience))
         control = native.C10dControl(
@@ -36,12 +37,13 @@ class EngineHost:
         )
         planned = config.agreement == "planned"
         policy = native.Policy.PLANNED if planned else getattr(native.Policy, config.policy.upper())
+        self.credit_bytes = max(config.credit_bytes, config.slice_bytes)
         self.engine = native.Engine(
             rank=context.rank,
             size=context.size,
             agreement=getattr(native.AgreementKind, config.agreement.upper()),
             policy=policy,
-            credit_bytes=max(config.credit_bytes, config.slice_bytes),
+            credit_bytes=self.credit_bytes,
             timeout_s=config.timeout.total_seconds(),
             stall_warning_s=config.stall_warning.total_seconds(),
             transport=self.transport,

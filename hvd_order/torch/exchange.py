@@ -14,7 +14,9 @@ then is updated in one go by the user's own optimizer. Whoever reads a gradient 
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -23,8 +25,8 @@ import torch
 from torch.optim import Optimizer
 
 from hvd_order import _torch as native
-from hvd_order.errors import InvalidUsage, StaleRead
-from hvd_order.torch import deferred_update, registration, sparse, timeline
+from hvd_order.errors import HvdOrderError, InvalidUsage, StaleRead
+from hvd_order.torch import deferred_update, registration, sparse, static_plan, timeline
 from hvd_order.torch.compiled_regions import CompiledRegions
 from hvd_order.torch.compression import Compressor
 from hvd_order.torch.consumption import ReadOrder
@@ -94,7 +96,8 @@ class GradientExchange:
             optimizer, step
         )
         self._order = ReadOrder()
-        self._regions = CompiledRegions(self._enter_region)
+        enter_region = weakref.WeakMethod(self._enter_region)
+        self._regions = CompiledRegions(lambda parameters: _call(enter_region(), parameters))
         self._pending: list[Slot] = []
         # Held while updates are outstanding: dropping the optimizer must not lose them.
         self._updating: Optimizer | None = None
@@ -105,11 +108,12 @@ class GradientExchange:
         self.synchronized = False  # all gradients of this step are finished, step() is to come
 
         self._model = -1
+        self._forget: weakref.finalize[..., GradientExchange] | None = None
         self._buffers: GradientBuffers
-        self._register(self.slots)
         for slot in self.slots:
             slot.begin_step(passes)
             self._hook(slot)
+        self._register(self.slots)
 
     # ---- registration -------------------------------------------------------------------------
 
@@ -123,23 +127,44 @@ class GradientExchange:
 
         slot.hook = slot.parameter.register_post_accumulate_grad_hook(gradient_ready)
 
-    def _register(self, order: Sequence[Slot], plan_from: Sequence[int] = ()) -> None:
+    def _register(self, order: Sequence[Slot]) -> None:
         """Puts the buffers in the given order on all ranks; nothing may be in flight."""
         dense = [slot for slot in order if not slot.sparse]
         if self._model >= 0:
             self._host.remove_model(self._model)
         agreed = registration.agree(self._host, dense)
         config = self._host.context.config
-        self._buffers = GradientBuffers(
-            [dense[i] for i in agreed.order], self._compression, config.slice_bytes
-        )  # fmt: skip
-        plan: list[int] = []
-        if config.agreement == "planned":
-            # Gradients come about in the reverse of consumption order.
-            plan = list(range(len(self._buffers.layout.slices)))[::-1]
+        in_order = [dense[i] for i in agreed.order]
+        self._buffers = GradientBuffers(in_order, self._compression, config.slice_bytes)
         self._model = agreed.model
-        self._host.add_model(self._model, self._buffers.layout, self._buffers.flat, plan)
+        planned = config.agreement == "planned"
+        self._add_model(static_plan.arrival_plan(self._buffers.layout) if planned else [])
+        if planned and self._order.complete:
+            self._plan(in_order)
         self._buffers.raise_use_flags()
+
+    def _add_model(self, plan: list[int]) -> None:
+        self._host.add_model(self._model, self._buffers.layout, self._buffers.flat, plan)
+        if self._forget is not None:
+            self._forget.detach()
+        hooks = [slot.hook for slot in self.slots]
+        self._forget = weakref.finalize(self, _forget, self._host, self._model, hooks)
+        self._forget.atexit = False
+
+    def _plan(self, in_order: Sequence[Slot]) -> None:
+        """Takes the order in which the last step would best have been sent as the plan."""
+        pace = static_plan.seconds_per_byte(
+            self._buffers.layout,
+            ready=lambda tensor: self._hand_over(in_order[tensor]),
+            wait=lambda tensor: self._host.engine.wait(self._model, tensor),
+        )
+        plan = static_plan.replay(
+            self._buffers.layout, [slot.ready_s for slot in in_order], pace,
+            self._host.credit_bytes,
+        )  # fmt: skip
+        plan = registration.gather(self._host, plan)[0]
+        self._host.remove_model(self._model)
+        self._add_model(plan)
 
     def add_slots(self, slots: Sequence[Slot]) -> None:
         """Takes in parameters that the optimizer got later. Collective."""
@@ -169,15 +194,6 @@ class GradientExchange:
     def slot_of(self, parameter: torch.Tensor) -> Slot | None:
         """The slot of a parameter, None if this exchange does not know it."""
         return self._by_parameter.get(id(parameter))
-
-    def close(self) -> None:
-        """Finishes updates and lets go of the model. The optimizer is an ordinary one afterwards."""
-        with self._lock:
-            self.flush()
-            for slot in self.slots:
-                slot.hook.remove()
-            self._regions.close()
-            self._host.remove_model(self._model)
 
     # ---- gradients ----------------------------------------------------------------------------
 
@@ -241,7 +257,7 @@ class GradientExchange:
                 slot.wire.copy_(travelling)
         slot.parameter.grad = slot.gradient
         arm_gradient(slot.gradient, self)
-        self._hand_over(slot)
+        self._send_wire(slot)
 
     def _send_sparse(self, slot: Slot) -> None:
         if not slot.sparse:
@@ -258,10 +274,14 @@ class GradientExchange:
             slot.wire.zero_()
             slot.use_flag.zero_()
         slot.absent = True
+        self._send_wire(slot)
+
+    def _send_wire(self, slot: Slot) -> None:
+        slot.sent = True
+        slot.ready_s = time.monotonic()
         self._hand_over(slot)
 
     def _hand_over(self, slot: Slot) -> None:
-        slot.sent = True
         native.tensor_ready(
             self._host.engine, self._host.transport, self._model, slot.tensor, slot.wire
         )
@@ -527,6 +547,20 @@ class GradientExchange:
     def _is_armed(self, parameter: torch.Tensor) -> bool:
         slot = self.slot_of(parameter)
         return slot is not None and (slot.update_pending or self._order.watching)
+
+
+def _call(method: Callable[[list[torch.Tensor]], None] | None, argument: list[torch.Tensor]) -> None:
+    if method is not None:
+        method(argument)
+
+
+def _forget(host: EngineHost, model: int, hooks: Sequence[Any]) -> None:
+    """Lets go of the model of an exchange that is no more; nothing of it can be outstanding."""
+    for hook in hooks:
+        if hook is not None:
+            hook.remove()
+    with contextlib.suppress(HvdOrderError):  # the engine has failed or has been shut down
+        host.remove_model(model)
 
 
 def _has_sparse_gradient(slot: Slot) -> bool:

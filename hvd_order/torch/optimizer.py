@@ -156,9 +156,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> AnyOptimizer:
     """Makes ``optimizer`` sum its gradients over all ranks, in the order of need.
 
-    The optimizer itself becomes distributed and is returned: it is still an instance of its class, keeps
-    its state (so a checkpoint may be loaded before or after), and schedulers and scalers that know
-    it go on working. Collective: every rank calls it, in the same order.
+    The optimizer itself becomes distributed and is returned: it is still an instance of its
+    class, keeps its state (so a checkpoint may be loaded before or after), and schedulers and
+    scalers that know it go on working. Collective: every rank calls it, in the same order.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``.
@@ -192,7 +192,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     exchange = None
     if context.size > 1:
-        average = context.size if op == Average else 1
+        divisor = context.size if op == Average else 1
+        # Dividing before the sum costs nothing (it is part of the copy) and cannot overflow.
+        prescale, postscale = 1 / divisor, 1.0
+        if gradient_predivide_factor != 1.0:
+            prescale, postscale = 1 / gradient_predivide_factor, gradient_predivide_factor / divisor
         exchange = GradientExchange(
             optimizer,
             step,
@@ -200,10 +204,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             engine_host.engine_host(),
             compression,
             backward_passes_per_step,
-            # Dividing before the sum costs nothing (it is part of the copy) and cannot overflow.
-            prescale=1 / (average if gradient_predivide_factor == 1 else gradient_predivide_factor),
-            postscale=1.0 if gradient_predivide_factor == 1 else gradient_predivide_factor / average,
-            sparse_as_dense=sparse_as_dense,
+            prescale,
+            postscale,
+            sparse_as_dense,
         )
     base = type(optimizer)
     changed = cast("Any", optimizer)
@@ -262,8 +265,8 @@ def _check_arguments(
         raise InvalidUsage("this optimizer is distributed already; wrap it once")
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}; wrap the optimizer, "
-            "not the model"
+            f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}; wrap the "
+            "optimizer, not the model"
         )
     _check_passes(passes)
     if op not in (Average, Sum):
@@ -289,8 +292,8 @@ def _slots(
         named = list(named_parameters)
     if any(not isinstance(entry, tuple) for entry in named):
         raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced by "
-            "model.named_parameters()."
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced "
+            "by model.named_parameters()."
         )
     names = [name for name, _ in named]
     duplicates = sorted({name for name in names if names.count(name) > 1})

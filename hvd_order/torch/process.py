@@ -285,7 +285,7 @@ def nccl_built() -> int:
     """NCCL's version as one number (2.21.5 is 22105), 0 where this PyTorch has no NCCL."""
     if not dist.is_nccl_available():
         return 0
-    version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    version = torch.cuda.nccl.version()
     major, minor, patch = (*version, 0, 0)[:3]
     return int(major * 10000 + minor * 100 + patch)
 

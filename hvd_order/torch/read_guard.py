@@ -87,9 +87,10 @@ def _by_guard(tensors: list[torch.Tensor]) -> Iterable[tuple[Guard, list[torch.T
     return guards.values()
 
 
-@torch._dynamo.disable  # a compiled graph that meets a pending parameter breaks here, and is right
+# A compiled graph that meets a pending parameter breaks here, and is right.
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
 def settle(*values: object) -> None:
-    """Finishes every guarded tensor found in ``values``, at any depth of lists, tuples and dicts."""
+    """Finishes every guarded tensor in ``values``, at any depth of lists, tuples and dicts."""
     parameters: list[torch.Tensor] = []
     gradients: list[torch.Tensor] = []
     for value in values:
@@ -167,7 +168,7 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
     """Makes the next read of ``parameter`` call ``guard``.
 
     Returns:
-        Whether that is possible: a subclass of ``Parameter`` has a ``__torch_function__`` of its own.
+        Whether that is possible: a subclass of ``Parameter`` may have a guard of its own kind.
     """
     if type(parameter) is not Parameter:
         return type(parameter) is PendingParameter
@@ -179,7 +180,7 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
 def disarm_parameter(parameter: torch.Tensor) -> None:
     """Makes the parameter an ordinary one again. Harmless on one that is."""
     if type(parameter) is PendingParameter:
-        parameter.__class__ = Parameter
+        parameter.__class__ = Parameter  # type: ignore[assignment]
         delattr(parameter, _GUARD)
 
 
@@ -193,5 +194,5 @@ def arm_gradient(gradient: torch.Tensor, guard: Guard) -> None:
 def disarm_gradient(gradient: torch.Tensor) -> None:
     """Makes the gradient an ordinary tensor again. Harmless on one that is."""
     if type(gradient) is InFlightGradient:
-        gradient.__class__ = torch.Tensor
+        gradient.__class__ = torch.Tensor  # type: ignore[assignment]
         delattr(gradient, _GUARD)

@@ -1,7 +1,7 @@
 """The slow, readable twin of ``DistributedOptimizer``: what it computes, without how.
 
-One blocking all-reduce for each parameter, in ``step()``, and the update at once. For reading and for
-tests; it is correct for every optimizer and slow for all.
+One blocking all-reduce for each parameter, in ``step()``, and the update at once. For reading and
+for tests; it is correct for every optimizer and slow for all.
 """
 
 from __future__ import annotations

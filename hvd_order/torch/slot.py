@@ -33,6 +33,7 @@ class Slot:
 
     passes_to_go: int = 1
     compression_context: Any = None
+    ready_s: float = 0.0  # when it was handed to the engine, time.monotonic()
     sent: bool = False  # handed to the engine in this step
     finished: bool = False  # and summed, and visible in `gradient`
     absent: bool = False  # this rank had no gradient to contribute

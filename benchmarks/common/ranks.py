@@ -1,0 +1,89 @@
+"""Starting a benchmark's own script as several ranks, and what the ranks need."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import hvd_order.torch as hvd
+from hvd_order.launch.run import LaunchRequest, run
+from hvd_order.torch import process
+from hvd_order.torch.engine_host import EngineHost
+
+WORKER_OPTION = "--worker"
+"""A script that is started with it is a rank; rank 0 writes its result to the named file."""
+
+
+def run_ranks(size: int, arguments: Sequence[str]) -> Any:
+    """Runs this script as ``size`` ranks on this host; returns what rank 0 wrote.
+
+    Raises:
+        SystemExit: a rank failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
+        path = Path(folder) / "result.json"
+        command = [sys.executable, sys.argv[0], *arguments, WORKER_OPTION, str(path)]
+        code = run(LaunchRequest(command, size))
+        if code != 0:
+            raise SystemExit(code)
+        return json.loads(path.read_text())
+
+
+def run_as_rank(worker: Callable[[torch.device], Any], path: str, device_type: str) -> None:
+    """Calls ``worker`` between init and shutdown; rank 0's answer goes to ``path``."""
+    torch.set_num_threads(1)
+    hvd.init()
+    device = torch.device("cpu")
+    if device_type == "cuda":
+        # More ranks than devices share them; the back end is then Gloo.
+        device = torch.device("cuda", hvd.local_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    result = worker(device)
+    if hvd.rank() == 0:
+        Path(path).write_text(json.dumps(result))
+    dist.barrier()
+    hvd.shutdown()
+
+
+def new_host(**knobs: Any) -> EngineHost:
+    """An engine of its own with some knobs changed, wired as the optimizers' engine is.
+
+    Collective. It lives until shutdown.
+    """
+    context = copy.copy(process.current())  # shares the list of groups and of callbacks
+    context.config = context.config.with_values(**knobs)
+    host = EngineHost(context)
+    context.on_shutdown(host.close)
+    return host
+
+
+def slowest(seconds: Sequence[float]) -> list[float]:
+    """For each measurement the time of the rank that took longest."""
+    times = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    return [float(time) for time in times]
+
+
+def seconds_of(work: Callable[[], None], device: torch.device) -> float:
+    """How long ``work`` takes this rank, when all start together."""
+    finish(device)
+    dist.barrier()
+    begin = time.perf_counter()
+    work()
+    finish(device)
+    return time.perf_counter() - begin
+
+
+def finish(device: torch.device) -> None:
+    """Waits for everything enqueued on the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,66 @@
+"""Who may import whom, looked at from a fresh interpreter; the rest is in pyproject.toml."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FRAMEWORK_FREE = [
+    "",
+    ".config",
+    ".errors",
+    "._core",
+    ".launch",
+    ".launch.run",
+    ".report",
+    ".cli.main",
+]
+
+
+def loaded_frameworks(module: str) -> list[str]:
+    program = (
+        f"import {module}, sys; print([m for m in ('torch', 'tensorflow') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    return list(re.findall(r"'(\w+)'", done.stdout))
+
+
+@pytest.mark.parametrize("module", FRAMEWORK_FREE)
+def test_imports_without_a_framework(module: str) -> None:
+    assert loaded_frameworks(f"hvd_order{module}") == []
+
+
+def test_this_test_can_fail() -> None:
+    assert loaded_frameworks("hvd_order.torch") == ["torch"]
+
+
+def test_cpp_reads_no_environment() -> None:
+    readers = [
+        path for path in (ROOT / "csrc").rglob("*.[ch]*") if "getenv" in path.read_text("utf-8")
+    ]
+    assert readers == []
+
+
+@pytest.mark.parametrize(
+    ("room", "allowed"),
+    [
+        ("base", {"base"}),
+        ("scheduler", {"base", "scheduler"}),
+        ("engine", {"base", "scheduler", "engine", "transport/transport.h"}),
+    ],
+)
+def test_cpp_rooms_include_downwards(room: str, allowed: set[str]) -> None:
+    for path in (ROOT / "csrc" / room).iterdir():
+        for included in re.findall(r'#include "([^"]+)"', path.read_text("utf-8")):
+            assert included.split("/")[0] in allowed or included in allowed, f"{path}: {included}"
+        foreign = re.findall(
+            r"#include <(\S*(?:torch|pybind|ATen|c10)\S*)>", path.read_text("utf-8")
+        )
+        assert foreign == [], f"{path} sees a foreign library"
