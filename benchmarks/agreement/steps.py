@@ -75,13 +75,19 @@ def run_steps(
 ) -> None:
     """``steps`` steps; returns when the last gradient is summed."""
     pacer = Pacer()
-    timers: list[threading.Timer] = []
+    late: dict[int, threading.Timer] = {}
+
+    def wait(stage: Stage) -> None:
+        for tensor in stage.tensors:
+            if tensor in late:  # to the engine, what is not ready yet is not under way
+                late.pop(tensor).join()
+            exchange.wait(tensor)
+
     for step in range(steps):
         for stage in stages:
             begin = time.perf_counter()
             if step > 0:
-                for tensor in stage.tensors:
-                    exchange.wait(tensor)
+                wait(stage)
                 pacer.waited(begin)
             pacer.compute(stage.forward_s)
         for stage in reversed(stages):
@@ -89,18 +95,15 @@ def run_steps(
             for tensor in stage.tensors:
                 delay_s = delays.of(step, tensor) if delays else 0.0
                 if delay_s > 0:
-                    timers.append(threading.Timer(delay_s, exchange.ready, (tensor,)))
-                    timers[-1].start()
+                    late[tensor] = threading.Timer(delay_s, exchange.ready, (tensor,))
+                    late[tensor].start()
                 else:
                     exchange.ready(tensor)
         begin = time.perf_counter()
         exchange.end_of_backward()
         pacer.waited(begin)
     for stage in stages:
-        for tensor in stage.tensors:
-            exchange.wait(tensor)
-    for timer in timers:
-        timer.join()
+        wait(stage)
 
 
 def measure_steps(options: argparse.Namespace, group: dist.ProcessGroup) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,13 @@ WORKER_OPTION = "--worker"
 """A script that is started with it is a rank; rank 0 writes its result to the named file."""
 
 
-def run_ranks(size: int, arguments: Sequence[str]) -> Any:
+def run_ranks(size: int, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> Any:
     """Runs this script as ``size`` ranks on this host; returns what rank 0 wrote.
+
+    Args:
+        size: how many.
+        arguments: of the script.
+        env: variables for the ranks, on top of this process's own.
 
     Raises:
         SystemExit: a rank failed.
@@ -32,7 +37,7 @@ def run_ranks(size: int, arguments: Sequence[str]) -> Any:
     with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
         path = Path(folder) / "result.json"
         command = [sys.executable, sys.argv[0], *arguments, WORKER_OPTION, str(path)]
-        code = run(LaunchRequest(command, size))
+        code = run(LaunchRequest(command, size, env or {}))
         if code != 0:
             raise SystemExit(code)
         return json.loads(path.read_text())

@@ -17,6 +17,12 @@ void Leader::received(Rank from, std::span<const SliceKey> slices) {
 }
 
 void Leader::decide(Decisions& out) {
+  // A message to every rank costs about as much as sending a small slice, so the window is filled
+  // up only when half of it has drained: fewer, longer messages, while the other half keeps the
+  // link busy.
+  if (scheduler_.inFlightBytes() > scheduler_.creditBytes() / 2) {
+    return;
+  }
   const std::size_t first = out.issue.size();
   while (const std::optional<SliceKey> slice = scheduler_.next()) {
     out.issue.push_back(*slice);

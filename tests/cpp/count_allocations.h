@@ -21,6 +21,11 @@ inline std::atomic<long> allocations = 0;
   throw std::bad_alloc();
 }
 
+[[gnu::noinline]] void* operator new(std::size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
+  ++hvd_order::test::allocations;
+  return std::malloc(bytes == 0 ? 1 : bytes);
+}
+
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }

@@ -112,20 +112,24 @@ def play(
             if again:
                 idle[tensor] = again
 
-    while idle or unoffered or model.offered or model.in_flight:
-        actions = [issue]
+    news = False  # since `next` last returned nothing: every action makes progress, so this ends
+    while True:
+        actions = []
+        if news:
+            actions.append(issue)
         if idle:
             actions.append(ready)
         if unoffered:
             actions.append(offer)
         if model.in_flight:
             actions.append(finish)
-        if len(actions) > 1:
-            chance.one_of(actions)()
-        else:  # it must be possible now, else nothing ever will be
-            before = len(model.issued)
-            issue()
-            assert len(model.issued) == before + 1, "deadlock"
+        if not actions:
+            break
+        action = chance.one_of(actions)
+        before = len(model.issued)
+        action()
+        news = action is not issue or len(model.issued) > before
+    assert not model.offered, "deadlock"
     assert not under_way
     assert sorted(model.issued) == sorted(steps * list(model.bytes)), "lost or sent twice"
     for m in layouts:
