@@ -105,7 +105,8 @@ int measure(const char* name, Policy policy, std::uint32_t slices) {
 
 int main() {
   using hvd_order::Policy;
-  std::printf("| policy   |  slices | million events/s: min | median | max | ns/event | allocations |\n");
+  std::printf(
+      "| policy   |  slices | million events/s: min | median | max | ns/event | allocations |\n");
   std::printf("| -------- | ------- | ------ | ------ | ------ | ----- | - |\n");
   int failed = 0;
   for (const std::uint32_t slices : {100U, 10'000U, 100'000U}) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "base/error.h"
 
@@ -35,7 +34,6 @@ std::uint32_t* wordsOf(const at::Tensor& frame) {
 
 C10dControl::C10dControl(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size)
     : group_(std::move(group)) {
-  group_->getBackend(c10::kCPU)->setTimeout(kForever);
   for (Rank other = rank == 0 ? 1 : 0; other < (rank == 0 ? size : 1); ++other) {
     peers_.push_back(std::make_unique<Peer>());
     peers_.back()->rank = other;
@@ -89,7 +87,7 @@ bool C10dControl::receiveFrame(Peer& peer, at::Tensor& frame) {
     peer.work = group_->recv(tensors, peer.rank, kTag);
     work = peer.work;
   }
-  return work->wait() && !stopping_;
+  return work->wait(kForever) && !stopping_; // silence is not an error
 }
 
 void C10dControl::listen(Peer& peer) {

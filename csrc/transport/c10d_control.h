@@ -17,7 +17,7 @@ namespace hvd_order {
 /// rank 0); it holds no lock meanwhile and never needs Python.
 class C10dControl final : public ControlChannel {
  public:
-  /// @param group used by nobody else; its timeout is raised, since silence is not an error.
+  /// @param group used by nobody else.
   C10dControl(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size);
   ~C10dControl() override;
 

@@ -135,6 +135,16 @@ TEST(aFollowerHasItsOwnCredit) {
   CHECK_EQUAL(world.done(1, "a"), "d");
 }
 
+TEST(rankZeroFillsTheWindowWhenHalfOfItHasDrained) {
+  // Fewer and longer messages: a waits although a quarter of the credit is free.
+  World world(AgreementKind::kLeader, 2);
+  CHECK_EQUAL(world.ready(0, "d"), "d");
+  CHECK_EQUAL(world.ready(0, "c"), "c");
+  CHECK_EQUAL(world.ready(0, "b"), "b");
+  CHECK_EQUAL(world.ready(0, "a"), "");
+  CHECK_EQUAL(world.done(0, "c"), "a");
+}
+
 TEST(negotiationPicksTheMostUrgentOfWhatIsReadyEverywhere) {
   //          rank 0       rank 1       rank 2
   // ready    a b d        c d b        d b

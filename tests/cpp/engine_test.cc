@@ -23,7 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = Completion::Clock;
 
-constexpr auto kForever = 60s;       // far beyond what any test here takes
+constexpr auto kForever = 60s;        // far beyond what any test here takes
 constexpr auto kShortTimeout = 400ms; // where the timeout is what is tested
 
 using Tensors = std::vector<TensorSpec>;
@@ -37,8 +37,9 @@ class Job {
       EngineOptions own = options;
       own.rank = rank;
       own.size = size;
-      engines_.push_back(std::make_shared<Engine>(
-          own, world_->transport(rank), size > 1 ? world_->control(rank) : nullptr));
+      engines_.push_back(
+          std::make_shared<Engine>(
+              own, world_->transport(rank), size > 1 ? world_->control(rank) : nullptr));
       engines_.back()->start();
     }
   }
@@ -155,7 +156,11 @@ class Job {
 
 // One element, fused neighbours, sizes that no slice divides, two dtypes.
 const Tensors kNetwork{
-    {"embedding", 1040, 0}, {"bias", 16, 0}, {"norm", 48, 1}, {"gain", 32, 0}, {"head", 272, 1}};
+    {"embedding", 1040, 0},
+    {"bias", 16, 0},
+    {"norm", 48, 1},
+    {"gain", 32, 0},
+    {"head", 272, 1}};
 constexpr ByteCount kSliceBytes = 128;
 const Tensors kTwo{{"front", 64, 0}, {"back", 64, 0}};
 
@@ -171,10 +176,8 @@ struct Setting {
 };
 
 const std::vector<Setting> kSettings{
-    {AgreementKind::kLeader, Policy::kPriority},
-    {AgreementKind::kLeader, Policy::kArrival},
-    {AgreementKind::kNegotiated, Policy::kPriority},
-    {AgreementKind::kNegotiated, Policy::kArrival},
+    {AgreementKind::kLeader, Policy::kPriority},     {AgreementKind::kLeader, Policy::kArrival},
+    {AgreementKind::kNegotiated, Policy::kPriority}, {AgreementKind::kNegotiated, Policy::kArrival},
     {AgreementKind::kPlanned, Policy::kPlanned},
 };
 
@@ -626,8 +629,9 @@ TEST(aFailedTransferIsAnErrorOnEveryRank) {
     EngineOptions options;
     options.rank = rank;
     options.size = 3;
-    engines.push_back(std::make_shared<Engine>(
-        options, rank == 1 ? broken : world->transport(rank), world->control(rank)));
+    engines.push_back(
+        std::make_shared<Engine>(
+            options, rank == 1 ? broken : world->transport(rank), world->control(rank)));
     engines.back()->start();
     const auto index = static_cast<std::size_t>(rank);
     world->setBuffers(rank, 0, {buffers[index].data()});
@@ -636,10 +640,12 @@ TEST(aFailedTransferIsAnErrorOnEveryRank) {
   test::onThreads(3, [&](int rank) {
     Engine& engine = *engines[static_cast<std::size_t>(rank)];
     CHECK_CONTAINS(
-        CHECK_THROWS(CollectiveError, [&] {
-          engine.tensorReady({0, 0});
-          engine.wait({0, 0}, Clock::now() + kForever);
-        }()),
+        CHECK_THROWS(
+            CollectiveError,
+            [&] {
+              engine.tensorReady({0, 0});
+              engine.wait({0, 0}, Clock::now() + kForever);
+            }()),
         "refuses");
   });
   for (const auto& engine : engines) {

@@ -66,7 +66,8 @@ TEST(theRanksThatLackATensorAreNamed) {
     CHECK_EQUAL(
         world.inquire(asking, {2}),
         concat(
-            "rank ", asking, " waits for the all-reduce of 'embedding'; 'embedding' has not been "
+            "rank ", asking,
+            " waits for the all-reduce of 'embedding'; 'embedding' has not been "
             "produced on ranks 1, 3"));
   }
 }

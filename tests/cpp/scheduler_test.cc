@@ -75,7 +75,8 @@ TEST(frontLayerOvertakesBacklog) {
   Scheduler scheduler(Policy::kPriority, kUnit);
   scheduler.addModel(0, network());
   CHECK_EQUAL(
-      runLink(scheduler, {{0, 2}, {1, 1}, {1, 0}}, 5), Log{"fc[0]", "conv1", "conv2", "fc[1]", "-"});
+      runLink(scheduler, {{0, 2}, {1, 1}, {1, 0}}, 5),
+      Log{"fc[0]", "conv1", "conv2", "fc[1]", "-"});
 }
 
 TEST(arrivalOrderLetsNothingOvertake) {
@@ -83,7 +84,8 @@ TEST(arrivalOrderLetsNothingOvertake) {
   Scheduler scheduler(Policy::kArrival, kUnit);
   scheduler.addModel(0, network());
   CHECK_EQUAL(
-      runLink(scheduler, {{0, 2}, {1, 1}, {1, 0}}, 5), Log{"fc[0]", "fc[1]", "conv2", "conv1", "-"});
+      runLink(scheduler, {{0, 2}, {1, 1}, {1, 0}}, 5),
+      Log{"fc[0]", "fc[1]", "conv2", "conv1", "-"});
 }
 
 TEST(whatIsInFlightCannotBeOvertaken) {

@@ -43,8 +43,7 @@ TEST(aLargeTensorHasSlicesOfItsOwn) {
   const SliceLayout layout({{"a", 16, 0}, {"big", 272, 0}, {"c", 16, 0}}, 128);
   CHECK_EQUAL(
       picture(layout),
-      Lines{
-          "a 0@0+16", "big[0] 0@16+128", "big[1] 0@144+128", "big[2] 0@272+16", "c 0@288+16"});
+      Lines{"a 0@0+16", "big[0] 0@16+128", "big[1] 0@144+128", "big[2] 0@272+16", "c 0@288+16"});
   CHECK_EQUAL(list(layout.slicesOf(1)), std::vector<SliceIndex>{1, 2, 3});
   CHECK_EQUAL(layout.tensorOffset(2), 288);
   CHECK_EQUAL(layout.bufferBytes(), std::vector<ByteCount>{304});

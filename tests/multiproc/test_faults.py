@@ -6,7 +6,7 @@ import random
 import signal
 
 import pytest
-from helpers.ranks import start_script
+from helpers.ranks import run_script, start_script
 
 TIMEOUT_S = 10
 
@@ -98,3 +98,29 @@ def test_a_frozen_rank_is_named() -> None:
         for rank in (0, 2):
             script.wait_for_output(rank, "raised", 30)
             assert "rank 1" in script.stdout(rank)
+
+
+IDLE = """
+import time
+import torch
+import hvd_order.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(4, 4)
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
+)
+for pause in (0, 0, 0, 5):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(pause)  # longer than the timeout: an evaluation, say
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+optimizer.flush()
+"""
+
+
+def test_an_idle_job_outlives_the_timeout() -> None:
+    # The control channel once took the group's timeout for its own and ended quiet jobs.
+    for end in run_script(2, IDLE, env={"HVD_ORDER_TIMEOUT": "2"}):
+        assert end.returncode == 0, end.stderr

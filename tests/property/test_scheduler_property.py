@@ -57,9 +57,7 @@ class Model:
         self.in_flight.remove(key)
         tensors = [(key[0], t) for t in self.carried[key]]
         self.begun.difference_update((key, t) for _, t in tensors)
-        return [
-            t for t in tensors if not any((k, t[1]) in self.begun for k in self.slices_of(t))
-        ]
+        return [t for t in tensors if not any((k, t[1]) in self.begun for k in self.slices_of(t))]
 
     def used(self) -> int:
         return sum(self.bytes[key] for key in self.in_flight)

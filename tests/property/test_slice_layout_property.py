@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from helpers.property_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,9 +12,9 @@ from hvd_order._core import SliceLayout
 
 CUT_ALIGNMENT = 64
 
-tensor_lists = st.lists(
-    st.tuples(st.integers(1, 200), st.integers(0, 2)), max_size=12
-).map(lambda codes: [(f"t{i}", 16 * units, buffer) for i, (units, buffer) in enumerate(codes)])
+tensor_lists = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 2)), max_size=12).map(
+    lambda codes: [(f"t{i}", 16 * units, buffer) for i, (units, buffer) in enumerate(codes)]
+)
 
 
 @cases(1500)
@@ -65,14 +67,13 @@ def test_slices_cover_what_they_promise(
         else:
             assert all(layout.tensors_of(s) == [t] for s in own)
             assert all(
-                (slices[s].offset_bytes - layout.tensor_offset(t)) % CUT_ALIGNMENT == 0
-                for s in own
+                (slices[s].offset_bytes - layout.tensor_offset(t)) % CUT_ALIGNMENT == 0 for s in own
             )
 
     # Fusion is greedy: two whole neighbours of a buffer that would fit one slice are in one.
     for buffer in range(len(ends)):
         row = [s for s, p in enumerate(slices) if p.buffer == buffer]
-        for left, right in zip(row, row[1:], strict=False):
+        for left, right in pairwise(row):
             first_of_right = tensors[slices[right].first_tensor][1]
             left_is_whole = tensors[slices[left].last_tensor][1] <= slice_bytes
             if left_is_whole and first_of_right <= slice_bytes:
