@@ -8,9 +8,8 @@
 // One gradient's way through this file: tensorReady (a hook's thread) marks it and wakes the
 // engine's thread; `drive` asks the agreement for decisions and hands slices to the transport;
 // `sliceDone` (a thread of the transport) gives the credit back, completes tensors, wakes waiters,
-// and drives on, because the credit may admit more. To drive is a role, not a thread: whoever has
-// news and may block for a moment takes it, one at a time, so that a slice that ends is followed by
-// the next without a switch of threads.
+// and drives on, because the credit may admit more. To drive is a role, taken by one thread at a
+// time: so a slice that ends is followed by the next without a switch of threads.
 //
 // The clock matters only when something is wrong (`watch`): a transfer failed, or nothing moved for
 // long.
@@ -212,10 +211,12 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   drive(lock);
 }
 
+// A listener must never send: a message counts as sent only when the peer listens again, so two
+// listeners that send to each other would wait for ever. What there is to send goes to the engine's
+// thread.
 void Engine::onMessage(Rank from, const ControlMessage& message) {
-  std::vector<Health::Addressed> replies;
+  const std::scoped_lock lock(mutex_);
   try {
-    std::unique_lock lock(mutex_);
     switch (message.kind) {
       case ControlMessage::Kind::kSlices: {
         std::vector<SliceKey> slices;
@@ -224,13 +225,15 @@ void Engine::onMessage(Rank from, const ControlMessage& message) {
           slices.push_back(SliceKey::fromWord(word));
         }
         agreement_->received(from, slices);
-        dirty_ = true;
-        drive(lock);
+        wake();
         break;
       }
       case ControlMessage::Kind::kQuery:
       case ControlMessage::Kind::kReply:
-        replies = health_.received(agreement_->scheduler(), from, message);
+        for (auto& answer : health_.received(agreement_->scheduler(), from, message)) {
+          outbox_.push_back(std::move(answer));
+        }
+        alarm();
         break;
       case ControlMessage::Kind::kFailed: {
         const std::exception_ptr error = errorOf<CollectiveError>(unpackText(message.words));
@@ -242,20 +245,17 @@ void Engine::onMessage(Rank from, const ControlMessage& message) {
         break;
       }
       case ControlMessage::Kind::kLeave:
-        left_.insert(from);
+        gone_.insert(from);
         break;
     }
   } catch (...) {
-    const std::scoped_lock lock(mutex_);
     suspect(std::current_exception());
-    return;
   }
-  sendAll(replies);
 }
 
 void Engine::onLost(Rank peer, const std::exception_ptr& error) {
   const std::scoped_lock lock(mutex_);
-  if (stop_ || left_.contains(peer)) {
+  if (stop_ || !gone_.insert(peer).second) {
     return;
   }
   const std::exception_ptr lost = errorOf<PeerLost>(concat(
@@ -324,11 +324,17 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
       lock.lock();
     }
   }
+  if (!outbox_.empty()) {
+    const auto messages = std::exchange(outbox_, {});
+    lock.unlock();
+    sendAll(messages);
+    lock.lock();
+  }
   if (untold_) {
     const std::exception_ptr error = std::exchange(untold_, nullptr);
     lock.unlock();
     transport_->abort();
-    tellOthers(error);
+    tellOthers({ControlMessage::Kind::kFailed, packText(textOf(error))});
     lock.lock();
   }
 }
@@ -360,8 +366,7 @@ std::vector<TensorKey> Engine::waitingTensors() const {
   return waiting;
 }
 
-void Engine::tellOthers(const std::exception_ptr& error) {
-  const ControlMessage message{ControlMessage::Kind::kFailed, packText(textOf(error))};
+void Engine::tellOthers(const ControlMessage& message) {
   if (options_.rank != 0) {
     sendAll({{0, message}});
     return;
@@ -375,6 +380,12 @@ void Engine::tellOthers(const std::exception_ptr& error) {
 
 void Engine::sendAll(const std::vector<Health::Addressed>& messages) {
   for (const Health::Addressed& m : messages) {
+    {
+      const std::scoped_lock lock(mutex_);
+      if (gone_.contains(m.to)) {
+        continue;
+      }
+    }
     try {
       control_->send(m.to, m.message);
     } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
@@ -403,13 +414,14 @@ void Engine::progress() {
 }
 
 void Engine::shutdown() noexcept {
+  bool inPeace = false;
   {
     const std::scoped_lock lock(mutex_);
     if (stop_) {
       return;
     }
     stop_ = true;
-    completion_.fail(errorOf<InvalidUsage>("the engine has been shut down"));
+    inPeace = completion_.fail(errorOf<InvalidUsage>("the engine has been shut down"));
     wakeUp_.notify_one();
   }
   if (thread_.joinable()) {
@@ -421,16 +433,11 @@ void Engine::shutdown() noexcept {
   }();
   if (untold) {
     transport_->abort();
-    tellOthers(untold);
+    tellOthers({ControlMessage::Kind::kFailed, packText(textOf(untold))});
   }
   if (control_) {
-    const ControlMessage leave{ControlMessage::Kind::kLeave, {}};
-    if (options_.rank != 0) {
-      sendAll({{0, leave}});
-    } else {
-      for (Rank rank = 1; rank < options_.size; ++rank) {
-        sendAll({{rank, leave}});
-      }
+    if (inPeace) { // else the others know already
+      tellOthers({ControlMessage::Kind::kLeave, {}});
     }
     control_->stop();
   }

@@ -35,10 +35,9 @@ struct EngineOptions {
 
 /// Moves ready slices in the agreed order, within the credit, and tells who waits.
 ///
-/// It decides and issues on whatever thread brings news (see engine.cc), one at a time; its own
-/// thread serves the hooks, which must not block, and sleeps otherwise. There is one failure state:
-/// after the first error every waiter wakes with that error, every later call throws it, and the
-/// other ranks are told.
+/// Slices are decided and issued by its own thread, or by the thread of the transport that reports
+/// one done (see engine.cc). There is one failure state: after the first error every waiter wakes
+/// with that error, every later call throws it, and the other ranks are told.
 ///
 /// Thread safety: every method may be called from any thread. Create with `std::make_shared`. The
 /// engine's thread keeps it alive until `shutdown`; callbacks of the transport hold it weakly.
@@ -99,7 +98,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void onMessage(Rank from, const ControlMessage& message);
   void onLost(Rank peer, const std::exception_ptr& error);
   void suspect(std::exception_ptr error);
-  void tellOthers(const std::exception_ptr& error);
+  void tellOthers(const ControlMessage& message);
   void sendAll(const std::vector<Health::Addressed>& messages);
   void watch(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] Clock::time_point nextWatch() const;
@@ -135,7 +134,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::exception_ptr suspicion_;
   Clock::time_point suspicionEnds_;
   std::exception_ptr untold_; // a failure that the other ranks have not heard of
-  std::set<Rank> left_;       // ranks that shut down in peace
+  std::set<Rank> gone_;       // ranks that shut down or are lost; nothing is sent to them
+  std::vector<Health::Addressed> outbox_; // for the engine's thread to send
 
   std::thread thread_;
 };

@@ -20,7 +20,7 @@ void Leader::decide(Decisions& out) {
   // A message to every rank costs about as much as sending a small slice, so the window is filled
   // up only when half of it has drained: fewer, longer messages, while the other half keeps the
   // link busy.
-  if (scheduler_.inFlightBytes() > scheduler_.creditBytes() / 2) {
+  if (size_ > 1 && scheduler_.inFlightBytes() > scheduler_.creditBytes() / 2) {
     return;
   }
   const std::size_t first = out.issue.size();

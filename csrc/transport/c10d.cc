@@ -98,10 +98,20 @@ void C10dTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
   const c10::Stream stream = transferStream(device);
   const c10::StreamGuard guard(stream);
   const auto work = group_->allreduce(tensors);
-  work->synchronize(); // orders `stream`, not this thread, behind the work
-  watcher().add(
-      kDoneQueue, std::make_unique<StreamEvent>(stream),
-      [done = std::move(done), work](const std::exception_ptr& error) { done(error); });
+  // The future completes when the work is enqueued (NCCL) or has run on the host (Gloo); only then
+  // can its device part be waited for.
+  work->getFuture()->addCallback([self = shared_from_this(), stream, work,
+                                  done = std::move(done)](c10::ivalue::Future& future) {
+    if (future.hasError()) {
+      done(errorOf(future));
+      return;
+    }
+    const c10::StreamGuard callbackGuard(stream);
+    work->synchronize(); // orders `stream`, not this thread, behind the work
+    self->watcher().add(
+        kDoneQueue, std::make_unique<StreamEvent>(stream),
+        [done, work](const std::exception_ptr& error) { done(error); });
+  });
 }
 
 void C10dTransport::abort() noexcept {

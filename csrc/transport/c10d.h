@@ -21,7 +21,7 @@ namespace hvd_order {
 /// when it has run.
 ///
 /// Thread safety: every method may be called from any thread; `issue` from one at a time.
-class C10dTransport final : public Transport {
+class C10dTransport final : public Transport, public std::enable_shared_from_this<C10dTransport> {
  public:
   explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group);
 

@@ -468,8 +468,8 @@ class GradientExchange:
         """After the first step, watches who reads what; after the second, takes that as the order."""
         if self._order.complete:
             return
+        self._regions.find(self.slots)
         if not self._order.started:
-            self._regions.find(self.slots)
             self._order.start()
             for slot in self.slots:
                 arm_parameter(slot.parameter, self)

@@ -58,6 +58,7 @@ def test_the_others_raise_and_exit_when_a_rank_is_killed() -> None:
 
 MISSING = """
 import sys
+import threading
 import torch
 import hvd_order.torch as hvd
 
@@ -72,7 +73,7 @@ if hvd.rank() == 1:
 model["last"](first).sum().backward()
 if hvd.rank() == 1:
     print("stuck", flush=True)
-    sys.stdin.read()  # and step(), which would say so, is never reached
+    threading.Event().wait()  # and step(), which would say so, is never reached
 try:
     optimizer.step()
 except hvd.HorovodInternalError as error:
