@@ -120,9 +120,7 @@ class CollectiveQueue:
             raise ValueError(f"Handle {handle} was not created or has been cleared.")
         if not request.done.is_set():
             return False
-        return request.done_event is None or bool(
-            request.done_event.query()
-        )
+        return request.done_event is None or bool(request.done_event.query())
 
     def synchronize(self, handle: int) -> Any:
         """Waits for a request and returns its result; None for an unknown handle, as Horovod.

@@ -1,10 +1,10 @@
 """Entries of compiled code.
 
-A graph made by ``torch.compile`` is guarded by the class of every parameter it reads: entered with a
-:class:`~hvd_order.torch.read_guard.PendingParameter` it is right, but compiles again and breaks at each
-such parameter. So the parameters of a compiled module are finished before the module runs, outside of
-the graph: ``fullgraph=True`` works, and nothing is traced. Compile block by block (each block an entry)
-to keep overlap with the next forward pass.
+A graph made by ``torch.compile`` is guarded by the class of every parameter it reads: entered
+with a :class:`~hvd_order.torch.read_guard.PendingParameter` it is right, but compiles again and
+breaks at each such parameter. So the parameters of a compiled module are finished before the
+module runs, outside of the graph: ``fullgraph=True`` works, and nothing is traced. Compile block
+by block (each block an entry) to keep overlap with the next forward pass.
 
 Compiled functions that read parameters of a module they are not the forward of have no such entry.
 """
@@ -65,7 +65,7 @@ class CompiledRegions:
 
         @functools.wraps(compiled)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling():  # else part of a larger region, with its own entry
+            if not torch.compiler.is_compiling():  # else part of a larger region
                 self._enter(parameters)
             return compiled(*args, **kwargs)
 
@@ -77,4 +77,3 @@ class CompiledRegions:
         for undo in self._undo:
             undo()
         self._undo.clear()
-

@@ -1,5 +1,4 @@
-"""Runs the user's own optimizer on some of its parameters, with the hyper-parameters of a past
-step.
+"""Runs the user's own optimizer on some of its parameters, as it was set at a past step.
 
 Any ``torch.optim.Optimizer`` serves: for the time of one inner step its parameter groups list
 only the parameters that are due, so that its foreach and fused kernels still take many tensors at

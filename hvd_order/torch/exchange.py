@@ -6,10 +6,11 @@ The life of a parameter in step t::
                                           |                 |
                                   .grad may be read   the parameter may be read
 
-``step()`` normally applies nothing: it remembers the hyper-parameters, arms every parameter with the
-read guard and returns; the first reader of a parameter waits for it, and everything that has arrived by
-then is updated in one go by the user's own optimizer. Whoever reads a gradient before ``step()``
-(clipping, AMP's unscale) waits for all gradients instead, and ``step()`` then updates at once.
+``step()`` normally applies nothing: it remembers the hyper-parameters, arms every parameter with
+the read guard and returns; the first reader of a parameter waits for it, and everything that has
+arrived by then is updated in one go by the user's own optimizer. Whoever reads a gradient before
+``step()`` (clipping, AMP's unscale) waits for all gradients instead, and ``step()`` then updates
+at once.
 """
 
 from __future__ import annotations
@@ -465,7 +466,7 @@ class GradientExchange:
                 slot.begin_step(self.passes)
 
     def _learn(self) -> None:
-        """After the first step, watches who reads what; after the second, takes that as the order."""
+        """Watches who reads what after the first step, and takes that as order after the second."""
         if self._order.complete:
             return
         self._regions.find(self.slots)
@@ -476,7 +477,8 @@ class GradientExchange:
             return
         seen = self._order.finish()
         for slot in self.slots:
-            slot.deferrable = slot in seen
+            # A sparse gradient has no place of its own in which it could outlive zero_grad().
+            slot.deferrable = slot in seen and not slot.sparse
         # What nobody was seen reading is updated in step(): it is needed first of all.
         unseen = [slot for slot in self.slots if slot not in seen]
         self._register(unseen + list(seen))
@@ -484,7 +486,11 @@ class GradientExchange:
     # ---- zero_grad ----------------------------------------------------------------------------
 
     def before_zero_grad(self) -> None:
-        """Makes way for ``zero_grad``. Raises AssertionError while gradients of this step travel."""
+        """Makes way for ``zero_grad``.
+
+        Raises:
+            AssertionError: gradients of this step travel.
+        """
         with self._lock:
             if not self._fresh and not self.synchronized and any(s.sent for s in self.slots):
                 raise AssertionError(_ZEROED_IN_FLIGHT)
@@ -493,7 +499,7 @@ class GradientExchange:
                 self._fresh = True
 
     def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
-        """Zeroes ``parameter.grad`` as its owner sees it, leaving alone what still has to be applied.
+        """Zeroes ``parameter.grad`` for its owner, leaving alone what still has to be applied.
 
         Returns:
             Whether that was necessary; else the ordinary way is right.
@@ -549,9 +555,9 @@ class GradientExchange:
         return slot is not None and (slot.update_pending or self._order.watching)
 
 
-def _call(method: Callable[[list[torch.Tensor]], None] | None, argument: list[torch.Tensor]) -> None:
+def _call(method: Callable[[list[torch.Tensor]], None] | None, values: list[torch.Tensor]) -> None:
     if method is not None:
-        method(argument)
+        method(values)
 
 
 def _forget(host: EngineHost, model: int, hooks: Sequence[Any]) -> None:

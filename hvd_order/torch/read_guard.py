@@ -1,19 +1,19 @@
 """Finishes what is outstanding on a tensor before anything reads it.
 
 While the update of a parameter is outstanding, its class is :class:`PendingParameter`; while its
-gradient travels, the class of the gradient tensor is :class:`InFlightGradient`. Both have the layout
-of the class they stand in for, so the swap is one assignment (torch does the same with its own
-``UninitializedParameter``). Every use from Python -- an operator, a method, ``.data``, ``copy``,
-``pickle`` -- goes through ``__torch_function__``, which asks the guard to finish first and then runs
-what was asked for. So it does not matter which module reads a parameter, or whether a module does at
-all: the first reader finds it up to date, and finds it as an ordinary parameter.
+gradient travels, the class of the gradient tensor is :class:`InFlightGradient`. Both have the
+layout of the class they stand in for, so the swap is one assignment (torch does the same with its
+own ``UninitializedParameter``). Every use from Python -- an operator, a method, ``.data``,
+``copy``, ``pickle`` -- goes through ``__torch_function__``, which asks the guard to finish first
+and then runs what was asked for. So it does not matter which module reads a parameter, or whether
+a module does at all: the first reader finds it up to date, and finds it as an ordinary parameter.
 
 Reads that only look at metadata (shape, dtype, ``.grad``) finish nothing.
 
-What Python cannot see: readers in C++ (TorchScript, captured CUDA graphs, compiled graphs). Parameters
-that nobody was seen reading from Python are never left outstanding (consumption.py), compiled
-regions finish at their entry (compiled_regions.py), and a gradient that arrives for a parameter whose
-update is outstanding raises ``StaleRead`` (exchange.py).
+What Python cannot see: readers in C++ (TorchScript, captured CUDA graphs, compiled graphs).
+Parameters that nobody was seen reading from Python are never left outstanding (consumption.py),
+compiled regions finish at their entry (compiled_regions.py), and a gradient that arrives for a
+parameter whose update is outstanding raises ``StaleRead`` (exchange.py).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _getter(name: str) -> Any:
     return getattr(torch.Tensor, name).__get__
 
 
-# Functions that look at a tensor without reading its elements. Anything not listed finishes first, so
-# a name missing here costs overlap and nothing else.
+# Functions that look at a tensor without reading its elements. Anything not listed finishes
+# first, so a name missing here costs overlap and nothing else.
 _METADATA: frozenset[Any] = frozenset(
     [_getter(name) for name in (
         "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn",
@@ -114,9 +114,7 @@ class PendingParameter(Parameter):
     __slots__ = ()
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Finishes the update, then runs ``func``."""
         return _settled_call(func, args, kwargs or {})
 
@@ -142,9 +140,7 @@ class InFlightGradient(torch.Tensor):
     __slots__ = ()
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Completes the exchange, then runs ``func``."""
         return _settled_call(func, args, kwargs or {})
 

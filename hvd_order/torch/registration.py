@@ -51,9 +51,7 @@ def agree(host: EngineHost, slots: Sequence[Slot]) -> Agreed:
     Raises:
         ModelMismatch: on every rank, naming the first parameter that differs and where.
     """
-    mine = [
-        (slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots
-    ]
+    mine = [(slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots]
     everyone = gather(host, (mine, host.models))
     check_same([parameters for parameters, _ in everyone])
     place = {name: i for i, (name, _, _) in enumerate(mine)}

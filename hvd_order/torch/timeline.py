@@ -96,9 +96,7 @@ def timeline_span(name: str) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _span(
-    recording: _Recording, category: str, name: str, args: dict[str, Any]
-) -> Iterator[None]:
+def _span(recording: _Recording, category: str, name: str, args: dict[str, Any]) -> Iterator[None]:
     start = time.monotonic_ns()
     try:
         yield

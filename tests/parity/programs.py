@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -35,9 +34,9 @@ class Program:
         return self.model(x)
 
     def loss(self, x: Tensor, y: Tensor, first_rank: Tensor) -> Tensor:
-        """Mean over the rows; ``first_rank`` marks the rows that rank 0 has when there are ranks."""
+        """Mean over the rows; ``first_rank`` marks those that rank 0 has when there are ranks."""
         del first_rank
-        return F.mse_loss(self.forward(x), y)
+        return nn.functional.mse_loss(self.forward(x), y)
 
     def zero(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.zero_grad()
@@ -144,7 +143,7 @@ class UnusedOnSomeRanks(Program):
         out = self.model(x)
         if first_rank.any():
             out = out + self.branch(x) * first_rank[:, None]
-        return F.mse_loss(out, y)
+        return nn.functional.mse_loss(out, y)
 
 
 class Tied(Program):
@@ -160,7 +159,9 @@ class Tied(Program):
 class Functional(Program):
     def forward(self, x: Tensor) -> Tensor:
         scale = self.model[4].weight.mean()  # before the module that owns it runs
-        return F.linear(self.model[:4](x), self.model[4].weight * scale, self.model[4].bias)
+        return nn.functional.linear(
+            self.model[:4](x), self.model[4].weight * scale, self.model[4].bias
+        )
 
 
 class Transformer(Program):

@@ -1,7 +1,7 @@
 """Training on several ranks ends with the weights of one process on the whole batch.
 
-Every optimizer times every program: float64, 20 steps, 1e-6 relative; bitwise equal between ranks and
-between two runs. Updates are deferred where they should be, so the fast path is what is tested.
+Every optimizer times every program: float64, 20 steps, 1e-6 relative; bitwise equal between ranks
+and between two runs. Updates are deferred where they should be, so the fast path is tested.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def body_compare(program: str, optimizer: str) -> dict[str, Any]:
     }
 
 
-# A closure takes the place of the loop's own backward, so what happens around update() does not apply.
+# A closure takes the place of the loop's own backward, so what is around update() does not apply.
 WITHOUT_CLOSURE = {"Clipped", "ClippedByRitual", "ZeroAfterStep", "NeverZeroed"}
 # One optimizer is enough to see that code generation changes nothing; it takes half a minute.
 INDUCTOR = ("CompiledByInductor", "AdamW-foreach")
@@ -117,9 +117,7 @@ CASES = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(("program", "optimizer"), CASES)
-def test_equals_one_process(
-    ranks: RankFactory, size: int, program: str, optimizer: str
-) -> None:
+def test_equals_one_process(ranks: RankFactory, size: int, program: str, optimizer: str) -> None:
     results = ranks(size).run(body_compare, program, optimizer, timeout=240)
     for rank, result in enumerate(results):
         assert result["errors"] == {}, f"rank {rank} differs from one process"

@@ -1,0 +1,452 @@
+"""Everything that could see a parameter or a gradient too early, and must not."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import RankFactory, run_script
+from torch import Tensor, nn
+
+import hvd_order.torch as hvd
+from hvd_order.errors import StaleRead
+from hvd_order.torch.read_guard import InFlightGradient, PendingParameter, disarm_parameter
+
+LR = 0.1
+
+
+def wrapped(
+    model: nn.Module, make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, **how: Any
+) -> Any:
+    options = {"lr": LR} if make is torch.optim.SGD else {}
+    return hvd.DistributedOptimizer(
+        make(model.parameters(), **options), named_parameters=model.named_parameters(), **how
+    )
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(5)
+    return nn.Linear(3, 3, bias=False, dtype=torch.float64)
+
+
+def my_rows() -> Tensor:
+    """Row r is rank r's; the average gradient of ``model(x).sum()`` is their mean."""
+    return torch.arange(1.0, 4.0, dtype=torch.float64)[None] * (hvd.rank() + 1)
+
+
+def backward(model: nn.Module) -> None:
+    model(my_rows()).sum().backward()
+
+
+def mean_gradient() -> Tensor:
+    mean = (hvd.size() + 1) / 2
+    return (torch.arange(1.0, 4.0, dtype=torch.float64) * mean).expand(3, 3)
+
+
+def one_step_left_open() -> tuple[nn.Linear, Any, Tensor]:
+    """A model whose third update is outstanding, its optimizer, and the weight it will have."""
+    model = linear()
+    start = model.weight.detach().clone()
+    optimizer = wrapped(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+    assert type(model.weight) is PendingParameter
+    return model, optimizer, start - 3 * LR * mean_gradient()
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-12, atol=0)
+
+
+READERS: dict[str, Callable[[nn.Linear, Any], Tensor]] = {
+    "data": lambda m, o: m.weight.data,
+    "norm": lambda m, o: (m.weight + 0).detach(),
+    "numpy": lambda m, o: torch.from_numpy(m.weight.detach().numpy()),
+    "vector": lambda m, o: nn.utils.parameters_to_vector(m.parameters()).detach().view(3, 3),
+    "state_dict": lambda m, o: m.state_dict()["weight"],
+    "state_dict keep_vars": lambda m, o: m.state_dict(keep_vars=True)["weight"].detach(),
+    "deepcopy": lambda m, o: copy.deepcopy(m).weight.detach(),
+    "deepcopy of parameter": lambda m, o: copy.deepcopy(m.weight).detach(),
+    "pickle": lambda m, o: pickle.loads(pickle.dumps(m)).weight.detach(),
+    "evaluation": lambda m, o: evaluated(m),
+    "ema": lambda m, o: torch._foreach_mul([p.detach() for p in m.parameters()], 1.0)[0],
+    "functional_call": lambda m, o: torch.func.functional_call(
+        m, dict(m.named_parameters()), torch.eye(3, dtype=torch.float64)
+    ).detach().t(),
+    "optimizer.state_dict": lambda m, o: (o.state_dict(), m.weight.data)[1],
+    "flush": lambda m, o: (o.flush(), m.weight.data)[1],
+    "synchronize": lambda m, o: (o.synchronize(), m.weight.data)[1],
+    "torch.save": lambda m, o: saved(m),
+}  # fmt: skip
+
+
+def evaluated(model: nn.Linear) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(torch.eye(3, dtype=torch.float64)).t()
+
+
+def saved(model: nn.Linear) -> Tensor:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False).weight.detach()
+
+
+def body_reader(name: str) -> bool:
+    model, optimizer, wanted = one_step_left_open()
+    seen = READERS[name](model, optimizer)
+    return close(seen, wanted) and type(model.weight) is nn.Parameter
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_sees_the_finished_update(ranks: RankFactory, name: str) -> None:
+    assert ranks(2).run(body_reader, name) == [True, True]
+
+
+def body_learning_rate(kind: str) -> bool:
+    model = linear()
+    start = model.weight.detach().clone()
+    optimizer = wrapped(model)
+    group = optimizer.param_groups[0]
+    if kind == "tensor":
+        group["lr"] = torch.tensor(LR, dtype=torch.float64)
+    for _ in range(4):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+        if kind == "tensor":
+            group["lr"].mul_(0.5)
+        else:
+            group["lr"] *= 0.5
+    wanted = start - LR * (1 + 0.5 + 0.25 + 0.125) * mean_gradient()
+    return torch.allclose(model.weight.data, wanted, rtol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["float", "tensor"])
+def test_an_update_has_the_learning_rate_of_its_own_step(ranks: RankFactory, kind: str) -> None:
+    assert ranks(2).run(body_learning_rate, kind) == [True, True]
+
+
+def body_load_state_dict() -> bool:
+    model, _, _ = one_step_left_open()
+    model.load_state_dict({"weight": torch.ones(3, 3)})
+    return close(model.weight.data, torch.ones(3, 3, dtype=torch.float64))
+
+
+def test_loading_a_checkpoint_is_not_undone_by_an_outstanding_update(ranks: RankFactory) -> None:
+    assert ranks(2).run(body_load_state_dict) == [True, True]
+
+
+def body_gradient_reads() -> dict[str, bool]:
+    model = linear()
+    optimizer = wrapped(model)
+    seen = {}
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(model)
+        if step == 2:
+            seen["travels"] = type(model.weight.grad) is InFlightGradient
+            seen["before step"] = close(model.weight.grad.clone(), mean_gradient())
+        optimizer.step()
+    seen["after step"] = close(model.weight.grad.clone(), mean_gradient())
+    return seen
+
+
+def test_a_gradient_that_is_read_is_the_average(ranks: RankFactory) -> None:
+    for seen in ranks(2).run(body_gradient_reads):
+        assert seen == {"travels": True, "before step": True, "after step": True}
+
+
+def body_scaler() -> dict[str, bool]:
+    model = linear()
+    start = model.weight.detach().clone()
+    optimizer = wrapped(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = model(my_rows()).sum()
+        if step == 3 and hvd.rank() == 1:
+            loss = loss * float("inf")  # on one rank; all must skip
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return {
+        "weights": close(model.weight.data, start - 4 * LR * mean_gradient()),
+        "scale": scaler.get_scale() == 4.0,
+    }
+
+
+def test_grad_scaler_without_ritual(ranks: RankFactory) -> None:
+    for seen in ranks(2).run(body_scaler):
+        assert seen == {"weights": True, "scale": True}
+
+
+def body_identity() -> dict[str, bool]:
+    model = linear()
+    inner = torch.optim.Adam(model.parameters(), lr=LR, fused=True)
+    backward(model)
+    inner.step()  # state from before wrapping, as from a checkpoint
+    inner.zero_grad()
+    fired: list[str] = []
+    inner.register_step_post_hook(lambda *_: fired.append("post"))
+    inner.register_step_pre_hook(lambda *_: fired.append("pre"))
+    optimizer = hvd.DistributedOptimizer(inner, named_parameters=model.named_parameters())
+    for _ in range(3):
+        backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    again = pickle.loads(pickle.dumps(optimizer))
+    return {
+        "same object": optimizer is inner,
+        "instance": isinstance(optimizer, torch.optim.Adam),
+        "state kept": float(optimizer.state_dict()["state"][0]["step"]) == 4,
+        "hooks once a step": fired == ["pre", "post"] * 3,
+        "amp support": optimizer._step_supports_amp_scaling,
+        "pickles as its class": type(again) is torch.optim.Adam,
+        "copies as its class": type(copy.deepcopy(optimizer)) is torch.optim.Adam,
+    }
+
+
+def test_the_wrapped_optimizer_is_still_the_users(ranks: RankFactory) -> None:
+    for seen in ranks(2).run(body_identity):
+        assert all(seen.values()), seen
+
+
+def body_new_group() -> bool:
+    model = linear()
+    late = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    start = late.detach().clone()
+    optimizer = wrapped(model)
+    for step in range(6):
+        if step == 3:
+            optimizer.add_param_group({"params": [late]})
+        optimizer.zero_grad()
+        loss = model(my_rows()).sum()
+        if step >= 3:
+            loss = loss + (late * my_rows()[0]).sum()
+        loss.backward()
+        optimizer.step()
+    return close(late.data, start - 3 * LR * mean_gradient()[0])
+
+
+def test_parameters_added_later_are_averaged_too(ranks: RankFactory) -> None:
+    assert ranks(2).run(body_new_group) == [True, True]
+
+
+def body_sparse(optimizer_class: str, as_dense: bool) -> bool:
+    results = []
+    for distributed in (True, False):
+        torch.manual_seed(2)
+        table = nn.Embedding(10, 4, sparse=True, dtype=torch.float64)
+        make = getattr(torch.optim, optimizer_class)
+        optimizer = make(table.parameters(), lr=LR)
+        if distributed:
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, named_parameters=table.named_parameters(), sparse_as_dense=as_dense
+            )
+        everyone = [torch.tensor([r, r + 1, 7]) for r in range(hvd.size())]
+        for step in range(5):
+            optimizer.zero_grad()
+            rows = [everyone[hvd.rank()]] if distributed else everyone
+            if step != 3 or not distributed or hvd.rank() == 0:
+                use = rows if step != 3 else rows[:1]
+                scale = 1 if distributed else 1 / hvd.size()
+                sum(table(row).square().sum() * scale for row in use).backward()
+            optimizer.step()
+        results.append(table.weight.data.clone())
+    return torch.allclose(*results, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "as_dense"), [("SGD", False), ("SparseAdam", False), ("SGD", True)]
+)
+def test_sparse_gradients(ranks: RankFactory, optimizer: str, as_dense: bool) -> None:
+    assert ranks(2).run(body_sparse, optimizer, as_dense) == [True, True]
+
+
+def body_options() -> dict[str, bool]:
+    seen = {}
+    for name, how, factor, tolerance in (
+        ("sum", {"op": hvd.Sum}, hvd.size(), 1e-12),
+        ("predivide", {"gradient_predivide_factor": 2.0}, 1, 1e-12),
+        ("fp16", {"compression": hvd.Compression.fp16}, 1, 2e-3),
+        ("bf16", {"compression": hvd.Compression.bf16}, 1, 2e-2),
+    ):
+        model = linear()
+        start = model.weight.detach().clone()
+        optimizer = wrapped(model, **how)
+        for _ in range(4):
+            optimizer.zero_grad()
+            backward(model)
+            optimizer.step()
+        wanted = -4 * LR * factor * mean_gradient()
+        seen[name] = torch.allclose(model.weight.data - start, wanted, rtol=tolerance)
+    return seen
+
+
+def test_sum_predivide_and_compression(ranks: RankFactory) -> None:
+    for seen in ranks(2).run(body_options):
+        assert all(seen.values()), seen
+
+
+def body_layouts() -> bool:
+    results = []
+    for distributed in (True, False):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 2)).double()
+        model[0] = model[0].to(memory_format=torch.channels_last)
+        model[2] = model[2].float()  # two dtypes, two gradient buffers
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        if distributed:
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, named_parameters=model.named_parameters()
+            )
+        for _ in range(5):
+            optimizer.zero_grad()
+            x = torch.ones(1, 2, 4, 4, dtype=torch.float64)  # equal rows: no rank is special
+            hidden = model[1](model[0](x)).float()
+            model[2](hidden).square().sum().backward()
+            optimizer.step()
+        results.append([p.data.clone() for p in model.parameters()])
+    return all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(*results, strict=True))
+
+
+def test_memory_formats_and_dtypes(ranks: RankFactory) -> None:
+    assert ranks(2).run(body_layouts) == [True, True]
+
+
+def body_misuse() -> dict[str, str]:
+    errors = {}
+    model = linear()
+    optimizer = wrapped(model)
+    backward(model)
+    for name, mistake in {
+        "zero_grad": optimizer.zero_grad,
+        "second backward": lambda: backward(model),
+    }.items():
+        with pytest.raises(AssertionError) as caught:
+            mistake()
+        errors[name] = str(caught.value)
+    optimizer.step()
+    return errors
+
+
+def test_gradients_in_flight_are_protected(ranks: RankFactory) -> None:
+    for errors in ranks(2).run(body_misuse):
+        assert "before optimizer.step()" in errors["zero_grad"]
+        assert "more than backward_passes_per_step" in errors["second backward"]
+        assert "weight" in errors["second backward"]
+
+
+class CountingSGD(torch.optim.SGD):
+    """Looks at its group's own counter: updating in parts would count parts."""
+
+    def step(self, closure: None = None) -> None:
+        group = self.param_groups[0]
+        group["count"] = group.get("count", 0) + 1
+        with torch.no_grad():
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] / group["count"] * parameter.grad
+
+
+def body_not_separable() -> bool:
+    model = linear()
+    start = model.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(
+        CountingSGD(model.parameters(), lr=LR), named_parameters=model.named_parameters()
+    )
+    for _ in range(4):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+    return close(model.weight.data, start - LR * (1 + 1 / 2 + 1 / 3 + 1 / 4) * mean_gradient())
+
+
+def test_an_optimizer_with_a_counter_in_its_group(ranks: RankFactory) -> None:
+    assert ranks(2).run(body_not_separable) == [True, True]
+
+
+def body_dropped_optimizer() -> bool:
+    model, optimizer, wanted = one_step_left_open()
+    del optimizer
+    return close(model.weight.data, wanted)
+
+
+def test_dropping_the_optimizer_loses_no_update(ranks: RankFactory) -> None:
+    assert ranks(2).run(body_dropped_optimizer) == [True, True]
+
+
+def body_script() -> bool:
+    """TorchScript reads parameters in C++, so they are updated in step()."""
+    model = linear()
+    start = model.weight.detach().clone()
+    scripted = torch.jit.trace(model, my_rows())
+    optimizer = wrapped(model)
+    for _ in range(4):
+        optimizer.zero_grad()
+        scripted(my_rows()).sum().backward()
+        optimizer.step()
+    return close(model.weight.data, start - 4 * LR * mean_gradient())
+
+
+def test_readers_in_cpp(ranks: RankFactory) -> None:
+    assert ranks(2).run(body_script) == [True, True]
+
+
+def body_stale() -> str:
+    model, _, _ = one_step_left_open()
+    disarm_parameter(model.weight)  # as a reader that Python does not see
+    with pytest.raises(StaleRead) as caught:
+        backward(model)
+    return str(caught.value)
+
+
+def test_a_stale_read_is_never_silent(ranks: RankFactory) -> None:
+    for message in ranks(2).run(body_stale):
+        assert "'weight'" in message
+
+
+TRAIN = """
+import hashlib, os
+import torch
+import hvd_order.torch as hvd
+
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(40, 40) for _ in range(5)])
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.Adam(model.parameters(), lr=1e-2), named_parameters=model.named_parameters()
+)
+for step in range(8):
+    optimizer.zero_grad()
+    model(torch.randn(4, 40) + hvd.rank()).square().mean().backward()
+    optimizer.step()
+weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+print(hashlib.sha256(weights.numpy().tobytes()).hexdigest())
+"""
+MODES = [
+    {"HVD_ORDER_AGREEMENT": "leader"},
+    {"HVD_ORDER_AGREEMENT": "negotiated"},
+    {"HVD_ORDER_AGREEMENT": "planned"},
+    {"HVD_ORDER_POLICY": "arrival"},
+    {"HVD_ORDER_CROSS_ITERATION": "0"},
+    {"HVD_ORDER_CHECK_READS": "1"},
+]
+
+
+@pytest.mark.timeout(300)
+def test_results_do_not_depend_on_how_slices_are_ordered() -> None:
+    digests = set()
+    for mode in MODES:
+        for end in run_script(2, TRAIN, env={"HVD_ORDER_SLICE_BYTES": "1KiB", **mode}):
+            assert end.returncode == 0, f"{mode}: {end.stderr}"
+            digests.add(end.stdout.strip())
+    assert len(digests) == 1
