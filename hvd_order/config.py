@@ -154,7 +154,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "timeout",
         "HVD_ORDER_TIMEOUT",
-        "300",
+        "1800",
         "seconds",
         "Longest wait for another rank or a transfer before an error that names both.",
         _parse_seconds,
@@ -202,7 +202,7 @@ class Config:
     policy: Policy = "priority"
     agreement: Agreement = "leader"
     cross_iteration: bool = True
-    timeout: timedelta = timedelta(seconds=300)
+    timeout: timedelta = timedelta(seconds=1800)
     stall_warning: timedelta = timedelta(seconds=60)
     timeline: str | None = None
     check_reads: bool = False

@@ -7,9 +7,10 @@ once.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -65,9 +66,25 @@ def run(
             partial.append({"params": parameters, **values})
     optimizer.param_groups = partial
     try:
-        step(optimizer)
+        with _as_in_step(due):
+            step(optimizer)
     finally:
         optimizer.param_groups = groups
+
+
+@contextlib.contextmanager
+def _as_in_step(due: Collection[torch.Tensor]) -> Iterator[None]:
+    """The modes that ``step()`` runs under, whatever the reader of a parameter runs under.
+
+    State made in inference mode could never be changed outside of it; autocast would round.
+    """
+    with contextlib.ExitStack() as modes:
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        for device in {parameter.device.type for parameter in due}:
+            if torch.is_autocast_enabled(device):
+                modes.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 def is_separable(optimizer: Optimizer, step: InnerStep) -> bool:
@@ -79,15 +96,41 @@ def is_separable(optimizer: Optimizer, step: InnerStep) -> bool:
     """
     if not any(group["params"] for group in optimizer.param_groups):
         return False
-    try:
-        together = _trial(optimizer, step, parts=[[0, 1]])
-        in_parts = _trial(optimizer, step, parts=[[1], [0]])
-    except Exception:  # whatever a foreign optimizer raises on a toy problem: do not defer it
-        return False
-    return all(torch.equal(a, b) for a, b in zip(together, in_parts, strict=True))
+    # Some (Adagrad) make their state with the optimizer, not in the first step.
+    for with_state in (False, True):
+        try:
+            with torch.random.fork_rng():
+                together = _trial(optimizer, step, [[0, 1]], with_state)
+                in_parts = _trial(optimizer, step, [[1], [0]], with_state)
+        except Exception:  # whatever a foreign optimizer raises on a toy problem: do not defer it
+            continue
+        return all(torch.equal(a, b) for a, b in zip(together, in_parts, strict=True))
+    return False
 
 
-def _trial(optimizer: Optimizer, step: InnerStep, parts: list[list[int]]) -> list[torch.Tensor]:
+def _copy_without_parameters(optimizer: Optimizer) -> Optimizer:
+    """Has attributes of its own, so that a trial leaves no trace in the user's optimizer."""
+    trial = optimizer.__class__.__new__(optimizer.__class__)
+    own: dict[int, Any] = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    for name, value in vars(optimizer).items():
+        if name not in ("state", "param_groups"):
+            setattr(trial, name, copy.deepcopy(value, own))
+    return trial
+
+
+def _state_like(state: dict[str, Any], parameter: torch.Tensor, toy: torch.Tensor) -> dict[str, Any]:
+    """State for ``toy`` with the fields that ``parameter`` has, and numbers of its size."""
+    return {
+        key: value.flatten()[0].expand_as(toy).clone()
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        else copy.deepcopy(value)
+        for key, value in state.items()
+    }
+
+
+def _trial(
+    optimizer: Optimizer, step: InnerStep, parts: list[list[int]], with_state: bool
+) -> list[torch.Tensor]:
     like = next(p for group in optimizer.param_groups for p in group["params"])
     generator = torch.Generator().manual_seed(0)
 
@@ -96,8 +139,11 @@ def _trial(optimizer: Optimizer, step: InnerStep, parts: list[list[int]]) -> lis
         return numbers.to(device=like.device, dtype=like.dtype)
 
     toys = [torch.nn.Parameter(values()) for _ in range(2)]
-    trial = copy.copy(optimizer)
+    trial = _copy_without_parameters(optimizer)
     trial.state = defaultdict(dict)
+    if with_state:
+        for toy in toys:
+            trial.state[toy] = _state_like(optimizer.state[like], like, toy)
     hyper_parameters = snapshot(optimizer)[0]
     hyper_parameters.pop("param_names", None)
     for _ in range(3):

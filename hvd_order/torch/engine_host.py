@@ -52,6 +52,7 @@ class EngineHost:
         # Objects that the ranks tell each other when a model is registered.
         self.registration_group = context.new_group("registration", backend="gloo")
         self.models: set[int] = set()
+        self.steps = 0  # of all optimizers together
         self.layouts: dict[int, native.SliceLayout] = {}
 
     def add_model(

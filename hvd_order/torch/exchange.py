@@ -34,6 +34,7 @@ from hvd_order.torch.consumption import ReadOrder
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.gradient_buffers import GradientBuffers
 from hvd_order.torch.read_guard import (
+    InFlightGradient,
     arm_gradient,
     arm_parameter,
     disarm_gradient,
@@ -66,6 +67,7 @@ class GradientExchange:
         optimizer: Optimizer,
         step: deferred_update.InnerStep,
         slots: Sequence[Slot],
+        frozen: Sequence[Slot],
         host: EngineHost,
         compression: type[Compressor],
         passes: int,
@@ -76,6 +78,8 @@ class GradientExchange:
         """Collective: registers the model on every rank.
 
         Args:
+            slots: the trainable parameters.
+            frozen: the others, which may become trainable later.
             passes: backward passes whose gradients add up before they are exchanged.
             prescale: factor for each rank's gradient before the sum.
             postscale: factor for the sum.
@@ -83,6 +87,7 @@ class GradientExchange:
         self._optimizer = weakref.ref(optimizer)
         self._inner_step = step
         self.slots = list(slots)
+        self._frozen = list(frozen)
         self._by_parameter = {id(slot.parameter): slot for slot in slots}
         self._host = host
         self._compression = compression
@@ -106,6 +111,8 @@ class GradientExchange:
         self._late: frozenset[Slot] = frozenset()
         self._fresh = True  # no gradient of the coming step has been sent
         self._in_backward = False
+        self._first_sent: Slot | None = None  # of the gradients of this step
+        self._begun_at = 0  # the host's count of steps then
         self.synchronized = False  # all gradients of this step are finished, step() is to come
 
         self._model = -1
@@ -176,13 +183,24 @@ class GradientExchange:
                     "parameters can be added only between step() and the next backward(); "
                     "gradients are on their way"
                 )
-            for slot in slots:
-                slot.begin_step(self.passes)
-                self._by_parameter[id(slot.parameter)] = slot
-                self._hook(slot)
-            self.slots.extend(slots)
-            self._order = ReadOrder()
-            self._register(self.slots)
+            self._take_in([slot for slot in slots if slot.parameter.requires_grad])
+            self._frozen += [slot for slot in slots if not slot.parameter.requires_grad]
+
+    def _take_in(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            slot.begin_step(self.passes)
+            self._by_parameter[id(slot.parameter)] = slot
+            self._hook(slot)
+        self.slots.extend(slots)
+        self._order = ReadOrder()
+        self._register(self.slots)
+
+    def _take_in_unfrozen(self) -> None:
+        """Parameters that were frozen when the optimizer was wrapped and are no more."""
+        trainable = [slot for slot in self._frozen if slot.parameter.requires_grad]
+        if trainable:
+            self._frozen = [slot for slot in self._frozen if slot not in trainable]
+            self._take_in(trainable)
 
     def set_passes(self, passes: int) -> None:
         """Changes the number of backward passes from the next step on."""
@@ -200,7 +218,10 @@ class GradientExchange:
 
     def _on_gradient(self, slot: Slot) -> None:
         with self._lock:
-            if self._fresh or self.synchronized:
+            if self._cleared_by_owner():
+                self._give_up()
+                self._begin_step()
+            elif self._fresh or self.synchronized:
                 self._begin_step()
             if slot in self._late:
                 raise StaleRead(
@@ -231,13 +252,42 @@ class GradientExchange:
         self.flush()
         if self.synchronized:  # and no step() followed: the gradients were given up
             self._reset()
+        self._take_in_unfrozen()
+        self._begun_at = self._host.steps
         self._buffers.raise_use_flags()
         self._fresh = False
+
+    def _cleared_by_owner(self) -> bool:
+        """Whether gradients of this step were cleared after they had been sent.
+
+        The critic of a GAN gets gradients from the generator's loss and clears them, unused, with
+        ``module.zero_grad()``. Asked once a backward pass; who clears one gradient clears all.
+        """
+        if self._in_backward or self.synchronized or self._first_sent is None:
+            return False
+        gradient = self._first_sent.parameter.grad
+        if gradient is None:
+            return True
+        # backward(create_graph=True) adds to a gradient by replacing it
+        return gradient is not self._first_sent.gradient and not gradient.requires_grad
+
+    def _give_up(self) -> None:
+        """Lets the gradients of a step that will not come arrive, and forgets them."""
+        for slot in self.slots:
+            if not slot.sent and not slot.sparse:
+                self._send_absent(slot)
+        self._finish(self.slots)
+        self._reset()
 
     def _send(self, slot: Slot) -> None:
         """Puts the gradient in its place and hands it to the engine."""
         gradient = slot.parameter.grad
         assert gradient is not None
+        if type(gradient) is InFlightGradient:
+            raise InvalidUsage(
+                f"parameter '{slot.name}' belongs to two distributed optimizers; drop the old one "
+                "before backward()"
+            )
         if gradient.is_sparse:
             if not self._sparse_as_dense:
                 self._send_sparse(slot)
@@ -257,6 +307,8 @@ class GradientExchange:
                 travelling, slot.compression_context = self._compression.compress(slot.gradient)
                 slot.wire.copy_(travelling)
         slot.parameter.grad = slot.gradient
+        if self._first_sent is None:
+            self._first_sent = slot
         arm_gradient(slot.gradient, self)
         self._send_wire(slot)
 
@@ -346,10 +398,18 @@ class GradientExchange:
     def synchronize(self) -> None:
         """Finishes all gradients of this step; without any, finishes outstanding updates."""
         with self._lock:
-            if self._fresh:
+            if self._fresh and not self._set_by_hand():
                 self.flush()
             elif not self.synchronized:
                 self._finish_step()
+
+    def _set_by_hand(self) -> bool:
+        """Whether the program has put gradients where no backward pass did."""
+        return any(
+            slot.parameter.grad is not None and slot.parameter.grad is not slot.gradient
+            for slot in self.slots
+            if not slot.sparse and not slot.update_pending
+        )
 
     def _finish_step(self) -> None:
         self._complete_backward()
@@ -377,9 +437,7 @@ class GradientExchange:
                     self._finish_step()
                 with timeline.span("update", "update"):
                     self._inner_step(optimizer)
-            self._reset()
-            self._fresh = True
-            self._learn()
+            self._end_step()
             return None
 
     def _may_defer(self, optimizer: Optimizer) -> bool:
@@ -416,10 +474,14 @@ class GradientExchange:
 
         self.flush()
         loss = self._inner_step(optimizer, synchronized_closure)
+        self._end_step()
+        return loss
+
+    def _end_step(self) -> None:
         self._reset()
         self._fresh = True
+        self._host.steps += 1
         self._learn()
-        return loss
 
     def flush(self) -> None:
         """Finishes every outstanding update."""
@@ -452,7 +514,9 @@ class GradientExchange:
                     [slot.parameter for slot in due],
                 )  # fmt: skip
         for slot, before in zip(due, gradients_before, strict=True):
-            slot.parameter.grad = before
+            # A gradient that only other ranks had stays, as all do until they are cleared.
+            if not (slot.absent and not slot.cleared):
+                slot.parameter.grad = before
         for slot in slots:
             slot.begin_step(self.passes)
         if not self._pending:
@@ -461,6 +525,7 @@ class GradientExchange:
     def _reset(self) -> None:
         self.synchronized = False
         self._in_backward = False
+        self._first_sent = None
         for slot in self.slots:
             if not slot.update_pending:
                 slot.begin_step(self.passes)
@@ -489,14 +554,19 @@ class GradientExchange:
         """Makes way for ``zero_grad``.
 
         Raises:
-            AssertionError: gradients of this step travel.
+            AssertionError: gradients of this step travel, and no other optimizer has stepped since
+                they came: then they were a by-product of its loss, and are dropped.
         """
         with self._lock:
-            if not self._fresh and not self.synchronized and any(s.sent for s in self.slots):
-                raise AssertionError(_ZEROED_IN_FLIGHT)
-            if self.synchronized:
+            if self._fresh:
+                return
+            if self.synchronized or not any(slot.sent for slot in self.slots):
                 self._reset()
-                self._fresh = True
+            elif self._host.steps != self._begun_at:
+                self._give_up()
+            else:
+                raise AssertionError(_ZEROED_IN_FLIGHT)
+            self._fresh = True
 
     def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
         """Zeroes ``parameter.grad`` for its owner, leaving alone what still has to be applied.
@@ -507,7 +577,13 @@ class GradientExchange:
         slot = self.slot_of(parameter)
         if slot is None or not slot.update_pending:
             return False
-        if parameter.grad is not None:
+        if slot.absent:
+            # Whether there is a gradient to zero depends on the other ranks; none needs no answer.
+            if not set_to_none:
+                self._apply([slot])
+                return False
+            slot.cleared = True
+        elif parameter.grad is not None:
             parameter.grad = None if set_to_none else torch.zeros_like(slot.gradient)
         return True
 
@@ -529,6 +605,14 @@ class GradientExchange:
                 travelling = self._host.engine.pending(self._model)
                 self._apply([s for s in self._pending if s.finished or not travelling[s.tensor]])
 
+    def before_grad_attribute(self, parameter: torch.Tensor) -> None:
+        """Guard: ``.grad`` of a pending parameter is looked at or set."""
+        with self._lock:
+            slot = self.slot_of(parameter)
+            # Whether it is None depends on the other ranks.
+            if slot is not None and slot.update_pending and slot.absent and not slot.cleared:
+                self._apply([slot])
+
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Guard: completes the exchange of the gradients."""
         with self._lock:
@@ -538,11 +622,21 @@ class GradientExchange:
             if outstanding:
                 self._apply(outstanding)
             if self._in_backward:
+                self._check_all_sent(slots)
                 self._finish(slots)
             elif not self._fresh and not self.synchronized:
                 self._finish_step()
             for slot in slots:
                 disarm_gradient(slot.gradient)
+
+    def _check_all_sent(self, read: Sequence[Slot]) -> None:
+        """Raises rather than wait for gradients that the waiting backward pass has yet to make."""
+        if read and not all(slot.sent for slot in self.slots):
+            raise InvalidUsage(
+                f"the gradient of '{read[0].name}' was read in the middle of the backward pass, "
+                "where it is still being summed over the ranks; read it after backward(), or use "
+                "Tensor.register_hook, which sees this rank's own gradient"
+            )
 
     def _enter_region(self, parameters: list[torch.Tensor]) -> None:
         """A compiled region that reads ``parameters`` is about to run."""

@@ -127,7 +127,6 @@ class _Distributed:
             exchange.add_slots([
                 Slot(p, name)
                 for name, p in zip(names, group["params"], strict=True)
-                if p.requires_grad
             ])  # fmt: skip
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -200,7 +199,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         exchange = GradientExchange(
             optimizer,
             step,
-            slots,
+            [slot for slot in slots if slot.parameter.requires_grad],
+            [slot for slot in slots if not slot.parameter.requires_grad],
             engine_host.engine_host(),
             compression,
             backward_passes_per_step,
@@ -280,7 +280,7 @@ def _check_arguments(
 def _slots(
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
 ) -> list[Slot]:
-    """The trainable parameters with their names, in the order of ``named_parameters``."""
+    """The parameters of the optimizer with their names, in the order of ``named_parameters``."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
         named = [
@@ -314,5 +314,5 @@ def _slots(
     return [
         Slot(cast("torch.nn.Parameter", p), name)
         for name, p in named
-        if id(p) in mine and p.requires_grad
+        if id(p) in mine
     ]

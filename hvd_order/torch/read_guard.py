@@ -36,6 +36,9 @@ class Guard(Protocol):
     def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
         """Brings the parameters up to date and disarms them."""
 
+    def before_grad_attribute(self, parameter: torch.Tensor) -> None:
+        """``parameter.grad`` of a pending parameter is about to be looked at or set."""
+
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients and disarms them."""
 
@@ -63,6 +66,9 @@ _METADATA: frozenset[Any] = frozenset(
         torch.numel,
     ]
 )  # fmt: skip
+
+
+_GRAD_ATTRIBUTE: frozenset[Any] = frozenset([torch.Tensor.grad.__get__, torch.Tensor.grad.__set__])
 
 
 def _collect(value: object, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
@@ -101,6 +107,12 @@ def settle(*values: object) -> None:
         guard.before_parameter_read(tensors)
 
 
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def _before_grad_attribute(tensor: torch.Tensor) -> None:
+    guard: Guard = getattr(tensor, _GUARD)
+    guard.before_grad_attribute(tensor)
+
+
 def _settled_call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if func not in _METADATA:
         settle(args, kwargs)
@@ -116,6 +128,8 @@ class PendingParameter(Parameter):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Finishes the update, then runs ``func``."""
+        if func in _GRAD_ATTRIBUTE and type(args[0]) is PendingParameter:
+            _before_grad_attribute(args[0])
         return _settled_call(func, args, kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

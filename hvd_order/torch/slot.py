@@ -37,6 +37,7 @@ class Slot:
     sent: bool = False  # handed to the engine in this step
     finished: bool = False  # and summed, and visible in `gradient`
     absent: bool = False  # this rank had no gradient to contribute
+    cleared: bool = False  # absent, and its owner has called zero_grad since
     used: bool = True  # some rank had one; known when finished
     update_pending: bool = False  # step() has been called, the parameter has not been updated
     sparse: bool = False  # exchanged by sparse.py instead of the buffers
@@ -48,4 +49,5 @@ class Slot:
         self.sent = False
         self.finished = False
         self.absent = False
+        self.cleared = False
         self.used = True

@@ -21,7 +21,7 @@ def test_empty_environment_gives_the_defaults() -> None:
     assert config.credit_bytes == 8 * 2**20
     assert (config.policy, config.agreement) == ("priority", "leader")
     assert config.cross_iteration is True
-    assert config.timeout == timedelta(seconds=300)
+    assert config.timeout == timedelta(seconds=1800)
     assert config.stall_warning == timedelta(seconds=60)
     assert config.timeline is None
     assert config.check_reads is False
