@@ -113,12 +113,16 @@ def _copy_without_parameters(optimizer: Optimizer) -> Optimizer:
     trial = optimizer.__class__.__new__(optimizer.__class__)
     own: dict[int, Any] = {id(p): p for group in optimizer.param_groups for p in group["params"]}
     for name, value in vars(optimizer).items():
-        if name not in ("state", "param_groups"):
+        if name.endswith("_hooks"):  # not called by the inner step; may hold on to anything
+            setattr(trial, name, value)
+        elif name not in ("state", "param_groups"):
             setattr(trial, name, copy.deepcopy(value, own))
     return trial
 
 
-def _state_like(state: dict[str, Any], parameter: torch.Tensor, toy: torch.Tensor) -> dict[str, Any]:
+def _state_like(
+    state: dict[str, Any], parameter: torch.Tensor, toy: torch.Tensor
+) -> dict[str, Any]:
     """State for ``toy`` with the fields that ``parameter`` has, and numbers of its size."""
     return {
         key: value.flatten()[0].expand_as(toy).clone()

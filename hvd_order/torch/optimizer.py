@@ -311,8 +311,4 @@ def _slots(
             + ". Name every parameter of the optimizer, or none."
         )
     mine = {id(p) for p in parameters}
-    return [
-        Slot(cast("torch.nn.Parameter", p), name)
-        for name, p in named
-        if id(p) in mine
-    ]
+    return [Slot(cast("torch.nn.Parameter", p), name) for name, p in named if id(p) in mine]

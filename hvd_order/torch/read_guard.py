@@ -8,7 +8,8 @@ own ``UninitializedParameter``). Every use from Python -- an operator, a method,
 and then runs what was asked for. So it does not matter which module reads a parameter, or whether
 a module does at all: the first reader finds it up to date, and finds it as an ordinary parameter.
 
-Reads that only look at metadata (shape, dtype, ``.grad``) finish nothing.
+Reads that only look at metadata (shape, dtype) finish nothing, nor does ``.grad``, except where
+only the other ranks know whether it is None.
 
 What Python cannot see: readers in C++ (TorchScript, captured CUDA graphs, compiled graphs).
 Parameters that nobody was seen reading from Python are never left outstanding (consumption.py),
@@ -47,6 +48,10 @@ def _getter(name: str) -> Any:
     return getattr(torch.Tensor, name).__get__
 
 
+def _setter(name: str) -> Any:
+    return getattr(torch.Tensor, name).__set__
+
+
 # Functions that look at a tensor without reading its elements. Anything not listed finishes
 # first, so a name missing here costs overlap and nothing else.
 _METADATA: frozenset[Any] = frozenset(
@@ -55,7 +60,7 @@ _METADATA: frozenset[Any] = frozenset(
         "is_sparse", "is_cuda", "is_cpu", "is_meta", "is_mkldnn", "is_quantized", "is_nested",
         "is_xpu", "is_mps", "itemsize", "nbytes", "retains_grad", "name", "output_nr",
     )]
-    + [getattr(torch.Tensor, name).__set__ for name in ("grad", "requires_grad")]
+    + [_setter(name) for name in ("grad", "requires_grad")]
     + [
         torch.Tensor.size, torch.Tensor.dim, torch.Tensor.ndimension, torch.Tensor.numel,
         torch.Tensor.nelement, torch.Tensor.stride, torch.Tensor.storage_offset,
@@ -68,7 +73,7 @@ _METADATA: frozenset[Any] = frozenset(
 )  # fmt: skip
 
 
-_GRAD_ATTRIBUTE: frozenset[Any] = frozenset([torch.Tensor.grad.__get__, torch.Tensor.grad.__set__])
+_GRAD_ATTRIBUTE: frozenset[Any] = frozenset([_getter("grad"), _setter("grad")])
 
 
 def _collect(value: object, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
