@@ -106,10 +106,14 @@ def settle(*values: object) -> None:
     gradients: list[torch.Tensor] = []
     for value in values:
         _collect(value, parameters, gradients)
-    for guard, tensors in _by_guard(gradients):
-        guard.before_gradient_read(tensors)
-    for guard, tensors in _by_guard(parameters):
-        guard.before_parameter_read(tensors)
+    if not (parameters or gradients):
+        return
+    # Inside of a transform (vmap, grad) the update is no part of what is transformed.
+    with torch._C._DisableFuncTorch():
+        for guard, tensors in _by_guard(gradients):
+            guard.before_gradient_read(tensors)
+        for guard, tensors in _by_guard(parameters):
+            guard.before_parameter_read(tensors)
 
 
 @torch._dynamo.disable  # type: ignore[untyped-decorator]

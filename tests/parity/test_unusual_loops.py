@@ -185,11 +185,45 @@ def averaged_weights(wrap: Callable[..., Any], mine: slice) -> nn.Module:
     return average.module
 
 
+def transforms(wrap: Callable[..., Any], mine: slice) -> nn.Module:
+    """Parameters that a transformed function captures are first read inside of the transform."""
+    model = layers(WIDTH, 6, 2)
+    optimizer = wrap(sgd(model), model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x = rows(step)[mine]
+        slopes = torch.func.vmap(torch.func.grad(lambda row: model(row).sum()))(x)
+        (model(x).square().mean() + slopes.square().mean()).backward()
+        optimizer.step()
+        if wrap is wrap_distributed and step >= 2:
+            assert is_pending(model)
+    return model
+
+
+def compiled_later(wrap: Callable[..., Any], mine: slice) -> nn.Module:
+    """Compiled when updates are outstanding already, as a function that is no module."""
+    torch._dynamo.reset()
+    model = layers(WIDTH, 6, 2)
+    optimizer = wrap(sgd(model), model)
+
+    def loss(x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    for step in range(STEPS):
+        if step == 5:
+            loss = torch.compile(loss, backend="aot_eager")
+        optimizer.zero_grad()
+        loss(rows(step)[mine]).backward()
+        optimizer.step()
+    return model
+
+
 LOOPS: dict[str, Loop] = {
     loop.__name__: loop
     for loop in (
         gan_zeroed_by_optimizers, gan_zeroed_by_modules, gan_with_two_backwards, unfreezing,
         scheduler_before_wrapping, recurrent, gradients_set_by_hand, averaged_weights,
+        transforms, compiled_later,
     )
 }  # fmt: skip
 
