@@ -67,6 +67,10 @@ model = torch.nn.ModuleDict({"first": torch.nn.Linear(64, 64), "last": torch.nn.
 optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
 )
+for _ in range(3):  # the first two steps also talk about the model
+    model["last"](model["first"](torch.randn(4, 64))).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
 first = model["first"](torch.randn(4, 64))
 if hvd.rank() == 1:
     first = first.detach()  # 'first' gets no gradient here
@@ -76,6 +80,7 @@ if hvd.rank() == 1:
     threading.Event().wait()  # and step(), which would say so, is never reached
 try:
     optimizer.step()
+    optimizer.flush()
 except hvd.HorovodInternalError as error:
     print(f"raised {type(error).__name__}: {error}", flush=True)
     sys.exit(3)
