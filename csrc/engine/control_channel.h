@@ -13,8 +13,10 @@ namespace hvd_order {
 struct ControlMessage {
   enum class Kind : std::uint32_t {
     kSlices, ///< words: slices (SliceKey::word), see SliceMessage
-    kQuery,  ///< words: who asks, then (model, tensor, ready count) each: have you this gradient?
-    kReply,  ///< words: who asked, who answers, then (model, tensor) each: these I have not
+    kQuery,  ///< words: who asks, its number of the inquiry, then (model, tensor, ready count)
+             ///< each: have you this gradient?
+    kReply,  ///< words: who asked, that number, who answers, then (model, tensor) each: these I
+             ///< have not
     kFailed, ///< words: a text, see packText: the job failed on the sender
     kLeave,  ///< no words: the sender shuts down in peace
   };
@@ -40,11 +42,13 @@ class ControlChannel {
   /// each peer; `onLost` at most once for each peer.
   virtual void start(OnMessage onMessage, OnLost onLost) = 0;
 
-  /// Blocks until the message is handed to the operating system. Safe from several threads.
-  /// @throws PeerLost if the peer is gone.
+  /// Posts the message and returns at once, however slow the peer is. Safe from several threads,
+  /// and from the functions given to `start`.
+  /// @throws PeerLost if the peer is known to be gone; else its loss is told through `onLost`.
   virtual void send(Rank to, const ControlMessage& message) = 0;
 
-  /// Ends listening; no function is called after it returns. Harmless when called twice.
+  /// Gives what has been posted a moment to go out, then ends. No function is called after it
+  /// returns. Harmless when called twice.
   virtual void stop() noexcept = 0;
 };
 

@@ -160,6 +160,9 @@ void Engine::drive(std::unique_lock<std::mutex>& lock) {
     dirty_ = false; // nothing will be issued any more
   }
   driving_ = false;
+  if (stop_) {
+    wakeUp_.notify_one(); // shutdown waits for this
+  }
 }
 
 void Engine::act(const Decisions& decisions) {
@@ -211,46 +214,49 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   drive(lock);
 }
 
-// A listener must never send: a message counts as sent only when the peer listens again, so two
-// listeners that send to each other would wait for ever. What there is to send goes to the engine's
-// thread.
 void Engine::onMessage(Rank from, const ControlMessage& message) {
-  const std::scoped_lock lock(mutex_);
-  try {
-    switch (message.kind) {
-      case ControlMessage::Kind::kSlices: {
-        std::vector<SliceKey> slices;
-        slices.reserve(message.words.size());
-        for (const std::uint32_t word : message.words) {
-          slices.push_back(SliceKey::fromWord(word));
-        }
-        agreement_->received(from, slices);
-        wake();
-        break;
-      }
-      case ControlMessage::Kind::kQuery:
-      case ControlMessage::Kind::kReply:
-        for (auto& answer : health_.received(agreement_->scheduler(), from, message)) {
-          outbox_.push_back(std::move(answer));
-        }
-        alarm();
-        break;
-      case ControlMessage::Kind::kFailed: {
-        const std::exception_ptr error = errorOf<CollectiveError>(unpackText(message.words));
-        if (completion_.fail(error) && options_.rank == 0) {
-          untold_ = error; // relay: the star has no other way
-        }
-        suspicion_ = nullptr;
-        alarm();
-        break;
-      }
-      case ControlMessage::Kind::kLeave:
-        gone_.insert(from);
-        break;
+  std::vector<Health::Addressed> answers;
+  {
+    const std::scoped_lock lock(mutex_);
+    try {
+      answers = handle(from, message);
+    } catch (...) {
+      suspect(std::current_exception());
     }
-  } catch (...) {
-    suspect(std::current_exception());
   }
+  sendAll(answers);
+}
+
+// Called under the lock. Returns what to answer.
+std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& message) {
+  switch (message.kind) {
+    case ControlMessage::Kind::kSlices: {
+      std::vector<SliceKey> slices;
+      slices.reserve(message.words.size());
+      for (const std::uint32_t word : message.words) {
+        slices.push_back(SliceKey::fromWord(word));
+      }
+      agreement_->received(from, slices);
+      wake();
+      break;
+    }
+    case ControlMessage::Kind::kQuery:
+    case ControlMessage::Kind::kReply:
+      return health_.received(agreement_->scheduler(), from, message);
+    case ControlMessage::Kind::kFailed: {
+      const std::exception_ptr error = errorOf<CollectiveError>(unpackText(message.words));
+      if (completion_.fail(error) && options_.rank == 0) {
+        untold_ = error; // relay: the star has no other way
+      }
+      suspicion_ = nullptr;
+      alarm();
+      break;
+    }
+    case ControlMessage::Kind::kLeave:
+      gone_.insert(from);
+      break;
+  }
+  return {};
 }
 
 void Engine::onLost(Rank peer, const std::exception_ptr& error) {
@@ -305,7 +311,8 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
       completion_.fail(untold_);
     } else if (!asked_ && stalled >= std::min(options_.stallWarning, options_.timeout / 2)) {
       asked_ = true;
-      const auto questions = health_.ask(agreement_->scheduler(), waitingTensors());
+      const auto questions =
+          health_.ask(agreement_->scheduler(), waitingTensors(), agreement_->head());
       lock.unlock();
       sendAll(questions);
       lock.lock();
@@ -323,12 +330,6 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
       }
       lock.lock();
     }
-  }
-  if (!outbox_.empty()) {
-    const auto messages = std::exchange(outbox_, {});
-    lock.unlock();
-    sendAll(messages);
-    lock.lock();
   }
   if (untold_) {
     const std::exception_ptr error = std::exchange(untold_, nullptr);
@@ -428,7 +429,8 @@ void Engine::shutdown() noexcept {
     thread_.join();
   }
   const std::exception_ptr untold = [&] {
-    const std::scoped_lock lock(mutex_);
+    std::unique_lock lock(mutex_);
+    wakeUp_.wait(lock, [&] { return !driving_; }); // a thread of the transport may be issuing
     return std::exchange(untold_, nullptr);
   }();
   if (untold) {

@@ -96,6 +96,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void act(const Decisions& decisions);
   void sliceDone(SliceKey slice, std::exception_ptr error);
   void onMessage(Rank from, const ControlMessage& message);
+  std::vector<Health::Addressed> handle(Rank from, const ControlMessage& message);
   void onLost(Rank peer, const std::exception_ptr& error);
   void suspect(std::exception_ptr error);
   void tellOthers(const ControlMessage& message);
@@ -135,7 +136,6 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   Clock::time_point suspicionEnds_;
   std::exception_ptr untold_; // a failure that the other ranks have not heard of
   std::set<Rank> gone_;       // ranks that shut down or are lost; nothing is sent to them
-  std::vector<Health::Addressed> outbox_; // for the engine's thread to send
 
   std::thread thread_;
 };

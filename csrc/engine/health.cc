@@ -34,11 +34,20 @@ std::string rankList(const std::set<Rank>& ranks) {
 
 std::vector<Health::Addressed> Health::ask(
     const Scheduler& scheduler,
-    std::vector<TensorKey> waiting) {
+    std::vector<TensorKey> waiting,
+    std::optional<SliceKey> head) {
   waiting_ = std::move(waiting);
   missing_.clear();
   answered_ = {rank_};
-  ControlMessage query{ControlMessage::Kind::kQuery, {static_cast<std::uint32_t>(rank_)}};
+  ControlMessage query{
+      ControlMessage::Kind::kQuery, {static_cast<std::uint32_t>(rank_), ++inquiry_}};
+  if (head && scheduler.hasModel(head->model) && !scheduler.isReady(*head)) {
+    for (const TensorId tensor : scheduler.layout(head->model).tensorsOf(head->index)) {
+      if (!scheduler.isPending({head->model, tensor})) {
+        note({head->model, tensor}, rank_);
+      }
+    }
+  }
   std::size_t asked = 0;
   const auto askFor = [&](TensorKey tensor, std::uint32_t count) {
     if (asked < kMaxAsked) {
@@ -88,9 +97,12 @@ Health::received(const Scheduler& scheduler, Rank from, const ControlMessage& me
       }
     }
   } else if (origin == rank_) {
-    const Rank replier = static_cast<Rank>(message.words.at(1));
+    if (message.words.at(1) != inquiry_) {
+      return out; // late; what it says was true then
+    }
+    const Rank replier = static_cast<Rank>(message.words.at(2));
     answered_.insert(replier);
-    for (std::size_t i = 2; i + 1 < message.words.size(); i += 2) {
+    for (std::size_t i = 3; i + 1 < message.words.size(); i += 2) {
       note({message.words[i], message.words[i + 1]}, replier);
     }
   } else if (rank_ == 0) {
@@ -104,8 +116,9 @@ void Health::answer(
     const ControlMessage& query,
     std::vector<Addressed>& out) {
   const std::uint32_t origin = query.words.at(0);
-  ControlMessage reply{ControlMessage::Kind::kReply, {origin, static_cast<std::uint32_t>(rank_)}};
-  for (std::size_t i = 1; i + 2 < query.words.size(); i += 3) {
+  ControlMessage reply{
+      ControlMessage::Kind::kReply, {origin, query.words.at(1), static_cast<std::uint32_t>(rank_)}};
+  for (std::size_t i = 2; i + 2 < query.words.size(); i += 3) {
     const TensorKey tensor{query.words[i], query.words[i + 1]};
     if (!scheduler.hasModel(tensor.model) || scheduler.readyCount(tensor) < query.words[i + 2]) {
       reply.words.insert(reply.words.end(), {tensor.model, tensor.tensor});

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -24,9 +25,14 @@ class Health final {
 
   Health(Rank rank, int size) : rank_(rank), size_(size) {}
 
-  /// Begins a new inquiry about the given tensors.
+  /// Begins a new inquiry; answers to older ones no longer count.
+  /// @param waiting the tensors that are under way here.
+  /// @param head the slice agreed to go next, which may be what this rank itself lacks.
   /// @return the messages to send.
-  std::vector<Addressed> ask(const Scheduler& scheduler, std::vector<TensorKey> waiting);
+  std::vector<Addressed> ask(
+      const Scheduler& scheduler,
+      std::vector<TensorKey> waiting,
+      std::optional<SliceKey> head = std::nullopt);
 
   /// Handles kQuery and kReply. @return the messages to send.
   std::vector<Addressed>
@@ -47,6 +53,7 @@ class Health final {
 
   Rank rank_;
   int size_;
+  std::uint32_t inquiry_ = 0; // the number of the current one
   std::vector<TensorKey> waiting_;
   std::vector<Missing> missing_;
   std::set<Rank> answered_;

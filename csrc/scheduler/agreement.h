@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -66,6 +67,11 @@ class Agreement {
   }
   /// Adds everything that can be decided now to `out`.
   virtual void decide(Decisions& out) = 0;
+  /// The slice that everything after it waits for here, since it is agreed to go next; it may not
+  /// be ready. None where nothing is agreed ahead.
+  [[nodiscard]] virtual std::optional<SliceKey> head() const {
+    return std::nullopt;
+  }
 
   [[nodiscard]] const Scheduler& scheduler() const {
     return scheduler_;

@@ -52,4 +52,8 @@ void Follower::decide(Decisions& out) {
   }
 }
 
+std::optional<SliceKey> Follower::head() const {
+  return decided_.empty() ? std::nullopt : std::optional(decided_.front());
+}
+
 } // namespace hvd_order

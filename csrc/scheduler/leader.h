@@ -30,6 +30,7 @@ class Follower : public Agreement {
   const std::vector<SliceKey>& tensorReady(TensorKey tensor) override;
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
+  [[nodiscard]] std::optional<SliceKey> head() const override;
 
  private:
   std::deque<SliceKey> decided_; // by rank 0, not yet issued here

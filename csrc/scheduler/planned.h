@@ -12,6 +12,9 @@ class Planned final : public Agreement {
   const std::vector<SliceKey>& tensorReady(TensorKey tensor) override;
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
+  [[nodiscard]] std::optional<SliceKey> head() const override {
+    return scheduler_.turn();
+  }
 };
 
 } // namespace hvd_order

@@ -159,21 +159,27 @@ std::optional<SliceKey> Scheduler::next() {
   return slice;
 }
 
-std::optional<SliceKey> Scheduler::nextPlanned() {
+std::optional<SliceKey> Scheduler::turn() const {
   for (ModelId model = 0; model < models_.size(); ++model) {
-    if (!models_[model] || models_[model]->plan.empty()) {
-      continue;
+    if (models_[model] && !models_[model]->plan.empty()) {
+      return SliceKey{model, models_[model]->plan[models_[model]->planned]};
     }
-    Model& m = *models_[model];
-    const SliceKey slice{model, m.plan[m.planned]};
-    if (!m.offered[slice.index] || !putInFlight(slice)) {
-      return std::nullopt;
-    }
-    m.offered[slice.index] = 0;
-    m.planned = (m.planned + 1) % m.plan.size();
-    return slice;
   }
   return std::nullopt;
+}
+
+std::optional<SliceKey> Scheduler::nextPlanned() {
+  const std::optional<SliceKey> slice = turn();
+  if (!slice) {
+    return std::nullopt;
+  }
+  Model& m = modelOf(slice->model);
+  if (!m.offered[slice->index] || !putInFlight(*slice)) {
+    return std::nullopt;
+  }
+  m.offered[slice->index] = 0;
+  m.planned = (m.planned + 1) % m.plan.size();
+  return slice;
 }
 
 bool Scheduler::take(SliceKey slice) {

@@ -72,6 +72,9 @@ class Scheduler final {
   /// @return the tensors that are complete now; valid until the next call.
   const std::vector<TensorKey>& sliceDone(SliceKey slice);
 
+  /// The slice whose turn it is under the plan; none under the other policies.
+  [[nodiscard]] std::optional<SliceKey> turn() const;
+
   [[nodiscard]] bool isReady(SliceKey slice) const;
   [[nodiscard]] bool isPending(TensorKey tensor) const;
   /// How many times the tensor has become ready.

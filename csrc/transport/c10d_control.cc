@@ -18,8 +18,8 @@ namespace {
 constexpr std::size_t kFrameWords = 128;
 constexpr std::size_t kHeaderWords = 2;
 constexpr int kTag = 0;
-// A frame fits the socket's buffer even when the peer is frozen; longer than this it is lost.
-constexpr auto kSendTime = std::chrono::seconds(10);
+// How long the last messages may take to go out when the channel stops; a frozen peer takes none.
+constexpr auto kFlushTime = std::chrono::seconds(2);
 constexpr auto kForever = std::chrono::hours(24 * 365);
 
 at::Tensor emptyFrame() {
@@ -50,6 +50,7 @@ void C10dControl::start(OnMessage onMessage, OnLost onLost) {
   for (auto& peer : peers_) {
     peer->listener = std::thread([this, &peer] { listen(*peer); });
   }
+  waiter_ = std::thread([this] { awaitPosted(); });
 }
 
 void C10dControl::send(Rank to, const ControlMessage& message) {
@@ -59,20 +60,45 @@ void C10dControl::send(Rank to, const ControlMessage& message) {
   std::vector<std::uint32_t> words{
       static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.words.size())};
   words.insert(words.end(), message.words.begin(), message.words.end());
+  words.resize((words.size() + kFrameWords - 1) / kFrameWords * kFrameWords, 0);
   const std::scoped_lock lock((*peer)->sending);
   try {
-    sendFrame(to, words);
+    post(to, words);
   } catch (const std::exception& e) {
     throw PeerLost(concat("rank ", to, " cannot be reached: ", e.what()));
   }
 }
 
-void C10dControl::sendFrame(Rank to, std::vector<std::uint32_t>& words) {
-  words.resize((words.size() + kFrameWords - 1) / kFrameWords * kFrameWords, 0);
+void C10dControl::post(Rank to, const std::vector<std::uint32_t>& words) {
   for (std::size_t at = 0; at < words.size(); at += kFrameWords) {
     std::vector<at::Tensor> frame{emptyFrame()};
     std::copy_n(words.data() + at, kFrameWords, wordsOf(frame.front()));
-    group_->send(frame, to, kTag)->wait(kSendTime);
+    c10::intrusive_ptr<c10d::Work> work = group_->send(frame, to, kTag);
+    const std::scoped_lock lock(postedMutex_);
+    posted_.push_back(std::move(work));
+    postedChanged_.notify_all();
+  }
+}
+
+// One after the other: a frozen peer holds up the release of what went to the others later, which
+// is little, since nothing moves then.
+void C10dControl::awaitPosted() {
+  std::unique_lock lock(postedMutex_);
+  while (true) {
+    postedChanged_.wait(lock, [this] { return stopping_ || !posted_.empty(); });
+    if (posted_.empty()) {
+      return;
+    }
+    const c10::intrusive_ptr<c10d::Work> oldest = posted_.front();
+    lock.unlock();
+    try {
+      oldest->wait(kForever);
+    } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+      // The peer is gone, and its listener says so.
+    }
+    lock.lock();
+    posted_.pop_front();
+    postedChanged_.notify_all();
   }
 }
 
@@ -116,16 +142,30 @@ void C10dControl::listen(Peer& peer) {
 }
 
 void C10dControl::stop() noexcept {
-  stopping_ = true;
+  const auto abort = [](c10d::Work& work) {
+    try {
+      work.abort();
+    } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+      // It has ended already.
+    }
+  };
+  {
+    std::unique_lock lock(postedMutex_);
+    postedChanged_.wait_for(lock, kFlushTime, [this] { return posted_.empty(); });
+    stopping_ = true;
+    for (const auto& work : posted_) {
+      abort(*work);
+    }
+    postedChanged_.notify_all();
+  }
+  if (waiter_.joinable()) {
+    waiter_.join();
+  }
   for (auto& peer : peers_) {
     {
       const std::scoped_lock lock(peer->receiving);
       if (peer->work) {
-        try {
-          peer->work->abort();
-        } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-          // It has ended already.
-        }
+        abort(*peer->work);
       }
     }
     if (peer->listener.joinable()) {

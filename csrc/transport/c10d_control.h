@@ -1,6 +1,8 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -14,7 +16,9 @@ namespace hvd_order {
 /// Control messages over send and recv of a Gloo process group of their own.
 ///
 /// One thread for each peer blocks in recv (rank 0 has one for every other rank, the others one for
-/// rank 0); it holds no lock meanwhile and never needs Python.
+/// rank 0). A send is posted by whoever calls and completes when the peer takes it, which a frozen
+/// peer never does; one more thread waits for that, only to keep the memory meanwhile. None of them
+/// holds a lock while it waits, and none ever needs Python.
 class C10dControl final : public ControlChannel {
  public:
   /// @param group used by nobody else.
@@ -28,7 +32,7 @@ class C10dControl final : public ControlChannel {
  private:
   struct Peer {
     Rank rank;
-    std::mutex sending;                  // one message at a time, whole; held while it goes out
+    std::mutex sending;                  // one message at a time, whole
     std::mutex receiving;                // guards `work`
     c10::intrusive_ptr<c10d::Work> work; // the recv under way
     std::thread listener;
@@ -36,13 +40,19 @@ class C10dControl final : public ControlChannel {
 
   void listen(Peer& peer);
   bool receiveFrame(Peer& peer, at::Tensor& frame);
-  void sendFrame(Rank to, std::vector<std::uint32_t>& words);
+  void post(Rank to, const std::vector<std::uint32_t>& words);
+  void awaitPosted();
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::vector<std::unique_ptr<Peer>> peers_;
   OnMessage onMessage_;
   OnLost onLost_;
   std::atomic<bool> stopping_ = false;
+
+  std::mutex postedMutex_; // guards `posted_`
+  std::condition_variable postedChanged_;
+  std::deque<c10::intrusive_ptr<c10d::Work>> posted_; // sends under way, oldest first
+  std::thread waiter_;
 };
 
 } // namespace hvd_order

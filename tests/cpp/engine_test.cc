@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <functional>
 #include <future>
 #include <latch>
 #include <numeric>
@@ -32,9 +33,12 @@ using Tensors = std::vector<TensorSpec>;
 class Job {
  public:
   explicit Job(int size, const EngineOptions& options = {})
+      : Job(size, [&options](Rank) { return options; }) {}
+  /// @param options by rank.
+  Job(int size, const std::function<EngineOptions(Rank)>& options)
       : size_(size), world_(LoopbackWorld::create(size)), buffers_(static_cast<std::size_t>(size)) {
     for (Rank rank = 0; rank < size; ++rank) {
-      EngineOptions own = options;
+      EngineOptions own = options(rank);
       own.rank = rank;
       own.size = size;
       engines_.push_back(
@@ -430,6 +434,22 @@ TEST(aTensorThatOneRankNeverProducesIsNamedWithTheRank) {
       }
     }());
     CHECK_CONTAINS(text, "'back' has not been produced on rank 2");
+  }
+}
+
+TEST(aRankThatIsLateItselfSaysSo) {
+  // Its own timeout is the first to end, and what it waits for has been produced everywhere.
+  Job job(3, [](Rank rank) { return withTimeout(rank == 2 ? kShortTimeout : 60s); });
+  job.addModelEverywhere(0, kTwo, 64);
+  for (const Rank rank : {0, 1}) {
+    job.ready(rank, {0, 0});
+  }
+  for (const Rank rank : {0, 1, 2}) {
+    job.ready(rank, {0, 1});
+  }
+  for (const std::string& text : allFail(job, {0, 1, 2}, {0, 1})) {
+    CHECK_CONTAINS(text, "rank 2 waits for the all-reduce of 'back'");
+    CHECK_CONTAINS(text, "'front' has not been produced on rank 2");
   }
 }
 

@@ -138,6 +138,37 @@ TEST(aNewInquiryForgetsTheOldOne) {
   CHECK_CONTAINS(world.inquire(0, {2}), "every rank has produced");
 }
 
+TEST(aRankNamesWhatItLacksItselfAtTheHeadOfTheOrder) {
+  World world(2);
+  for (const Rank rank : {0, 1}) {
+    world.scheduler(rank).tensorReady({0, 2});
+  }
+  world.scheduler(0).tensorReady({0, 0});
+  world.scheduler(0).tensorReady({0, 1});
+  world.scheduler(1).tensorReady({0, 1});
+  world.deliver(1, world.health(1).ask(world.scheduler(1), {{0, 2}}, SliceKey{0, 0}));
+  CHECK_EQUAL(
+      world.health(1).report(world.scheduler(1)),
+      "rank 1 waits for the all-reduce of 'embedding'; 'weight' has not been produced on rank 1");
+  // A slice that is ready lacks nothing, and a model that is still to come has no names.
+  for (const SliceKey head : {SliceKey{0, 1}, SliceKey{7, 0}}) {
+    world.deliver(1, world.health(1).ask(world.scheduler(1), {{0, 2}}, head));
+    CHECK_CONTAINS(world.health(1).report(world.scheduler(1)), "every rank has produced");
+  }
+}
+
+TEST(anAnswerToAnOldInquiryDoesNotCount) {
+  World world(2);
+  world.scheduler(0).tensorReady({0, 2});
+  const auto query = world.health(0).ask(world.scheduler(0), {{0, 2}});
+  const auto late = world.health(1).received(world.scheduler(1), 0, query.at(0).message);
+  world.health(0).ask(world.scheduler(0), {{0, 2}});
+  world.deliver(1, late);
+  const std::string report = world.health(0).report(world.scheduler(0));
+  CHECK_CONTAINS(report, "no answer from rank 1");
+  CHECK(report.find("has not been produced") == std::string::npos);
+}
+
 TEST(longListsAreCut) {
   std::vector<TensorSpec> tensors;
   std::vector<TensorKey> all;
