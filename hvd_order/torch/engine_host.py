@@ -50,7 +50,9 @@ class EngineHost:
             control=control,
         )
         # Objects that the ranks tell each other when a model is registered.
-        self.registration_group = context.new_group("registration", backend="gloo")
+        self.registration_group = context.new_group(
+            "registration", backend="gloo", timeout=patience
+        )
         self.models: set[int] = set()
         self.steps = 0  # of all optimizers together
         self.layouts: dict[int, native.SliceLayout] = {}

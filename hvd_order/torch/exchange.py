@@ -15,31 +15,21 @@ at once.
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from hvd_order import _torch as native
-from hvd_order.errors import HvdOrderError, InvalidUsage, StaleRead
-from hvd_order.torch import deferred_update, registration, sparse, static_plan, timeline
+from hvd_order.errors import InvalidUsage, StaleRead
+from hvd_order.torch import deferred_update, registration, timeline
 from hvd_order.torch.compiled_regions import CompiledRegions
-from hvd_order.torch.compression import Compressor
 from hvd_order.torch.consumption import ReadOrder
 from hvd_order.torch.engine_host import EngineHost
-from hvd_order.torch.gradient_buffers import GradientBuffers
-from hvd_order.torch.read_guard import (
-    InFlightGradient,
-    arm_gradient,
-    arm_parameter,
-    disarm_gradient,
-    disarm_parameter,
-)
+from hvd_order.torch.gradient_transfer import GradientTransfer
+from hvd_order.torch.read_guard import arm_parameter, disarm_gradient, disarm_parameter
 from hvd_order.torch.slot import Slot
 
 __all__: list[str] = []
@@ -69,11 +59,8 @@ class GradientExchange:
         slots: Sequence[Slot],
         frozen: Sequence[Slot],
         host: EngineHost,
-        compression: type[Compressor],
+        transfer: GradientTransfer,
         passes: int,
-        prescale: float,
-        postscale: float,
-        sparse_as_dense: bool,
     ) -> None:
         """Collective: registers the model on every rank.
 
@@ -81,8 +68,6 @@ class GradientExchange:
             slots: the trainable parameters.
             frozen: the others, which may become trainable later.
             passes: backward passes whose gradients add up before they are exchanged.
-            prescale: factor for each rank's gradient before the sum.
-            postscale: factor for the sum.
         """
         self._optimizer = weakref.ref(optimizer)
         self._inner_step = step
@@ -90,11 +75,8 @@ class GradientExchange:
         self._frozen = list(frozen)
         self._by_parameter = {id(slot.parameter): slot for slot in slots}
         self._host = host
-        self._compression = compression
+        self._transfer = transfer
         self.passes = passes
-        self._prescale = prescale
-        self._postscale = postscale
-        self._sparse_as_dense = sparse_as_dense
         self._lock = threading.RLock()
 
         config = host.context.config
@@ -115,9 +97,8 @@ class GradientExchange:
         self._begun_at = 0  # the host's count of steps then
         self.synchronized = False  # all gradients of this step are finished, step() is to come
 
-        self._model = -1
-        self._forget: weakref.finalize[..., GradientExchange] | None = None
-        self._buffers: GradientBuffers
+        self._hooks: list[Any] = []
+        weakref.finalize(self, _remove, self._hooks).atexit = False
         for slot in self.slots:
             slot.begin_step(passes)
             self._hook(slot)
@@ -133,46 +114,11 @@ class GradientExchange:
             if exchange is not None:
                 exchange._on_gradient(slot)
 
-        slot.hook = slot.parameter.register_post_accumulate_grad_hook(gradient_ready)
+        self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(gradient_ready))
 
     def _register(self, order: Sequence[Slot]) -> None:
-        """Puts the buffers in the given order on all ranks; nothing may be in flight."""
         dense = [slot for slot in order if not slot.sparse]
-        if self._model >= 0:
-            self._host.remove_model(self._model)
-        agreed = registration.agree(self._host, dense)
-        config = self._host.context.config
-        in_order = [dense[i] for i in agreed.order]
-        self._buffers = GradientBuffers(in_order, self._compression, config.slice_bytes)
-        self._model = agreed.model
-        planned = config.agreement == "planned"
-        self._add_model(static_plan.arrival_plan(self._buffers.layout) if planned else [])
-        if planned and self._order.complete:
-            self._plan(in_order)
-        self._buffers.raise_use_flags()
-
-    def _add_model(self, plan: list[int]) -> None:
-        self._host.add_model(self._model, self._buffers.layout, self._buffers.flat, plan)
-        if self._forget is not None:
-            self._forget.detach()
-        hooks = [slot.hook for slot in self.slots]
-        self._forget = weakref.finalize(self, _forget, self._host, self._model, hooks)
-        self._forget.atexit = False
-
-    def _plan(self, in_order: Sequence[Slot]) -> None:
-        """Takes the order in which the last step would best have been sent as the plan."""
-        pace = static_plan.seconds_per_byte(
-            self._buffers.layout,
-            ready=lambda tensor: self._hand_over(in_order[tensor]),
-            wait=lambda tensor: self._host.engine.wait(self._model, tensor),
-        )
-        plan = static_plan.replay(
-            self._buffers.layout, [slot.ready_s for slot in in_order], pace,
-            self._host.credit_bytes,
-        )  # fmt: skip
-        plan = registration.gather(self._host, plan)[0]
-        self._host.remove_model(self._model)
-        self._add_model(plan)
+        self._transfer.model.register(dense, observed=self._order.complete)
 
     def add_slots(self, slots: Sequence[Slot]) -> None:
         """Takes in parameters that the optimizer got later. Collective."""
@@ -254,7 +200,7 @@ class GradientExchange:
             self._reset()
         self._take_in_unfrozen()
         self._begun_at = self._host.steps
-        self._buffers.raise_use_flags()
+        self._transfer.model.raise_use_flags()
         self._fresh = False
 
     def _cleared_by_owner(self) -> bool:
@@ -275,69 +221,14 @@ class GradientExchange:
         """Lets the gradients of a step that will not come arrive, and forgets them."""
         for slot in self.slots:
             if not slot.sent and not slot.sparse:
-                self._send_absent(slot)
-        self._finish(self.slots)
+                self._transfer.send_absent(slot)
+        self._transfer.finish(self.slots)
         self._reset()
 
     def _send(self, slot: Slot) -> None:
-        """Puts the gradient in its place and hands it to the engine."""
-        gradient = slot.parameter.grad
-        assert gradient is not None
-        if type(gradient) is InFlightGradient:
-            raise InvalidUsage(
-                f"parameter '{slot.name}' belongs to two distributed optimizers; drop the old one "
-                "before backward()"
-            )
-        if gradient.is_sparse:
-            if not self._sparse_as_dense:
-                self._send_sparse(slot)
-                return
-            gradient = gradient.to_dense()
-        with torch.no_grad():
-            if gradient is slot.wire:
-                if self._prescale != 1.0:
-                    gradient.mul_(self._prescale)
-            elif slot.gradient is slot.wire:
-                torch.mul(gradient, self._prescale, out=slot.wire)
-            else:
-                if gradient is not slot.gradient:
-                    slot.gradient.copy_(gradient)
-                if self._prescale != 1.0:
-                    slot.gradient.mul_(self._prescale)
-                travelling, slot.compression_context = self._compression.compress(slot.gradient)
-                slot.wire.copy_(travelling)
-        slot.parameter.grad = slot.gradient
-        if self._first_sent is None:
+        self._transfer.send(slot, self, learning=not self._order.complete)
+        if self._first_sent is None and slot.parameter.grad is slot.gradient:
             self._first_sent = slot
-        arm_gradient(slot.gradient, self)
-        self._send_wire(slot)
-
-    def _send_sparse(self, slot: Slot) -> None:
-        if not slot.sparse:
-            if self._order.complete:
-                raise InvalidUsage(
-                    f"the gradient of '{slot.name}' became sparse after the first two steps; pass "
-                    "sparse_as_dense=True to DistributedOptimizer"
-                )
-            self._send_absent(slot)  # its place in the buffers must not hold up its neighbours
-        slot.sent = True
-
-    def _send_absent(self, slot: Slot) -> None:
-        with torch.no_grad():
-            slot.wire.zero_()
-            slot.use_flag.zero_()
-        slot.absent = True
-        self._send_wire(slot)
-
-    def _send_wire(self, slot: Slot) -> None:
-        slot.sent = True
-        slot.ready_s = time.monotonic()
-        self._hand_over(slot)
-
-    def _hand_over(self, slot: Slot) -> None:
-        native.tensor_ready(
-            self._host.engine, self._host.transport, self._model, slot.tensor, slot.wire
-        )
 
     def _complete_backward(self) -> None:
         """Sends what no hook has sent: set by hand, left from an unfinished pass, or absent."""
@@ -352,46 +243,10 @@ class GradientExchange:
                 slot.absent = True
                 slot.sent = True
             else:
-                self._send_absent(slot)
-
-    def _finish(self, slots: Iterable[Slot]) -> None:
-        """Waits for the sums and makes them visible."""
-        travelling = self._host.engine.pending(self._model)
-        for slot in slots:
-            if slot.finished or not slot.sent:
-                continue
-            if not slot.sparse:
-                if travelling[slot.tensor]:
-                    with timeline.span("wait", slot.name):
-                        self._host.engine.wait(self._model, slot.tensor)
-                self._unpack(slot)
-            slot.finished = True
-
-    def _unpack(self, slot: Slot) -> None:
-        disarm_gradient(slot.gradient)
-        if slot.absent:
-            slot.used = bool(slot.use_flag.item() > 0)
-            if not slot.used:
-                return
-        with torch.no_grad():
-            if slot.gradient is not slot.wire:
-                slot.gradient.copy_(
-                    self._compression.decompress(slot.wire, slot.compression_context)
-                )
-            if self._postscale != 1.0:
-                slot.gradient.mul_(self._postscale)
+                self._transfer.send_absent(slot)
 
     def _finish_sparse(self) -> None:
-        """Exchanges sparse gradients of all ranks; collective while any may exist."""
-        sparse_slots = [slot for slot in self.slots if slot.sparse]
-        if not self._order.complete:
-            found = [i for i, s in enumerate(self.slots) if _has_sparse_gradient(s)]
-            for i in registration.union(self._host, found):
-                self.slots[i].sparse = True
-            sparse_slots = [slot for slot in self.slots if slot.sparse]
-        for slot in sparse_slots:
-            slot.used = sparse.exchange(slot.parameter, self._prescale * self._postscale)
-            slot.finished = True
+        self._transfer.finish_sparse(self.slots, learning=not self._order.complete)
 
     # ---- synchronize, step, flush -------------------------------------------------------------
 
@@ -414,7 +269,7 @@ class GradientExchange:
     def _finish_step(self) -> None:
         self._complete_backward()
         self._finish_sparse()
-        self._finish(self.slots)
+        self._transfer.finish(self.slots)
         for slot in self.slots:
             if slot.absent and slot.used and not slot.sparse:
                 slot.parameter.grad = slot.gradient
@@ -493,7 +348,7 @@ class GradientExchange:
         """Updates the parameters of ``slots`` with the hyper-parameters of their step."""
         optimizer = self._updating
         slots = list(slots)
-        self._finish(slots)
+        self._transfer.finish(slots)
         applied = set(slots)
         self._pending = [slot for slot in self._pending if slot not in applied]
         due: list[Slot] = []
@@ -601,9 +456,9 @@ class GradientExchange:
                     self._order.note(slot)
                     disarm_parameter(parameter)
             if wanted:
-                self._finish(wanted)
-                travelling = self._host.engine.pending(self._model)
-                self._apply([s for s in self._pending if s.finished or not travelling[s.tensor]])
+                self._transfer.finish(wanted)
+                arrived = self._transfer.arrived()
+                self._apply([slot for slot in self._pending if arrived(slot)])
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
         """Guard: ``.grad`` of a pending parameter is looked at or set."""
@@ -623,7 +478,7 @@ class GradientExchange:
                 self._apply(outstanding)
             if self._in_backward:
                 self._check_all_sent(slots)
-                self._finish(slots)
+                self._transfer.finish(slots)
             elif not self._fresh and not self.synchronized:
                 self._finish_step()
             for slot in slots:
@@ -654,15 +509,6 @@ def _call(method: Callable[[list[torch.Tensor]], None] | None, values: list[torc
         method(values)
 
 
-def _forget(host: EngineHost, model: int, hooks: Sequence[Any]) -> None:
-    """Lets go of the model of an exchange that is no more; nothing of it can be outstanding."""
+def _remove(hooks: Sequence[Any]) -> None:
     for hook in hooks:
-        if hook is not None:
-            hook.remove()
-    with contextlib.suppress(HvdOrderError):  # the engine has failed or has been shut down
-        host.remove_model(model)
-
-
-def _has_sparse_gradient(slot: Slot) -> bool:
-    gradient = slot.parameter.grad
-    return gradient is not None and gradient.is_sparse
+        hook.remove()

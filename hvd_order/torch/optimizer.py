@@ -14,6 +14,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.torch import deferred_update, engine_host, process
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.exchange import GradientExchange
+from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_global
 from hvd_order.torch.reduce_ops import Average, ReduceOp, Sum
 from hvd_order.torch.slot import Slot
@@ -196,17 +197,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         prescale, postscale = 1 / divisor, 1.0
         if gradient_predivide_factor != 1.0:
             prescale, postscale = 1 / gradient_predivide_factor, gradient_predivide_factor / divisor
+        host = engine_host.engine_host()
         exchange = GradientExchange(
             optimizer,
             step,
             [slot for slot in slots if slot.parameter.requires_grad],
             [slot for slot in slots if not slot.parameter.requires_grad],
-            engine_host.engine_host(),
-            compression,
+            host,
+            GradientTransfer(host, compression, prescale, postscale, sparse_as_dense),
             backward_passes_per_step,
-            prescale,
-            postscale,
-            sparse_as_dense,
         )
     base = type(optimizer)
     changed = cast("Any", optimizer)

@@ -29,7 +29,6 @@ class Slot:
     gradient: torch.Tensor = _NOWHERE
     use_flag: torch.Tensor = _NOWHERE
     tensor: int = -1
-    hook: Any = None
 
     passes_to_go: int = 1
     compression_context: Any = None

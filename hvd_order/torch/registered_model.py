@@ -1,0 +1,107 @@
+"""One optimizer's model in the engine: its buffers, its slices, its plan."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+
+from hvd_order import _torch as native
+from hvd_order.errors import HvdOrderError
+from hvd_order.torch import registration, static_plan
+from hvd_order.torch.compression import Compressor
+from hvd_order.torch.engine_host import EngineHost
+from hvd_order.torch.gradient_buffers import GradientBuffers
+from hvd_order.torch.slot import Slot
+
+__all__: list[str] = []
+
+
+class RegisteredModel:
+    """Where the gradients of one optimizer travel.
+
+    Dropping it lets the engine forget the model; nothing of it may be outstanding then.
+    """
+
+    def __init__(self, host: EngineHost, compression: type[Compressor]) -> None:
+        """Registers nothing yet."""
+        self._host = host
+        self._compression = compression
+        self._model = -1
+        self._forget: weakref.finalize[..., RegisteredModel] | None = None
+        self._buffers: GradientBuffers
+
+    def register(self, slots: Sequence[Slot], observed: bool) -> None:
+        """Lays out the gradients of ``slots`` in the given order, that of rank 0, on all ranks.
+
+        Collective. Nothing may be in flight.
+
+        Args:
+            slots: in consumption order, as far as it is known.
+            observed: the slots hold the times of a real step, from which a plan can be made.
+
+        Raises:
+            ModelMismatch: the ranks have different parameters.
+        """
+        self._remove()
+        agreed = registration.agree(self._host, slots)
+        config = self._host.context.config
+        in_order = [slots[i] for i in agreed.order]
+        self._buffers = GradientBuffers(in_order, self._compression, config.slice_bytes)
+        self._model = agreed.model
+        planned = config.agreement == "planned"
+        self._add(static_plan.arrival_plan(self._buffers.layout) if planned else [])
+        if planned and observed:
+            plan = self._observed_plan(in_order)
+            self._remove()
+            self._add(plan)
+        self.raise_use_flags()
+
+    def _add(self, plan: list[int]) -> None:
+        self._host.add_model(self._model, self._buffers.layout, self._buffers.flat, plan)
+        self._forget = weakref.finalize(self, _forget, self._host, self._model)
+        self._forget.atexit = False
+
+    def _remove(self) -> None:
+        if self._forget is not None:
+            self._forget.detach()
+            self._forget = None
+            self._host.remove_model(self._model)
+
+    def _observed_plan(self, in_order: Sequence[Slot]) -> list[int]:
+        """The order in which the last step would best have been sent, by rank 0's account."""
+        pace = static_plan.seconds_per_byte(
+            self._buffers.layout,
+            ready=lambda tensor: self.hand_over(in_order[tensor]),
+            wait=lambda tensor: self.wait(in_order[tensor]),
+        )
+        plan = static_plan.replay(
+            self._buffers.layout, [slot.ready_s for slot in in_order], pace,
+            self._host.credit_bytes,
+        )  # fmt: skip
+        mine_and_theirs: list[list[int]] = registration.gather(self._host, plan)
+        return mine_and_theirs[0]
+
+    def raise_use_flags(self) -> None:
+        """Sets the use flag of every gradient to 1."""
+        self._buffers.raise_use_flags()
+
+    def hand_over(self, slot: Slot) -> None:
+        """Tells the engine that the gradient lies in ``slot.wire``."""
+        native.tensor_ready(
+            self._host.engine, self._host.transport, self._model, slot.tensor, slot.wire
+        )
+
+    def wait(self, slot: Slot) -> None:
+        """Waits for the sum of a gradient. Raises the engine's failure."""
+        self._host.engine.wait(self._model, slot.tensor)
+
+    def travelling(self) -> Callable[[Slot], bool]:
+        """Which gradients are under way at this moment."""
+        pending = self._host.engine.pending(self._model)
+        return lambda slot: bool(pending[slot.tensor])
+
+
+def _forget(host: EngineHost, model: int) -> None:
+    with contextlib.suppress(HvdOrderError):  # the engine has failed or has been shut down
+        host.remove_model(model)
