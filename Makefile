@@ -3,6 +3,7 @@
 # make sanitize C++ tests under ThreadSanitizer and AddressSanitizer
 # make bench    all benchmarks                    make format   rewrite sources in the project's style
 # make check    = make test                       make clean    remove what was built, keep .venv
+# make horovod  real Horovod in .venv, to test and measure against; builds it once, for minutes
 #
 # Settings: PYTHON (interpreter to make the environment with), VENV (where), JOBS (compilers at once),
 # WERROR=OFF (let warnings pass).
@@ -23,7 +24,8 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR)"
 
-.PHONY: build dev demo test check lint lint-python lint-cpp format cpp-test sanitize bench clean
+.PHONY: build dev demo test check lint lint-python lint-cpp format cpp-test sanitize bench \
+  horovod clean
 
 # ------------------------------------------------------------------------------ environment
 # A stamp is named after the content of the files it stands for, so a changed pin installs again and
@@ -83,6 +85,10 @@ demo: build
 bench: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_benchmarks
 	PATH="$(abspath $(BIN)):$$PATH" bash benchmarks/run_all.sh
+
+# Horovod is no dependency; tests and benchmarks that compare with it skip or say so without it.
+horovod: build
+	@VENV="$(VENV)" JOBS="$(JOBS)" bash scripts/build_horovod.sh
 
 # ------------------------------------------------------------------------------ checks
 test: dev

@@ -31,6 +31,28 @@ class C10dControl(ControlChannel):
 
     def __init__(self, group: ProcessGroup, rank: int, size: int) -> None: ...
 
+@final
+class C10dCopier:
+    """Copies large gradients of the CPU beside the training."""
+
+    def __init__(self) -> None: ...
+    def release(self) -> None:
+        """Frees the gradients that have been copied."""
+
+def copy_then_ready(
+    engine: Engine,
+    copier: C10dCopier,
+    model: int,
+    tensor: int,
+    wire: torch.Tensor,
+    gradient: torch.Tensor,
+    scale: float,
+) -> bool:
+    """Starts ``wire = scale * gradient``, and marks the gradient ready after it.
+
+    Returns False when the caller must copy it.
+    """
+
 def tensor_ready(
     engine: Engine, transport: C10dTransport, model: int, tensor: int, gradient: torch.Tensor
 ) -> None:

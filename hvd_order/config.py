@@ -82,6 +82,10 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def _parse_size(text: str) -> int | None:
+    return parse_bytes(text) if text.strip() else None
+
+
 def _parse_path(text: str) -> str | None:
     # Horovod's DYNAMIC means: not yet, the program calls start_timeline() itself.
     return None if text in ("", "DYNAMIC") else text
@@ -114,18 +118,29 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "slice_bytes",
         "HVD_ORDER_SLICE_BYTES",
-        "2MiB",
+        "",
         "bytes",
-        "Size of a slice, the unit of transfer; a large tensor is cut, small neighbours share one.",
-        parse_bytes,
+        "Size of a slice, the unit of transfer; a large tensor is cut, small neighbours share one. "
+        "Not set: chosen for model and network.",
+        _parse_size,
     ),
     Knob(
         "credit_bytes",
         "HVD_ORDER_CREDIT_BYTES",
-        "8MiB",
+        "",
         "bytes",
-        "How much may be in flight at once; what is in flight cannot be overtaken.",
-        parse_bytes,
+        "How much may be in flight at once; what is in flight cannot be overtaken. Not set: twice "
+        "the slice, more on a long line.",
+        _parse_size,
+    ),
+    Knob(
+        "tune",
+        "HVD_ORDER_TUNE",
+        "1",
+        "`1` or `0`",
+        "Try other slice sizes, and arrival order, in the first steps and keep the fastest; a size "
+        "that is set, or policy `arrival`, is not tried against others.",
+        _parse_bool,
     ),
     Knob(
         "policy",
@@ -191,14 +206,15 @@ KNOBS: tuple[Knob, ...] = (
 class Config:
     """The knobs of one process, checked.
 
-    Attributes are explained in `KNOBS`, sizes are in bytes.
+    Attributes are explained in `KNOBS`, sizes are in bytes; None: chosen at run time.
 
     Raises:
         InvalidUsage: values that cannot work, alone or together.
     """
 
-    slice_bytes: int = 2 * 2**20
-    credit_bytes: int = 8 * 2**20
+    slice_bytes: int | None = None
+    credit_bytes: int | None = None
+    tune: bool = True
     policy: Policy = "priority"
     agreement: Agreement = "leader"
     cross_iteration: bool = True
@@ -208,11 +224,15 @@ class Config:
     check_reads: bool = False
 
     def __post_init__(self) -> None:
-        if self.slice_bytes < 64:
+        if self.slice_bytes is not None and self.slice_bytes < 64:
             raise InvalidUsage(
                 f"slice_bytes is {self.slice_bytes}, the smallest useful slice has 64 bytes"
             )
-        if self.credit_bytes < self.slice_bytes:
+        if (
+            self.slice_bytes is not None
+            and self.credit_bytes is not None
+            and self.credit_bytes < self.slice_bytes
+        ):
             raise InvalidUsage(
                 f"credit_bytes ({self.credit_bytes}) is smaller than slice_bytes "
                 f"({self.slice_bytes}), so no slice could ever be sent; raise "

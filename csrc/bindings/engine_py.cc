@@ -83,6 +83,9 @@ void bindEngine(py::module_& m) {
           "remove_model", &Engine::removeModel, py::arg("model"),
           py::call_guard<py::gil_scoped_release>())
       .def(
+          "retune", &Engine::retune, py::arg("policy"), py::arg("credit_bytes"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
           "tensor_ready",
           [](Engine& engine, ModelId model, TensorId tensor) {
             engine.tensorReady({model, tensor});

@@ -4,6 +4,7 @@
 #include "engine/engine.h"
 #include "transport/c10d.h"
 #include "transport/c10d_control.h"
+#include "transport/c10d_copier.h"
 
 namespace py = pybind11;
 
@@ -13,19 +14,53 @@ namespace {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
+void markReady(Engine& engine, TensorKey tensor, const std::exception_ptr& error) {
+  if (error) {
+    engine.fail(error);
+    return;
+  }
+  try {
+    engine.tensorReady(tensor);
+  } catch (...) {
+    engine.fail(std::current_exception()); // nobody waits for this thread
+  }
+}
+
+// The gradient lies in its buffer, or will once its device has computed it.
 void tensorReady(
     const std::shared_ptr<Engine>& engine,
     C10dTransport& transport,
     ModelId model,
     TensorId tensor,
     const at::Tensor& gradient) {
+  if (gradient.device().is_cpu()) {
+    engine->tensorReady({model, tensor});
+    return;
+  }
+  engine->announce({model, tensor});
   transport.whenReady(gradient.device(), [engine, model, tensor](const std::exception_ptr& error) {
-    if (error) {
-      engine->fail(error);
-    } else {
-      engine->tensorReady({model, tensor});
-    }
+    markReady(*engine, {model, tensor}, error);
   });
+}
+
+bool copyThenReady(
+    const std::shared_ptr<Engine>& engine,
+    C10dCopier& copier,
+    ModelId model,
+    TensorId tensor,
+    const at::Tensor& wire,
+    const at::Tensor& gradient,
+    double scale) {
+  copier.release();
+  if (!C10dCopier::takes(wire, gradient)) {
+    return false;
+  }
+  const py::gil_scoped_release noGil;
+  engine->announce({model, tensor});
+  copier.copy(wire, gradient, scale, [engine, model, tensor] {
+    markReady(*engine, {model, tensor}, nullptr);
+  });
+  return true;
 }
 
 } // namespace
@@ -47,6 +82,15 @@ void bindC10d(py::module_& m) {
             return std::make_shared<C10dControl>(group, rank, size);
           }),
           py::arg("group"), py::arg("rank"), py::arg("size"));
+  py::class_<C10dCopier>(
+      m, "C10dCopier", py::module_local(), "Copies large gradients of the CPU beside the training.")
+      .def(py::init<>())
+      .def("release", &C10dCopier::release, "Frees the gradients that have been copied.");
+  m.def(
+      "copy_then_ready", &copyThenReady, py::arg("engine"), py::arg("copier"), py::arg("model"),
+      py::arg("tensor"), py::arg("wire"), py::arg("gradient"), py::arg("scale"),
+      "Starts wire = scale * gradient, and marks the gradient ready after it; false: it must be "
+      "copied by the caller.");
   m.def(
       "tensor_ready", &tensorReady, py::arg("engine"), py::arg("transport"), py::arg("model"),
       py::arg("tensor"), py::arg("gradient"), py::call_guard<py::gil_scoped_release>(),

@@ -19,13 +19,17 @@ void Completion::removeModel(ModelId model) {
   pending_.at(model).clear();
 }
 
-void Completion::begin(TensorKey tensor) {
+bool Completion::begin(TensorKey tensor) {
   const std::scoped_lock lock(mutex_);
   if (failure_) {
     std::rethrow_exception(failure_);
   }
-  pending_.at(tensor.model).at(tensor.tensor) = 1;
-  ++pendingCount_;
+  std::uint8_t& pending = pending_.at(tensor.model).at(tensor.tensor);
+  if (pending == 0) {
+    pending = 1;
+    ++pendingCount_;
+  }
+  return pendingCount_ == 1;
 }
 
 void Completion::complete(const std::vector<TensorKey>& tensors) {

@@ -20,8 +20,9 @@ class Completion final {
   void addModel(ModelId model, std::size_t tensors);
   void removeModel(ModelId model);
 
-  /// The exchange of `tensor` has begun. @throws the failure, if there is one.
-  void begin(TensorKey tensor);
+  /// The exchange of `tensor` has begun; it may have been said before.
+  /// @return whether nothing else is under way. @throws the failure, if there is one.
+  bool begin(TensorKey tensor);
   void complete(const std::vector<TensorKey>& tensors);
 
   /// The first call decides; all waiters wake with `error`. @return whether it was the first.

@@ -103,19 +103,30 @@ void Engine::removeModel(ModelId model) {
   completion_.removeModel(model);
 }
 
+void Engine::retune(Policy policy, ByteCount creditBytes) {
+  const std::scoped_lock lock(mutex_);
+  agreement_->retune(policy, creditBytes);
+}
+
+void Engine::announce(TensorKey tensor) {
+  const std::scoped_lock lock(mutex_);
+  const bool first = completion_.begin(tensor);
+  progress();
+  if (first) {
+    wake(); // starts the watch
+  }
+}
+
 void Engine::tensorReady(TensorKey tensor) {
   const std::scoped_lock lock(mutex_);
   completion_.check();
-  if (stop_) {
-    throw InvalidUsage("the engine has been shut down");
-  }
   const std::vector<SliceKey>& ready = agreement_->tensorReady(tensor);
   for (const SliceKey slice : ready) {
     timeline_.ready(slice);
   }
-  completion_.begin(tensor);
+  const bool first = completion_.begin(tensor);
   progress();
-  if (!ready.empty() || completion_.pendingCount() == 1) { // the first one starts the watch
+  if (first || (!ready.empty() && agreement_->mayDecide())) { // the first one starts the watch
     wake();
   }
 }

@@ -60,6 +60,13 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   addModel(ModelId model, std::shared_ptr<const SliceLayout> layout, std::vector<SliceIndex> plan);
   void removeModel(ModelId model);
 
+  /// As Scheduler::retune. Every rank does the same between the same two steps.
+  void retune(Policy policy, ByteCount creditBytes);
+
+  /// The gradient of `tensor` is on its way to its buffer: from now on `wait` waits for it, and
+  /// `tensorReady` will follow.
+  void announce(TensorKey tensor);
+
   /// The gradient of `tensor` lies in its buffer: send it when its turn comes.
   void tensorReady(TensorKey tensor);
 

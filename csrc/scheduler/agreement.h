@@ -57,6 +57,11 @@ class Agreement {
   /// As Scheduler::removeModel. No rank may add the id again before all have removed it.
   void removeModel(ModelId model);
 
+  /// As Scheduler::retune. Every rank does the same between the same two steps.
+  void retune(Policy policy, ByteCount creditBytes) {
+    scheduler_.retune(policy, creditBytes);
+  }
+
   /// The gradient of `tensor` lies in its buffer. As Scheduler::tensorReady.
   virtual const std::vector<SliceKey>& tensorReady(TensorKey tensor) = 0;
   /// A message of `from` has come.
@@ -67,6 +72,11 @@ class Agreement {
   }
   /// Adds everything that can be decided now to `out`.
   virtual void decide(Decisions& out) = 0;
+  /// Whether `decide` may have something to say; if not, only an event other than `tensorReady`
+  /// can change that.
+  [[nodiscard]] virtual bool mayDecide() const {
+    return true;
+  }
   /// The slice that everything after it waits for here, since it is agreed to go next; it may not
   /// be ready. None where nothing is agreed ahead.
   [[nodiscard]] virtual std::optional<SliceKey> head() const {

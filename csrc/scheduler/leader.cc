@@ -16,11 +16,15 @@ void Leader::received(Rank from, std::span<const SliceKey> slices) {
   HVDO_CHECK(false, "rank ", from, " sent ", slices.size(), " slices to the leader");
 }
 
-void Leader::decide(Decisions& out) {
+bool Leader::mayDecide() const {
   // A message to every rank costs about as much as sending a small slice, so the window is filled
   // up only when half of it has drained: fewer, longer messages, while the other half keeps the
   // link busy.
-  if (size_ > 1 && scheduler_.inFlightBytes() > scheduler_.creditBytes() / 2) {
+  return size_ == 1 || scheduler_.inFlightBytes() <= scheduler_.creditBytes() / 2;
+}
+
+void Leader::decide(Decisions& out) {
+  if (!mayDecide()) {
     return;
   }
   const std::size_t first = out.issue.size();
@@ -50,6 +54,10 @@ void Follower::decide(Decisions& out) {
     out.issue.push_back(decided_.front());
     decided_.pop_front();
   }
+}
+
+bool Follower::mayDecide() const {
+  return !decided_.empty();
 }
 
 std::optional<SliceKey> Follower::head() const {

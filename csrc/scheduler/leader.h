@@ -16,6 +16,7 @@ class Leader : public Agreement {
   const std::vector<SliceKey>& tensorReady(TensorKey tensor) override;
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
+  [[nodiscard]] bool mayDecide() const override;
 
  private:
   int size_;
@@ -30,6 +31,7 @@ class Follower : public Agreement {
   const std::vector<SliceKey>& tensorReady(TensorKey tensor) override;
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
+  [[nodiscard]] bool mayDecide() const override;
   [[nodiscard]] std::optional<SliceKey> head() const override;
 
  private:

@@ -33,6 +33,9 @@ class Negotiating final : public Follower {
 
   const std::vector<SliceKey>& tensorReady(TensorKey tensor) override;
   void decide(Decisions& out) override;
+  [[nodiscard]] bool mayDecide() const override {
+    return true; // there is something to report
+  }
 
  private:
   std::vector<SliceKey> unreported_;

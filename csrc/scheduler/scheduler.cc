@@ -82,6 +82,21 @@ void Scheduler::removeModel(ModelId model) {
   models_[model].reset();
 }
 
+void Scheduler::retune(Policy policy, ByteCount creditBytes) {
+  if ((policy == Policy::kPlanned) != (policy_ == Policy::kPlanned)) {
+    throw InvalidUsage("a planned order cannot be taken up or given up while training");
+  }
+  for (const auto& model : models_) {
+    if (model && model->layout->largestSliceBytes() > creditBytes) {
+      throw InvalidUsage(concat(
+          "the largest slice has ", model->layout->largestSliceBytes(),
+          " bytes and would not fit a credit of ", creditBytes, " bytes"));
+    }
+  }
+  policy_ = policy;
+  creditBytes_ = creditBytes;
+}
+
 bool Scheduler::hasModel(ModelId model) const {
   return model < models_.size() && models_[model].has_value();
 }

@@ -47,6 +47,11 @@ class Scheduler final {
   /// @throws InvalidUsage unless the model is known and idle.
   void removeModel(ModelId model);
 
+  /// Changes what the constructor was given. Slices offered before keep the place they have.
+  /// @throws InvalidUsage if a registered slice would not fit the credit, or for a change from or to
+  ///   Policy::kPlanned.
+  void retune(Policy policy, ByteCount creditBytes);
+
   [[nodiscard]] bool hasModel(ModelId model) const;
   /// Whether no tensor of the model is ready and unfinished.
   [[nodiscard]] bool idle(ModelId model) const;

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hvd_order import _torch as native
-from hvd_order.torch import process
+from hvd_order.plan.cut import Cut, Link
+from hvd_order.torch import link_probe, process
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _MAX_MODELS = 256  # SliceKey::kMaxModels
+# Until the transport has been measured.
+_FIRST_SLICE_BYTES = 2 * 2**20
+_FIRST_SLICES_IN_FLIGHT = 4
 
 
 class EngineHost:
@@ -29,7 +33,8 @@ class EngineHost:
         # The engine notices a stall first and can name the cause; the group's own timeout is
         # behind.
         patience = config.timeout * 1.25
-        self.transport = native.C10dTransport(context.new_group("gradients", timeout=patience))
+        self._gradients_group = context.new_group("gradients", timeout=patience)
+        self.transport = native.C10dTransport(self._gradients_group)
         control = native.C10dControl(
             context.new_group("control", backend="gloo", timeout=patience),
             context.rank,
@@ -37,25 +42,47 @@ class EngineHost:
         )
         planned = config.agreement == "planned"
         policy = native.Policy.PLANNED if planned else getattr(native.Policy, config.policy.upper())
-        self.credit_bytes = max(config.credit_bytes, config.slice_bytes)
+        slice_bytes = config.slice_bytes or min(
+            _FIRST_SLICE_BYTES, config.credit_bytes or _FIRST_SLICE_BYTES
+        )
+        credit_bytes = config.credit_bytes or _FIRST_SLICES_IN_FLIGHT * slice_bytes
+        self.cut = Cut(slice_bytes, credit_bytes, config.policy)
+        self._link: Link | None = None
         self.engine = native.Engine(
             rank=context.rank,
             size=context.size,
             agreement=getattr(native.AgreementKind, config.agreement.upper()),
             policy=policy,
-            credit_bytes=self.credit_bytes,
+            credit_bytes=self.cut.credit_bytes,
             timeout_s=config.timeout.total_seconds(),
             stall_warning_s=config.stall_warning.total_seconds(),
             transport=self.transport,
             control=control,
         )
+        self.copier = native.C10dCopier()
         # Objects that the ranks tell each other when a model is registered.
         self.registration_group = context.new_group(
             "registration", backend="gloo", timeout=patience
         )
         self.models: set[int] = set()
         self.steps = 0  # of all optimizers together
+        self.tuned = False  # an optimizer has begun to choose the cut
         self.layouts: dict[int, native.SliceLayout] = {}
+
+    def link(self, device: torch.device) -> Link:
+        """What the transport can do; the first call is collective, and nothing may travel then."""
+        if self._link is None:
+            self._link = link_probe.measure(self._gradients_group, device)
+        return self._link
+
+    def retune(self, cut: Cut) -> None:
+        """Changes policy and credit; every rank does so between the same two steps."""
+        # Other optimizers' slices must fit as well.
+        largest = max((self.layouts[m].largest_slice_bytes for m in self.models), default=0)
+        policy = "planned" if self.context.config.agreement == "planned" else cut.policy
+        credit_bytes = max(cut.credit_bytes, largest)
+        self.engine.retune(getattr(native.Policy, policy.upper()), credit_bytes)
+        self.cut = cut
 
     def add_model(
         self,

@@ -31,6 +31,7 @@ from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.read_guard import arm_parameter, disarm_gradient, disarm_parameter
 from hvd_order.torch.slot import Slot
+from hvd_order.torch.tuning import Tuning
 
 __all__: list[str] = []
 
@@ -97,6 +98,7 @@ class GradientExchange:
         self._begun_at = 0  # the host's count of steps then
         self.synchronized = False  # all gradients of this step are finished, step() is to come
 
+        self._tuning: Tuning | None = None
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks).atexit = False
         for slot in self.slots:
@@ -336,7 +338,10 @@ class GradientExchange:
         self._reset()
         self._fresh = True
         self._host.steps += 1
-        self._learn()
+        if self._order.complete:
+            self._tune()
+        else:
+            self._learn()
 
     def flush(self) -> None:
         """Finishes every outstanding update."""
@@ -402,6 +407,19 @@ class GradientExchange:
         # What nobody was seen reading is updated in step(): it is needed first of all.
         unseen = [slot for slot in self.slots if slot not in seen]
         self._register(unseen + list(seen))
+        # One engine has one credit: with several optimizers the first one's choice is for all.
+        if len(self._host.models) == 1 and not self._host.tuned:
+            self._host.tuned = True
+            device = self.slots[0].parameter.device
+            self._tuning = Tuning(self._host, self._transfer.model, device)
+
+    def _tune(self) -> None:
+        if self._tuning is None or self._tuning.done:
+            return
+        seconds = self._tuning.measured()
+        if seconds is not None:
+            self.flush()
+            self._tuning.go_on(seconds)
 
     # ---- zero_grad ----------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class GradientBuffers:
             size = (sample.numel() + 1) * sample.element_size()
             size = (size + _ALIGNMENT_BYTES - 1) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
             tensors.append((slot.name, size, buffer))
+        self._tensors = tensors
         self.layout = native.SliceLayout(tensors, slice_bytes)
         self.flat = [
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device)
@@ -63,6 +64,10 @@ class GradientBuffers:
             torch.tensor(places, device=flat.device)
             for places, flat in zip(flags, self.flat, strict=True)
         ]
+
+    def recut(self, slice_bytes: int) -> None:
+        """Cuts the same places into other slices."""
+        self.layout = native.SliceLayout(self._tensors, slice_bytes)
 
     def raise_use_flags(self) -> None:
         """Sets every use flag to 1. The buffers must be idle."""

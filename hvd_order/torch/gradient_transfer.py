@@ -72,11 +72,19 @@ class GradientTransfer:
                 self._leave_to_sparse(slot, learning)
                 return
             gradient = gradient.to_dense()
-        with torch.no_grad():
-            self._put_on_wire(slot, gradient)
+        slot.sent = True
+        slot.ready_s = time.monotonic()
+        beside = (
+            gradient is not slot.wire
+            and slot.gradient is slot.wire
+            and self.model.copy_and_hand_over(slot, gradient, self._prescale)
+        )
+        if not beside:
+            with torch.no_grad():
+                self._put_on_wire(slot, gradient)
+            self.model.hand_over(slot)
         slot.parameter.grad = slot.gradient
         arm_gradient(slot.gradient, guard)
-        self._hand_over(slot)
 
     def _put_on_wire(self, slot: Slot, gradient: torch.Tensor) -> None:
         if gradient is slot.wire:
@@ -108,9 +116,6 @@ class GradientTransfer:
             slot.wire.zero_()
             slot.use_flag.zero_()
         slot.absent = True
-        self._hand_over(slot)
-
-    def _hand_over(self, slot: Slot) -> None:
         slot.sent = True
         slot.ready_s = time.monotonic()
         self.model.hand_over(slot)

@@ -6,8 +6,11 @@ import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 
+import torch
+
 from hvd_order import _torch as native
 from hvd_order.errors import HvdOrderError
+from hvd_order.plan.cut import Cut
 from hvd_order.torch import registration, static_plan
 from hvd_order.torch.compression import Compressor
 from hvd_order.torch.engine_host import EngineHost
@@ -30,6 +33,7 @@ class RegisteredModel:
         self._model = -1
         self._forget: weakref.finalize[..., RegisteredModel] | None = None
         self._buffers: GradientBuffers
+        self._in_order: list[Slot] = []
 
     def register(self, slots: Sequence[Slot], observed: bool) -> None:
         """Lays out the gradients of ``slots`` in the given order, that of rank 0, on all ranks.
@@ -45,17 +49,34 @@ class RegisteredModel:
         """
         self._remove()
         agreed = registration.agree(self._host, slots)
-        config = self._host.context.config
-        in_order = [slots[i] for i in agreed.order]
-        self._buffers = GradientBuffers(in_order, self._compression, config.slice_bytes)
+        self._in_order = [slots[i] for i in agreed.order]
+        self._buffers = GradientBuffers(
+            self._in_order, self._compression, self._host.cut.slice_bytes
+        )
         self._model = agreed.model
-        planned = config.agreement == "planned"
+        self._add_with_plan(observed)
+        self.raise_use_flags()
+
+    def retune(self, cut: Cut) -> None:
+        """Cuts the same gradients otherwise. Collective. Nothing may be in flight."""
+        self._remove()
+        registration.gather(self._host, None)  # nobody adds the id before all have removed it
+        self._host.retune(cut)
+        self._buffers.recut(cut.slice_bytes)
+        self._add_with_plan(observed=True)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all gradients, as they travel."""
+        return sum(self._buffers.layout.buffer_bytes)
+
+    def _add_with_plan(self, observed: bool) -> None:
+        planned = self._host.context.config.agreement == "planned"
         self._add(static_plan.arrival_plan(self._buffers.layout) if planned else [])
         if planned and observed:
-            plan = self._observed_plan(in_order)
+            plan = self._observed_plan(self._in_order)
             self._remove()
             self._add(plan)
-        self.raise_use_flags()
 
     def _add(self, plan: list[int]) -> None:
         self._host.add_model(self._model, self._buffers.layout, self._buffers.flat, plan)
@@ -77,7 +98,7 @@ class RegisteredModel:
         )
         plan = static_plan.replay(
             self._buffers.layout, [slot.ready_s for slot in in_order], pace,
-            self._host.credit_bytes,
+            self._host.cut.credit_bytes,
         )  # fmt: skip
         mine_and_theirs: list[list[int]] = registration.gather(self._host, plan)
         return mine_and_theirs[0]
@@ -92,12 +113,24 @@ class RegisteredModel:
             self._host.engine, self._host.transport, self._model, slot.tensor, slot.wire
         )
 
+    def copy_and_hand_over(self, slot: Slot, gradient: torch.Tensor, scale: float) -> bool:
+        """Has ``scale * gradient`` put in ``slot.wire`` and handed over, beside this thread.
+
+        Returns:
+            False: it is not worth it, or cannot be done; the caller must.
+        """
+        return native.copy_then_ready(
+            self._host.engine, self._host.copier, self._model, slot.tensor, slot.wire, gradient,
+            scale,
+        )  # fmt: skip
+
     def wait(self, slot: Slot) -> None:
         """Waits for the sum of a gradient. Raises the engine's failure."""
         self._host.engine.wait(self._model, slot.tensor)
 
     def travelling(self) -> Callable[[Slot], bool]:
         """Which gradients are under way at this moment."""
+        self._host.copier.release()
         pending = self._host.engine.pending(self._model)
         return lambda slot: bool(pending[slot.tensor])
 

@@ -437,6 +437,29 @@ TEST(aTensorThatOneRankNeverProducesIsNamedWithTheRank) {
   }
 }
 
+TEST(anAnnouncedTensorIsWaitedFor) {
+  // Its gradient is still being computed or copied: nothing is ready, but a reader must wait.
+  Job job(2);
+  job.addModelEverywhere(0, kTwo, 64);
+  job.engine(0).announce({0, 0});
+  CHECK_EQUAL(job.engine(0).pending(0)[0], 1);
+  CHECK(!job.engine(0).wait({0, 0}, Clock::now() + 1ms));
+  for (const Rank rank : {0, 1}) {
+    job.ready(rank, {0, 0});
+  }
+  for (const Rank rank : {0, 1}) {
+    job.wait(rank, {0, 0});
+    CHECK_EQUAL(job.engine(rank).pending(0)[0], 0);
+  }
+}
+
+TEST(anAnnouncedTensorThatNeverComesIsAStall) {
+  Job job(1, withTimeout(kShortTimeout));
+  job.addModelEverywhere(0, kTwo, 64);
+  job.engine(0).announce({0, 0});
+  CHECK_THROWS(CollectiveError, job.wait(0, {0, 0}));
+}
+
 TEST(aRankThatIsLateItselfSaysSo) {
   // Its own timeout is the first to end, and what it waits for has been produced everywhere.
   Job job(3, [](Rank rank) { return withTimeout(rank == 2 ? kShortTimeout : 60s); });

@@ -165,6 +165,37 @@ TEST(modelsShareTheCreditAndInterleaveByPlace) {
   CHECK_EQUAL(nextAll(scheduler), Keys{{5, 1}});
 }
 
+TEST(creditAndPolicyCanChangeBetweenSteps) {
+  Scheduler scheduler(Policy::kPriority, 64);
+  const auto layout = std::make_shared<SliceLayout>(
+      std::vector<TensorSpec>{{"a", 64, 0}, {"b", 64, 0}}, 64);
+  scheduler.addModel(0, layout);
+  const auto issued = [&] {
+    std::vector<SliceIndex> order;
+    for (const TensorId tensor : {1U, 0U}) {
+      for (const SliceKey slice : scheduler.tensorReady({0, tensor})) {
+        scheduler.offer(slice);
+      }
+    }
+    while (const auto slice = scheduler.next()) {
+      order.push_back(slice->index);
+    }
+    return order;
+  };
+  CHECK_EQUAL(issued().size(), 1U); // the credit is one slice
+  scheduler.sliceDone({0, 0});
+  CHECK_EQUAL(scheduler.next()->index, 1U);
+  scheduler.sliceDone({0, 1});
+
+  scheduler.retune(Policy::kArrival, 128);
+  const std::vector<SliceIndex> order = issued();
+  CHECK_EQUAL(order.size(), 2U);
+  CHECK_EQUAL(order[0], 1U);
+
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, scheduler.retune(Policy::kArrival, 63)), "63 bytes");
+  CHECK_THROWS(InvalidUsage, scheduler.retune(Policy::kPlanned, 128));
+}
+
 TEST(aFollowerTakesOnlyWhatIsReadyAndFits) {
   Scheduler scheduler(Policy::kPriority, kUnit);
   scheduler.addModel(0, network());

@@ -17,8 +17,9 @@ REPOSITORY = Path(__file__).parents[2]
 def test_empty_environment_gives_the_defaults() -> None:
     config = Config.from_environment({})
     assert config == Config()
-    assert config.slice_bytes == 2 * 2**20
-    assert config.credit_bytes == 8 * 2**20
+    assert config.slice_bytes is None
+    assert config.credit_bytes is None
+    assert config.tune is True
     assert (config.policy, config.agreement) == ("priority", "leader")
     assert config.cross_iteration is True
     assert config.timeout == timedelta(seconds=1800)
@@ -38,6 +39,7 @@ def test_every_knob_is_read() -> None:
         {
             "HVD_ORDER_SLICE_BYTES": "500KB",
             "HVD_ORDER_CREDIT_BYTES": "4194304",
+            "HVD_ORDER_TUNE": "off",
             "HVD_ORDER_POLICY": "Arrival",
             "HVD_ORDER_AGREEMENT": "negotiated",
             "HVD_ORDER_CROSS_ITERATION": "0",
@@ -50,6 +52,7 @@ def test_every_knob_is_read() -> None:
     assert config == Config(
         slice_bytes=500_000,
         credit_bytes=4_194_304,
+        tune=False,
         policy="arrival",
         agreement="negotiated",
         cross_iteration=False,
@@ -108,12 +111,17 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ("HVD_ORDER_TIMEOUT", "0", "timeout is 0 s; it must be positive"),
         ("HVD_ORDER_STALL_WARNING", "-3", "stall_warning is -3 s"),
         ("HVD_ORDER_SLICE_BYTES", "63", "smallest useful slice"),
-        ("HVD_ORDER_CREDIT_BYTES", "1MiB", "raise HVD_ORDER_CREDIT_BYTES"),
     ],
 )
 def test_wrong_values_name_the_cure(variable: str, text: str, message: str) -> None:
     with pytest.raises(InvalidUsage, match=message):
         Config.from_environment({variable: text})
+
+
+def test_a_credit_below_the_slice_names_the_cure() -> None:
+    with pytest.raises(InvalidUsage, match="raise HVD_ORDER_CREDIT_BYTES"):
+        Config(slice_bytes=2 * 2**20, credit_bytes=2**20)
+    assert Config(credit_bytes=2**20).slice_bytes is None  # a slice that fits will be chosen
 
 
 def test_a_misspelt_variable_is_reported() -> None:

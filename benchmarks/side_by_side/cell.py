@@ -1,0 +1,218 @@
+"""One cell of the comparison: a model on some hosts at one rate, every system in turns."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from common.summary import Ratio, paired_ratio
+from common.turns import turns
+from fleet import Fleet
+from optimum import optimum_s
+from profiles import PROFILES, Profile
+
+DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
+"""Tried beside the default of 25 for "tuned" DDP."""
+_TUNING_STEPS = 3
+# DDP lays its buckets out anew after the first step, hvd_order learns in two and tunes in some more.
+_FIRST_STEPS = 3
+_WARM_UP = 2
+_WIRE_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured.
+
+    Attributes:
+        ratio: computation over communication, both alone.
+        rate_mbit: of each host's link, both ways.
+        steps: measured steps of a system in each round.
+    """
+
+    model: str
+    hosts: int
+    rate_mbit: float
+    ratio: float
+    rounds: int = 3
+    steps: int = 5
+
+
+@dataclass
+class Measured:
+    """One system in one cell.
+
+    Attributes:
+        seconds: every measured step, of the slowest rank, round by round.
+        cpu_s: processor time a step, all ranks together.
+        sent_bytes: that left the busiest host, a step.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    sent_bytes: list[float] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+@dataclass
+class CellResult:
+    """What was found.
+
+    Attributes:
+        wire_s: a saturated all-reduce of all gradients.
+        optimum_s: see optimum.py, from the measured local step and wire time.
+        recorded: one step of each system, see worker.py.
+        same_weights: all systems ended with the same parameters, and so did all ranks.
+    """
+
+    setting: Setting
+    size_bytes: int
+    wire_s: float
+    optimum_s: float
+    systems: dict[str, Measured]
+    recorded: dict[str, Any]
+    same_weights: bool
+
+    @property
+    def local_s(self) -> float:
+        return self.systems["local"].step_s
+
+    def efficiency(self, system: str) -> float:
+        """E of TicTac, section 3.2: 1 where the busier of device and link never idles."""
+        serial, bound = self.local_s + self.wire_s, max(self.local_s, self.wire_s)
+        return (serial - self.systems[system].step_s) / (serial - bound)
+
+    def speed_up_possible(self) -> float:
+        """S of TicTac, section 3.2: what perfect overlap would gain over none."""
+        serial, bound = self.local_s + self.wire_s, max(self.local_s, self.wire_s)
+        return (serial - bound) / bound
+
+    def utilisation(self, system: str) -> float:
+        """Share of the link's nominal rate that was used."""
+        measured = self.systems[system]
+        bits = 8 * statistics.median(measured.sent_bytes)
+        return bits / (measured.step_s * self.setting.rate_mbit * 1e6)
+
+    def against(self, system: str, other: str) -> Ratio:
+        """Step times of ``system`` over those of ``other``, paired by their place in the run."""
+        return paired_ratio(self.systems[system].seconds, self.systems[other].seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A system in the comparison.
+
+    Attributes:
+        name: in tables; "ddp_tuned" is DDP with the best bucket found.
+        system: as in systems.py.
+        fleet: its ranks, which it may share with others.
+        options: for systems.py.
+    """
+
+    name: str
+    system: str
+    fleet: Fleet
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def run_cell(
+    torch_fleet: Fleet,
+    contestants: Sequence[Contestant],
+    setting: Setting,
+    tell: Callable[[str], None],
+) -> CellResult:
+    """Measures every system in turns; ``tell`` takes a line about what is going on."""
+    profile = PROFILES[setting.model]()
+    wire = _wire(torch_fleet, profile.size_bytes)
+    compute_s = setting.ratio * statistics.median(wire)
+    jobs: dict[str, Fleet] = {}
+    results: dict[str, Measured] = {}
+    for one in (Contestant("local", "local", torch_fleet), *contestants):
+        name, fleet, extra = one.name, one.fleet, dict(one.options)
+        if name == "ddp_tuned":
+            extra["bucket_mib"] = _best_bucket(torch_fleet, setting.model, compute_s, tell)
+        results[name] = Measured()
+        tell(f"build {name}")
+        with fleet.awake():
+            answer = fleet("build", job=name, system=one.system, model=setting.model,
+                           compute_s=compute_s, options=extra)[0]  # fmt: skip
+            fleet("steps", job=name, count=1, warm_up=_FIRST_STEPS)
+        results[name].note = answer["note"]
+        jobs[name] = fleet
+    for number, name in turns(list(results), setting.rounds):
+        tell(f"round {number + 1} of {setting.rounds}: {name}")
+        if name == "local":
+            wire += _wire(torch_fleet, profile.size_bytes)
+        with jobs[name].awake():
+            answers = jobs[name]("steps", job=name, count=setting.steps, warm_up=_WARM_UP)
+        measured = results[name]
+        measured.seconds += [max(s) for s in zip(*(a["seconds"] for a in answers), strict=True)]
+        measured.cpu_s.append(sum(a["cpu_s"] for a in answers))
+        measured.sent_bytes.append(max(a["sent_bytes"] for a in answers))
+    recorded = {}
+    weights = {}
+    for name, fleet in jobs.items():
+        with fleet.awake():
+            recorded[name] = fleet("record", job=name, warm_up=_WARM_UP)[0]
+            if name != "local":
+                weights[name] = fleet("weights", job=name)
+            fleet("drop", job=name)
+    wire_s = statistics.median(wire)
+    return CellResult(
+        setting,
+        profile.size_bytes,
+        wire_s,
+        _optimum(profile, statistics.median(results["local"].seconds), wire_s),
+        results,
+        recorded,
+        _same(weights),
+    )
+
+
+def _wire(fleet: Fleet, size_bytes: int) -> list[float]:
+    answers = fleet("wire", size_bytes=size_bytes, rounds=_WIRE_ROUNDS)
+    return [max(seconds) for seconds in zip(*answers, strict=True)]
+
+
+def _best_bucket(
+    fleet: Fleet, model: str, compute_s: float, tell: Callable[[str], None]
+) -> float:
+    best = (float("inf"), 25.0)
+    for bucket_mib in DDP_BUCKETS_MIB:
+        tell(f"tune DDP: buckets of {bucket_mib:g} MiB")
+        fleet("build", job="trial", system="ddp", model=model, compute_s=compute_s,
+              options={"bucket_mib": bucket_mib})  # fmt: skip
+        answers = fleet("steps", job="trial", count=_TUNING_STEPS, warm_up=_FIRST_STEPS)
+        fleet("drop", job="trial")
+        seconds = [max(s) for s in zip(*(a["seconds"] for a in answers), strict=True)]
+        best = min(best, (statistics.median(seconds), bucket_mib))
+    return best[1]
+
+
+def _optimum(profile: Profile, local_s: float, wire_s: float) -> float:
+    """From what was measured: the local step includes the optimizer and all overheads."""
+    scaled = profile.scaled_to(local_s)
+    return optimum_s(
+        [layer.forward_s for layer in scaled.layers],
+        [layer.backward_s for layer in scaled.layers],
+        [wire_s * layer.size_bytes / profile.size_bytes for layer in scaled.layers],
+    )
+
+
+def _same(weights: dict[str, list[list[float]]]) -> bool:
+    """Whether all systems and ranks agree, up to the rounding of sums taken in another order."""
+    everything = [values for by_rank in weights.values() for values in by_rank]
+    return all(
+        abs(a - b) <= 1e-5 * max(abs(a), abs(b))
+        for values in everything
+        for a, b in zip(everything[0], values, strict=True)
+    )

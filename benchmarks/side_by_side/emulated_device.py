@@ -1,0 +1,85 @@
+"""A model whose layers take their time asleep.
+
+It is a real autograd graph over parameters of the real sizes: hooks fire, gradients are allocated
+and accumulated, optimizers update. Only the arithmetic of a layer is replaced by sleep, as if an
+accelerator did it, so that the ranks of one machine do not compete for its cores.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from profiles import Layer, Profile
+
+
+class Recorder:
+    """When each layer ran, in one list: (layer, "forward" or "backward", begin, end) in seconds."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, float, float]] = []
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: EmulatedLayer, *parameters: Any) -> torch.Tensor:
+        # Reading one element is a real read: it waits for an outstanding update, and a stale one
+        # would change the gradient.
+        seen = [parameter.detach().view(-1)[0].item() for parameter in parameters]
+        begin = time.monotonic()
+        ctx.layer, ctx.seen = layer, seen
+        ctx.shapes = [parameter.shape for parameter in parameters]
+        y = x + seen[0]
+        _sleep_until(begin + layer.profile.forward_s)
+        layer.recorder.events.append((layer.profile.name, "forward", begin, time.monotonic()))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        begin = time.monotonic()
+        layer: EmulatedLayer = ctx.layer
+        mine = [
+            torch.full(shape, layer.push * (1.0 + seen))
+            for shape, seen in zip(ctx.shapes, ctx.seen, strict=True)
+        ]
+        _sleep_until(begin + layer.profile.backward_s)
+        layer.recorder.events.append((layer.profile.name, "backward", begin, time.monotonic()))
+        return gradients[0], None, *mine
+
+
+def _sleep_until(end: float) -> None:
+    left = end - time.monotonic()
+    if left > 0:
+        time.sleep(left)
+
+
+class EmulatedLayer(torch.nn.Module):
+    """One layer of a profile."""
+
+    def __init__(self, profile: Layer, push: float, recorder: Recorder) -> None:
+        """``push``: scale of this rank's gradient."""
+        super().__init__()
+        self.profile = profile
+        self.push = push
+        self.recorder = recorder
+        self.tensors = torch.nn.ParameterList(torch.zeros(size) for size in profile.tensors)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = _Run.apply(x, self, *self.tensors)
+        return out
+
+
+class EmulatedModel(torch.nn.Sequential):
+    """All layers of a profile, one after the other."""
+
+    def __init__(self, profile: Profile, rank: int) -> None:
+        """``rank``: ranks get different gradients, as different data would give."""
+        self.recorder = Recorder()
+        super().__init__(
+            *[EmulatedLayer(layer, 1e-3 * (1 + rank), self.recorder) for layer in profile.layers]
+        )
+
+
+def model_input() -> torch.Tensor:
+    return torch.ones(1, requires_grad=True)

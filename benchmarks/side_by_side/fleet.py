@@ -1,0 +1,109 @@
+"""The ranks of one process group, one on each emulated host, and how to command them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from hosts import EmulatedHosts
+
+_WORKER = str(Path(__file__).with_name("worker.py"))
+
+
+class RankFailed(RuntimeError):
+    """A rank ended or did not answer; its standard error says why."""
+
+
+class Fleet:
+    """Ranks that obey together."""
+
+    def __init__(
+        self, hosts: EmulatedHosts, peer: str, log: TextIO, env: list[dict[str, str]]
+    ) -> None:
+        """Starts one rank on each host and waits until they have met.
+
+        Args:
+            peer: as in worker.py.
+            log: takes what the ranks write to standard error.
+            env: variables by rank, on top of those of the host.
+        """
+        self.size = len(env)
+        self.peer = peer
+        self._log = log
+        self._ranks = [
+            hosts.popen(
+                rank, [sys.executable, _WORKER, peer],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **env[rank]},
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            )
+            for rank in range(self.size)
+        ]  # fmt: skip
+        self._answers(timeout_s=120)
+
+    def __call__(self, do: str, timeout_s: float = 600, **arguments: Any) -> list[Any]:
+        """Gives all ranks one command; returns their answers, by rank.
+
+        Raises:
+            RankFailed: a rank ended or did not answer in time.
+        """
+        line = json.dumps({"do": do, **arguments}) + "\n"
+        for rank, process in enumerate(self._ranks):
+            assert process.stdin is not None
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+            except BrokenPipeError:
+                raise self._failure(rank, f"ended before {do!r}") from None
+        return self._answers(timeout_s, do)
+
+    def _answers(self, timeout_s: float, do: str = "start") -> list[Any]:
+        answers = []
+        for rank, process in enumerate(self._ranks):
+            assert process.stdout is not None
+            if not select.select([process.stdout], [], [], timeout_s)[0]:
+                raise self._failure(rank, f"has not answered {do!r} for {timeout_s:g} s")
+            line = process.stdout.readline()
+            if not line:
+                raise self._failure(rank, f"ended during {do!r}")
+            answers.append(json.loads(line))
+        return answers
+
+    def _failure(self, rank: int, what: str) -> RankFailed:
+        self._log.flush()
+        return RankFailed(f"{self.peer} rank {rank} {what}; see {self._log.name}")
+
+    @contextlib.contextmanager
+    def awake(self) -> Iterator[None]:
+        """Horovod's ranks talk to each other a thousand times a second, even when idle: they are
+        stopped while others have their turn.
+        """
+        self._signal(signal.SIGCONT)
+        yield
+        self.sleep()
+
+    def sleep(self) -> None:
+        """Stops the ranks where they are."""
+        if self.peer == "horovod":
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.peer == "horovod":
+            for process in self._ranks:
+                process.send_signal(number)
+
+    def close(self) -> None:
+        """Ends the ranks, in peace where they still obey."""
+        with contextlib.suppress(RankFailed):
+            self._signal(signal.SIGCONT)
+            self("quit", timeout_s=30)
+        for process in self._ranks:
+            process.kill()
+            process.wait()

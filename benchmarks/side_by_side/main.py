@@ -1,0 +1,167 @@
+"""How does hvd_order compare with DDP, FSDP2 and Horovod where the network is slow? See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from cell import CellResult, Contestant, Setting, run_cell
+from common.environment import ROOT, describe, environment
+from common.report import table, write
+from fleet import Fleet, RankFailed
+from hosts import EmulatedHosts, why_not
+from pictures import draw_bars, draw_efficiency, draw_steps
+from profiles import PROFILES
+
+PEERS = ["ddp", "ddp_tuned", "horovod", "hvd_order"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _options(argv)
+    reason = why_not()
+    if reason:
+        print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
+        return 2
+    found = environment()
+    print(describe(found) + "\n", flush=True)
+    cells: list[CellResult] = []
+    failed = []
+    settings = [
+        Setting(model, hosts, rate, ratio, options.rounds, options.steps)
+        for hosts, rate, model, ratio in itertools.product(
+            options.hosts, options.rate_mbit, options.models, options.ratio
+        )
+    ]
+    for (hosts, rate), group in itertools.groupby(settings, key=lambda s: (s.hosts, s.rate_mbit)):
+        try:
+            for cell in _run_group(hosts, rate, list(group), options):
+                cells.append(cell)
+                print(_table([cell], header=len(cells) == 1), flush=True)
+        except RankFailed as error:
+            print(f"\n{error}", file=sys.stderr)
+            failed.append(str(error))
+    if cells:
+        print("\n" + _table(cells))
+        _write(found, cells, options.name)
+    for cell in cells:
+        if not cell.same_weights:
+            failed.append(f"{cell.setting}: the systems ended with different weights")
+    for line in failed:
+        print(f"FAILED: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run_group(
+    count: int, rate_mbit: float, settings: list[Setting], options: argparse.Namespace
+) -> Any:
+    """All cells that share their hosts; yields each as it is done."""
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(EmulatedHosts(count=count, rate_mbit=rate_mbit))
+        log = stack.enter_context(
+            tempfile.NamedTemporaryFile("w+", prefix="hvd_order_bench_", suffix=".log", delete=False)
+        )
+
+        def start(peer: str, env: Sequence[dict[str, str]]) -> Fleet:
+            fleet = Fleet(hosts, peer, log, env)
+            stack.callback(fleet.close)
+            return fleet
+
+        ranks = [hosts.rank_environment(rank) for rank in range(count)]
+        torch_fleet = start("torch", ranks)
+        contestants = []
+        for name in options.systems:
+            if name == "horovod":
+                from common.horovod_workers import horovod_env, rendezvous
+
+                address, port = stack.enter_context(rendezvous(hosts))
+                fleet = start("horovod", [
+                    horovod_env(address, port, rank, count, hosts.names[rank], "eth0")
+                    for rank in range(count)
+                ])  # fmt: skip
+                fleet.sleep()
+                contestants.append(Contestant(name, name, fleet))
+            elif name == "hvd_order":
+                env = dict(pair.split("=", 1) for pair in options.env)
+                contestants.append(Contestant(name, name, torch_fleet, {"env": env}))
+            else:
+                contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet))
+        for i, point in enumerate(options.sweep, start=1):
+            # Knobs are read once a process, so each point has ranks of its own.
+            port = str(int(ranks[0]["MASTER_PORT"]) + i)
+            fleet = start("torch", [{**env, "MASTER_PORT": port} for env in ranks])
+            slice_bytes, _, credit_bytes = point.partition("/")
+            knobs = {"HVD_ORDER_SLICE_BYTES": slice_bytes, "HVD_ORDER_CREDIT_BYTES": credit_bytes}
+            contestants.append(Contestant(point, "hvd_order", fleet, {"env": knobs}))
+        for setting in settings:
+            def tell(text: str, setting: Setting = setting) -> None:
+                where = f"{setting.model}, {count} hosts, {rate_mbit:g} Mbit/s, {setting.ratio:g}"
+                if sys.stderr.isatty():
+                    print(f"\r\x1b[K{where}: {text}", end="", file=sys.stderr, flush=True)
+
+            yield run_cell(torch_fleet, contestants, setting, tell)
+            if sys.stderr.isatty():
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _table(cells: list[CellResult], header: bool = True) -> str:
+    names = list(dict.fromkeys(n for cell in cells for n in cell.systems if n != "local"))
+    rows = []
+    for cell in cells:
+        s = cell.setting
+        rows += [[
+            s.model, s.hosts, f"{s.rate_mbit:g}", f"{s.ratio:g}",
+            f"{cell.wire_s:.3f}", f"{cell.local_s:.3f}", f"{cell.optimum_s:.3f}",
+            name + (f" ({m.note})" if m.note else ""),
+            f"{m.step_s:.3f}", f"{min(m.seconds):.3f}-{max(m.seconds):.3f}",
+            f"{m.step_s / cell.optimum_s:.3f}",
+            f"{cell.efficiency(name):.2f}",
+            f"{100 * cell.utilisation(name):.0f}",
+            f"{sum(m.cpu_s) / len(m.cpu_s):.2f}",
+            str(cell.against(name, "hvd_order")) if "hvd_order" in names else "",
+        ] for name in names if (m := cell.systems.get(name))]  # fmt: skip
+    text = table(
+        ["model", "hosts", "Mbit/s", "ratio", "wire s", "local s", "optimum s", "system", "step s",
+         "range", "/ optimum", "E", "link %", "CPU s", "/ hvd_order [95 %]"], rows,
+    )  # fmt: skip
+    return text if header else "\n".join(text.split("\n")[2:])
+
+
+def _write(found: dict[str, Any], cells: list[CellResult], name: str) -> None:
+    write(name, found, {"cells": [cell.to_json() for cell in cells]})
+    folder = ROOT / "out" / "benchmarks"
+    draw_bars(cells, folder / f"{name}_bars.png")
+    draw_efficiency(cells, folder / f"{name}_efficiency.png")
+    draw_steps(cells[0], folder / f"{name}_step.png")
+    print(f"pictures: out/benchmarks/{name}_*.png")
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="hvd-order bench", description=__doc__.partition(" See")[0] if __doc__ else None
+    )
+    parser.add_argument("--models", nargs="+", choices=[*PROFILES], default=["resnet50"])
+    parser.add_argument("--hosts", nargs="+", type=int, default=[2])
+    parser.add_argument("--rate-mbit", nargs="+", type=float, default=[1000.0])
+    parser.add_argument("--ratio", nargs="+", type=float, default=[1.0],
+                        help="computation over communication")  # fmt: skip
+    parser.add_argument("--systems", nargs="+", default=PEERS,
+                        choices=["ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order"])  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
+    parser.add_argument("--steps", type=int, default=5, help="measured steps in each turn")
+    parser.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE",
+                        help="knobs of hvd_order")  # fmt: skip
+    parser.add_argument("--sweep", nargs="+", default=[], metavar="SLICE/CREDIT",
+                        help="hvd_order with these sizes as well, for example 1MiB/2MiB")  # fmt: skip
+    parser.add_argument("--name", default="side_by_side", help="of the files in out/benchmarks")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

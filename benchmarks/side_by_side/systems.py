@@ -1,0 +1,123 @@
+"""The systems under comparison: how each makes a model train in parallel.
+
+All get the same model and plain SGD; each is used as its own documentation says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_LEARNING_RATE = 1e-2
+
+
+@dataclass
+class Trainer:
+    """One system with its model.
+
+    Attributes:
+        step: forward, backward, update; returns when the next step may begin.
+        finish: completes what is outstanding; afterwards the model may be read.
+        close: gives back what the system holds.
+        note: what a reader of the results has to know.
+    """
+
+    step: Callable[[], None]
+    finish: Callable[[], None]
+    close: Callable[[], None] = lambda: None
+    note: str = ""
+
+
+def _sgd(model: torch.nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, foreach=True)
+
+
+def _loop(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Callable[[], torch.Tensor]
+) -> Callable[[], None]:
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(batch()).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def _nothing() -> None:
+    """There is nothing to finish."""
+
+
+def local(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:
+    """No communication."""
+    return Trainer(_loop(model, _sgd(model), batch), _nothing)
+
+
+def ddp(
+    model: torch.nn.Module, batch: Callable[[], torch.Tensor], bucket_mib: float = 25, **_: Any
+) -> Trainer:
+    parallel = torch.nn.parallel.DistributedDataParallel(
+        model, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True
+    )
+    return Trainer(_loop(parallel, _sgd(parallel), batch), _nothing, note=f"{bucket_mib:g} MiB")
+
+
+def fsdp2(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:
+    """Parameters stay gathered between forward and backward: the fastest setting."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model.children():
+        fully_shard(layer, reshard_after_forward=False)
+    fully_shard(model, reshard_after_forward=False)
+    return Trainer(_loop(model, _sgd(model), batch), _nothing)
+
+
+def hvd_order(
+    model: torch.nn.Module,
+    batch: Callable[[], torch.Tensor],
+    env: dict[str, str] | None = None,
+    **_: Any,
+) -> Trainer:
+    """Joins the process group that exists; ``env`` sets its knobs."""
+    for name in [name for name in os.environ if name.startswith("HVD_ORDER_")]:
+        del os.environ[name]
+    os.environ.update(env or {})
+    import hvd_order.torch as hvd
+
+    hvd.init()
+    optimizer: Any = hvd.DistributedOptimizer(
+        _sgd(model), named_parameters=model.named_parameters()
+    )
+    return Trainer(_loop(model, optimizer, batch), optimizer.flush, hvd.shutdown)
+
+
+def horovod(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:
+    import horovod.torch as hvd
+
+    optimizer = hvd.DistributedOptimizer(_sgd(model), named_parameters=model.named_parameters())
+    return Trainer(_loop(model, optimizer, batch), _nothing)
+
+
+SYSTEMS: dict[str, Callable[..., Trainer]] = {
+    "local": local,
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "hvd_order": hvd_order,
+    "horovod": horovod,
+}
+
+
+def saturated_all_reduce_s(size_bytes: int, chunk_bytes: int = 8 << 20) -> Callable[[], None]:
+    """An all-reduce of so many bytes that never lets the link idle: the wire time's yardstick."""
+    flat = torch.zeros(size_bytes // 4)
+    chunks = flat.split(chunk_bytes // 4)
+
+    def run() -> None:
+        for work in [dist.all_reduce(chunk, async_op=True) for chunk in chunks]:
+            work.wait()
+
+    return run

@@ -1,0 +1,205 @@
+"""One rank. Obeys commands from its standard input, one JSON object a line, and answers likewise.
+
+The commander (fleet.py) lets systems take turns: it builds several in the same ranks, then asks
+for some steps of one, some of the next, and so on.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+from emulated_device import EmulatedModel, Recorder, model_input
+from profiles import PROFILES
+from systems import SYSTEMS, Trainer, saturated_all_reduce_s
+
+_INTERFACE = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+_SAMPLE_S = 0.01
+
+
+def sent_bytes() -> int:
+    """Bytes that have left this host since it exists."""
+    return int(Path(f"/sys/class/net/{_INTERFACE}/statistics/tx_bytes").read_text())
+
+
+class Job:
+    """One system with its model."""
+
+    def __init__(self, trainer: Trainer, model: torch.nn.Module, recorder: Recorder | None) -> None:
+        self.trainer = trainer
+        self.model = model
+        self.recorder = recorder
+
+
+class Worker:
+    """The commands; each method's result is the answer."""
+
+    def __init__(self, peer: str) -> None:
+        """``peer``: "torch" or "horovod", whose process group is used."""
+        self._peer = peer
+        self._jobs: dict[str, Job] = {}
+        if peer == "horovod":
+            import horovod.torch as hvd
+
+            hvd.init()
+            self._rank = hvd.rank()
+            self._barrier: Callable[[], object] = hvd.barrier
+        else:
+            dist.init_process_group("gloo")
+            self._rank = dist.get_rank()
+            self._barrier = dist.barrier
+
+    def wire(self, size_bytes: int, rounds: int, chunk_bytes: int = 8 << 20) -> list[float]:
+        """How long an all-reduce of so many bytes takes when nothing else runs."""
+        run = saturated_all_reduce_s(size_bytes, chunk_bytes)
+        times = []
+        for _ in range(rounds):
+            self._barrier()
+            begin = time.monotonic()
+            run()
+            times.append(time.monotonic() - begin)
+        return times
+
+    def build(
+        self, job: str, system: str, model: str, compute_s: float, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Makes a system with a model of its own, named ``job``."""
+        torch.manual_seed(0)
+        recorder = None
+        if model in PROFILES:
+            profile = PROFILES[model]().scaled_to(compute_s)
+            module: torch.nn.Module = EmulatedModel(profile, self._rank)
+            batch: Callable[[], torch.Tensor] = model_input
+            recorder = module.recorder
+        else:
+            from real_models import real_model
+
+            module, batch = real_model(model, self._rank)
+        trainer = SYSTEMS[system](module, batch, **options)
+        self._jobs[job] = Job(trainer, module, recorder)
+        return {"note": trainer.note}
+
+    def drop(self, job: str) -> None:
+        """Frees a system and its model."""
+        self._jobs[job].trainer.finish()
+        self._barrier()
+        self._jobs[job].trainer.close()
+        del self._jobs[job]
+        gc.collect()
+
+    def steps(self, job: str, count: int, warm_up: int) -> dict[str, Any]:
+        """Runs steps back to back.
+
+        Returns:
+            seconds: from the start of a step to the start of the next, without the warm-up.
+            cpu_s, sent_bytes: of the process and of the host, a step.
+        """
+        trainer = self._jobs[job].trainer
+        recorder = self._jobs[job].recorder
+        self._barrier()
+        starts = []
+        for number in range(warm_up + count):
+            if number == warm_up:
+                cpu_s, sent = _cpu_s(), sent_bytes()
+            if recorder:
+                recorder.events.clear()
+            starts.append(time.monotonic())
+            trainer.step()
+        starts.append(time.monotonic())
+        answer = {
+            "seconds": [b - a for a, b in zip(starts, starts[1:], strict=False)][warm_up:],
+            "cpu_s": (_cpu_s() - cpu_s) / count,
+            "sent_bytes": (sent_bytes() - sent) / count,
+        }
+        trainer.finish()
+        self._barrier()
+        return answer
+
+    def record(self, job: str, warm_up: int) -> dict[str, Any]:
+        """One steady step: when each layer ran, and how much had been sent when, from its start."""
+        trainer = self._jobs[job].trainer
+        recorder = self._jobs[job].recorder
+        assert recorder is not None
+        self._barrier()
+        for _ in range(warm_up):
+            trainer.step()
+        recorder.events.clear()
+        samples: list[tuple[float, int]] = []
+        done = threading.Event()
+
+        def sample() -> None:
+            while not done.wait(_SAMPLE_S):
+                samples.append((time.monotonic(), sent_bytes()))
+
+        sampler = threading.Thread(target=sample)
+        sampler.start()
+        begin = time.monotonic()
+        trainer.step()
+        step_s = time.monotonic() - begin
+        trainer.step()  # the transfers of the recorded step may run on into it
+        done.set()
+        sampler.join()
+        trainer.finish()
+        self._barrier()
+        return {
+            "step_s": step_s,
+            "layers": [(n, k, b - begin, e - begin) for n, k, b, e in recorder.events],
+            "sent": [(at - begin, sent) for at, sent in samples],
+        }
+
+    def weights(self, job: str) -> list[float]:
+        """The first and the last element of every parameter."""
+        self._jobs[job].trainer.finish()
+        ends = [p.detach().view(-1)[[0, -1]] for p in self._jobs[job].model.parameters()]
+        values: list[float] = torch.cat(ends).tolist()
+        return values
+
+    def quit(self) -> None:
+        """Ends the rank."""
+        for job in list(self._jobs):
+            self.drop(job)
+        if self._peer == "horovod":
+            import horovod.torch as hvd
+
+            hvd.shutdown()
+        else:
+            dist.destroy_process_group()
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _serve(commands: TextIO, answers: TextIO, peer: str) -> None:
+    torch.set_num_threads(1)
+    worker = Worker(peer)
+    _answer(answers, "ready")
+    for line in commands:
+        command = json.loads(line)
+        name = command.pop("do")
+        _answer(answers, getattr(worker, name)(**command))
+        if name == "quit":
+            return
+
+
+def _answer(answers: TextIO, value: Any) -> None:
+    answers.write(json.dumps(value) + "\n")
+    answers.flush()
+
+
+if __name__ == "__main__":
+    # What libraries print must not look like an answer.
+    answers_out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _serve(sys.stdin, answers_out, sys.argv[1])

@@ -1,0 +1,91 @@
+"""Slice size and credit from a latency-bandwidth model of the transport.
+
+The model (Hockney, Parallel Computing 20, 1994): an all-reduce of n bytes takes ``alpha + n beta``.
+Two costs pull in opposite directions. Each slice costs ``alpha``, so B bytes in slices of s cost
+``alpha B / s`` beside the bytes themselves. And an urgent gradient waits for what is in flight and
+for its own slice: ``beta (k + 1) s`` with k slices in flight. The sum is least at
+``s = sqrt(alpha B / (beta (k + 1)))``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Cut", "Link", "arrival_cut", "best_cut"]
+
+_SMALLEST_BYTES = 64 * 1024
+_LARGEST_BYTES = 16 * 2**20
+_STEP_BYTES = 16 * 1024  # sizes are multiples of it
+_MOST_IN_FLIGHT = 16
+_FUSED_BYTES = 25 * 2**20  # DDP's default bucket
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How gradients are sent.
+
+    Attributes:
+        slice_bytes: unit of transfer.
+        credit_bytes: how much may be in flight.
+        policy: which ready slice goes first.
+    """
+
+    slice_bytes: int
+    credit_bytes: int
+    policy: Literal["priority", "arrival"] = "priority"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a transport was measured to do.
+
+    Attributes:
+        latency_s: an all-reduce of next to nothing, alone.
+        slice_cost_s: what a slice costs beside its bytes while others are in flight; alpha above.
+        seconds_per_byte: beta above, of an all-reduce among all ranks.
+    """
+
+    latency_s: float
+    slice_cost_s: float
+    seconds_per_byte: float
+
+    @classmethod
+    def from_streams(
+        cls,
+        latency_s: float,
+        small: tuple[int, int, float],
+        large: tuple[int, int, float],
+    ) -> Link:
+        """Solves two measurements for the two unknowns.
+
+        Args:
+            latency_s: as the attribute.
+            small, large: (slices, bytes of each, seconds for all), with some in flight at a time.
+        """
+        small_count, small_bytes, small_s = small
+        large_count, large_bytes, large_s = large
+        each_small, each_large = small_s / small_count, large_s / large_count
+        beta = max((each_large - each_small) / (large_bytes - small_bytes), 1e-13)
+        cost_s = each_small - small_bytes * beta
+        # Slices in flight hide each other's latency on an idle machine only: threads that hand
+        # them on wait for a core while a model trains.
+        return cls(latency_s, max(cost_s, latency_s / 2, 1e-6), beta)
+
+
+def best_cut(link: Link, total_bytes: int) -> Cut:
+    """The cut with the least sum of both costs for a model with so many bytes of gradients."""
+    in_flight = 2
+    size = math.sqrt(link.slice_cost_s * total_bytes / (link.seconds_per_byte * (in_flight + 1)))
+    size = min(max(size, _SMALLEST_BYTES), _LARGEST_BYTES)
+    slice_bytes = max(round(size / _STEP_BYTES), 1) * _STEP_BYTES
+    # On a long line two slices do not fill it: while one is acknowledged, others must travel.
+    slice_s = slice_bytes * link.seconds_per_byte
+    in_flight = min(max(in_flight, 1 + math.ceil(link.latency_s / slice_s)), _MOST_IN_FLIGHT)
+    return Cut(slice_bytes, in_flight * slice_bytes)
+
+
+def arrival_cut() -> Cut:
+    """What DDP does: large slices of neighbours, sent as they come."""
+    return Cut(_FUSED_BYTES, 2 * _FUSED_BYTES, "arrival")

@@ -1,0 +1,77 @@
+"""Tries other cuts on real steps, a few each, and keeps the fastest."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from hvd_order.plan.cut import Cut, arrival_cut
+
+__all__ = ["Tuner", "candidates"]
+
+_WARM_UP = 2  # steps after a change that still feel the old cut
+_STEPS = 5  # measured steps of each candidate
+_WORTH = 0.98  # a rival must be this much faster than the first candidate, or it is noise
+
+
+def candidates(first: Cut) -> list[Cut]:
+    """What is tried beside the model's answer: half and twice the slice, and no order at all."""
+    in_flight = first.credit_bytes // first.slice_bytes
+    others = [
+        Cut(size, in_flight * size) for size in (first.slice_bytes // 2, 2 * first.slice_bytes)
+    ]
+    return [first, *others, arrival_cut()]
+
+
+class Tuner:
+    """Says which cut the next steps use. The same on every rank, if fed the same."""
+
+    def __init__(self, cuts: Sequence[Cut]) -> None:
+        """``cuts``: what to try; the first, in use now, is kept unless another is clearly faster."""
+        self._cuts = list(cuts)
+        self._seconds: list[float] = []  # of the current candidate, by step
+        self._medians: list[float] = []  # of the candidates tried, on the slowest rank
+        self._last_s: float | None = None
+        self._chosen: Cut | None = None
+
+    @property
+    def cut(self) -> Cut:
+        """In use now. There is none if there is nothing to try."""
+        return self._chosen or self._cuts[len(self._medians)]
+
+    @property
+    def done(self) -> bool:
+        """Whether the choice is made."""
+        return len(self._medians) == len(self._cuts)
+
+    def step_taken(self, now_s: float) -> float | None:
+        """A step has ended.
+
+        Args:
+            now_s: any clock.
+
+        Returns:
+            When the candidate has been measured: seconds a step on this rank. All ranks come here
+            at the same step, and tell each other before they call :meth:`measured`.
+        """
+        if self._last_s is not None:
+            self._seconds.append(now_s - self._last_s)
+        self._last_s = now_s
+        if len(self._seconds) < _WARM_UP + _STEPS:
+            return None
+        return statistics.median(self._seconds[_WARM_UP:])
+
+    def measured(self, seconds: Sequence[float]) -> Cut:
+        """All ranks' measurements of the current candidate.
+
+        Returns:
+            What to use from now on.
+        """
+        self._medians.append(max(seconds))
+        self._seconds.clear()
+        self._last_s = None
+        if self.done:
+            best = min(range(len(self._cuts)), key=self._medians.__getitem__)
+            worthwhile = self._medians[best] < _WORTH * self._medians[0]
+            self._chosen = self._cuts[best if worthwhile else 0]
+        return self.cut

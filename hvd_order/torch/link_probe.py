@@ -1,0 +1,56 @@
+"""Measures what the transport of gradients can do, once for each engine."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from hvd_order.plan.cut import Link
+
+__all__: list[str] = []
+
+_ROUNDS = 3
+_TINY_BYTES = 1024
+_SMALL = (16, 128 * 1024)  # slices, bytes of each
+_LARGE = (4, 2**20)
+_IN_FLIGHT = 2
+
+
+def measure(group: dist.ProcessGroup, device: torch.device) -> Link:
+    """Times some all-reduces of up to 4 MiB and takes medians. Collective.
+
+    Args:
+        group: that of the gradients, which must be idle.
+        device: where the gradients are.
+    """
+    buffer = torch.zeros(_LARGE[0] * _LARGE[1] // 4, device=device)
+    tiny = buffer[: _TINY_BYTES // 4]
+    latency_s = median(_stream(group, [tiny], device) for _ in range(4 * _ROUNDS))
+    times = []
+    for count, size_bytes in (_SMALL, _LARGE):
+        slices = list(buffer[: count * size_bytes // 4].split(size_bytes // 4))
+        times.append(
+            (count, size_bytes, median(_stream(group, slices, device) for _ in range(_ROUNDS)))
+        )
+    return Link.from_streams(latency_s, *times)
+
+
+def _stream(group: dist.ProcessGroup, slices: list[torch.Tensor], device: torch.device) -> float:
+    """Seconds for all slices, some of them in flight at a time."""
+    travelling: deque[dist.Work] = deque()
+    begin = time.monotonic()
+    for piece in slices:
+        if len(travelling) == _IN_FLIGHT:
+            travelling.popleft().wait()
+        work = dist.all_reduce(piece, group=group, async_op=True)
+        assert work is not None
+        travelling.append(work)
+    while travelling:
+        travelling.popleft().wait()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.monotonic() - begin

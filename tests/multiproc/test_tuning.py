@@ -1,0 +1,157 @@
+"""The cut is chosen while a job trains: all ranks alike, and the result is not touched."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import RankFactory, RankPool
+from torch import nn
+
+import hvd_order.torch as hvd
+from hvd_order.torch.engine_host import running_host
+
+STEPS = 40  # more than all trials take
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(300, 500), nn.ReLU(), nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 10)
+    ).double()
+
+
+def batch(step: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(4, 300, generator=generator, dtype=torch.double)
+
+
+def body_train(env: dict[str, str]) -> tuple[list[tuple[int, int, str]], list[Any]]:
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        hvd.init()
+    model = network()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
+        named_parameters=model.named_parameters(),
+    )
+    cuts = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(batch(step, hvd.rank())).square().mean().backward()
+        optimizer.step()
+        host = running_host()
+        assert host is not None
+        cuts.append((host.cut.slice_bytes, host.cut.credit_bytes, host.cut.policy))
+    weights = [p.detach().numpy().copy() for p in model.parameters()]
+    hvd.shutdown()
+    return cuts, weights
+
+
+def one_process(size: int) -> list[torch.Tensor]:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        torch.stack([model(batch(step, r)).square().mean() for r in range(size)]).mean().backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
+    ranks: RankFactory, size: int
+) -> None:
+    results = ranks(size).run(body_train, {})
+    cuts, weights = results[0]
+    for other_cuts, other_weights in results[1:]:
+        assert other_cuts == cuts
+        assert all((a == b).all() for a, b in zip(weights, other_weights, strict=True))
+    # The start, the model's answer, half and twice of it, arrival order; one of these at the end.
+    assert len(set(cuts)) == 5 and cuts[-1] in cuts[2:-5]
+    assert any(policy == "arrival" for _, _, policy in cuts)
+    for ours, plain in zip(weights, one_process(size), strict=True):
+        torch.testing.assert_close(torch.from_numpy(ours), plain, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"HVD_ORDER_SLICE_BYTES": "128KiB"}, (2**17, 2**18, "priority")),
+        (
+            {"HVD_ORDER_SLICE_BYTES": "128KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB"},
+            (2**17, 2**20, "priority"),
+        ),
+    ],
+)
+def test_what_the_user_sets_stays(
+    two_ranks: RankPool, env: dict[str, str], expected: tuple[int, int, str]
+) -> None:
+    cuts, _ = two_ranks.run(body_train, env)[0]
+    assert cuts[-1][0] == expected[0] and cuts[-1][2] == expected[2]
+    assert cuts[-1][1] == expected[1] or "HVD_ORDER_CREDIT_BYTES" not in env
+    assert len(set(cuts[2:])) == 1
+
+
+@pytest.mark.parametrize(
+    "env", [{"HVD_ORDER_TUNE": "0"}, {"HVD_ORDER_POLICY": "arrival"}], ids=["off", "arrival"]
+)
+def test_without_trials_the_measured_transport_decides(
+    two_ranks: RankPool, env: dict[str, str]
+) -> None:
+    cuts, _ = two_ranks.run(body_train, env)[0]
+    assert len(set(cuts[2:])) == 1
+    assert cuts[-1][2] == env.get("HVD_ORDER_POLICY", "priority")
+
+
+def body_two_optimizers() -> list[int]:
+    hvd.shutdown()
+    hvd.init()
+    models = [network(), network()]
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(m.parameters(), lr=1e-2), named_parameters=m.named_parameters()
+        )
+        for m in models
+    ]
+    for step in range(STEPS):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            model(batch(step, hvd.rank())).square().mean().backward()
+            optimizer.step()
+    same = [
+        int(torch.equal(a, b))
+        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True)
+    ]
+    hvd.shutdown()
+    return same
+
+
+def test_two_optimizers_share_an_engine_without_trials(two_ranks: RankPool) -> None:
+    assert two_ranks.run(body_two_optimizers) == [[1] * 6] * 2
+
+
+def body_message() -> list[str]:
+    seen: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    logger = logging.getLogger("hvd_order")
+    handler = Keep()
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    body_train({})
+    logger.removeHandler(handler)
+    return seen
+
+
+def test_the_choice_is_logged_once_on_rank_0(two_ranks: RankPool) -> None:
+    first, second = two_ranks.run(body_message)
+    assert len(first) == 1 and first[0].startswith("chosen: slices of")
+    assert second == []

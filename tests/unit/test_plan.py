@@ -1,0 +1,105 @@
+"""Choosing a cut: the model's algebra, and what the tuner keeps."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_order.plan.cut import Cut, Link, arrival_cut, best_cut
+from hvd_order.plan.tuner import Tuner, candidates
+
+MIB = 2**20
+ETHERNET = Link(latency_s=5e-4, slice_cost_s=3e-4, seconds_per_byte=8.7e-9)  # 2 hosts, 1 Gbit/s
+
+
+@given(
+    cost_s=st.floats(1e-5, 1e-2), beta=st.floats(1e-11, 1e-6), small=st.integers(2**10, 2**17)
+)
+def test_two_streams_give_back_cost_and_bandwidth(cost_s: float, beta: float, small: int) -> None:
+    def stream(count: int, size_bytes: int) -> tuple[int, int, float]:
+        return count, size_bytes, count * (cost_s + size_bytes * beta)
+
+    link = Link.from_streams(0.0, stream(16, small), stream(4, 8 * small))
+    assert link.seconds_per_byte == pytest.approx(beta, rel=1e-6)
+    assert link.slice_cost_s == pytest.approx(cost_s, rel=1e-3)
+
+
+def test_a_measurement_that_makes_no_sense_still_gives_a_link() -> None:
+    # The large slices were faster than the small ones: a machine that was busy meanwhile.
+    link = Link.from_streams(1e-3, (16, 2**17, 1.0), (4, 2**20, 0.1))
+    assert link.seconds_per_byte > 0
+    cut = best_cut(link, 100 * MIB)
+    assert 0 < cut.slice_bytes <= cut.credit_bytes
+
+
+@pytest.mark.parametrize("total_mib", [8, 30, 100, 500, 1300])
+@pytest.mark.parametrize("rate", [0.1, 1, 10])
+def test_the_cut_costs_hardly_more_than_any_other(total_mib: int, rate: float) -> None:
+    link = Link(ETHERNET.latency_s, ETHERNET.slice_cost_s, ETHERNET.seconds_per_byte / rate)
+
+    def cost_s(slice_bytes: float) -> float:
+        slices = total_mib * MIB / slice_bytes
+        return slices * link.slice_cost_s + 3 * slice_bytes * link.seconds_per_byte
+
+    chosen = best_cut(link, total_mib * MIB)
+    least = min(cost_s(64 * 1024 * 2 ** (k / 8)) for k in range(65))
+    assert cost_s(chosen.slice_bytes) <= 1.02 * least
+
+
+def test_a_long_line_gets_more_slices_in_flight() -> None:
+    here = best_cut(ETHERNET, 30 * MIB)
+    far = best_cut(Link(50e-3, 3e-4, ETHERNET.seconds_per_byte), 30 * MIB)
+    assert here.credit_bytes == 2 * here.slice_bytes
+    assert far.credit_bytes * ETHERNET.seconds_per_byte >= 50e-3
+
+
+def play(times: dict[Cut, float], tuner: Tuner, ranks: int = 2) -> list[Cut]:
+    """Steps that take as long as the cut in use says; the cuts in the order of their use."""
+    now_s, used = 0.0, []
+    while not tuner.done:
+        used.append(tuner.cut)
+        mine = None
+        while mine is None:
+            mine = tuner.step_taken(now_s)
+            now_s += times[tuner.cut]
+        tuner.measured([mine * 0.9] * (ranks - 1) + [mine])
+    return used
+
+
+FIRST = Cut(MIB, 2 * MIB)
+
+
+def test_every_candidate_gets_its_turn_and_the_fastest_stays() -> None:
+    cuts = candidates(FIRST)
+    assert cuts[0] == FIRST and arrival_cut() in cuts
+    for winner in cuts:
+        times = dict.fromkeys(cuts, 1.0) | {winner: 0.9}
+        tuner = Tuner(cuts)
+        assert play(times, tuner) == cuts
+        assert tuner.cut == winner
+
+
+def test_a_difference_within_the_noise_changes_nothing() -> None:
+    cuts = candidates(FIRST)
+    tuner = Tuner(cuts)
+    play({cut: 1.0 - 0.005 * i for i, cut in enumerate(cuts)}, tuner)
+    assert tuner.cut == FIRST
+
+
+def test_one_slow_step_decides_nothing() -> None:
+    cuts = candidates(FIRST)
+    tuner = Tuner(cuts)
+    now_s = 0.0
+    for number in range(1000):
+        if tuner.done:
+            break
+        mine = tuner.step_taken(now_s)
+        now_s += 50.0 if number % 9 == 4 else 1.0
+        if mine is not None:
+            tuner.measured([mine])
+    assert tuner.done and tuner.cut == FIRST
+
+
+def test_nothing_to_try_is_done_at_once() -> None:
+    assert Tuner([]).done
