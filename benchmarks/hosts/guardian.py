@@ -23,7 +23,7 @@ from pathlib import Path
 
 __all__ = ["MARK_VARIABLE", "dismiss", "end_marked", "end_orphans", "new_mark", "start"]
 
-MARK_VARIABLE = "HVD_ORDER_EMULATED_HOSTS"
+MARK_VARIABLE = "EMULATED_HOSTS_OWNER"
 _PATIENCE_S = 5.0  # for killed processes to be gone
 _LOOK_S = 0.5  # between two looks whether the owner lives
 _count = 0

@@ -16,7 +16,7 @@ from profiles import PROFILES, Profile
 DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
 """Tried beside the default of 25 for "tuned" DDP."""
 _TUNING_STEPS = 3
-# DDP lays its buckets out anew after the first step, hvd_order learns in two and tunes in some more.
+# DDP lays its buckets out anew after the first step, hvd_order learns in two.
 _FIRST_STEPS = 3
 _WARM_UP = 2
 _WIRE_ROUNDS = 3
@@ -145,7 +145,7 @@ def run_cell(
         with fleet.awake():
             answer = fleet("build", job=name, system=one.system, model=setting.model,
                            compute_s=compute_s, options=extra)[0]  # fmt: skip
-            fleet("steps", job=name, count=1, warm_up=_FIRST_STEPS)
+            fleet("settle", job=name, at_least=_FIRST_STEPS)
         results[name].note = answer["note"]
         jobs[name] = fleet
     for number, name in turns(list(results), setting.rounds):
@@ -183,9 +183,7 @@ def _wire(fleet: Fleet, size_bytes: int) -> list[float]:
     return [max(seconds) for seconds in zip(*answers, strict=True)]
 
 
-def _best_bucket(
-    fleet: Fleet, model: str, compute_s: float, tell: Callable[[str], None]
-) -> float:
+def _best_bucket(fleet: Fleet, model: str, compute_s: float, tell: Callable[[str], None]) -> float:
     best = (float("inf"), 25.0)
     for bucket_mib in DDP_BUCKETS_MIB:
         tell(f"tune DDP: buckets of {bucket_mib:g} MiB")

@@ -18,7 +18,7 @@ from hosts import EmulatedHosts
 _WORKER = str(Path(__file__).with_name("worker.py"))
 
 
-class RankFailed(RuntimeError):
+class RankFailed(RuntimeError):  # noqa: N818  (says what happened)
     """A rank ended or did not answer; its standard error says why."""
 
 

@@ -1,19 +1,22 @@
-"""How does hvd_order compare with DDP, FSDP2 and Horovod where the network is slow? See README.md."""
+"""How does hvd_order compare with its peers where the network is slow? See README.md."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import itertools
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cell import CellResult, Contestant, Setting, run_cell
 from common.environment import ROOT, describe, environment
+from common.horovod_workers import horovod_env
 from common.report import table, write
 from fleet import Fleet, RankFailed
 from hosts import EmulatedHosts, why_not
@@ -65,7 +68,9 @@ def _run_group(
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(EmulatedHosts(count=count, rate_mbit=rate_mbit))
         log = stack.enter_context(
-            tempfile.NamedTemporaryFile("w+", prefix="hvd_order_bench_", suffix=".log", delete=False)
+            tempfile.NamedTemporaryFile(
+                "w+", prefix="hvd_order_bench_", suffix=".log", delete=False
+            )
         )
 
         def start(peer: str, env: Sequence[dict[str, str]]) -> Fleet:
@@ -78,11 +83,9 @@ def _run_group(
         contestants = []
         for name in options.systems:
             if name == "horovod":
-                from common.horovod_workers import horovod_env, rendezvous
-
-                address, port = stack.enter_context(rendezvous(hosts))
+                port = int(stack.enter_context(_rendezvous(hosts, log)))
                 fleet = start("horovod", [
-                    horovod_env(address, port, rank, count, hosts.names[rank], "eth0")
+                    horovod_env(hosts.addresses[0], port, rank, count, hosts.names[rank], "eth0")
                     for rank in range(count)
                 ])  # fmt: skip
                 fleet.sleep()
@@ -100,6 +103,7 @@ def _run_group(
             knobs = {"HVD_ORDER_SLICE_BYTES": slice_bytes, "HVD_ORDER_CREDIT_BYTES": credit_bytes}
             contestants.append(Contestant(point, "hvd_order", fleet, {"env": knobs}))
         for setting in settings:
+
             def tell(text: str, setting: Setting = setting) -> None:
                 where = f"{setting.model}, {count} hosts, {rate_mbit:g} Mbit/s, {setting.ratio:g}"
                 if sys.stderr.isatty():
@@ -108,6 +112,24 @@ def _run_group(
             yield run_cell(torch_fleet, contestants, setting, tell)
             if sys.stderr.isatty():
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _rendezvous(hosts: EmulatedHosts, log: TextIO) -> Iterator[str]:
+    """Horovod's meeting point, on the first host; its port."""
+    script = Path(__file__).resolve().parents[1] / "common" / "horovod_workers.py"
+    server = hosts.popen(
+        0, [sys.executable, str(script), "--hosts", ",".join(hosts.names)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+    )  # fmt: skip
+    assert server.stdin is not None
+    assert server.stdout is not None
+    port = server.stdout.readline()
+    if not port:
+        raise RankFailed(f"Horovod's rendezvous did not start; see {log.name}")
+    yield port
+    server.stdin.close()
+    server.wait()
 
 
 def _table(cells: list[CellResult], header: bool = True) -> str:
@@ -146,21 +168,30 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="hvd-order bench", description=__doc__.partition(" See")[0] if __doc__ else None
     )
+    parser.add_argument("--quick", action="store_true",
+                        help="two small cells: shows that all works, not how fast")  # fmt: skip
     parser.add_argument("--models", nargs="+", choices=[*PROFILES], default=["resnet50"])
     parser.add_argument("--hosts", nargs="+", type=int, default=[2])
     parser.add_argument("--rate-mbit", nargs="+", type=float, default=[1000.0])
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0],
                         help="computation over communication")  # fmt: skip
-    parser.add_argument("--systems", nargs="+", default=PEERS,
+    parser.add_argument("--systems", nargs="+", default=list(PEERS),
                         choices=["ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order"])  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--steps", type=int, default=5, help="measured steps in each turn")
     parser.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE",
                         help="knobs of hvd_order")  # fmt: skip
     parser.add_argument("--sweep", nargs="+", default=[], metavar="SLICE/CREDIT",
-                        help="hvd_order with these sizes as well, for example 1MiB/2MiB")  # fmt: skip
+                        help="hvd_order with these sizes as well, say 1MiB/2MiB")  # fmt: skip
     parser.add_argument("--name", default="side_by_side", help="of the files in out/benchmarks")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.quick:
+        options.models, options.rounds, options.steps = ["resnet50", "densenet121"], 1, 3
+        options.systems = ["ddp", "hvd_order"]
+    if "horovod" in options.systems and find_spec("horovod") is None:
+        print("Horovod is not installed and left out; 'make horovod' builds it", file=sys.stderr)
+        options.systems.remove("horovod")
+    return options
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,7 @@ def _draw_step(axes: Any, recorded: dict[str, Any], rate_mbit: float) -> None:
         axes.broken_barh([(begin, end - begin)], (lane, 0.8), color=color, linewidth=0.2)
     samples = recorded["sent"]
     times = [at for at, _ in samples[1:]]
-    used = [
-        8 * (b - a) / ((t - s) * rate_mbit * 1e6)
-        for (s, a), (t, b) in zip(samples, samples[1:], strict=False)
-    ]
+    used = [8 * (b - a) / ((t - s) * rate_mbit * 1e6) for (s, a), (t, b) in pairwise(samples)]
     axes.fill_between(times, [min(1.0, u) for u in used], color="grey", step="pre")
     axes.axvline(recorded["step_s"], color="black", linewidth=1)
     axes.set_yticks([])

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 _FLOPS = 8.1e12
 _BYTES_PER_S = 320e9
@@ -66,7 +67,9 @@ class Profile:
         return Profile(
             self.name,
             tuple(
-                replace(layer, forward_s=layer.forward_s * factor, backward_s=layer.backward_s * factor)
+                replace(
+                    layer, forward_s=layer.forward_s * factor, backward_s=layer.backward_s * factor
+                )
                 for layer in self.layers
             ),
         )
@@ -116,9 +119,7 @@ def resnet50(batch: int = 32) -> Profile:
                 _convolution(f"{name}.conv3", 1, width, out, side, batch, out),
             ]
             if block == 0:
-                layers.append(
-                    _convolution(f"{name}.downsample", 1, inputs, out, side, batch, out)
-                )
+                layers.append(_convolution(f"{name}.downsample", 1, inputs, out, side, batch, out))
             inputs = out
     return Profile("resnet50", (*layers, _linear("fc", 2048, 1000, batch)))
 
@@ -146,9 +147,7 @@ def densenet121(batch: int = 32) -> Profile:
         for i in range(count):
             name = f"block{block}.{i}"
             # The norm comes before its convolution here, so it has the input's channels.
-            layers.append(
-                _convolution(f"{name}.conv1", 1, width, 4 * growth, side, batch, width)
-            )
+            layers.append(_convolution(f"{name}.conv1", 1, width, 4 * growth, side, batch, width))
             layers.append(
                 _convolution(f"{name}.conv2", 3, 4 * growth, growth, side, batch, 4 * growth)
             )
@@ -222,15 +221,9 @@ def dlrm(batch: int = 2048) -> Profile:
     embedding = 25_000_000
     layers = [_layer("embedding", [embedding], 0, 26 * batch * 128 - embedding)]
     widths = [13, 512, 256, 128]
-    layers += [
-        _linear(f"bottom{i}", a, b, batch)
-        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
-    ]
+    layers += [_linear(f"bottom{i}", a, b, batch) for i, (a, b) in enumerate(pairwise(widths))]
     widths = [479, 1024, 1024, 512, 256, 1]
-    layers += [
-        _linear(f"top{i}", a, b, batch)
-        for i, (a, b) in enumerate(zip(widths, widths[1:], strict=False))
-    ]
+    layers += [_linear(f"top{i}", a, b, batch) for i, (a, b) in enumerate(pairwise(widths))]
     return Profile("dlrm", tuple(layers))
 
 

@@ -23,12 +23,14 @@ class Trainer:
     Attributes:
         step: forward, backward, update; returns when the next step may begin.
         finish: completes what is outstanding; afterwards the model may be read.
+        settled: whether it has tuned itself; the same on all ranks after the same step.
         close: gives back what the system holds.
         note: what a reader of the results has to know.
     """
 
     step: Callable[[], None]
     finish: Callable[[], None]
+    settled: Callable[[], bool] = lambda: True
     close: Callable[[], None] = lambda: None
     note: str = ""
 
@@ -87,12 +89,17 @@ def hvd_order(
         del os.environ[name]
     os.environ.update(env or {})
     import hvd_order.torch as hvd
+    from hvd_order.torch import engine_host
 
     hvd.init()
     optimizer: Any = hvd.DistributedOptimizer(
         _sgd(model), named_parameters=model.named_parameters()
     )
-    return Trainer(_loop(model, optimizer, batch), optimizer.flush, hvd.shutdown)
+    host = engine_host.running_host()
+    assert host is not None
+    return Trainer(
+        _loop(model, optimizer, batch), optimizer.flush, lambda: host.settled, hvd.shutdown
+    )
 
 
 def horovod(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:

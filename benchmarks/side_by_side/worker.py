@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -35,7 +36,7 @@ def sent_bytes() -> int:
 class Job:
     """One system with its model."""
 
-    def __init__(self, trainer: Trainer, model: torch.nn.Module, recorder: Recorder | None) -> None:
+    def __init__(self, trainer: Trainer, model: torch.nn.Module, recorder: Recorder) -> None:
         self.trainer = trainer
         self.model = model
         self.recorder = recorder
@@ -75,18 +76,9 @@ class Worker:
     ) -> dict[str, Any]:
         """Makes a system with a model of its own, named ``job``."""
         torch.manual_seed(0)
-        recorder = None
-        if model in PROFILES:
-            profile = PROFILES[model]().scaled_to(compute_s)
-            module: torch.nn.Module = EmulatedModel(profile, self._rank)
-            batch: Callable[[], torch.Tensor] = model_input
-            recorder = module.recorder
-        else:
-            from real_models import real_model
-
-            module, batch = real_model(model, self._rank)
-        trainer = SYSTEMS[system](module, batch, **options)
-        self._jobs[job] = Job(trainer, module, recorder)
+        module = EmulatedModel(PROFILES[model]().scaled_to(compute_s), self._rank)
+        trainer = SYSTEMS[system](module, model_input, **options)
+        self._jobs[job] = Job(trainer, module, module.recorder)
         return {"note": trainer.note}
 
     def drop(self, job: str) -> None:
@@ -96,6 +88,21 @@ class Worker:
         self._jobs[job].trainer.close()
         del self._jobs[job]
         gc.collect()
+
+    def settle(self, job: str, at_least: int) -> int:
+        """Runs first steps, in which systems learn and tune; returns how many."""
+        trainer = self._jobs[job].trainer
+        self._barrier()
+        done = 0
+        while done < at_least or not trainer.settled():
+            trainer.step()
+            done += 1
+        trainer.finish()
+        with torch.no_grad():  # all systems start the measured steps from the same weights
+            for parameter in self._jobs[job].model.parameters():
+                parameter.zero_()
+        self._barrier()
+        return done
 
     def steps(self, job: str, count: int, warm_up: int) -> dict[str, Any]:
         """Runs steps back to back.
@@ -111,13 +118,12 @@ class Worker:
         for number in range(warm_up + count):
             if number == warm_up:
                 cpu_s, sent = _cpu_s(), sent_bytes()
-            if recorder:
-                recorder.events.clear()
+            recorder.events.clear()
             starts.append(time.monotonic())
             trainer.step()
         starts.append(time.monotonic())
         answer = {
-            "seconds": [b - a for a, b in zip(starts, starts[1:], strict=False)][warm_up:],
+            "seconds": [b - a for a, b in pairwise(starts)][warm_up:],
             "cpu_s": (_cpu_s() - cpu_s) / count,
             "sent_bytes": (sent_bytes() - sent) / count,
         }
@@ -129,7 +135,6 @@ class Worker:
         """One steady step: when each layer ran, and how much had been sent when, from its start."""
         trainer = self._jobs[job].trainer
         recorder = self._jobs[job].recorder
-        assert recorder is not None
         self._barrier()
         for _ in range(warm_up):
             trainer.step()

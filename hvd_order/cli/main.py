@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["demo"]:  # has options of its own, --help among them
         return _demo(arguments[1:])
+    if arguments[:1] == ["bench"]:
+        return _bench(arguments[1:])
     parser = _parser()
     parsed = parser.parse_args(arguments)
     try:
@@ -43,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Ordered, preemptible communication for data-parallel training.",
     )
     parser.add_argument("--version", action="version", version=f"hvd-order {__version__}")
-    commands = parser.add_subparsers(dest="subcommand", metavar="run | demo | timeline")
+    commands = parser.add_subparsers(dest="subcommand", metavar="run | demo | bench | timeline")
 
     start = commands.add_parser(
         "run",
@@ -70,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
 
     commands.add_parser("demo", help="train a small GPT on two workers and compare with DDP")
+
+    commands.add_parser("bench", help="compare with DDP and Horovod on emulated hosts")
 
     draw = commands.add_parser("timeline", help="draw a timeline file as a picture")
     draw.add_argument("trace", type=Path, help="file that HVD_ORDER_TIMELINE named")
@@ -101,6 +106,21 @@ def _timeline(parsed: argparse.Namespace) -> int:
     draw_timeline(parsed.trace, output, parsed.steps, rank=parsed.rank)
     sys.stdout.write(f"{output}\n")
     return 0
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    # Benchmarks are no part of the installed package: they need the checkout and its peers.
+    inside = Path("benchmarks", "side_by_side", "main.py")
+    script = next(
+        (p for root in (Path(__file__).parents[2], Path.cwd()) if (p := root / inside).exists()),
+        None,
+    )
+    if script is None:
+        sys.stderr.write(
+            "hvd-order: bench needs the benchmarks of the source tree; run it in a checkout\n"
+        )
+        return 2
+    return subprocess.run([sys.executable, str(script), *arguments]).returncode
 
 
 def _demo(arguments: Sequence[str]) -> int:

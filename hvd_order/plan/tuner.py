@@ -27,7 +27,7 @@ class Tuner:
     """Says which cut the next steps use. The same on every rank, if fed the same."""
 
     def __init__(self, cuts: Sequence[Cut]) -> None:
-        """``cuts``: what to try; the first, in use now, is kept unless another is clearly faster."""
+        """``cuts``: what to try; the first is in use and stays unless another is clearly faster."""
         self._cuts = list(cuts)
         self._seconds: list[float] = []  # of the current candidate, by step
         self._medians: list[float] = []  # of the candidates tried, on the slowest rank

@@ -67,6 +67,7 @@ class EngineHost:
         self.models: set[int] = set()
         self.steps = 0  # of all optimizers together
         self.tuned = False  # an optimizer has begun to choose the cut
+        self.settled = False  # and it has chosen
         self.layouts: dict[int, native.SliceLayout] = {}
 
     def link(self, device: torch.device) -> Link:

@@ -40,6 +40,7 @@ class Tuning:
             and model.size_bytes > cut.slice_bytes
         )
         self._tuner = Tuner(candidates(cut) if trials else [])
+        host.settled = self.done
 
     def _first_cut(self, device: torch.device) -> Cut:
         config = self._host.context.config
@@ -68,6 +69,7 @@ class Tuning:
         cut = self._tuner.measured(registration.gather(self._host, seconds))
         if cut != before:
             self._model.retune(cut)
+        self._host.settled = self.done
         if self.done and self._host.context.rank == 0:
             level = logging.WARNING if cut == arrival_cut() else logging.INFO
             _log.log(

@@ -57,7 +57,7 @@ def marked(owner: int) -> list[int]:
             variables = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if any(x.startswith(b"HVD_ORDER_EMULATED_HOSTS=") and f"-{owner}-".encode() in x
+        if any(x.startswith(b"EMULATED_HOSTS_OWNER=") and f"-{owner}-".encode() in x
                for x in variables):  # fmt: skip
             found.append(int(path.parent.name))
     return found
@@ -324,7 +324,7 @@ sys.path.insert(0, sys.argv[1])
 from benchmarks.hosts import EmulatedHosts
 hosts = EmulatedHosts(count=2, rate_mbit=100)
 stay = ["sh", "-c", "echo here; exec sleep 600"]
-unmarked = ["env", "-u", "HVD_ORDER_EMULATED_HOSTS", *stay]
+unmarked = ["env", "-u", "EMULATED_HOSTS_OWNER", *stay]
 commands = [hosts.popen(0, stay, stdout=-1), hosts.popen(1, unmarked, stdout=-1)]
 for command in commands:
     command.stdout.readline()

@@ -72,7 +72,8 @@ def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
         assert other_cuts == cuts
         assert all((a == b).all() for a, b in zip(weights, other_weights, strict=True))
     # The start, the model's answer, half and twice of it, arrival order; one of these at the end.
-    assert len(set(cuts)) == 5 and cuts[-1] in cuts[2:-5]
+    assert len(set(cuts)) == 5
+    assert cuts[-1] in cuts[2:-5]
     assert any(policy == "arrival" for _, _, policy in cuts)
     for ours, plain in zip(weights, one_process(size), strict=True):
         torch.testing.assert_close(torch.from_numpy(ours), plain, rtol=1e-6, atol=1e-12)
@@ -92,7 +93,7 @@ def test_what_the_user_sets_stays(
     two_ranks: RankPool, env: dict[str, str], expected: tuple[int, int, str]
 ) -> None:
     cuts, _ = two_ranks.run(body_train, env)[0]
-    assert cuts[-1][0] == expected[0] and cuts[-1][2] == expected[2]
+    assert (cuts[-1][0], cuts[-1][2]) == (expected[0], expected[2])
     assert cuts[-1][1] == expected[1] or "HVD_ORDER_CREDIT_BYTES" not in env
     assert len(set(cuts[2:])) == 1
 
@@ -153,5 +154,5 @@ def body_message() -> list[str]:
 
 def test_the_choice_is_logged_once_on_rank_0(two_ranks: RankPool) -> None:
     first, second = two_ranks.run(body_message)
-    assert len(first) == 1 and first[0].startswith("chosen: slices of")
+    assert [line[:16] for line in first] == ["chosen: slices o"]
     assert second == []

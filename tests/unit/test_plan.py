@@ -13,9 +13,7 @@ MIB = 2**20
 ETHERNET = Link(latency_s=5e-4, slice_cost_s=3e-4, seconds_per_byte=8.7e-9)  # 2 hosts, 1 Gbit/s
 
 
-@given(
-    cost_s=st.floats(1e-5, 1e-2), beta=st.floats(1e-11, 1e-6), small=st.integers(2**10, 2**17)
-)
+@given(cost_s=st.floats(1e-5, 1e-2), beta=st.floats(1e-11, 1e-6), small=st.integers(2**10, 2**17))
 def test_two_streams_give_back_cost_and_bandwidth(cost_s: float, beta: float, small: int) -> None:
     def stream(count: int, size_bytes: int) -> tuple[int, int, float]:
         return count, size_bytes, count * (cost_s + size_bytes * beta)
@@ -72,7 +70,8 @@ FIRST = Cut(MIB, 2 * MIB)
 
 def test_every_candidate_gets_its_turn_and_the_fastest_stays() -> None:
     cuts = candidates(FIRST)
-    assert cuts[0] == FIRST and arrival_cut() in cuts
+    assert cuts[0] == FIRST
+    assert arrival_cut() in cuts
     for winner in cuts:
         times = dict.fromkeys(cuts, 1.0) | {winner: 0.9}
         tuner = Tuner(cuts)
@@ -98,7 +97,8 @@ def test_one_slow_step_decides_nothing() -> None:
         now_s += 50.0 if number % 9 == 4 else 1.0
         if mine is not None:
             tuner.measured([mine])
-    assert tuner.done and tuner.cut == FIRST
+    assert tuner.done
+    assert tuner.cut == FIRST
 
 
 def test_nothing_to_try_is_done_at_once() -> None:
