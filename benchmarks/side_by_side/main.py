@@ -85,7 +85,13 @@ def _run_group(
             if name == "horovod":
                 port = int(stack.enter_context(_rendezvous(hosts, log)))
                 fleet = start("horovod", [
-                    horovod_env(hosts.addresses[0], port, rank, count, hosts.names[rank], "eth0")
+                    {
+                        **horovod_env(
+                            hosts.addresses[0], port, rank, count, hosts.names[rank], "eth0"
+                        ),
+                        "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # it is stopped for long
+                        "GLOO_SOCKET_IFNAME": "eth0",  # whose bytes are counted
+                    }
                     for rank in range(count)
                 ])  # fmt: skip
                 fleet.sleep()

@@ -43,7 +43,7 @@ def _loop(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Callable[[], torch.Tensor]
 ) -> Callable[[], None]:
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad()
         model(batch()).sum().backward()
         optimizer.step()
 
