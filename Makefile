@@ -81,6 +81,9 @@ dev: build $(DEV_STAMP)
 
 demo: build
 	"$(BIN)/hvd-order" demo
+	@echo; echo "Two emulated hosts at 1 Gbit/s (see benchmarks/side_by_side), where this machine permits:"
+	@"$(BIN)/hvd-order" bench --models densenet121 --systems ddp hvd_order --rounds 2 --name demo \
+	  || [ $$? -eq 2 ]
 
 bench: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_benchmarks

@@ -39,8 +39,9 @@ class C10dCopier:
     def release(self) -> None:
         """Frees the gradients that have been copied."""
 
-def copy_then_ready(
+def send_gradient(
     engine: Engine,
+    transport: C10dTransport,
     copier: C10dCopier,
     model: int,
     tensor: int,
@@ -48,9 +49,9 @@ def copy_then_ready(
     gradient: torch.Tensor,
     scale: float,
 ) -> bool:
-    """Starts ``wire = scale * gradient``, and marks the gradient ready after it.
+    """Does ``wire = scale * gradient`` and marks the gradient ready, now or soon.
 
-    Returns False when the caller must copy it.
+    Returns False when the two differ in kind; nothing was done then.
     """
 
 def tensor_ready(

@@ -1,3 +1,5 @@
+#include <ATen/Functions.h>
+#include <ATen/ScalarOps.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
@@ -43,8 +45,11 @@ void tensorReady(
   });
 }
 
-bool copyThenReady(
+// One call for all that a hook has to do with most gradients: hooks are many, and run between
+// layers.
+bool sendGradient(
     const std::shared_ptr<Engine>& engine,
+    C10dTransport& transport,
     C10dCopier& copier,
     ModelId model,
     TensorId tensor,
@@ -52,14 +57,22 @@ bool copyThenReady(
     const at::Tensor& gradient,
     double scale) {
   copier.release();
-  if (!C10dCopier::takes(wire, gradient)) {
+  if (gradient.layout() != at::kStrided || gradient.device() != wire.device() ||
+      gradient.dtype() != wire.dtype() || gradient.sizes() != wire.sizes()) {
     return false;
   }
   const py::gil_scoped_release noGil;
-  engine->announce({model, tensor});
-  copier.copy(wire, gradient, scale, [engine, model, tensor] {
-    markReady(*engine, {model, tensor}, nullptr);
-  });
+  if (C10dCopier::takes(wire, gradient)) {
+    engine->announce({model, tensor});
+    copier.copy(wire, gradient, scale, [engine, model, tensor] {
+      markReady(*engine, {model, tensor}, nullptr);
+    });
+    return true;
+  }
+  const at::NoGradGuard noGrad;
+  at::Tensor out = wire;
+  at::mul_out(out, gradient, at::native::wrapped_scalar_tensor(scale));
+  tensorReady(engine, transport, model, tensor, wire);
   return true;
 }
 
@@ -87,10 +100,10 @@ void bindC10d(py::module_& m) {
       .def(py::init<>())
       .def("release", &C10dCopier::release, "Frees the gradients that have been copied.");
   m.def(
-      "copy_then_ready", &copyThenReady, py::arg("engine"), py::arg("copier"), py::arg("model"),
-      py::arg("tensor"), py::arg("wire"), py::arg("gradient"), py::arg("scale"),
-      "Starts wire = scale * gradient, and marks the gradient ready after it; false: it must be "
-      "copied by the caller.");
+      "send_gradient", &sendGradient, py::arg("engine"), py::arg("transport"), py::arg("copier"),
+      py::arg("model"), py::arg("tensor"), py::arg("wire"), py::arg("gradient"), py::arg("scale"),
+      "Does wire = scale * gradient and marks the gradient ready, now or soon; false: the two "
+      "differ in kind, nothing was done.");
   m.def(
       "tensor_ready", &tensorReady, py::arg("engine"), py::arg("transport"), py::arg("model"),
       py::arg("tensor"), py::arg("gradient"), py::call_guard<py::gil_scoped_release>(),

@@ -48,7 +48,8 @@ class Scheduler final {
   void removeModel(ModelId model);
 
   /// Changes what the constructor was given. Slices offered before keep the place they have.
-  /// @throws InvalidUsage if a registered slice would not fit the credit, or for a change from or to
+  /// @throws InvalidUsage if a registered slice would not fit the credit, or for a change from or
+  /// to
   ///   Policy::kPlanned.
   void retune(Policy policy, ByteCount creditBytes);
 

@@ -474,9 +474,16 @@ class GradientExchange:
                     self._order.note(slot)
                     disarm_parameter(parameter)
             if wanted:
+                if not all(map(self._transfer.arrived(), wanted)):
+                    self._apply_arrived()  # puts the wait to use
                 self._transfer.finish(wanted)
-                arrived = self._transfer.arrived()
-                self._apply([slot for slot in self._pending if arrived(slot)])
+                self._apply_arrived()
+
+    def _apply_arrived(self) -> None:
+        arrived = self._transfer.arrived()
+        slots = [slot for slot in self._pending if arrived(slot)]
+        if slots:
+            self._apply(slots)
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
         """Guard: ``.grad`` of a pending parameter is looked at or set."""

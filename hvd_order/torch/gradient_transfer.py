@@ -74,12 +74,12 @@ class GradientTransfer:
             gradient = gradient.to_dense()
         slot.sent = True
         slot.ready_s = time.monotonic()
-        beside = (
+        done = (
             gradient is not slot.wire
             and slot.gradient is slot.wire
             and self.model.copy_and_hand_over(slot, gradient, self._prescale)
         )
-        if not beside:
+        if not done:
             with torch.no_grad():
                 self._put_on_wire(slot, gradient)
             self.model.hand_over(slot)

@@ -114,14 +114,15 @@ class RegisteredModel:
         )
 
     def copy_and_hand_over(self, slot: Slot, gradient: torch.Tensor, scale: float) -> bool:
-        """Has ``scale * gradient`` put in ``slot.wire`` and handed over, beside this thread.
+        """Puts ``scale * gradient`` in ``slot.wire`` and tells the engine, now or soon.
 
         Returns:
-            False: it is not worth it, or cannot be done; the caller must.
+            False: the two differ in kind, and nothing was done.
         """
-        return native.copy_then_ready(
-            self._host.engine, self._host.copier, self._model, slot.tensor, slot.wire, gradient,
-            scale,
+        host = self._host
+        return native.send_gradient(
+            host.engine, host.transport, host.copier, self._model, slot.tensor, slot.wire,
+            gradient, scale,
         )  # fmt: skip
 
     def wait(self, slot: Slot) -> None:

@@ -167,8 +167,8 @@ TEST(modelsShareTheCreditAndInterleaveByPlace) {
 
 TEST(creditAndPolicyCanChangeBetweenSteps) {
   Scheduler scheduler(Policy::kPriority, 64);
-  const auto layout = std::make_shared<SliceLayout>(
-      std::vector<TensorSpec>{{"a", 64, 0}, {"b", 64, 0}}, 64);
+  const auto layout =
+      std::make_shared<SliceLayout>(std::vector<TensorSpec>{{"a", 64, 0}, {"b", 64, 0}}, 64);
   scheduler.addModel(0, layout);
   const auto issued = [&] {
     std::vector<SliceIndex> order;
