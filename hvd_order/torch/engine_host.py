@@ -76,10 +76,16 @@ class EngineHost:
             self._link = link_probe.measure(self._gradients_group, device)
         return self._link
 
-    def retune(self, cut: Cut) -> None:
-        """Changes policy and credit; every rank does so between the same two steps."""
-        # Other optimizers' slices must fit as well.
-        largest = max((self.layouts[m].largest_slice_bytes for m in self.models), default=0)
+    def retune(self, cut: Cut, model: int) -> None:
+        """Changes policy and credit; every rank does so between the same two steps.
+
+        Args:
+            model: it is about to be cut so.
+        """
+        # Other optimizers' slices must fit as well, also those of models that only some ranks
+        # have forgotten: credit must not differ.
+        others = [layout for m, layout in self.layouts.items() if m != model]
+        largest = max((layout.largest_slice_bytes for layout in others), default=0)
         policy = "planned" if self.context.config.agreement == "planned" else cut.policy
         credit_bytes = max(cut.credit_bytes, largest)
         self.engine.retune(getattr(native.Policy, policy.upper()), credit_bytes)

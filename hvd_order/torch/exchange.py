@@ -408,7 +408,7 @@ class GradientExchange:
         unseen = [slot for slot in self.slots if slot not in seen]
         self._register(unseen + list(seen))
         # One engine has one credit: with several optimizers the first one's choice is for all.
-        if len(self._host.models) == 1 and not self._host.tuned:
+        if self._transfer.model.alone and not self._host.tuned:
             self._host.tuned = True
             device = self.slots[0].parameter.device
             self._tuning = Tuning(self._host, self._transfer.model, device)

@@ -31,6 +31,7 @@ class RegisteredModel:
         self._host = host
         self._compression = compression
         self._model = -1
+        self._alone = False
         self._forget: weakref.finalize[..., RegisteredModel] | None = None
         self._buffers: GradientBuffers
         self._in_order: list[Slot] = []
@@ -54,6 +55,7 @@ class RegisteredModel:
             self._in_order, self._compression, self._host.cut.slice_bytes
         )
         self._model = agreed.model
+        self._alone = agreed.alone
         self._add_with_plan(observed)
         self.raise_use_flags()
 
@@ -61,9 +63,18 @@ class RegisteredModel:
         """Cuts the same gradients otherwise. Collective. Nothing may be in flight."""
         self._remove()
         registration.gather(self._host, None)  # nobody adds the id before all have removed it
-        self._host.retune(cut)
+        self._host.retune(cut, self._model)
         self._buffers.recut(cut.slice_bytes)
         self._add_with_plan(observed=True)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no rank had another model when this one was registered.
+
+        What a rank has now is no ground for a decision: ranks forget dropped models at different
+        times.
+        """
+        return self._alone
 
     @property
     def size_bytes(self) -> int:

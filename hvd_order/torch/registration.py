@@ -24,10 +24,12 @@ class Agreed:
     Attributes:
         model: an id that is free on every rank.
         order: rank 0's order, as indices into this rank's list.
+        alone: no rank has another model.
     """
 
     model: int
     order: list[int]
+    alone: bool
 
 
 def gather(host: EngineHost, value: Any) -> list[Any]:
@@ -56,7 +58,8 @@ def agree(host: EngineHost, slots: Sequence[Slot]) -> Agreed:
     check_same([parameters for parameters, _ in everyone])
     place = {name: i for i, (name, _, _) in enumerate(mine)}
     taken = set().union(*(models for _, models in everyone))
-    return Agreed(host.free_id(taken), [place[name] for name, _, _ in everyone[0][0]])
+    order = [place[name] for name, _, _ in everyone[0][0]]
+    return Agreed(host.free_id(taken), order, alone=not taken)
 
 
 def check_same(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> None:

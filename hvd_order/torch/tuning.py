@@ -11,6 +11,7 @@ import torch
 from hvd_order.plan.cut import Cut, arrival_cut, best_cut
 from hvd_order.plan.tuner import Tuner, candidates
 from hvd_order.torch import registration
+from hvd_order.torch.collective_queue import translate_failure
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.registered_model import RegisteredModel
 
@@ -37,14 +38,19 @@ class Tuning:
             and config.slice_bytes is None
             and config.policy == "priority"
             and config.agreement != "planned"
-            and model.size_bytes > cut.slice_bytes
+            and model.size_bytes > cut.slice_bytes // 2
         )
         self._tuner = Tuner(candidates(cut) if trials else [])
         host.settled = self.done
 
     def _first_cut(self, device: torch.device) -> Cut:
         config = self._host.context.config
-        cut = best_cut(self._host.link(device), self._model.size_bytes)
+        try:
+            link = self._host.link(device)
+        except RuntimeError as error:
+            self._host.engine.check()  # knows better which rank is to blame, if it has noticed
+            raise translate_failure(error, "first steps of training", self._host.context) from error
+        cut = best_cut(link, self._model.size_bytes)
         if config.slice_bytes is not None:
             in_flight = cut.credit_bytes // cut.slice_bytes
             cut = Cut(config.slice_bytes, in_flight * config.slice_bytes)

@@ -17,9 +17,10 @@ STEPS = 40  # more than all trials take
 
 
 def network() -> nn.Module:
+    """More bytes than the largest slice, so that there is something to try."""
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Linear(300, 500), nn.ReLU(), nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 10)
+        nn.Linear(300, 1500), nn.ReLU(), nn.Linear(1500, 1500), nn.ReLU(), nn.Linear(1500, 10)
     ).double()
 
 
@@ -134,6 +135,27 @@ def body_two_optimizers() -> list[int]:
 
 def test_two_optimizers_share_an_engine_without_trials(two_ranks: RankPool) -> None:
     assert two_ranks.run(body_two_optimizers) == [[1] * 6] * 2
+
+
+def body_dropped_on_one_rank() -> int:
+    hvd.shutdown()
+    hvd.init()
+    kept = []
+    for _ in range(2):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2))
+        if hvd.rank() == 1:
+            kept.append(optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        model(batch(step, hvd.rank())).square().mean().backward()
+        optimizer.step()
+    hvd.shutdown()
+    return len(kept)
+
+
+def test_a_model_that_only_one_rank_has_forgotten(two_ranks: RankPool) -> None:
+    assert two_ranks.run(body_dropped_on_one_rank) == [0, 2]
 
 
 def body_message() -> list[str]:

@@ -81,4 +81,4 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"hvd-order {__version__}\n"
     assert main([]) == 2
-    assert "run | demo | timeline" in capsys.readouterr().out
+    assert "run | demo | bench | timeline" in capsys.readouterr().out
