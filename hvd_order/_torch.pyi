@@ -1,5 +1,6 @@
 """The engine of ``_core`` with the torch.distributed transport."""
 
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -39,20 +40,53 @@ class C10dCopier:
     def release(self) -> None:
         """Frees the gradients that have been copied."""
 
-def send_gradient(
-    engine: Engine,
-    transport: C10dTransport,
-    copier: C10dCopier,
-    model: int,
-    tensor: int,
-    wire: torch.Tensor,
-    gradient: torch.Tensor,
-    scale: float,
-) -> bool:
-    """Does ``wire = scale * gradient`` and marks the gradient ready, now or soon.
+class GradientSlot:
+    """The part of a slot that hooks need."""
 
-    Returns False when the two differ in kind; nothing was done then.
+    wire: torch.Tensor
+    gradient: torch.Tensor
+    tensor: int
+    passes_to_go: int
+    sent: bool
+    late: bool
+    ready_s: float
+
+    def __init__(self) -> None: ...
+
+@final
+class GradientSender:
+    """Sends the gradients of one optimizer.
+
+    Attributes:
+        model: id in the engine.
+        in_backward: whether a backward pass runs and its first gradient has come.
     """
+
+    model: int
+    in_backward: bool
+
+    def __init__(
+        self,
+        engine: Engine,
+        transport: C10dTransport,
+        copier: C10dCopier,
+        scale: float,
+        in_flight_class: type[torch.Tensor],
+        guard_attribute: str,
+    ) -> None: ...
+    def hook(
+        self,
+        slot: GradientSlot,
+        guard: Callable[[], object],
+        otherwise: Callable[[torch.Tensor], None],
+    ) -> Callable[[torch.Tensor], None]:
+        """A hook that sends the ordinary gradient and calls ``otherwise`` for any other."""
+
+    def send(self, slot: GradientSlot, gradient: torch.Tensor) -> bool:
+        """Does ``slot.wire = scale * gradient`` and marks the gradient ready, now or soon.
+
+        Returns False when the two differ in kind; nothing was done then.
+        """
 
 def tensor_ready(
     engine: Engine, transport: C10dTransport, model: int, tensor: int, gradient: torch.Tensor

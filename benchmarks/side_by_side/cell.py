@@ -143,10 +143,9 @@ def run_cell(
         results[name] = Measured()
         tell(f"build {name}")
         with fleet.awake():
-            answer = fleet("build", job=name, system=one.system, model=setting.model,
-                           compute_s=compute_s, options=extra)[0]  # fmt: skip
-            fleet("settle", job=name, at_least=_FIRST_STEPS)
-        results[name].note = answer["note"]
+            fleet("build", job=name, system=one.system, model=setting.model,
+                  compute_s=compute_s, options=extra)  # fmt: skip
+            results[name].note = fleet("settle", job=name, at_least=_FIRST_STEPS)[0]
         jobs[name] = fleet
     for number, name in turns(list(results), setting.rounds):
         tell(f"round {number + 1} of {setting.rounds}: {name}")

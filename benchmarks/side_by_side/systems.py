@@ -25,14 +25,14 @@ class Trainer:
         finish: completes what is outstanding; afterwards the model may be read.
         settled: whether it has tuned itself; the same on all ranks after the same step.
         close: gives back what the system holds.
-        note: what a reader of the results has to know.
+        note: what a reader of the results has to know, once the system has settled.
     """
 
     step: Callable[[], None]
     finish: Callable[[], None]
     settled: Callable[[], bool] = lambda: True
     close: Callable[[], None] = lambda: None
-    note: str = ""
+    note: Callable[[], str] = lambda: ""
 
 
 def _sgd(model: torch.nn.Module) -> torch.optim.SGD:
@@ -65,7 +65,9 @@ def ddp(
     parallel = torch.nn.parallel.DistributedDataParallel(
         model, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True
     )
-    return Trainer(_loop(parallel, _sgd(parallel), batch), _nothing, note=f"{bucket_mib:g} MiB")
+    return Trainer(
+        _loop(parallel, _sgd(parallel), batch), _nothing, note=lambda: f"{bucket_mib:g} MiB"
+    )
 
 
 def fsdp2(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:
@@ -97,8 +99,13 @@ def hvd_order(
     )
     host = engine_host.running_host()
     assert host is not None
+
+    def note() -> str:
+        cut = host.cut
+        return f"{cut.slice_bytes >> 10} KiB x {cut.credit_bytes // cut.slice_bytes}, {cut.policy}"
+
     return Trainer(
-        _loop(model, optimizer, batch), optimizer.flush, lambda: host.settled, hvd.shutdown
+        _loop(model, optimizer, batch), optimizer.flush, lambda: host.settled, hvd.shutdown, note
     )
 
 

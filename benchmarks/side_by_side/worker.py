@@ -73,13 +73,12 @@ class Worker:
 
     def build(
         self, job: str, system: str, model: str, compute_s: float, options: dict[str, Any]
-    ) -> dict[str, Any]:
+    ) -> None:
         """Makes a system with a model of its own, named ``job``."""
         torch.manual_seed(0)
         module = EmulatedModel(PROFILES[model]().scaled_to(compute_s), self._rank)
         trainer = SYSTEMS[system](module, model_input, **options)
         self._jobs[job] = Job(trainer, module, module.recorder)
-        return {"note": trainer.note}
 
     def drop(self, job: str) -> None:
         """Frees a system and its model."""
@@ -89,8 +88,8 @@ class Worker:
         del self._jobs[job]
         gc.collect()
 
-    def settle(self, job: str, at_least: int) -> int:
-        """Runs first steps, in which systems learn and tune; returns how many."""
+    def settle(self, job: str, at_least: int) -> str:
+        """Runs first steps, in which systems learn and tune; returns the system's note."""
         trainer = self._jobs[job].trainer
         self._barrier()
         done = 0
@@ -102,7 +101,7 @@ class Worker:
             for parameter in self._jobs[job].model.parameters():
                 parameter.zero_()
         self._barrier()
-        return done
+        return trainer.note()
 
     def steps(self, job: str, count: int, warm_up: int) -> dict[str, Any]:
         """Runs steps back to back.

@@ -6,4 +6,5 @@ PYBIND11_MODULE(_torch, m) {
   hvd_order::bindScheduler(m);
   hvd_order::bindEngine(m);
   hvd_order::bindC10d(m);
+  hvd_order::bindGradients(m);
 }

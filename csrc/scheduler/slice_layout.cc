@@ -9,6 +9,7 @@ namespace hvd_order {
 namespace {
 
 constexpr ByteCount kTensorAlignment = 16;
+constexpr ByteCount kFirstFraction = 8;
 
 ByteCount roundUp(ByteCount value, ByteCount multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -53,6 +54,10 @@ SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes)
 }
 
 void SliceLayout::cutBuffer(BufferId buffer, ByteCount sliceBytes) {
+  const auto fusedBytes = [&](const Slice& slice) {
+    const ByteCount least = std::max(sliceBytes / kFirstFraction, kCutAlignment);
+    return std::clamp(slice.offsetBytes, least, sliceBytes);
+  };
   ByteCount end = 0;
   bool open = false; // whether the last slice may still take whole tensors in
   for (TensorId id = 0; id < tensors_.size(); ++id) {
@@ -61,7 +66,7 @@ void SliceLayout::cutBuffer(BufferId buffer, ByteCount sliceBytes) {
       continue;
     }
     offsets_[id] = end;
-    if (open && slices_.back().sizeBytes + tensor.sizeBytes <= sliceBytes) {
+    if (open && slices_.back().sizeBytes + tensor.sizeBytes <= fusedBytes(slices_.back())) {
       slices_.back().sizeBytes += tensor.sizeBytes;
       slices_.back().lastTensor = id;
     } else {

@@ -34,6 +34,10 @@ struct Slice {
 /// equal as alignment allows (partitioning). So no slice waits for the tail of a large tensor
 /// and the whole of a small one. Slices are numbered by the first tensor they carry.
 ///
+/// What is consumed first is produced last and waited for at once: it must not wait for neighbours
+/// that have time. A fused slice is therefore no longer than what lies before it in the buffer,
+/// from an eighth of `sliceBytes` on.
+///
 /// Immutable, hence safe to share between threads.
 class SliceLayout final {
  public:

@@ -11,8 +11,8 @@ namespace hvd_order {
 
 namespace {
 
-// Below this the copy takes no longer than waking a thread.
-constexpr std::int64_t kWorthwhileBytes = 64 << 10;
+// Below this the copy is not worth waking a thread that competes for the cores.
+constexpr std::int64_t kWorthwhileBytes = 256 << 10;
 
 // In pieces that ATen does not spread over threads: those belong to the training.
 void copyInPieces(const at::Tensor& to, const at::Tensor& from, double scale) {

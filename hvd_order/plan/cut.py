@@ -2,9 +2,9 @@
 
 The model (Hockney, Parallel Computing 20, 1994): an all-reduce of n bytes takes ``alpha + n beta``.
 Two costs pull in opposite directions. Each slice costs ``alpha``, so B bytes in slices of s cost
-``alpha B / s`` beside the bytes themselves. And an urgent gradient waits for what is in flight and
-for its own slice: ``beta (k + 1) s`` with k slices in flight. The sum is least at
-``s = sqrt(alpha B / (beta (k + 1)))``.
+``alpha B / s`` beside the bytes themselves. And an urgent gradient, whose own slice is small
+(SliceLayout), waits for what is in flight: ``beta k s`` with k slices in flight. The sum is least
+at ``s = sqrt(alpha B / (beta k))``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Link:
 def best_cut(link: Link, total_bytes: int) -> Cut:
     """The cut with the least sum of both costs for a model with so many bytes of gradients."""
     in_flight = 2
-    size = math.sqrt(link.slice_cost_s * total_bytes / (link.seconds_per_byte * (in_flight + 1)))
+    size = math.sqrt(link.slice_cost_s * total_bytes / (link.seconds_per_byte * in_flight))
     size = min(max(size, _SMALLEST_BYTES), _LARGEST_BYTES)
     slice_bytes = max(round(size / _STEP_BYTES), 1) * _STEP_BYTES
     # On a long line two slices do not fill it: while one is acknowledged, others must travel.

@@ -29,6 +29,7 @@ from hvd_order.torch.compiled_regions import CompiledRegions
 from hvd_order.torch.consumption import ReadOrder
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.gradient_transfer import GradientTransfer
+from hvd_order.torch.portion import Portion
 from hvd_order.torch.read_guard import arm_parameter, disarm_gradient, disarm_parameter
 from hvd_order.torch.slot import Slot
 from hvd_order.torch.tuning import Tuning
@@ -87,13 +88,13 @@ class GradientExchange:
         self._order = ReadOrder()
         enter_region = weakref.WeakMethod(self._enter_region)
         self._regions = CompiledRegions(lambda parameters: _call(enter_region(), parameters))
-        self._pending: list[Slot] = []
+        self._pending: list[Slot] = []  # in consumption order
+        self._portion = Portion()
         # Held while updates are outstanding: dropping the optimizer must not lose them.
         self._updating: Optimizer | None = None
         self._hyper_parameters: deferred_update.HyperParameters = []
-        self._late: frozenset[Slot] = frozenset()
         self._fresh = True  # no gradient of the coming step has been sent
-        self._in_backward = False
+        self._sender = transfer.model.sender  # knows whether a backward pass runs
         self._first_sent: Slot | None = None  # of the gradients of this step
         self._begun_at = 0  # the host's count of steps then
         self.synchronized = False  # all gradients of this step are finished, step() is to come
@@ -111,12 +112,13 @@ class GradientExchange:
     def _hook(self, slot: Slot) -> None:
         weak = weakref.ref(self)
 
-        def gradient_ready(_: torch.Tensor) -> None:
+        def extraordinary(_: torch.Tensor) -> None:
             exchange = weak()
             if exchange is not None:
                 exchange._on_gradient(slot)
 
-        self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(gradient_ready))
+        hook = self._sender.hook(slot, guard=weak, otherwise=extraordinary)
+        self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))
 
     def _register(self, order: Sequence[Slot]) -> None:
         dense = [slot for slot in order if not slot.sparse]
@@ -165,21 +167,22 @@ class GradientExchange:
     # ---- gradients ----------------------------------------------------------------------------
 
     def _on_gradient(self, slot: Slot) -> None:
+        """The first gradient of a backward pass, or one that the sender leaves to us."""
         with self._lock:
             if self._cleared_by_owner():
                 self._give_up()
                 self._begin_step()
             elif self._fresh or self.synchronized:
                 self._begin_step()
-            if slot in self._late:
+            if slot.late:
                 raise StaleRead(
                     f"the forward pass read parameter '{slot.name}' before the update of the last "
                     f"step had been applied (rank {self._host.context.rank}): a reader in C++ that "
                     "hvd_order could not see. Set HVD_ORDER_CROSS_ITERATION=0, or call "
                     "optimizer.flush() before that read."
                 )
-            if not self._in_backward:
-                self._in_backward = True
+            if not self._sender.in_backward:
+                self._sender.in_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
             if slot.sent:
                 raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
@@ -188,7 +191,7 @@ class GradientExchange:
                 self._send(slot)
 
     def _end_of_backward(self) -> None:
-        self._in_backward = False
+        self._sender.in_backward = False
 
     def _begin_step(self) -> None:
         """The first gradient after step(): nothing of the last step may be outstanding."""
@@ -196,8 +199,10 @@ class GradientExchange:
             self._order.close()
             for slot in self.slots:
                 disarm_parameter(slot.parameter)
-        self._late = frozenset(self._pending)
+        late = self._pending
         self.flush()
+        for slot in late:
+            slot.late = True
         if self.synchronized:  # and no step() followed: the gradients were given up
             self._reset()
         self._take_in_unfrozen()
@@ -211,7 +216,7 @@ class GradientExchange:
         The critic of a GAN gets gradients from the generator's loss and clears them, unused, with
         ``module.zero_grad()``. Asked once a backward pass; who clears one gradient clears all.
         """
-        if self._in_backward or self.synchronized or self._first_sent is None:
+        if self._sender.in_backward or self.synchronized or self._first_sent is None:
             return False
         gradient = self._first_sent.parameter.grad
         if gradient is None:
@@ -310,7 +315,7 @@ class GradientExchange:
         self._hyper_parameters = deferred_update.snapshot(optimizer)
         self._updating = optimizer
         self._finish_sparse()
-        self._pending = list(self.slots)
+        self._pending = sorted(self.slots, key=lambda slot: slot.tensor)
         for slot in self.slots:
             slot.update_pending = True
         at_once = [
@@ -368,7 +373,7 @@ class GradientExchange:
                     slot.parameter.grad = slot.gradient
         if due:
             assert optimizer is not None
-            with timeline.span("update", "update", tensors=len(due)):
+            with timeline.span("update", "update", tensors=len(due)), self._portion.timed(due):
                 deferred_update.run(
                     optimizer, self._inner_step, self._hyper_parameters,
                     [slot.parameter for slot in due],
@@ -384,7 +389,7 @@ class GradientExchange:
 
     def _reset(self) -> None:
         self.synchronized = False
-        self._in_backward = False
+        self._sender.in_backward = False
         self._first_sent = None
         for slot in self.slots:
             if not slot.update_pending:
@@ -456,8 +461,10 @@ class GradientExchange:
                 self._apply([slot])
                 return False
             slot.cleared = True
-        elif parameter.grad is not None:
-            parameter.grad = None if set_to_none else torch.zeros_like(slot.gradient)
+        else:
+            with torch._C.DisableTorchFunctionSubclass():  # the answer is known here
+                if parameter.grad is not None:
+                    parameter.grad = None if set_to_none else torch.zeros_like(slot.gradient)
         return True
 
     # ---- read guard ---------------------------------------------------------------------------
@@ -474,16 +481,18 @@ class GradientExchange:
                     self._order.note(slot)
                     disarm_parameter(parameter)
             if wanted:
-                if not all(map(self._transfer.arrived(), wanted)):
-                    self._apply_arrived()  # puts the wait to use
+                arrived = self._transfer.arrived()
+                while not all(map(arrived, wanted)):
+                    portion = self._portion.of(filter(arrived, self._pending))
+                    if not portion:
+                        break
+                    self._apply(portion)  # puts the wait to use
+                    arrived = self._transfer.arrived()
                 self._transfer.finish(wanted)
-                self._apply_arrived()
-
-    def _apply_arrived(self) -> None:
-        arrived = self._transfer.arrived()
-        slots = [slot for slot in self._pending if arrived(slot)]
-        if slots:
-            self._apply(slots)
+                # Those in front of `pending` are read next.
+                self._apply(wanted + self._portion.of(
+                    slot for slot in self._pending if arrived(slot) and slot not in wanted
+                ))  # fmt: skip
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
         """Guard: ``.grad`` of a pending parameter is looked at or set."""
@@ -501,7 +510,7 @@ class GradientExchange:
             outstanding = [slot for slot in slots if slot.update_pending]
             if outstanding:
                 self._apply(outstanding)
-            if self._in_backward:
+            if self._sender.in_backward:
                 self._check_all_sent(slots)
                 self._transfer.finish(slots)
             elif not self._fresh and not self.synchronized:

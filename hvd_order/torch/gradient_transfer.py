@@ -44,7 +44,7 @@ class GradientTransfer:
             postscale: factor for the sum.
             sparse_as_dense: exchange sparse gradients as dense ones.
         """
-        self.model = RegisteredModel(host, compression)
+        self.model = RegisteredModel(host, compression, prescale)
         self._host = host
         self._compression = compression
         self._prescale = prescale
@@ -77,7 +77,7 @@ class GradientTransfer:
         done = (
             gradient is not slot.wire
             and slot.gradient is slot.wire
-            and self.model.copy_and_hand_over(slot, gradient, self._prescale)
+            and self.model.sender.send(slot, gradient)
         )
         if not done:
             with torch.no_grad():

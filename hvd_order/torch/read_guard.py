@@ -28,7 +28,7 @@ from torch.nn import Parameter
 
 __all__: list[str] = []
 
-_GUARD = "_hvd_order_guard"
+GUARD = "_hvd_order_guard"
 
 
 class Guard(Protocol):
@@ -93,7 +93,7 @@ def _collect(value: object, parameters: list[torch.Tensor], gradients: list[torc
 def _by_guard(tensors: list[torch.Tensor]) -> Iterable[tuple[Guard, list[torch.Tensor]]]:
     guards: dict[int, tuple[Guard, list[torch.Tensor]]] = {}
     for tensor in tensors:
-        guard: Guard = getattr(tensor, _GUARD)
+        guard: Guard = getattr(tensor, GUARD)
         guards.setdefault(id(guard), (guard, []))[1].append(tensor)
     return guards.values()
 
@@ -118,7 +118,7 @@ def settle(*values: object) -> None:
 
 @torch._dynamo.disable  # type: ignore[untyped-decorator]
 def _before_grad_attribute(tensor: torch.Tensor) -> None:
-    guard: Guard = getattr(tensor, _GUARD)
+    guard: Guard = getattr(tensor, GUARD)
     guard.before_grad_attribute(tensor)
 
 
@@ -191,7 +191,7 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
     """
     if type(parameter) is not Parameter:
         return type(parameter) is PendingParameter
-    setattr(parameter, _GUARD, guard)
+    setattr(parameter, GUARD, guard)
     parameter.__class__ = PendingParameter
     return True
 
@@ -200,13 +200,13 @@ def disarm_parameter(parameter: torch.Tensor) -> None:
     """Makes the parameter an ordinary one again. Harmless on one that is."""
     if type(parameter) is PendingParameter:
         parameter.__class__ = Parameter  # type: ignore[assignment]
-        delattr(parameter, _GUARD)
+        delattr(parameter, GUARD)
 
 
 def arm_gradient(gradient: torch.Tensor, guard: Guard) -> None:
     """Makes the next read of ``gradient`` call ``guard``."""
     if type(gradient) is torch.Tensor:
-        setattr(gradient, _GUARD, guard)
+        setattr(gradient, GUARD, guard)
         gradient.__class__ = InFlightGradient
 
 
@@ -214,4 +214,4 @@ def disarm_gradient(gradient: torch.Tensor) -> None:
     """Makes the gradient an ordinary tensor again. Harmless on one that is."""
     if type(gradient) is InFlightGradient:
         gradient.__class__ = torch.Tensor  # type: ignore[assignment]
-        delattr(gradient, _GUARD)
+        delattr(gradient, GUARD)

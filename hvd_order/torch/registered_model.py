@@ -6,8 +6,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 
-import torch
-
 from hvd_order import _torch as native
 from hvd_order.errors import HvdOrderError
 from hvd_order.plan.cut import Cut
@@ -15,6 +13,7 @@ from hvd_order.torch import registration, static_plan
 from hvd_order.torch.compression import Compressor
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.gradient_buffers import GradientBuffers
+from hvd_order.torch.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.slot import Slot
 
 __all__: list[str] = []
@@ -24,10 +23,21 @@ class RegisteredModel:
     """Where the gradients of one optimizer travel.
 
     Dropping it lets the engine forget the model; nothing of it may be outstanding then.
+
+    Attributes:
+        sender: hands over gradients that need no special treatment.
     """
 
-    def __init__(self, host: EngineHost, compression: type[Compressor]) -> None:
-        """Registers nothing yet."""
+    def __init__(self, host: EngineHost, compression: type[Compressor], prescale: float) -> None:
+        """Registers nothing yet.
+
+        Args:
+            prescale: factor for each gradient that the sender sends.
+        """
+        self.sender = native.GradientSender(
+            host.engine, host.transport, host.copier, prescale,
+            in_flight_class=InFlightGradient, guard_attribute=GUARD,
+        )  # fmt: skip
         self._host = host
         self._compression = compression
         self._model = -1
@@ -54,7 +64,7 @@ class RegisteredModel:
         self._buffers = GradientBuffers(
             self._in_order, self._compression, self._host.cut.slice_bytes
         )
-        self._model = agreed.model
+        self._model = self.sender.model = agreed.model
         self._alone = agreed.alone
         self._add_with_plan(observed)
         self.raise_use_flags()
@@ -123,18 +133,6 @@ class RegisteredModel:
         native.tensor_ready(
             self._host.engine, self._host.transport, self._model, slot.tensor, slot.wire
         )
-
-    def copy_and_hand_over(self, slot: Slot, gradient: torch.Tensor, scale: float) -> bool:
-        """Puts ``scale * gradient`` in ``slot.wire`` and tells the engine, now or soon.
-
-        Returns:
-            False: the two differ in kind, and nothing was done.
-        """
-        host = self._host
-        return native.send_gradient(
-            host.engine, host.transport, host.copier, self._model, slot.tensor, slot.wire,
-            gradient, scale,
-        )  # fmt: skip
 
     def wait(self, slot: Slot) -> None:
         """Waits for the sum of a gradient. Raises the engine's failure."""

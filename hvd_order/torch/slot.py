@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from hvd_order import _torch as native
 
 __all__: list[str] = []
 
@@ -13,28 +15,27 @@ _NOWHERE = torch.empty(0)
 
 
 @dataclass(eq=False)
-class Slot:
+class Slot(native.GradientSlot):
     """One parameter, its gradient's place in the buffers, and where both are in the step.
 
     Attributes:
         wire: the gradient's place in its buffer, as it travels (compressed or not).
-        gradient: what becomes ``parameter.grad``; the same memory as ``wire`` unless compressed.
-        use_flag: see gradient_buffers.py; 1 element.
+        gradient: what becomes ``parameter.grad``; the same tensor as ``wire`` unless compressed.
         tensor: TensorId, the place in consumption order.
+        passes_to_go: backward passes until the gradient is sent.
+        sent: whether the gradient was handed to the engine in this step.
+        late: the update of the last step was still outstanding when this step's gradients came.
+        ready_s: when it was, time.monotonic().
+        use_flag: see gradient_buffers.py; 1 element.
     """
 
     parameter: torch.nn.Parameter
     name: str
-    wire: torch.Tensor = _NOWHERE
-    gradient: torch.Tensor = _NOWHERE
     use_flag: torch.Tensor = _NOWHERE
-    tensor: int = -1
+    size_bytes: int = field(init=False)  # of the parameter
 
-    passes_to_go: int = 1
     compression_context: Any = None
-    ready_s: float = 0.0  # when it was handed to the engine, time.monotonic()
-    sent: bool = False  # handed to the engine in this step
-    finished: bool = False  # and summed, and visible in `gradient`
+    finished: bool = False  # sent, and summed, and visible in `gradient`
     absent: bool = False  # this rank had no gradient to contribute
     cleared: bool = False  # absent, and its owner has called zero_grad since
     used: bool = True  # some rank had one; known when finished
@@ -42,10 +43,16 @@ class Slot:
     sparse: bool = False  # exchanged by sparse.py instead of the buffers
     deferrable: bool = False  # seen to be read from Python after an update
 
+    def __post_init__(self) -> None:
+        """Makes the native part."""
+        super().__init__()
+        self.size_bytes = self.parameter.nbytes
+
     def begin_step(self, passes: int) -> None:
         """Makes the slot ready for the gradients of the next step."""
         self.passes_to_go = passes
         self.sent = False
+        self.late = False
         self.finished = False
         self.absent = False
         self.cleared = False

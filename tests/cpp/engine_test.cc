@@ -478,7 +478,7 @@ TEST(aRankThatIsLateItselfSaysSo) {
 
 TEST(aTensorMissingInASharedSliceIsNamed) {
   Job job(2, withTimeout(kShortTimeout));
-  job.addModelEverywhere(0, kTwo, 128);
+  job.addModelEverywhere(0, {{"front", 32, 0}, {"back", 32, 0}}, 64);
   for (const Rank rank : {0, 1}) {
     job.ready(rank, {0, 0});
   }

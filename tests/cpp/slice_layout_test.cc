@@ -66,6 +66,25 @@ TEST(aTensorOfExactlyTheSliceSizeIsNotCut) {
   CHECK_EQUAL(picture(layout), Lines{"a 0@0+64", "b 0@64+64"});
 }
 
+TEST(whatIsConsumedFirstDoesNotWaitForMuchElse) {
+  // Slices of 1024: the first may take 128 bytes, and later ones what lies before them.
+  std::vector<TensorSpec> tensors;
+  for (int i = 0; i < 40; ++i) {
+    tensors.push_back({concat("t", i), 64, 0});
+  }
+  const SliceLayout layout(tensors, 1024);
+  CHECK_EQUAL(
+      picture(layout),
+      Lines{
+          "t0..t1 0@0+128", "t2..t3 0@128+128", "t4..t7 0@256+256", "t8..t15 0@512+512",
+          "t16..t31 0@1024+1024", "t32..t39 0@2048+512"});
+}
+
+TEST(aTensorThatFitsASliceIsNotCutAtTheFrontEither) {
+  const SliceLayout layout({{"a", 960, 0}, {"b", 64, 0}, {"c", 64, 0}}, 1024);
+  CHECK_EQUAL(picture(layout), Lines{"a 0@0+960", "b..c 0@960+128"});
+}
+
 TEST(oneElementIsOneSlice) {
   const SliceLayout layout({{"a", 16, 0}}, 1 << 20);
   CHECK_EQUAL(picture(layout), Lines{"a 0@0+16"});

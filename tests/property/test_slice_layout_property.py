@@ -70,14 +70,21 @@ def test_slices_cover_what_they_promise(
                 (slices[s].offset_bytes - layout.tensor_offset(t)) % CUT_ALIGNMENT == 0 for s in own
             )
 
-    # Fusion is greedy: two whole neighbours of a buffer that would fit one slice are in one.
+    # Fusion is greedy: two whole neighbours of a buffer that would fit one slice are in one, where
+    # a fused slice at the front is no longer than what is consumed before it.
     for buffer in range(len(ends)):
         row = [s for s, p in enumerate(slices) if p.buffer == buffer]
         for left, right in pairwise(row):
             first_of_right = tensors[slices[right].first_tensor][1]
             left_is_whole = tensors[slices[left].last_tensor][1] <= slice_bytes
             if left_is_whole and first_of_right <= slice_bytes:
-                assert slices[left].size_bytes + first_of_right > slice_bytes
+                least = max(slice_bytes // 8, CUT_ALIGNMENT)
+                limit = min(max(slices[left].offset_bytes, least), slice_bytes)
+                assert slices[left].size_bytes + first_of_right > limit
+
+    for piece in slices:
+        if piece.first_tensor != piece.last_tensor:
+            assert piece.size_bytes <= max(piece.offset_bytes, slice_bytes // 8, CUT_ALIGNMENT)
 
     # Numbers follow consumption order.
     firsts = [p.first_tensor for p in slices]

@@ -38,7 +38,7 @@ def test_the_cut_costs_hardly_more_than_any_other(total_mib: int, rate: float) -
 
     def cost_s(slice_bytes: float) -> float:
         slices = total_mib * MIB / slice_bytes
-        return slices * link.slice_cost_s + 3 * slice_bytes * link.seconds_per_byte
+        return slices * link.slice_cost_s + 2 * slice_bytes * link.seconds_per_byte
 
     chosen = best_cut(link, total_mib * MIB)
     least = min(cost_s(64 * 1024 * 2 ** (k / 8)) for k in range(65))
