@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -354,7 +354,7 @@ class GradientExchange:
             if self._pending:
                 self._apply(self._pending)
 
-    def _apply(self, slots: Sequence[Slot]) -> None:
+    def _apply(self, slots: Iterable[Slot]) -> None:
         """Updates the parameters of ``slots`` with the hyper-parameters of their step."""
         optimizer = self._updating
         slots = list(slots)
@@ -489,9 +489,10 @@ class GradientExchange:
                     self._apply(portion)  # puts the wait to use
                     arrived = self._transfer.arrived()
                 self._transfer.finish(wanted)
-                # Those in front of `pending` are read next.
-                self._apply(wanted + self._portion.of(
-                    slot for slot in self._pending if arrived(slot) and slot not in wanted
+                # Some that are read next come along.
+                self._apply(dict.fromkeys(
+                    [slot for slot in wanted if slot.update_pending]
+                    + self._portion.of(filter(arrived, self._pending))
                 ))  # fmt: skip
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
