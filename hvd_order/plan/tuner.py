@@ -24,25 +24,31 @@ def candidates(first: Cut) -> list[Cut]:
 
 
 class Tuner:
-    """Says which cut the next steps use. The same on every rank, if fed the same."""
+    """Says which cut the next steps use. The same on every rank, if fed the same.
+
+    Every candidate gets a turn. If a rival was clearly faster than the first candidate, both get
+    another turn, and the rival has to win that one as well: on a machine that others use, one of
+    several often looks better by chance.
+    """
 
     def __init__(self, cuts: Sequence[Cut]) -> None:
         """``cuts``: what to try; the first is in use and stays unless another is clearly faster."""
-        self._cuts = list(cuts)
-        self._seconds: list[float] = []  # of the current candidate, by step
-        self._medians: list[float] = []  # of the candidates tried, on the slowest rank
+        self._turns = list(cuts)
+        self._confirming = False
+        self._seconds: list[float] = []  # of the current turn, by step
+        self._medians: list[float] = []  # of the turns that are over, on the slowest rank
         self._last_s: float | None = None
         self._chosen: Cut | None = None
 
     @property
     def cut(self) -> Cut:
         """In use now. There is none if there is nothing to try."""
-        return self._chosen or self._cuts[len(self._medians)]
+        return self._chosen or self._turns[len(self._medians)]
 
     @property
     def done(self) -> bool:
         """Whether the choice is made."""
-        return len(self._medians) == len(self._cuts)
+        return len(self._medians) == len(self._turns)
 
     def step_taken(self, now_s: float) -> float | None:
         """A step has ended.
@@ -51,8 +57,8 @@ class Tuner:
             now_s: any clock.
 
         Returns:
-            When the candidate has been measured: seconds a step on this rank. All ranks come here
-            at the same step, and tell each other before they call :meth:`measured`.
+            When the turn is over: seconds a step on this rank. All ranks come here at the same
+            step, and tell each other before they call :meth:`measured`.
         """
         if self._last_s is not None:
             self._seconds.append(now_s - self._last_s)
@@ -62,7 +68,7 @@ class Tuner:
         return statistics.median(self._seconds[_WARM_UP:])
 
     def measured(self, seconds: Sequence[float]) -> Cut:
-        """All ranks' measurements of the current candidate.
+        """All ranks' measurements of the turn that is over.
 
         Returns:
             What to use from now on.
@@ -71,7 +77,16 @@ class Tuner:
         self._seconds.clear()
         self._last_s = None
         if self.done:
-            best = min(range(len(self._cuts)), key=self._medians.__getitem__)
-            worthwhile = self._medians[best] < _WORTH * self._medians[0]
-            self._chosen = self._cuts[best if worthwhile else 0]
+            self._choose()
         return self.cut
+
+    def _choose(self) -> None:
+        first, *rivals = self._medians[-2:] if self._confirming else self._medians
+        fastest = min(rivals, default=first)
+        better = fastest < _WORTH * first
+        if better and not self._confirming:
+            rival = self._turns[self._medians.index(fastest)]
+            self._turns += [self._turns[0], rival]
+            self._confirming = True
+        else:
+            self._chosen = self._turns[-1 if better else 0]

@@ -75,8 +75,24 @@ def test_every_candidate_gets_its_turn_and_the_fastest_stays() -> None:
     for winner in cuts:
         times = dict.fromkeys(cuts, 1.0) | {winner: 0.9}
         tuner = Tuner(cuts)
-        assert play(times, tuner) == cuts
+        again = [FIRST, winner] if winner != FIRST else []
+        assert play(times, tuner) == [*cuts, *again]
         assert tuner.cut == winner
+
+
+def test_a_rival_that_does_not_win_twice_is_not_chosen() -> None:
+    cuts = candidates(FIRST)
+    tuner = Tuner(cuts)
+    for seconds in (1.0, 1.1, 0.8, 1.1, 1.0):
+        while tuner.step_taken(0.0) is None:
+            pass
+        tuner.measured([seconds])
+        assert not tuner.done
+    assert tuner.cut == cuts[2]
+    while tuner.step_taken(0.0) is None:
+        pass
+    assert tuner.measured([0.99]) == FIRST
+    assert tuner.done
 
 
 def test_a_difference_within_the_noise_changes_nothing() -> None:
