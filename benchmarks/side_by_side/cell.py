@@ -11,7 +11,7 @@ from common.summary import Ratio, paired_ratio
 from common.turns import turns
 from fleet import Fleet
 from optimum import optimum_s
-from profiles import PROFILES, Profile
+from workloads import size_bytes
 
 DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
 """Tried beside the default of 25 for "tuned" DDP."""
@@ -27,7 +27,7 @@ class Setting:
     """What is measured.
 
     Attributes:
-        ratio: computation over communication, both alone.
+        ratio: computation over communication, both alone; None where the model computes for real.
         rate_mbit: of each host's link, both ways.
         steps: measured steps of a system in each round.
     """
@@ -35,7 +35,7 @@ class Setting:
     model: str
     hosts: int
     rate_mbit: float
-    ratio: float
+    ratio: float | None
     rounds: int = 3
     steps: int = 5
 
@@ -82,6 +82,11 @@ class CellResult:
     @property
     def local_s(self) -> float:
         return self.systems["local"].step_s
+
+    @property
+    def ratio(self) -> float:
+        """Computation over communication, as intended or else as measured."""
+        return self.setting.ratio or self.local_s / self.wire_s
 
     def efficiency(self, system: str) -> float:
         """E of TicTac, section 3.2: 1 where the busier of device and link never idles."""
@@ -131,9 +136,9 @@ def run_cell(
     tell: Callable[[str], None],
 ) -> CellResult:
     """Measures every system in turns; ``tell`` takes a line about what is going on."""
-    profile = PROFILES[setting.model]()
-    wire = _wire(torch_fleet, profile.size_bytes)
-    compute_s = setting.ratio * statistics.median(wire)
+    total_bytes = size_bytes(setting.model)
+    wire = _wire(torch_fleet, total_bytes)
+    compute_s = (setting.ratio or 0.0) * statistics.median(wire)
     jobs: dict[str, Fleet] = {}
     results: dict[str, Measured] = {}
     for one in (Contestant("local", "local", torch_fleet), *contestants):
@@ -143,14 +148,14 @@ def run_cell(
         results[name] = Measured()
         tell(f"build {name}")
         with fleet.awake():
-            fleet("build", job=name, system=one.system, model=setting.model,
-                  compute_s=compute_s, options=extra)  # fmt: skip
+            layer_bytes = fleet("build", job=name, system=one.system, model=setting.model,
+                                compute_s=compute_s, options=extra)[0]  # fmt: skip
             results[name].note = fleet("settle", job=name, at_least=_FIRST_STEPS)[0]
         jobs[name] = fleet
     for number, name in turns(list(results), setting.rounds):
         tell(f"round {number + 1} of {setting.rounds}: {name}")
         if name == "local":
-            wire += _wire(torch_fleet, profile.size_bytes)
+            wire += _wire(torch_fleet, total_bytes)
         with jobs[name].awake():
             answers = jobs[name]("steps", job=name, count=setting.steps, warm_up=_WARM_UP)
         measured = results[name]
@@ -168,9 +173,9 @@ def run_cell(
     wire_s = statistics.median(wire)
     return CellResult(
         setting,
-        profile.size_bytes,
+        total_bytes,
         wire_s,
-        _optimum(profile, statistics.median(results["local"].seconds), wire_s),
+        _optimum(recorded["local"]["layers"], layer_bytes, results["local"].step_s, wire_s),
         results,
         recorded,
         _same(weights),
@@ -195,13 +200,27 @@ def _best_bucket(fleet: Fleet, model: str, compute_s: float, tell: Callable[[str
     return best[1]
 
 
-def _optimum(profile: Profile, local_s: float, wire_s: float) -> float:
-    """From what was measured: the local step includes the optimizer and all overheads."""
-    scaled = profile.scaled_to(local_s)
+def _optimum(
+    events: list[tuple[str, str, float, float]],
+    layer_bytes: list[int],
+    local_s: float,
+    wire_s: float,
+) -> float:
+    """From what was measured.
+
+    Args:
+        events: of a recorded local step, or several.
+        local_s: step time, over which the layers' times are spread: it includes the optimizer.
+    """
+    names = list(dict.fromkeys(name for name, kind, _, _ in events if kind == "forward"))
+    took = {(name, kind): 0.0 for name in names for kind in ("forward", "backward")}
+    for name, kind, begin, end in events:
+        took[name, kind] += end - begin
+    scale = local_s / sum(took.values())
     return optimum_s(
-        [layer.forward_s for layer in scaled.layers],
-        [layer.backward_s for layer in scaled.layers],
-        [wire_s * layer.size_bytes / profile.size_bytes for layer in scaled.layers],
+        [scale * took[name, "forward"] for name in names],
+        [scale * took[name, "backward"] for name in names],
+        [wire_s * size / sum(layer_bytes) for size in layer_bytes],
     )
 
 

@@ -12,13 +12,7 @@ from typing import Any
 
 import torch
 from profiles import Layer, Profile
-
-
-class Recorder:
-    """When each layer ran, in one list: (layer, "forward" or "backward", begin, end) in seconds."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, str, float, float]] = []
+from recorder import Recorder
 
 
 class _Run(torch.autograd.Function):

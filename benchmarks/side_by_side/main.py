@@ -21,7 +21,7 @@ from common.report import table, write
 from fleet import Fleet, RankFailed
 from hosts import EmulatedHosts, why_not
 from pictures import draw_bars, draw_efficiency, draw_steps
-from profiles import PROFILES
+from workloads import MODELS, is_real
 
 PEERS = ["ddp", "ddp_tuned", "horovod", "hvd_order"]
 
@@ -38,9 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     failed = []
     settings = [
         Setting(model, hosts, rate, ratio, options.rounds, options.steps)
-        for hosts, rate, model, ratio in itertools.product(
-            options.hosts, options.rate_mbit, options.models, options.ratio
+        for hosts, rate, model in itertools.product(
+            options.hosts, options.rate_mbit, options.models
         )
+        for ratio in ([None] if is_real(model) else options.ratio)
     ]
     for (hosts, rate), group in itertools.groupby(settings, key=lambda s: (s.hosts, s.rate_mbit)):
         try:
@@ -111,7 +112,9 @@ def _run_group(
         for setting in settings:
 
             def tell(text: str, setting: Setting = setting) -> None:
-                where = f"{setting.model}, {count} hosts, {rate_mbit:g} Mbit/s, {setting.ratio:g}"
+                where = f"{setting.model}, {count} hosts, {rate_mbit:g} Mbit/s"
+                if setting.ratio:
+                    where += f", ratio {setting.ratio:g}"
                 if sys.stderr.isatty():
                     print(f"\r\x1b[K{where}: {text}", end="", file=sys.stderr, flush=True)
 
@@ -144,7 +147,7 @@ def _table(cells: list[CellResult], header: bool = True) -> str:
     for cell in cells:
         s = cell.setting
         rows += [[
-            s.model, s.hosts, f"{s.rate_mbit:g}", f"{s.ratio:g}",
+            s.model, s.hosts, f"{s.rate_mbit:g}", f"{cell.ratio:.3g}",
             f"{cell.wire_s:.3f}", f"{cell.local_s:.3f}", f"{cell.optimum_s:.3f}",
             name + (f" ({m.note})" if m.note else ""),
             f"{m.step_s:.3f}", f"{min(m.seconds):.3f}-{max(m.seconds):.3f}",
@@ -176,11 +179,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true",
                         help="two small cells: shows that all works, not how fast")  # fmt: skip
-    parser.add_argument("--models", nargs="+", choices=[*PROFILES], default=["resnet50"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=["resnet50"])
     parser.add_argument("--hosts", nargs="+", type=int, default=[2])
     parser.add_argument("--rate-mbit", nargs="+", type=float, default=[1000.0])
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0],
-                        help="computation over communication")  # fmt: skip
+                        help="computation over communication, of emulated models")  # fmt: skip
     parser.add_argument("--systems", nargs="+", default=list(PEERS),
                         choices=["ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order"])  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")

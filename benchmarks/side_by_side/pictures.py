@@ -26,7 +26,7 @@ def draw_bars(cells: list[CellResult], path: Path) -> None:
     axes.set_xticks(
         [k + 0.4 - width / 2 for k in range(len(cells))],
         [f"{c.setting.model}\n{c.setting.hosts} x {c.setting.rate_mbit:g} Mbit/s\n"
-         f"ratio {c.setting.ratio:g}" for c in cells], fontsize=7,
+         f"ratio {c.ratio:.3g}" for c in cells], fontsize=7,
     )  # fmt: skip
     axes.set_ylabel("step time / optimum")
     axes.legend(fontsize=8)
@@ -39,7 +39,7 @@ def draw_efficiency(cells: list[CellResult], path: Path) -> None:
     for model in dict.fromkeys(cell.setting.model for cell in cells):
         for i, name in enumerate(_names(cells)):
             points = sorted(
-                (c.setting.ratio, c.efficiency(name))
+                (c.ratio, c.efficiency(name))
                 for c in cells
                 if c.setting.model == model and name in c.systems
             )

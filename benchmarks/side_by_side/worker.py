@@ -14,15 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
-from emulated_device import EmulatedModel, Recorder, model_input
-from profiles import PROFILES
 from systems import SYSTEMS, Trainer, saturated_all_reduce_s
+from workloads import Workload, build
 
 _INTERFACE = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
 _SAMPLE_S = 0.01
@@ -33,13 +33,12 @@ def sent_bytes() -> int:
     return int(Path(f"/sys/class/net/{_INTERFACE}/statistics/tx_bytes").read_text())
 
 
+@dataclass
 class Job:
     """One system with its model."""
 
-    def __init__(self, trainer: Trainer, model: torch.nn.Module, recorder: Recorder) -> None:
-        self.trainer = trainer
-        self.model = model
-        self.recorder = recorder
+    trainer: Trainer
+    work: Workload
 
 
 class Worker:
@@ -73,12 +72,17 @@ class Worker:
 
     def build(
         self, job: str, system: str, model: str, compute_s: float, options: dict[str, Any]
-    ) -> None:
-        """Makes a system with a model of its own, named ``job``."""
-        torch.manual_seed(0)
-        module = EmulatedModel(PROFILES[model]().scaled_to(compute_s), self._rank)
-        trainer = SYSTEMS[system](module, model_input, **options)
-        self._jobs[job] = Job(trainer, module, module.recorder)
+    ) -> list[int]:
+        """Makes a system with a model of its own, named ``job``.
+
+        Returns:
+            The model's layer_bytes().
+        """
+        work = build(model, self._rank, compute_s)
+        layer_bytes = work.layer_bytes()
+        trainer = SYSTEMS[system](work.model, work.batch, **options)
+        self._jobs[job] = Job(trainer, work)
+        return layer_bytes
 
     def drop(self, job: str) -> None:
         """Frees a system and its model."""
@@ -97,9 +101,7 @@ class Worker:
             trainer.step()
             done += 1
         trainer.finish()
-        with torch.no_grad():  # all systems start the measured steps from the same weights
-            for parameter in self._jobs[job].model.parameters():
-                parameter.zero_()
+        self._jobs[job].work.reset()  # all systems start the measured steps from the same weights
         self._barrier()
         return trainer.note()
 
@@ -111,7 +113,7 @@ class Worker:
             cpu_s, sent_bytes: of the process and of the host, a step.
         """
         trainer = self._jobs[job].trainer
-        recorder = self._jobs[job].recorder
+        recorder = self._jobs[job].work.recorder
         self._barrier()
         starts = []
         for number in range(warm_up + count):
@@ -133,7 +135,7 @@ class Worker:
     def record(self, job: str, warm_up: int) -> dict[str, Any]:
         """One steady step: when each layer ran, and how much had been sent when, from its start."""
         trainer = self._jobs[job].trainer
-        recorder = self._jobs[job].recorder
+        recorder = self._jobs[job].work.recorder
         self._barrier()
         for _ in range(warm_up):
             trainer.step()
@@ -164,7 +166,7 @@ class Worker:
     def weights(self, job: str) -> list[float]:
         """The first and the last element of every parameter."""
         self._jobs[job].trainer.finish()
-        ends = [p.detach().view(-1)[[0, -1]] for p in self._jobs[job].model.parameters()]
+        ends = [p.detach().view(-1)[[0, -1]] for p in self._jobs[job].work.model.parameters()]
         values: list[float] = torch.cat(ends).tolist()
         return values
 

@@ -28,6 +28,16 @@ from hvd_order.torch.functions import (  # noqa: E402
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from hvd_order.torch.grouped import (  # noqa: E402
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+)
 from hvd_order.torch.optimizer import DistributedOptimizer  # noqa: E402
 from hvd_order.torch.process import (  # noqa: E402
     ccl_built,
@@ -37,7 +47,6 @@ from hvd_order.torch.process import (  # noqa: E402
     ddl_built,
     gloo_built,
     gloo_enabled,
-    init,
     is_initialized,
     local_rank,
     local_size,
@@ -50,7 +59,13 @@ from hvd_order.torch.process import (  # noqa: E402
     shutdown,
     size,
 )
-from hvd_order.torch.process_sets import ProcessSet, global_process_set  # noqa: E402
+from hvd_order.torch.process_sets import (  # noqa: E402
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    init,
+    remove_process_set,
+)
 from hvd_order.torch.reduce_ops import (  # noqa: E402
     Adasum,
     Average,
@@ -59,6 +74,13 @@ from hvd_order.torch.reduce_ops import (  # noqa: E402
     Product,
     Sum,
 )
+from hvd_order.torch.scatter import (  # noqa: E402
+    alltoall,
+    alltoall_async,
+    reducescatter,
+    reducescatter_async,
+)
+from hvd_order.torch.sparse import sparse_allreduce_async  # noqa: E402
 from hvd_order.torch.timeline import start_timeline, stop_timeline, timeline_span  # noqa: E402
 
 __all__ = [
@@ -72,6 +94,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -79,6 +102,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -95,6 +120,14 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_initialized",
     "local_rank",
@@ -105,9 +138,13 @@ __all__ = [
     "nccl_built",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",

@@ -28,7 +28,15 @@ from hvd_order.errors import HorovodInternalError, ModelMismatch, PeerLost, Tran
 from hvd_order.torch import process
 from hvd_order.torch.mismatch import explain_mismatch
 
-__all__ = ["CollectiveQueue", "Request", "collective_queue", "translate_failure"]
+__all__ = [
+    "CollectiveQueue",
+    "Request",
+    "close_queue",
+    "collective_queue",
+    "open_queue",
+    "queue_of",
+    "translate_failure",
+]
 
 
 @dataclass
@@ -56,16 +64,20 @@ class Request:
 
 
 class CollectiveQueue:
-    """The thread and the handles; one for each ``init()``.
+    """The thread of one process set, and its requests.
 
     Thread safety: all methods may be called from any thread. All ranks must submit the same
     requests in the same order.
     """
 
-    def __init__(self, context: process.ProcessContext) -> None:
+    def __init__(
+        self, context: process.ProcessContext, group: dist.ProcessGroup | None, ranks: Sequence[int]
+    ) -> None:
+        """``group``: None where this process is alone; ``ranks``: of the job, by place in it."""
         self._context = context
-        self._group = context.functions_group if context.size > 1 else None
-        self._handles = itertools.count()
+        self._group = group
+        self._ranks = ranks
+        self._names = itertools.count()
         self._lock = threading.Lock()  # guards the four below; never held while waiting
         self._requests: dict[int, Request] = {}
         self._in_flight: set[str] = set()
@@ -76,7 +88,7 @@ class CollectiveQueue:
 
     def next_name(self, kind: str) -> str:
         """A name for a request without one; the same on all ranks."""
-        return f"{kind}.noname.{next(self._handles)}"
+        return f"{kind}.noname.{next(self._names)}"
 
     def submit(self, request: Request) -> int:
         """Starts `request` as soon as those before it are done; returns its handle at once.
@@ -96,7 +108,7 @@ class CollectiveQueue:
                     f"{request.name} is already in flight: wait for it with synchronize(), or "
                     "give the second tensor another name"
                 )
-            handle = next(self._handles)
+            handle = next(_handles)
             self._requests[handle] = request
             if self._group is not None:
                 self._in_flight.add(request.name)
@@ -107,6 +119,11 @@ class CollectiveQueue:
                 request.exchange(None)
             request.done.set()
         return handle
+
+    def knows(self, handle: int) -> bool:
+        """Whether the handle is of a request that was put here and not yet synchronized."""
+        with self._lock:
+            return handle in self._requests
 
     def poll(self, handle: int) -> bool:
         """Whether `synchronize` would return at once.
@@ -214,7 +231,7 @@ class CollectiveQueue:
             if self._failure is not None:
                 raise _again(self._failure)
         assert self._group is not None
-        _compare(request.lines, self._group)
+        _compare(request.lines, self._group, self._ranks)
         if request.ready_event is None:
             request.exchange(self._group)
             return
@@ -261,7 +278,7 @@ def _again(error: HorovodInternalError) -> HorovodInternalError:
     return type(error)(*error.args)
 
 
-def _compare(lines: Sequence[str], group: dist.ProcessGroup) -> None:
+def _compare(lines: Sequence[str], group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
     """Raises ModelMismatch on every rank unless all ranks have the same lines."""
     text = "\n".join(lines).encode()
     digest = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
@@ -277,24 +294,59 @@ def _compare(lines: Sequence[str], group: dist.ProcessGroup) -> None:
     gathered = [torch.empty_like(padded) for _ in range(group.size())]
     dist.all_gather(gathered, padded, group=group)
     texts = [bytes(one.tolist()).rstrip(b"\0").decode() for one in gathered]
-    raise ModelMismatch(explain_mismatch([one.split("\n") for one in texts]))
+    raise ModelMismatch(explain_mismatch([one.split("\n") for one in texts], ranks))
 
 
-_lock = threading.Lock()
-_queue: CollectiveQueue | None = None
-_queue_context: process.ProcessContext | None = None
+_handles = itertools.count()  # of all queues, so that a handle says which
+_lock = threading.Lock()  # guards the two below
+_queues: dict[int, CollectiveQueue] = {}  # by process set
+_queues_context: process.ProcessContext | None = None
 
 
-def collective_queue() -> CollectiveQueue:
-    """The queue of the current ``init()``.
+def collective_queue(process_set_id: int = 0) -> CollectiveQueue:
+    """The queue of a process set, 0 being all ranks, in the current ``init()``.
 
     Raises:
         NotInitialized: there is none.
     """
-    global _queue, _queue_context
+    global _queues_context
     context = process.current()
     with _lock:
-        if _queue is None or _queue_context is not context:
-            _queue, _queue_context = CollectiveQueue(context), context
-            context.on_shutdown(_queue.close)
-        return _queue
+        if _queues_context is not context:
+            _queues.clear()
+            _queues_context = context
+            context.on_shutdown(_close_all)
+            group = context.functions_group if context.size > 1 else None
+            _queues[0] = CollectiveQueue(context, group, range(context.size))
+        return _queues[process_set_id]
+
+
+def open_queue(process_set_id: int, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+    """Makes the queue of another process set, of which this process is a member."""
+    collective_queue()
+    with _lock:
+        alone = len(ranks) == 1
+        _queues[process_set_id] = CollectiveQueue(
+            process.current(), None if alone else group, ranks
+        )
+
+
+def close_queue(process_set_id: int) -> None:
+    """Ends the queue of a process set that is given up."""
+    with _lock:
+        closing = _queues.pop(process_set_id)
+    closing.close()
+
+
+def queue_of(handle: int) -> CollectiveQueue:
+    """Where a handle is from; the queue of all ranks if nobody knows it."""
+    everybody = collective_queue()
+    with _lock:
+        return next((one for one in _queues.values() if one.knows(handle)), everybody)
+
+
+def _close_all() -> None:
+    with _lock:
+        everyone = list(_queues.values())
+    for one in everyone:
+        one.close()

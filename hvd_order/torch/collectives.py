@@ -13,12 +13,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_order.errors import InvalidUsage
 from hvd_order.torch import process
-from hvd_order.torch.collective_queue import CollectiveQueue, Request, collective_queue
+from hvd_order.torch.collective_queue import Request, queue_of
 from hvd_order.torch.compression import Compression, Compressor
-from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_global
+from hvd_order.torch.process_sets import (
+    ProcessSet,
+    check_root,
+    global_process_set,
+    queue_for,
+)
 from hvd_order.torch.reduce_ops import ReduceOp, check_dtype, choose_op, reduce_in_place
+from hvd_order.torch.request_parts import (
+    as_bytes,
+    check_tensor,
+    deliver,
+    describe,
+    dtype_name,
+    gather_rows,
+    plain,
+    request_name,
+    writable_buffer,
+)
 
 __all__ = [
     "allgather",
@@ -57,7 +72,7 @@ def allreduce(
         op: Average (the default), Sum, Min, Max or Product. Averages of integers truncate.
         prescale_factor: multiplies each rank's tensor before the reduction.
         postscale_factor: multiplies the result.
-        process_set: only `global_process_set`.
+        process_set: who takes part; only its members may call.
 
     Returns:
         A new tensor; its gradient is the same reduction of the incoming gradients.
@@ -92,8 +107,8 @@ def allreduce_async(
 ) -> int:
     """Starts `allreduce` and returns a handle; the tensor is read at once and may be changed."""
     chosen = choose_op(op, average)
-    _check_tensor(tensor)
-    buffer = _plain(tensor).clone(memory_format=torch.contiguous_format)
+    check_tensor(tensor)
+    buffer = plain(tensor).clone(memory_format=torch.contiguous_format)
     return _start_allreduce(
         tensor, buffer, None, name, chosen, prescale_factor, postscale_factor, process_set
     )
@@ -127,8 +142,8 @@ def allreduce_async_(
 ) -> int:
     """Starts `allreduce_` and returns a handle."""
     chosen = choose_op(op, average)
-    _check_tensor(tensor)
-    buffer = _writable_buffer(tensor)
+    check_tensor(tensor)
+    buffer = writable_buffer(tensor)
     return _start_allreduce(
         tensor, buffer, tensor, name, chosen, prescale_factor, postscale_factor, process_set
     )
@@ -145,7 +160,7 @@ def allgather(
         tensor: the same dtype and shape on every rank except for the first dimension, which may
             differ and be 0. A tensor without dimensions counts as one of shape [1].
         name: shown in errors; must not be in flight already.
-        process_set: only `global_process_set`.
+        process_set: who takes part; only its members may call.
 
     Returns:
         A new tensor. Its gradient is, as in Horovod, this rank's rows of the average over all
@@ -169,18 +184,18 @@ def allgather_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts `allgather` and returns a handle."""
-    queue = _queue_for(process_set)
-    _check_tensor(tensor)
-    rows = _plain(tensor).clone(memory_format=torch.contiguous_format)
+    queue = queue_for(process_set)
+    check_tensor(tensor)
+    rows = plain(tensor).clone(memory_format=torch.contiguous_format)
     rows = rows.reshape(1) if rows.dim() == 0 else rows
-    full_name = _full_name(queue, "allgather", name)
+    full_name = request_name(queue, "allgather", name)
     other_dimensions = list(rows.shape[1:])
     result: list[torch.Tensor] = []
 
     def exchange(group: dist.ProcessGroup | None) -> None:
-        result.append(rows if group is None else _gather_rows(rows, group))
+        result.append(rows if group is None else gather_rows(rows, group))
 
-    line = f"{full_name} {_dtype_name(rows)} rows of shape {other_dimensions} on {rows.device.type}"
+    line = f"{full_name} {dtype_name(rows)} rows of shape {other_dimensions} on {rows.device.type}"
     return queue.submit(Request(full_name, [line], exchange, lambda: result[0], rows.device))
 
 
@@ -194,9 +209,9 @@ def broadcast(
 
     Args:
         tensor: the same shape and dtype on every rank; only the root's values matter.
-        root_rank: whose values.
+        root_rank: whose values; its rank in the job, as in Horovod.
         name: shown in errors; must not be in flight already.
-        process_set: only `global_process_set`.
+        process_set: who takes part; only its members may call.
 
     Returns:
         A new tensor. Its gradient is, as in Horovod, the average over all ranks of the incoming
@@ -221,8 +236,8 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts `broadcast` and returns a handle."""
-    _check_tensor(tensor)
-    buffer = _plain(tensor).clone(memory_format=torch.contiguous_format)
+    check_tensor(tensor)
+    buffer = plain(tensor).clone(memory_format=torch.contiguous_format)
     return _start_broadcast(buffer, None, root_rank, name, process_set)
 
 
@@ -244,8 +259,8 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts `broadcast_` and returns a handle."""
-    _check_tensor(tensor)
-    return _start_broadcast(_writable_buffer(tensor), tensor, root_rank, name, process_set)
+    check_tensor(tensor)
+    return _start_broadcast(writable_buffer(tensor), tensor, root_rank, name, process_set)
 
 
 def poll(handle: int) -> bool:
@@ -254,7 +269,7 @@ def poll(handle: int) -> bool:
     Raises:
         ValueError: `synchronize` has returned for this handle, or it never existed.
     """
-    return collective_queue().poll(handle)
+    return queue_of(handle).poll(handle)
 
 
 def synchronize(handle: int) -> Any:
@@ -266,7 +281,7 @@ def synchronize(handle: int) -> Any:
     Raises:
         ModelMismatch, PeerLost, TransferTimeout, HorovodInternalError: it failed.
     """
-    return collective_queue().synchronize(handle)
+    return queue_of(handle).synchronize(handle)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
@@ -275,7 +290,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Raises:
         The same as `allreduce`.
     """
-    queue = _queue_for(process_set)
+    queue = queue_for(process_set)
     name = queue.next_name("barrier")
     queue.run(Request(name, [name], lambda group: None, lambda: None, torch.device("cpu")))
 
@@ -291,11 +306,11 @@ def _start_allreduce(
     process_set: ProcessSet,
 ) -> int:
     """Reduces `buffer` in place; `target`: where `synchronize` puts the result."""
-    queue = _queue_for(process_set)
+    queue = queue_for(process_set)
     scaled = prescale_factor != 1.0 or postscale_factor != 1.0
     check_dtype(buffer.dtype, op, scaled)
-    full_name = _full_name(queue, "allreduce", name)
-    line = f"{full_name} {_describe(buffer)} op={op.name}"
+    full_name = request_name(queue, "allreduce", name)
+    line = f"{full_name} {describe(buffer)} op={op.name}"
     if scaled:
         line += f" prescale_factor={prescale_factor!r} postscale_factor={postscale_factor!r}"
 
@@ -303,7 +318,7 @@ def _start_allreduce(
         reduce_in_place(buffer, op, prescale_factor, postscale_factor, group)
 
     return queue.submit(
-        Request(full_name, [line], exchange, lambda: _deliver(buffer, target), buffer.device)
+        Request(full_name, [line], exchange, lambda: deliver(buffer, target), buffer.device)
     )
 
 
@@ -315,96 +330,18 @@ def _start_broadcast(
     process_set: ProcessSet,
 ) -> int:
     """Overwrites `buffer` with the root's; `target`: where `synchronize` puts the result."""
-    queue = _queue_for(process_set)
-    if not 0 <= root_rank < process.size():
-        raise InvalidUsage(f"root_rank is {root_rank}, the job has ranks 0 to {process.size() - 1}")
-    full_name = _full_name(queue, "broadcast", name)
+    queue = queue_for(process_set)
+    check_root(root_rank, process_set)
+    full_name = request_name(queue, "broadcast", name)
 
     def exchange(group: dist.ProcessGroup | None) -> None:
         if group is not None and buffer.numel() > 0:
-            dist.broadcast(_as_bytes(buffer), src=root_rank, group=group)
+            dist.broadcast(as_bytes(buffer), src=root_rank, group=group)
 
-    line = f"{full_name} {_describe(buffer)} root_rank={root_rank}"
+    line = f"{full_name} {describe(buffer)} root_rank={root_rank}"
     return queue.submit(
-        Request(full_name, [line], exchange, lambda: _deliver(buffer, target), buffer.device)
+        Request(full_name, [line], exchange, lambda: deliver(buffer, target), buffer.device)
     )
-
-
-def _queue_for(process_set: ProcessSet) -> CollectiveQueue:
-    process.current()  # "not initialized" comes before any other complaint
-    require_global(process_set)
-    return collective_queue()
-
-
-def _full_name(queue: CollectiveQueue, kind: str, name: str | None) -> str:
-    return queue.next_name(kind) if name is None else f"{kind}.{name}"
-
-
-def _check_tensor(tensor: object) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidUsage(f"expected a tensor, got {type(tensor).__name__}")
-    if tensor.layout is not torch.strided:
-        raise InvalidUsage(f"{tensor.layout} tensors are not supported; use tensor.to_dense()")
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without gradient history and without the subclass it may have; same memory."""
-    detached = tensor.detach()
-    return detached if type(detached) is torch.Tensor else detached.as_subclass(torch.Tensor)
-
-
-def _writable_buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's own memory where it can be exchanged directly, else a copy.
-
-    Subclasses (parameters among them) are written in `_deliver`, through ``copy_`` on the caller's
-    thread, so that whoever watches them sees the write.
-    """
-    if type(tensor) is torch.Tensor and tensor.is_contiguous():
-        return tensor.detach()
-    return _plain(tensor).clone(memory_format=torch.contiguous_format)
-
-
-def _deliver(buffer: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
-    if target is None:
-        return buffer
-    if type(target) is not torch.Tensor or target.data_ptr() != buffer.data_ptr():
-        with torch.no_grad():
-            target.copy_(buffer)
-    return target
-
-
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, flat; so any dtype can travel."""
-    flat = tensor.reshape(-1)
-    return (torch.view_as_real(flat) if flat.is_complex() else flat).view(torch.uint8).reshape(-1)
-
-
-def _gather_rows(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Rows of all ranks; pads to the longest, since back ends want equal sizes."""
-    count = torch.tensor([rows.shape[0]])
-    counts = [torch.empty_like(count) for _ in range(group.size())]
-    dist.all_gather(counts, count, group=group)
-    row_counts = [int(one) for one in counts]
-    row_bytes = rows.shape[1:].numel() * rows.element_size()
-    result = rows.new_empty((sum(row_counts), *rows.shape[1:]))
-    if result.numel() == 0:
-        return result
-    padded = torch.empty(max(row_counts) * row_bytes, dtype=torch.uint8, device=rows.device)
-    if rows.numel():
-        padded[: rows.shape[0] * row_bytes] = _as_bytes(rows)
-    gathered = [torch.empty_like(padded) for _ in row_counts]
-    dist.all_gather(gathered, padded, group=group)
-    parts = [one[: n * row_bytes] for one, n in zip(gathered, row_counts, strict=True)]
-    torch.cat(parts, out=_as_bytes(result))
-    return result
-
-
-def _dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{_dtype_name(tensor)} {list(tensor.shape)} on {tensor.device.type}"
 
 
 class _DifferentiableAllreduce(torch.autograd.Function):
@@ -453,7 +390,7 @@ class _DifferentiableAllgather(torch.autograd.Function):
         averaged = allreduce(grad_outputs[0], process_set=ctx.process_set)
         count = ctx.shape[0] if ctx.shape else 1
         counts = allgather(torch.tensor([count]), process_set=ctx.process_set)
-        first = int(counts[: process.rank()].sum())
+        first = int(counts[: ctx.process_set.rank()].sum())
         return averaged.narrow(0, first, count).reshape(ctx.shape), None, None
 
 

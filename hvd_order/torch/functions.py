@@ -15,7 +15,12 @@ from hvd_order.errors import HorovodInternalError, InvalidUsage
 from hvd_order.torch import process
 from hvd_order.torch.collective_queue import Request, collective_queue
 from hvd_order.torch.collectives import allgather, broadcast_, broadcast_async_, synchronize
-from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_global
+from hvd_order.torch.process_sets import (
+    ProcessSet,
+    check_root,
+    global_process_set,
+    queue_for,
+)
 
 __all__ = [
     "allgather_object",
@@ -42,7 +47,7 @@ def broadcast_parameters(
         ModelMismatch: ranks have other names, shapes or dtypes; names the first (on every rank).
     """
     named = _named_tensors(params)
-    _check_root(root_rank)
+    check_root(root_rank, global_process_set)
     _check_same([f"broadcast_parameters root_rank={root_rank}", *_manifest(named)])
     _broadcast_tensors([tensor for _, tensor in named], root_rank)
 
@@ -65,7 +70,7 @@ def broadcast_optimizer_state(
         ModelMismatch: ranks have other parameters or groups (raised on every rank).
         HorovodInternalError: the root's state cannot be pickled.
     """
-    _check_root(root_rank)
+    check_root(root_rank, global_process_set)
     _check_same(_optimizer_manifest(optimizer, root_rank))
     if process.size() == 1:
         return
@@ -96,9 +101,9 @@ def broadcast_object(
 
     Args:
         obj: what to send; looked at only on the root.
-        root_rank: whose object.
+        root_rank: whose object; its rank in the job, as in Horovod.
         name: shown in errors.
-        process_set: only `global_process_set`.
+        process_set: who takes part; only its members may call.
 
     Returns:
         On the root `obj` itself, elsewhere a copy.
@@ -106,17 +111,17 @@ def broadcast_object(
     Raises:
         HorovodInternalError: the root's object cannot be pickled (raised on every rank).
     """
-    require_global(process_set)
-    _check_root(root_rank)
-    if process.size() == 1:
+    queue_for(process_set)
+    check_root(root_rank, process_set)
+    if len(process_set.ranks) == 1:
         return obj
     name = name or "object"
     is_root = process.rank() == root_rank
     message = _pack(obj) if is_root else b""
     length = torch.tensor([len(message)])
-    broadcast_(length, root_rank, f"{name}.length")
+    broadcast_(length, root_rank, f"{name}.length", process_set)
     data = _byte_tensor(message) if is_root else torch.empty(int(length), dtype=torch.uint8)
-    broadcast_(data, root_rank, f"{name}.bytes")
+    broadcast_(data, root_rank, f"{name}.bytes", process_set)
     return _unpack(message if is_root else _bytes_of(data), root_rank, obj if is_root else None)
 
 
@@ -125,19 +130,24 @@ def allgather_object(
 ) -> list[Any]:
     """Every rank's object, in rank order, on every rank; they travel pickled.
 
+    Args:
+        obj: this rank's.
+        name: shown in errors.
+        process_set: who takes part; only its members may call.
+
     Raises:
         HorovodInternalError: a rank's object cannot be pickled (raised on every rank).
     """
-    require_global(process_set)
-    if process.size() == 1:
+    queue_for(process_set)
+    if len(process_set.ranks) == 1:
         return [obj]
     name = name or "object"
     message = _pack(obj)
-    lengths = allgather(torch.tensor([len(message)]), name=f"{name}.lengths").tolist()
-    gathered = _bytes_of(allgather(_byte_tensor(message), name=f"{name}.bytes"))
+    lengths = allgather(torch.tensor([len(message)]), f"{name}.lengths", process_set).tolist()
+    gathered = _bytes_of(allgather(_byte_tensor(message), f"{name}.bytes", process_set))
     objects = []
     start = 0
-    for rank, length in enumerate(lengths):
+    for rank, length in zip(process_set.ranks, lengths, strict=True):
         own = obj if rank == process.rank() else None
         objects.append(_unpack(gathered[start : start + length], rank, own))
         start += length
@@ -173,11 +183,6 @@ def _manifest(named: Sequence[tuple[str, torch.Tensor]]) -> list[str]:
         f"{name} {tensor.dtype} {list(tensor.shape)} on {tensor.device.type}"
         for name, tensor in named
     ]
-
-
-def _check_root(root_rank: int) -> None:
-    if not 0 <= root_rank < process.size():
-        raise InvalidUsage(f"root_rank is {root_rank}, the job has ranks 0 to {process.size() - 1}")
 
 
 def _check_same(lines: list[str]) -> None:

@@ -7,20 +7,24 @@ from collections.abc import Sequence
 __all__ = ["explain_mismatch"]
 
 
-def explain_mismatch(lines_of_rank: Sequence[Sequence[str]]) -> str:
+def explain_mismatch(
+    lines_of_rank: Sequence[Sequence[str]], ranks: Sequence[int] | None = None
+) -> str:
     """The first difference between the ranks, with the ranks on each side.
 
     Args:
         lines_of_rank: for each rank its description, one line an item, most general first.
+        ranks: how the ranks are called; 0, 1, ... if None.
 
     Returns:
         One message, the same on every rank: ``"ranks disagree: rank 0: allreduce 'x' float32 [2];
         rank 1: allreduce 'x' float32 [3]"``.
     """
+    names = range(len(lines_of_rank)) if ranks is None else ranks
     longest = max(len(lines) for lines in lines_of_rank)
     for place in range(longest):
         ranks_of_line: dict[str, list[int]] = {}
-        for rank, lines in enumerate(lines_of_rank):
+        for rank, lines in zip(names, lines_of_rank, strict=True):
             line = lines[place] if place < len(lines) else "nothing more"
             ranks_of_line.setdefault(line, []).append(rank)
         if len(ranks_of_line) > 1:

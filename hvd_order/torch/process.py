@@ -79,9 +79,13 @@ class ProcessContext:
         self._functions_group = self.new_group("functions") if size > 1 else None
 
     def new_group(
-        self, purpose: str, backend: str | None = None, timeout: timedelta | None = None
+        self,
+        purpose: str,
+        backend: str | None = None,
+        timeout: timedelta | None = None,
+        ranks: list[int] | None = None,
     ) -> dist.ProcessGroup:
-        """A process group of all ranks, with connections of its own; destroyed at shutdown.
+        """A process group with connections of its own; destroyed at shutdown.
 
         Collective: every rank must call it, in the same order.
 
@@ -89,20 +93,31 @@ class ProcessContext:
             purpose: one word for logs.
             backend: as in ``torch.distributed.new_group``; None: `backend`.
             timeout: longest transfer; None: the config's.
+            ranks: the members; None: all ranks.
+
+        Returns:
+            The group; on a rank that is no member, something of no use.
 
         Raises:
             InvalidUsage: in a job of one process.
         """
         if self.size == 1:
             raise InvalidUsage("a job of one process has no process groups")
-        group = dist.new_group(
+        group: dist.ProcessGroup = dist.new_group(
+            ranks,
             timeout=self.config.timeout if timeout is None else timeout,
             backend=backend or self.backend,
             group_desc=f"hvd_order:{purpose}",
         )
-        assert isinstance(group, dist.ProcessGroup)  # all ranks are members
-        self._groups.append(group)
+        if ranks is None or self.rank in ranks:
+            self._groups.append(group)
         return group
+
+    def drop_group(self, group: dist.ProcessGroup) -> None:
+        """Destroys a group before the shutdown."""
+        if group in self._groups:
+            self._groups.remove(group)
+            dist.destroy_process_group(group)
 
     @property
     def functions_group(self) -> dist.ProcessGroup:
@@ -149,34 +164,13 @@ _init_count = 0  # keeps the keys of one init() apart from those of the next in 
 _stores: dict[tuple[str, int], TCPStore] = {}  # kept: rank 0's is the server of all
 
 
-def init(comm: object = None, process_sets: object = None) -> None:
-    """Joins the other processes; every rank must call it before anything else.
-
-    Reads the configuration from the environment. If the program has initialised
-    ``torch.distributed``, that job is joined and left alone at shutdown; otherwise the launcher's
-    variables say who takes part, and NCCL is used for CUDA tensors when every rank of every host
-    has a device of its own, Gloo for all others. A second call without a ``shutdown()`` in between
-    does nothing, as in Horovod.
-
-    Args:
-        comm: only None (all processes); Horovod's lists of ranks and MPI communicators are not
-            supported.
-        process_sets: only None (the global process set).
-
-    Raises:
-        InvalidUsage: other arguments, a wrong knob, or contradictory launcher variables.
-        TransferTimeout: not all ranks arrived within ``HVD_ORDER_TIMEOUT``; names those missing.
-    """
+def init(comm: object = None) -> None:
+    """Joins the other processes; process_sets.init() is the public form, and says the rest."""
     global _context, _init_count
     if comm is not None and comm != []:
         raise InvalidUsage(
             f"init(comm={comm!r}) is not supported: all processes that the launcher started take "
             "part; call init() without comm, or start fewer processes"
-        )
-    if process_sets is not None and process_sets != []:
-        raise InvalidUsage(
-            f"init(process_sets={process_sets!r}) is not supported; only the global process set "
-            "is: call init() without process_sets"
         )
     with _lock:
         if _context is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "check_dtype",
     "choose_op",
     "reduce_in_place",
+    "reduce_pieces",
 ]
 
 
@@ -48,6 +50,13 @@ _C10D = {
     Min: dist.ReduceOp.MIN,
     Max: dist.ReduceOp.MAX,
     Product: dist.ReduceOp.PRODUCT,
+}
+_COMBINE: dict[ReduceOp, Callable[..., torch.Tensor]] = {
+    Average: torch.add,
+    Sum: torch.add,
+    Min: torch.minimum,
+    Max: torch.maximum,
+    Product: torch.mul,
 }
 # What Gloo and NCCL both reduce; int16 travels as int32.
 _REDUCIBLE = {
@@ -132,11 +141,30 @@ def reduce_in_place(
         if wide is not tensor:
             tensor.copy_(wide)
         if op is Average:
-            if tensor.is_floating_point() or tensor.is_complex():
-                tensor.div_(group.size())
-            else:
-                tensor.div_(group.size(), rounding_mode="trunc")
+            _divide(tensor, group.size())
     _scale(tensor, postscale_factor)
+
+
+def reduce_pieces(
+    pieces: Sequence[torch.Tensor], op: ReduceOp, prescale_factor: float, postscale_factor: float
+) -> torch.Tensor:
+    """The same reduction of tensors that are all here; changes them."""
+    for piece in pieces:
+        _scale(piece, prescale_factor)
+    result = pieces[0].clone()
+    for piece in pieces[1:]:
+        _COMBINE[op](result, piece, out=result)
+    if op is Average and len(pieces) > 1:
+        _divide(result, len(pieces))
+    _scale(result, postscale_factor)
+    return result
+
+
+def _divide(tensor: torch.Tensor, count: int) -> None:
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.div_(count)
+    else:
+        tensor.div_(count, rounding_mode="trunc")
 
 
 def _scale(tensor: torch.Tensor, factor: float) -> None:

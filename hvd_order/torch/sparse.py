@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from hvd_order.errors import InvalidUsage
 from hvd_order.torch import collectives, reduce_ops
+from hvd_order.torch.process_sets import ProcessSet, global_process_set
 
-__all__: list[str] = []
+__all__ = ["sparse_allreduce_async"]
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str,
+    op: int,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], torch.Tensor]:
+    """Starts the sum or average of sparse COO tensors, by gathering their entries.
+
+    Args:
+        tensor: sparse, the same shape, dtype and sparse dimensions on every rank.
+        name: shown in errors; must not be in flight already.
+        op: Average or Sum.
+        process_set: who takes part; only its members may call.
+
+    Returns:
+        What waits and returns the result, which is not coalesced (as in Horovod): an index that
+        several ranks have occurs several times.
+
+    Raises:
+        InvalidUsage: the tensor is dense, or ``op`` is another.
+    """
+    chosen = reduce_ops.choose_op(op, None)
+    if not tensor.is_sparse:
+        raise InvalidUsage("expected a sparse COO tensor; use allreduce_async for dense ones")
+    if chosen not in (reduce_ops.Average, reduce_ops.Sum):
+        raise InvalidUsage(f"op is hvd.{chosen.name}; sparse tensors take hvd.Average or hvd.Sum")
+    entries = tensor.detach()
+    indices = collectives.allgather_async(
+        entries._indices().t().contiguous(), f"{name}.indices", process_set
+    )
+    values = collectives.allgather_async(entries._values(), f"{name}.values", process_set)
+
+    def wait() -> torch.Tensor:
+        all_values = collectives.synchronize(values)
+        all_indices = collectives.synchronize(indices)
+        if chosen is reduce_ops.Average:
+            all_values = all_values / len(process_set.ranks)
+        return torch.sparse_coo_tensor(
+            all_indices.t(), all_values.to(tensor.dtype), tensor.shape, device=tensor.device
+        )
+
+    return wait
 
 
 def exchange(parameter: torch.Tensor, scale: float) -> bool:

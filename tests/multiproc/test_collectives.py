@@ -340,8 +340,8 @@ def body_arguments() -> None:
         hvd.allreduce(x, op=hvd.Adasum)
     with pytest.raises(InvalidUsage, match=r"expected one of hvd\.Average"):
         hvd.allreduce(x, op=17)
-    with pytest.raises(InvalidUsage, match=r"only hvd\.global_process_set"):
-        hvd.allreduce(x, process_set=hvd.ProcessSet())
+    with pytest.raises(InvalidUsage, match=r"not registered; pass it to hvd\.init"):
+        hvd.allreduce(x, process_set=hvd.ProcessSet([0]))
     with pytest.raises(InvalidUsage, match=r"use tensor\.to_dense"):
         hvd.allreduce(x.to_sparse())
     with pytest.raises(InvalidUsage, match="expected a tensor, got list"):

@@ -118,8 +118,8 @@ def body_arguments() -> None:
     hvd.shutdown()
     with pytest.raises(InvalidUsage, match="call init\\(\\) without comm"):
         hvd.init(comm=[0])
-    with pytest.raises(InvalidUsage, match="only the global process set"):
-        hvd.init(process_sets="dynamic")
+    with pytest.raises(InvalidUsage, match="expected a list or 'dynamic'"):
+        hvd.init(process_sets="static")
     assert not hvd.is_initialized()
     hvd.init(comm=[], process_sets=[])
 

@@ -1,0 +1,145 @@
+"""Horovod's names and signatures, as its 0.28.1 has them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import hvd_order.torch as hvd
+
+SIGNATURES = {
+    "DistributedOptimizer": (
+        "optimizer, named_parameters=None, compression=Compression.none, "
+        "backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0, "
+        "num_groups=0, groups=None, sparse_as_dense=False, process_set=global_process_set"
+    ),
+    "add_process_set": "process_set",
+    "allgather": "tensor, name=None, process_set=global_process_set",
+    "allgather_async": "tensor, name=None, process_set=global_process_set",
+    "allgather_object": "obj, name=None",
+    "allreduce": (
+        "tensor, average=None, name=None, compression=Compression.none, op=None, "
+        "prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set"
+    ),
+    "allreduce_": (
+        "tensor, average=None, name=None, op=None, prescale_factor=1.0, "
+        "postscale_factor=1.0, process_set=global_process_set"
+    ),
+    "allreduce_async": (
+        "tensor, average=None, name=None, op=None, prescale_factor=1.0, "
+        "postscale_factor=1.0, process_set=global_process_set"
+    ),
+    "allreduce_async_": (
+        "tensor, average=None, name=None, op=None, prescale_factor=1.0, "
+        "postscale_factor=1.0, process_set=global_process_set"
+    ),
+    "alltoall": "tensor, splits=None, name=None, process_set=global_process_set",
+    "alltoall_async": "tensor, splits=None, name=None, process_set=global_process_set",
+    "barrier": "process_set=global_process_set",
+    "broadcast": "tensor, root_rank, name=None, process_set=global_process_set",
+    "broadcast_": "tensor, root_rank, name=None, process_set=global_process_set",
+    "broadcast_async": "tensor, root_rank, name=None, process_set=global_process_set",
+    "broadcast_async_": "tensor, root_rank, name=None, process_set=global_process_set",
+    "broadcast_object": "obj, root_rank=0, name=None, process_set=global_process_set",
+    "broadcast_optimizer_state": "optimizer, root_rank, model=None",
+    "broadcast_parameters": "params, root_rank",
+    "grouped_allgather": "tensors, name=None, process_set=global_process_set",
+    "grouped_allgather_async": "tensors, name=None, process_set=global_process_set",
+    "grouped_allreduce": (
+        "tensors, average=None, name=None, compression=Compression.none, op=None, "
+        "prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set"
+    ),
+    "grouped_allreduce_": (
+        "tensors, average=None, name=None, op=None, prescale_factor=1.0, "
+        "postscale_factor=1.0, process_set=global_process_set"
+    ),
+    "grouped_allreduce_async": (
+        "tensors, average=None, name=None, op=None, prescale_factor=1.0, "
+        "postscale_factor=1.0, process_set=global_process_set"
+    ),
+    "grouped_allreduce_async_": (
+        "tensors, average=None, name=None, op=None, prescale_factor=1.0, "
+        "postscale_factor=1.0, process_set=global_process_set"
+    ),
+    "grouped_reducescatter": (
+        "tensors, name=None, compression=Compression.none, op=Average, "
+        "process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0"
+    ),
+    "grouped_reducescatter_async": (
+        "tensors, name=None, op=Average, process_set=global_process_set, "
+        "prescale_factor=1.0, postscale_factor=1.0"
+    ),
+    "poll": "handle",
+    "reducescatter": (
+        "tensor, name=None, compression=Compression.none, op=Average, "
+        "process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0"
+    ),
+    "reducescatter_async": (
+        "tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0, "
+        "postscale_factor=1.0"
+    ),
+    "remove_process_set": "process_set",
+    "sparse_allreduce_async": "tensor, name, op, process_set=global_process_set",
+    "synchronize": "handle",
+}
+"""Of every function of horovod.torch that has arguments."""
+NOT_YET = {"join", "SyncBatchNorm", "elastic"}
+OTHER_NAMES = set(
+    "Adasum Average Compression HorovodInternalError Max Min ProcessSet Product SyncBatchNorm Sum "
+    "ccl_built cross_rank cross_size cuda_built ddl_built elastic global_process_set gloo_built "
+    "gloo_enabled init is_initialized join local_rank local_size mpi_built mpi_enabled "
+    "mpi_threads_supported nccl_built rank rocm_built shutdown size start_timeline stop_timeline"
+    .split()
+)  # fmt: skip
+ROOT = Path(__file__).parents[2]
+
+
+def arguments(signature: inspect.Signature) -> list[tuple[str, object]]:
+    return [(p.name, p.default) for p in signature.parameters.values()]
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_are_horovods(name: str) -> None:
+    theirs = arguments(inspect.signature(eval(f"lambda {SIGNATURES[name]}: 0", vars(hvd))))
+    ours = arguments(inspect.signature(getattr(hvd, name)))
+    assert ours[: len(theirs)] == theirs
+    assert all(default is not inspect.Parameter.empty for _, default in ours[len(theirs) :])
+
+
+def test_no_name_is_missing() -> None:
+    missing = {name for name in {*SIGNATURES, *OTHER_NAMES} if not hasattr(hvd, name)}
+    assert missing == NOT_YET
+
+
+def test_the_table_in_the_documents_is_complete() -> None:
+    table = re.findall(r"^\| (`.*?) \| (.*?) \|", (ROOT / "docs/horovod.md").read_text(), re.M)
+    state = {name: word for cell, word in table for name in re.findall(r"`(\w+)`", cell)}
+    stems = {
+        name for name in {*SIGNATURES, *OTHER_NAMES} if not name.endswith(("_built", "_enabled"))
+    }
+    assert stems <= set(state)
+    assert {name for name in stems if state[name] == "not yet"} == NOT_YET | {"Adasum"}
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
+)
+def test_the_record_is_right() -> None:
+    spec = importlib.util.find_spec("horovod")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    found = {}
+    for name in ("torch/mpi_ops.py", "torch/functions.py", "torch/optimizer.py",
+                 "common/process_sets.py"):  # fmt: skip
+        for node in ast.parse((package / name).read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name in SIGNATURES:
+                for argument in node.args.args:
+                    argument.annotation = None
+                found[node.name] = ast.unparse(node.args)
+    assert found == SIGNATURES
