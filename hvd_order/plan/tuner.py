@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hvd_order.plan.cut import Cut, arrival_cut
 
-__all__ = ["Tuner", "candidates"]
+__all__ = ["Tuner", "Turn", "candidates"]
 
 _WARM_UP = 2  # steps after a change that still feel the old cut
 _STEPS = 5  # measured steps of each candidate
 _WORTH = 0.98  # a rival must be this much faster than the first candidate, or it is noise
+
+
+@dataclass(frozen=True, order=True)
+class Turn:
+    """Step times of one candidate, in seconds: the median and the middle half around it."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Turn:
+        """Sums up the measured steps."""
+        ordered = sorted(seconds)
+        last = len(ordered) - 1
+        return cls(ordered[last // 2], ordered[last // 4], ordered[last - last // 4])
+
+    @classmethod
+    def slowest(cls, turns: Sequence[Turn]) -> Turn:
+        """The same turn on all ranks as the job felt it."""
+        return cls(
+            max(turn.median_s for turn in turns),
+            max(turn.low_s for turn in turns),
+            max(turn.high_s for turn in turns),
+        )
+
+    def clearly_faster(self, other: Turn) -> bool:
+        """By more than the steps of either differ among themselves, and enough to matter."""
+        return self.high_s < other.low_s and self.median_s < _WORTH * other.median_s
 
 
 def candidates(first: Cut) -> list[Cut]:
@@ -36,44 +65,44 @@ class Tuner:
         self._turns = list(cuts)
         self._confirming = False
         self._seconds: list[float] = []  # of the current turn, by step
-        self._medians: list[float] = []  # of the turns that are over, on the slowest rank
+        self._over: list[Turn] = []
         self._last_s: float | None = None
         self._chosen: Cut | None = None
 
     @property
     def cut(self) -> Cut:
         """In use now. There is none if there is nothing to try."""
-        return self._chosen or self._turns[len(self._medians)]
+        return self._chosen or self._turns[len(self._over)]
 
     @property
     def done(self) -> bool:
         """Whether the choice is made."""
-        return len(self._medians) == len(self._turns)
+        return len(self._over) == len(self._turns)
 
-    def step_taken(self, now_s: float) -> float | None:
+    def step_taken(self, now_s: float) -> Turn | None:
         """A step has ended.
 
         Args:
             now_s: any clock.
 
         Returns:
-            When the turn is over: seconds a step on this rank. All ranks come here at the same
-            step, and tell each other before they call :meth:`measured`.
+            When the turn is over: how it went on this rank. All ranks come here at the same step,
+            and tell each other before they call :meth:`measured`.
         """
         if self._last_s is not None:
             self._seconds.append(now_s - self._last_s)
         self._last_s = now_s
         if len(self._seconds) < _WARM_UP + _STEPS:
             return None
-        return statistics.median(self._seconds[_WARM_UP:])
+        return Turn.of(self._seconds[_WARM_UP:])
 
-    def measured(self, seconds: Sequence[float]) -> Cut:
+    def measured(self, turns: Sequence[Turn]) -> Cut:
         """All ranks' measurements of the turn that is over.
 
         Returns:
             What to use from now on.
         """
-        self._medians.append(max(seconds))
+        self._over.append(Turn.slowest(turns))
         self._seconds.clear()
         self._last_s = None
         if self.done:
@@ -81,11 +110,11 @@ class Tuner:
         return self.cut
 
     def _choose(self) -> None:
-        first, *rivals = self._medians[-2:] if self._confirming else self._medians
+        first, *rivals = self._over[-2:] if self._confirming else self._over
         fastest = min(rivals, default=first)
-        better = fastest < _WORTH * first
+        better = fastest.clearly_faster(first)
         if better and not self._confirming:
-            rival = self._turns[self._medians.index(fastest)]
+            rival = self._turns[self._over.index(fastest)]
             self._turns += [self._turns[0], rival]
             self._confirming = True
         else:

@@ -421,10 +421,10 @@ class GradientExchange:
     def _tune(self) -> None:
         if self._tuning is None or self._tuning.done:
             return
-        seconds = self._tuning.measured()
-        if seconds is not None:
+        turn = self._tuning.measured()
+        if turn is not None:
             self.flush()
-            self._tuning.go_on(seconds)
+            self._tuning.go_on(turn)
 
     # ---- zero_grad ----------------------------------------------------------------------------
 

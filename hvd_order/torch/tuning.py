@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from hvd_order.plan.cut import Cut, arrival_cut, best_cut
-from hvd_order.plan.tuner import Tuner, candidates
+from hvd_order.plan.tuner import Tuner, Turn, candidates
 from hvd_order.torch import registration
 from hvd_order.torch.collective_queue import translate_failure
 from hvd_order.torch.engine_host import EngineHost
@@ -65,14 +65,14 @@ class Tuning:
         """Whether the choice is made."""
         return self._tuner.done
 
-    def measured(self) -> float | None:
-        """A step has ended; its length on this rank, in seconds, when all ranks have to talk."""
+    def measured(self) -> Turn | None:
+        """A step has ended; how the last ones went on this rank, when all ranks have to talk."""
         return self._tuner.step_taken(time.monotonic())
 
-    def go_on(self, seconds: float) -> None:
+    def go_on(self, mine: Turn) -> None:
         """Goes on to the next candidate, or to the choice. Collective. Nothing may be in flight."""
         before = self._tuner.cut
-        cut = self._tuner.measured(registration.gather(self._host, seconds))
+        cut = self._tuner.measured(registration.gather(self._host, mine))
         if cut != before:
             self._model.retune(cut)
         self._host.settled = self.done

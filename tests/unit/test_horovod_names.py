@@ -89,13 +89,14 @@ SIGNATURES = {
 }
 """Of every function of horovod.torch that has arguments."""
 NOT_YET = {"join", "SyncBatchNorm", "elastic"}
-OTHER_NAMES = set(
-    "Adasum Average Compression HorovodInternalError Max Min ProcessSet Product SyncBatchNorm Sum "
-    "ccl_built cross_rank cross_size cuda_built ddl_built elastic global_process_set gloo_built "
-    "gloo_enabled init is_initialized join local_rank local_size mpi_built mpi_enabled "
-    "mpi_threads_supported nccl_built rank rocm_built shutdown size start_timeline stop_timeline"
-    .split()
-)  # fmt: skip
+OTHER_NAMES = {
+    "Adasum", "Average", "Compression", "HorovodInternalError", "Max", "Min", "ProcessSet",
+    "Product", "SyncBatchNorm", "Sum", "ccl_built", "cross_rank", "cross_size", "cuda_built",
+    "ddl_built", "elastic", "global_process_set", "gloo_built", "gloo_enabled", "init",
+    "is_initialized", "join", "local_rank", "local_size", "mpi_built", "mpi_enabled",
+    "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size",
+    "start_timeline", "stop_timeline",
+}  # fmt: skip
 ROOT = Path(__file__).parents[2]
 
 

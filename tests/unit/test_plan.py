@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_order.plan.cut import Cut, Link, arrival_cut, best_cut
-from hvd_order.plan.tuner import Tuner, candidates
+from hvd_order.plan.tuner import Tuner, Turn, candidates
 
 MIB = 2**20
 ETHERNET = Link(latency_s=5e-4, slice_cost_s=3e-4, seconds_per_byte=8.7e-9)  # 2 hosts, 1 Gbit/s
@@ -61,7 +61,8 @@ def play(times: dict[Cut, float], tuner: Tuner, ranks: int = 2) -> list[Cut]:
         while mine is None:
             mine = tuner.step_taken(now_s)
             now_s += times[tuner.cut]
-        tuner.measured([mine * 0.9] * (ranks - 1) + [mine])
+        faster = Turn(0.9 * mine.median_s, 0.9 * mine.low_s, 0.9 * mine.high_s)
+        tuner.measured([faster] * (ranks - 1) + [mine])
     return used
 
 
@@ -80,18 +81,26 @@ def test_every_candidate_gets_its_turn_and_the_fastest_stays() -> None:
         assert tuner.cut == winner
 
 
+def test_a_rival_within_the_spread_of_the_steps_is_not_faster() -> None:
+    first = Turn.of([1.0, 0.8, 1.2, 1.0, 1.1])
+    assert (first.median_s, first.low_s, first.high_s) == (1.0, 1.0, 1.1)
+    assert not Turn.of([0.9, 1.05, 0.9, 1.0, 0.9]).clearly_faster(first)
+    assert Turn.of([0.9, 1.05, 0.9, 0.95, 0.9]).clearly_faster(first)
+    assert Turn.slowest([first, Turn(0.5, 0.4, 3.0)]) == Turn(1.0, 1.0, 3.0)
+
+
 def test_a_rival_that_does_not_win_twice_is_not_chosen() -> None:
     cuts = candidates(FIRST)
     tuner = Tuner(cuts)
     for seconds in (1.0, 1.1, 0.8, 1.1, 1.0):
         while tuner.step_taken(0.0) is None:
             pass
-        tuner.measured([seconds])
+        tuner.measured([Turn(seconds, seconds, seconds)])
         assert not tuner.done
     assert tuner.cut == cuts[2]
     while tuner.step_taken(0.0) is None:
         pass
-    assert tuner.measured([0.99]) == FIRST
+    assert tuner.measured([Turn(0.99, 0.99, 0.99)]) == FIRST
     assert tuner.done
 
 
