@@ -110,27 +110,29 @@ class Worker:
 
         Returns:
             seconds: from the start of a step to the start of the next, without the warm-up.
-            cpu_s, sent_bytes: of the process and of the host, a step.
+            cpu_s, sent_bytes: of the process and of the host, a step; all steps' bytes are counted,
+                up to the last one's arrival.
         """
         trainer = self._jobs[job].trainer
         recorder = self._jobs[job].work.recorder
         self._barrier()
         starts = []
+        sent = sent_bytes()
         for number in range(warm_up + count):
             if number == warm_up:
-                cpu_s, sent = _cpu_s(), sent_bytes()
+                cpu_s = _cpu_s()
             recorder.events.clear()
             starts.append(time.monotonic())
             trainer.step()
         starts.append(time.monotonic())
-        answer = {
-            "seconds": [b - a for a, b in pairwise(starts)][warm_up:],
-            "cpu_s": (_cpu_s() - cpu_s) / count,
-            "sent_bytes": (sent_bytes() - sent) / count,
-        }
+        cpu_s = _cpu_s() - cpu_s
         trainer.finish()
         self._barrier()
-        return answer
+        return {
+            "seconds": [b - a for a, b in pairwise(starts)][warm_up:],
+            "cpu_s": cpu_s / count,
+            "sent_bytes": (sent_bytes() - sent) / (warm_up + count),
+        }
 
     def record(self, job: str, warm_up: int) -> dict[str, Any]:
         """One steady step: when each layer ran, and how much had been sent when, from its start."""
