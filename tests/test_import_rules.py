@@ -19,6 +19,7 @@ FRAMEWORK_FREE = [
     ".launch.run",
     ".report",
     ".cli.main",
+    ".array",
 ]
 
 

@@ -1,0 +1,87 @@
+"""What a DLPack capsule says about its array; torch.from_dlpack does not look, and must.
+
+PyTorch 2.13 writes into arrays that were exported as read-only or as a copy, and ends the process
+on negative strides. The layout is that of dlpack.h, versions 0.x (``dltensor``) and 1.x
+(``dltensor_versioned``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Exported", "exported"]
+
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+_COPIED = 2  # DLPACK_FLAG_BITMASK_IS_COPIED
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("type_code", ctypes.c_uint8),
+        ("type_bits", ctypes.c_uint8),
+        ("type_lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+# Function objects of our own: those of ctypes.pythonapi are shared by the whole process.
+_get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_IsValid", ctypes.pythonapi)
+)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a library would hand out for an array.
+
+    Attributes:
+        negative_strides: some dimension runs backwards through memory.
+        shared: writes to it reach the array. Exporters before DLPack 1.0 cannot say; the
+            standard forbids them to hand out what must not be written.
+    """
+
+    negative_strides: bool
+    shared: bool
+
+
+def exported(array: Any) -> Exported:
+    """Asks an array's library for a capsule, reads it and lets it go unused.
+
+    Raises:
+        BufferError: the library cannot export this array.
+    """
+    try:
+        capsule = array.__dlpack__(max_version=(1, 0))
+    except TypeError:  # an exporter of DLPack 0.x
+        capsule = array.__dlpack__()
+    if _is_valid(capsule, b"dltensor_versioned"):
+        versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
+        tensor, shared = versioned.tensor, not versioned.flags & (_READ_ONLY | _COPIED)
+    else:
+        # The old structure begins with the tensor.
+        tensor, shared = _Tensor.from_address(_get_pointer(capsule, b"dltensor")), True
+    # No strides mean contiguous memory; dlpack.h allows that up to version 1.1.
+    strides = tensor.strides[: tensor.ndim] if tensor.strides else []
+    return Exported(any(stride < 0 for stride in strides), shared)

@@ -1,0 +1,369 @@
+"""The collectives of `hvd_order.torch` for arrays; its queue, errors and rules hold here too.
+
+Arguments are read where they lie and results are handed over without a copy, both through DLPack;
+what travels is one copy of the argument, and of the functions ending in ``_`` the argument itself.
+Results are arrays of the library, dtype and device of the argument. Until `synchronize` has
+returned, an array that is exchanged in place must not be touched.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import hvd_order.torch as hvd
+from hvd_order.array.dlpack import Array, back_to, settle, to_tensor, to_writable_tensor
+from hvd_order.torch import process
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "poll",
+    "reducescatter",
+    "reducescatter_async",
+    "synchronize",
+]
+
+A = TypeVar("A", bound=Array)
+Splits = Array | Sequence[int]
+
+
+def allreduce(
+    array: A,
+    *,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> A:
+    """The reduction of all ranks' arrays.
+
+    Args:
+        array: the same shape and dtype on every rank.
+        name: shown in errors, and two requests of one name must not be in flight together.
+        op: Average (the default), Sum, Min, Max or Product. Averages of integers truncate.
+        prescale_factor: multiplies each rank's array before the reduction.
+        postscale_factor: multiplies the result.
+        process_set: who takes part; only its members may call.
+
+    Returns:
+        A new array.
+
+    Raises:
+        ValueError: a mistake in the arguments, or an array that cannot be exchanged.
+        ModelMismatch: another rank called something else (raised on every rank).
+        PeerLost, TransferTimeout: another rank died, or did not come in time.
+    """
+    result: A = synchronize(
+        allreduce_async(
+            array, name=name, op=op, prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor, process_set=process_set,
+        )
+    )  # fmt: skip
+    return result
+
+
+def allreduce_async(
+    array: Array,
+    *,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> int:
+    """Starts `allreduce` and returns a handle; the array is read at once and may be changed."""
+    tensor, back = to_tensor(array), back_to(array)
+    handle = hvd.allreduce_async(
+        tensor, None, name, op, prescale_factor, postscale_factor, process_set
+    )
+    settle(tensor)
+    return _remember(handle, back)
+
+
+def allreduce_(
+    array: A,
+    *,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> A:
+    """Like `allreduce`, in the array's own memory; returns `array`."""
+    result: A = synchronize(
+        allreduce_async_(
+            array, name=name, op=op, prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor, process_set=process_set,
+        )
+    )  # fmt: skip
+    return result
+
+
+def allreduce_async_(
+    array: Array,
+    *,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> int:
+    """Starts `allreduce_` and returns a handle."""
+    tensor = to_writable_tensor(array)
+    handle = hvd.allreduce_async_(
+        tensor, None, name, op, prescale_factor, postscale_factor, process_set
+    )
+    return _remember(handle, _written(array))
+
+
+def allgather(
+    array: A, *, name: str | None = None, process_set: hvd.ProcessSet = hvd.global_process_set
+) -> A:
+    """All ranks' arrays, joined along the first dimension in rank order.
+
+    Args:
+        array: the same dtype and shape on every rank except for the first dimension, which may
+            differ and be 0. An array without dimensions counts as one of shape [1].
+        name: shown in errors; must not be in flight already.
+        process_set: who takes part; only its members may call.
+
+    Returns:
+        A new array.
+
+    Raises:
+        The same as `allreduce`.
+    """
+    result: A = synchronize(allgather_async(array, name=name, process_set=process_set))
+    return result
+
+
+def allgather_async(
+    array: Array, *, name: str | None = None, process_set: hvd.ProcessSet = hvd.global_process_set
+) -> int:
+    """Starts `allgather` and returns a handle; the array is read at once and may be changed."""
+    tensor, back = to_tensor(array), back_to(array)
+    handle = hvd.allgather_async(tensor, name, process_set)
+    settle(tensor)
+    return _remember(handle, back)
+
+
+def broadcast(
+    array: A,
+    root_rank: int,
+    *,
+    name: str | None = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> A:
+    """The array of rank `root_rank`, on every rank.
+
+    Args:
+        array: the same shape and dtype on every rank; only the root's values matter.
+        root_rank: whose values; its rank in the job, as in Horovod.
+        name: shown in errors; must not be in flight already.
+        process_set: who takes part; only its members may call.
+
+    Returns:
+        A new array.
+
+    Raises:
+        The same as `allreduce`.
+    """
+    result: A = synchronize(broadcast_async(array, root_rank, name=name, process_set=process_set))
+    return result
+
+
+def broadcast_async(
+    array: Array,
+    root_rank: int,
+    *,
+    name: str | None = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> int:
+    """Starts `broadcast` and returns a handle; the array is read at once and may be changed."""
+    tensor, back = to_tensor(array), back_to(array)
+    handle = hvd.broadcast_async(tensor, root_rank, name, process_set)
+    settle(tensor)
+    return _remember(handle, back)
+
+
+def broadcast_(
+    array: A,
+    root_rank: int,
+    *,
+    name: str | None = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> A:
+    """Like `broadcast`, in the array's own memory; returns `array`."""
+    result: A = synchronize(broadcast_async_(array, root_rank, name=name, process_set=process_set))
+    return result
+
+
+def broadcast_async_(
+    array: Array,
+    root_rank: int,
+    *,
+    name: str | None = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> int:
+    """Starts `broadcast_` and returns a handle."""
+    handle = hvd.broadcast_async_(to_writable_tensor(array), root_rank, name, process_set)
+    return _remember(handle, _written(array))
+
+
+def alltoall(
+    array: A,
+    splits: Splits | None = None,
+    *,
+    name: str | None = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> A | tuple[A, A]:
+    """Sends some rows of the array to each rank, and joins what comes.
+
+    Args:
+        array: the same dtype and shape on every rank except for the first dimension.
+        splits: how many rows go to each rank, in rank order; equal parts if None.
+        name: shown in errors; must not be in flight already.
+        process_set: who takes part; only its members may call.
+
+    Returns:
+        The rows from all ranks in rank order; with ``splits``, a tuple of them and of how many
+        came from each rank, as an array of the same library and device (of the dtype of
+        ``splits``; int32 for a sequence).
+
+    Raises:
+        ValueError: ``splits`` does not fit the array, or there is none and the ranks do not
+            divide the first dimension.
+        ModelMismatch, PeerLost, TransferTimeout: as `allreduce`.
+    """
+    rows: A
+    received: A
+    rows, received = synchronize(alltoall_async(array, splits, name=name, process_set=process_set))
+    return rows if splits is None else (rows, received)
+
+
+def alltoall_async(
+    array: Array,
+    splits: Splits | None = None,
+    *,
+    name: str | None = None,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+) -> int:
+    """Starts `alltoall` and returns a handle; its result is always the tuple."""
+    tensor, back = to_tensor(array), back_to(array)
+    counts = splits if splits is None or isinstance(splits, Sequence) else to_tensor(splits)
+    handle = hvd.alltoall_async(tensor, counts, name, process_set)
+    settle(tensor)
+    return _remember(handle, lambda both: (back(both[0]), back(both[1].to(tensor.device))))
+
+
+def reducescatter(
+    array: A,
+    *,
+    name: str | None = None,
+    op: int = hvd.Average,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> A:
+    """This rank's rows of the reduction of all ranks' arrays.
+
+    Args:
+        array: the same shape and dtype on every rank, with at least one dimension.
+        name: shown in errors; must not be in flight already.
+        op: Average, Sum, Min, Max or Product. Averages of integers truncate.
+        process_set: who takes part; only its members may call.
+        prescale_factor: multiplies each rank's array before the reduction.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        Rows in rank order; where the ranks do not divide them, the first ranks have one more.
+
+    Raises:
+        The same as `allreduce`.
+    """
+    result: A = synchronize(
+        reducescatter_async(
+            array, name=name, op=op, process_set=process_set,
+            prescale_factor=prescale_factor, postscale_factor=postscale_factor,
+        )
+    )  # fmt: skip
+    return result
+
+
+def reducescatter_async(
+    array: Array,
+    *,
+    name: str | None = None,
+    op: int = hvd.Average,
+    process_set: hvd.ProcessSet = hvd.global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts `reducescatter` and returns a handle; the array may be changed at once."""
+    tensor, back = to_tensor(array), back_to(array)
+    handle = hvd.reducescatter_async(
+        tensor, name, op, process_set, prescale_factor, postscale_factor
+    )
+    settle(tensor)
+    return _remember(handle, back)
+
+
+def poll(handle: int) -> bool:
+    """Whether the collective is done, so that `synchronize` returns at once.
+
+    Raises:
+        ValueError: `synchronize` has returned for this handle, or it never existed.
+    """
+    return hvd.poll(handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an asynchronous collective and returns its result.
+
+    Returns:
+        The array, for `alltoall` the tuple; None if the handle is unknown or was synchronized
+        before (as in Horovod).
+
+    Raises:
+        ModelMismatch, PeerLost, TransferTimeout, HorovodInternalError: it failed.
+    """
+    with _lock:
+        deliver = _waiting.get(process.current(), {}).pop(handle, None)
+    result = hvd.synchronize(handle)
+    return result if deliver is None else deliver(result)
+
+
+_lock = threading.Lock()  # guards the one below
+# How the result of each handle reaches its caller, by `init()`: what was never waited for goes
+# with the shutdown.
+_waiting: weakref.WeakKeyDictionary[process.ProcessContext, dict[int, Callable[[Any], Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _remember(handle: int, deliver: Callable[[Any], Any]) -> int:
+    with _lock:
+        _waiting.setdefault(process.current(), {})[handle] = deliver
+    return handle
+
+
+def _written(array: Array) -> Callable[[Any], Any]:
+    def deliver(tensor: Any) -> Array:
+        settle(tensor)
+        return array
+
+    return deliver
