@@ -1,4 +1,4 @@
-"""The engine of ``_core`` with the torch.distributed transport."""
+"""The engine of ``_core`` with the transports of tensors."""
 
 from collections.abc import Callable
 from typing import final
@@ -18,13 +18,25 @@ from hvd_order._core import SliceEvent as SliceEvent
 from hvd_order._core import SliceLayout as SliceLayout
 from hvd_order._core import Transport as Transport
 
+class TorchTransport(Transport):
+    """Carries slices of tensors."""
+
+    def set_buffers(self, model: int, buffers: list[torch.Tensor], layout: SliceLayout) -> None: ...
+    def remove_buffers(self, model: int) -> None: ...
+    def time_stream(self, pieces: list[torch.Tensor], in_flight: int) -> float:
+        """Sums the pieces over all ranks, so many at a time; the seconds it took."""
+
 @final
-class C10dTransport(Transport):
+class C10dTransport(TorchTransport):
     """Carries slices over a process group of any back end."""
 
     def __init__(self, group: ProcessGroup) -> None: ...
-    def set_buffers(self, model: int, buffers: list[torch.Tensor], layout: SliceLayout) -> None: ...
-    def remove_buffers(self, model: int) -> None: ...
+
+@final
+class HorovodTransport(TorchTransport):
+    """Carries slices over Horovod's engine, which the caller has initialized."""
+
+    def __init__(self, library: str, gpu_on_host: bool) -> None: ...
 
 @final
 class C10dControl(ControlChannel):
@@ -68,7 +80,7 @@ class GradientSender:
     def __init__(
         self,
         engine: Engine,
-        transport: C10dTransport,
+        transport: TorchTransport,
         copier: C10dCopier,
         scale: float,
         in_flight_class: type[torch.Tensor],
@@ -89,6 +101,6 @@ class GradientSender:
         """
 
 def tensor_ready(
-    engine: Engine, transport: C10dTransport, model: int, tensor: int, gradient: torch.Tensor
+    engine: Engine, transport: TorchTransport, model: int, tensor: int, gradient: torch.Tensor
 ) -> None:
     """Marks a gradient ready once its device has computed it."""

@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 from hvd_order.errors import InvalidUsage
 
-__all__ = ["KNOBS", "Agreement", "Config", "Knob", "Policy", "parse_bytes", "reference_page"]
+__all__ = ["KNOBS", "Agreement", "Config", "Knob", "Policy", "Transport", "parse_bytes", "reference_page"]
 
 Policy = Literal["priority", "arrival"]
 Agreement = Literal["leader", "negotiated", "planned"]
+Transport = Literal["c10d", "horovod"]
 
 _UNITS = {
     "": 1,
@@ -159,6 +160,15 @@ KNOBS: tuple[Knob, ...] = (
         _one_of("leader", "negotiated", "planned"),
     ),
     Knob(
+        "transport",
+        "HVD_ORDER_TRANSPORT",
+        "",
+        "`c10d` or `horovod`",
+        "What carries the slices: torch.distributed, or an installed Horovod. Not set: Horovod "
+        "where horovodrun started the job and all ranks have it, else torch.distributed.",
+        lambda text: _one_of("c10d", "horovod")(text) if text.strip() else None,
+    ),
+    Knob(
         "cross_iteration",
         "HVD_ORDER_CROSS_ITERATION",
         "1",
@@ -192,11 +202,29 @@ KNOBS: tuple[Knob, ...] = (
         also="HOROVOD_TIMELINE",
     ),
     Knob(
+        "elastic_dir",
+        "HVD_ORDER_ELASTIC_DIR",
+        "",
+        "directory",
+        "Where an elastic job keeps its last commit, on every host or shared; a job that finds one "
+        "there goes on from it. Not set: in memory of each host, for this job alone.",
+        lambda text: text or None,
+    ),
+    Knob(
         "check_reads",
         "HVD_ORDER_CHECK_READS",
         "0",
         "`1` or `0`",
         "Paranoid mode: report by name any read of a parameter before its update. Slow.",
+        _parse_bool,
+    ),
+    Knob(
+        "alias",
+        "HVD_ORDER_ALIAS",
+        "0",
+        "`1` or `0`",
+        "Let `import horovod` give hvd_order, in scripts that stay as they are (docs/migration.md); "
+        "takes effect when Python starts.",
         _parse_bool,
     ),
 )
@@ -217,11 +245,14 @@ class Config:
     tune: bool = True
     policy: Policy = "priority"
     agreement: Agreement = "leader"
+    transport: Transport | None = None
     cross_iteration: bool = True
     timeout: timedelta = timedelta(seconds=1800)
     stall_warning: timedelta = timedelta(seconds=60)
     timeline: str | None = None
+    elastic_dir: str | None = None
     check_reads: bool = False
+    alias: bool = False
 
     def __post_init__(self) -> None:
         if self.slice_bytes is not None and self.slice_bytes < 64:
@@ -244,6 +275,8 @@ class Config:
             raise InvalidUsage(
                 f"agreement is {self.agreement!r}; expected leader, negotiated or planned"
             )
+        if self.transport not in (None, "c10d", "horovod"):
+            raise InvalidUsage(f"transport is {self.transport!r}; expected c10d or horovod")
         for name in ("timeout", "stall_warning"):
             value: timedelta = getattr(self, name)
             if value <= timedelta(0):

@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import threading
 from collections.abc import Iterator, Sequence
+
+from hvd_order.launch import horovod_rendezvous
 
 
 def horovod_env(
@@ -66,23 +67,8 @@ def rendezvous(host_names: Sequence[str]) -> Iterator[int]:
         raise ValueError(f"hosts are {list(host_names)}; expected one or more, each once")
     if any(not name or set(name) & set(":,/ ") for name in host_names):
         raise ValueError(f"hosts are {list(host_names)}; expected names without ':', ',', '/', ' '")
-    # Here, so that horovod_env works where Horovod is not installed.
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-
-    plan = get_host_assignments(
-        parse_hosts(",".join(f"{name}:1" for name in host_names)), len(host_names)
-    )
-    # Horovod's RendezvousServer does the same with a port drawn by lot, and never closes it.
-    with RendezvousHTTPServer(("", 0), RendezvousHandler, 0) as server:
-        server.init(plan)
-        thread = threading.Thread(target=server.serve_forever, name="horovod rendezvous")
-        thread.start()
-        try:
-            yield server.server_address[1]
-        finally:
-            server.shutdown()
-            thread.join()
+    with horovod_rendezvous.rendezvous([f"{name}:1" for name in host_names]) as port:
+        yield port
 
 
 def main() -> None:

@@ -26,7 +26,12 @@ class Fleet:
     """Ranks that obey together."""
 
     def __init__(
-        self, hosts: EmulatedHosts, peer: str, log: TextIO, env: list[dict[str, str]]
+        self,
+        hosts: EmulatedHosts,
+        peer: str,
+        log: TextIO,
+        env: list[dict[str, str]],
+        restless: bool = False,
     ) -> None:
         """Starts one rank on each host and waits until they have met.
 
@@ -34,9 +39,11 @@ class Fleet:
             peer: as in worker.py.
             log: takes what the ranks write to standard error.
             env: variables by rank, on top of those of the host.
+            restless: the ranks run Horovod, which talks a thousand times a second even when idle.
         """
         self.size = len(env)
         self.peer = peer
+        self._restless = restless
         self._log = log
         self._ranks = [
             hosts.popen(
@@ -82,20 +89,18 @@ class Fleet:
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
-        """Horovod's ranks talk to each other a thousand times a second, even when idle: they are
-        stopped while others have their turn.
-        """
+        """Restless ranks run for this long only, and are stopped while others have their turn."""
         self._signal(signal.SIGCONT)
         yield
         self.sleep()
 
     def sleep(self) -> None:
         """Stops the ranks where they are."""
-        if self.peer == "horovod":
+        if self._restless:
             self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self.peer == "horovod":
+        if self._restless:
             for process in self._ranks:
                 process.send_signal(number)
 

@@ -74,8 +74,8 @@ def _run_group(
             )
         )
 
-        def start(peer: str, env: Sequence[dict[str, str]]) -> Fleet:
-            fleet = Fleet(hosts, peer, log, env)
+        def start(peer: str, env: Sequence[dict[str, str]], restless: bool = False) -> Fleet:
+            fleet = Fleet(hosts, peer, log, env, restless)
             stack.callback(fleet.close)
             return fleet
 
@@ -94,12 +94,19 @@ def _run_group(
                         "GLOO_SOCKET_IFNAME": "eth0",  # whose bytes are counted
                     }
                     for rank in range(count)
-                ])  # fmt: skip
+                ], restless=True)  # fmt: skip
                 fleet.sleep()
                 contestants.append(Contestant(name, name, fleet))
             elif name == "hvd_order":
                 env = dict(pair.split("=", 1) for pair in options.env)
                 contestants.append(Contestant(name, name, torch_fleet, {"env": env}))
+            elif name == "hvd_order_on_horovod":
+                port = int(ranks[0]["MASTER_PORT"]) + 100
+                fleet = start(
+                    "torch", [{**env, "MASTER_PORT": str(port)} for env in ranks], restless=True
+                )
+                env = {"HVD_ORDER_TRANSPORT": "horovod"}
+                contestants.append(Contestant(name, "hvd_order", fleet, {"env": env}))
             else:
                 contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet))
         for i, point in enumerate(options.sweep, start=1):
@@ -185,7 +192,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0],
                         help="computation over communication, of emulated models")  # fmt: skip
     parser.add_argument("--systems", nargs="+", default=list(PEERS),
-                        choices=["ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order"])  # fmt: skip
+                        choices=["ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order",
+                                 "hvd_order_on_horovod"])  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--steps", type=int, default=5, help="measured steps in each turn")
     parser.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE",

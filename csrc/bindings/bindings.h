@@ -8,7 +8,7 @@ namespace hvd_order {
 void bindErrors(pybind11::module_& m);
 void bindScheduler(pybind11::module_& m);
 void bindEngine(pybind11::module_& m);
-void bindC10d(pybind11::module_& m);
+void bindTransports(pybind11::module_& m);
 void bindGradients(pybind11::module_& m);
 
 } // namespace hvd_order

@@ -83,7 +83,13 @@ void bindEngine(py::module_& m) {
           "remove_model", &Engine::removeModel, py::arg("model"),
           py::call_guard<py::gil_scoped_release>())
       .def(
-          "retune", &Engine::retune, py::arg("policy"), py::arg("credit_bytes"),
+          "retune",
+          [](Engine& engine, Policy policy, ByteCount creditBytes, double lead) {
+            engine.retune(
+                policy, creditBytes,
+                std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(lead)));
+          },
+          py::arg("policy"), py::arg("credit_bytes"), py::arg("lead_s"),
           py::call_guard<py::gil_scoped_release>())
       .def(
           "tensor_ready",

@@ -7,8 +7,8 @@
 
 #include "bindings/bindings.h"
 #include "engine/engine.h"
-#include "transport/c10d.h"
 #include "transport/c10d_copier.h"
+#include "transport/torch_transport.h"
 
 namespace py = pybind11;
 
@@ -31,7 +31,7 @@ void markReady(Engine& engine, TensorKey tensor, const std::exception_ptr& error
 // The gradient lies in its buffer, or will once its device has computed it.
 void tensorReady(
     const std::shared_ptr<Engine>& engine,
-    C10dTransport& transport,
+    TorchTransport& transport,
     ModelId model,
     TensorId tensor,
     const at::Tensor& gradient) {
@@ -69,7 +69,7 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
  public:
   GradientSender(
       std::shared_ptr<Engine> engine,
-      std::shared_ptr<C10dTransport> transport,
+      std::shared_ptr<TorchTransport> transport,
       std::shared_ptr<C10dCopier> copier,
       double scale,
       py::type inFlightClass,
@@ -156,7 +156,7 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   }
 
   std::shared_ptr<Engine> engine_;
-  std::shared_ptr<C10dTransport> transport_;
+  std::shared_ptr<TorchTransport> transport_;
   std::shared_ptr<C10dCopier> copier_;
   double scale_;
   py::type inFlightClass_;
@@ -185,7 +185,7 @@ void bindGradients(py::module_& m) {
       m, "GradientSender", py::module_local(), "Sends the gradients of one optimizer.")
       .def(
           py::init<
-              std::shared_ptr<Engine>, std::shared_ptr<C10dTransport>, std::shared_ptr<C10dCopier>,
+              std::shared_ptr<Engine>, std::shared_ptr<TorchTransport>, std::shared_ptr<C10dCopier>,
               double, py::type, py::str>(),
           py::arg("engine"), py::arg("transport"), py::arg("copier"), py::arg("scale"),
           py::arg("in_flight_class"), py::arg("guard_attribute"))

@@ -1,10 +1,10 @@
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_torch, m) {
-  m.doc() = "The engine of _core with the torch.distributed transport.";
+  m.doc() = "The engine of _core with the transports of tensors.";
   hvd_order::bindErrors(m);
   hvd_order::bindScheduler(m);
   hvd_order::bindEngine(m);
-  hvd_order::bindC10d(m);
+  hvd_order::bindTransports(m);
   hvd_order::bindGradients(m);
 }

@@ -93,6 +93,7 @@ void Engine::addModel(
   agreement_->addModel(model, std::move(layout), std::move(plan));
   models_.insert(model);
   completion_.addModel(model, tensors);
+  hold_.addModel(model, tensors);
   wake(); // other ranks may have decided about it already
 }
 
@@ -101,11 +102,30 @@ void Engine::removeModel(ModelId model) {
   agreement_->removeModel(model);
   models_.erase(model);
   completion_.removeModel(model);
+  hold_.removeModel(model);
 }
 
-void Engine::retune(Policy policy, ByteCount creditBytes) {
+void Engine::retune(Policy policy, ByteCount creditBytes, std::chrono::nanoseconds lead) {
   const std::scoped_lock lock(mutex_);
   agreement_->retune(policy, creditBytes);
+  hold_.setLead(lead);
+  largestHeldBytes_ = creditBytes / 8;
+}
+
+bool Engine::wait(TensorKey tensor, Completion::Clock::time_point deadline) {
+  // Whoever waits may wait for what is held: in this step the expected gradient does not come.
+  if (holding_) {
+    const std::scoped_lock lock(mutex_);
+    endHold();
+  }
+  return completion_.wait(tensor, deadline);
+}
+
+// Called under the lock.
+void Engine::endHold() {
+  holding_ = false;
+  agreement_->hold(Scheduler::kAnySize);
+  wake();
 }
 
 void Engine::announce(TensorKey tensor) {
@@ -126,6 +146,19 @@ void Engine::tensorReady(TensorKey tensor) {
   }
   const bool first = completion_.begin(tensor);
   progress();
+  switch (hold_.ready(tensor, lastProgress_)) {
+    case Hold::Change::kBegin:
+      holding_ = true;
+      agreement_->hold(largestHeldBytes_);
+      break;
+    case Hold::Change::kEnd:
+      if (holding_) {
+        endHold();
+      }
+      break;
+    case Hold::Change::kNone:
+      break;
+  }
   if (first || (!ready.empty() && agreement_->mayDecide())) { // the first one starts the watch
     wake();
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -13,6 +14,7 @@
 #include "engine/completion.h"
 #include "engine/control_channel.h"
 #include "engine/health.h"
+#include "engine/hold.h"
 #include "engine/timeline.h"
 #include "scheduler/agreement.h"
 #include "transport/transport.h"
@@ -61,7 +63,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void removeModel(ModelId model);
 
   /// As Scheduler::retune. Every rank does the same between the same two steps.
-  void retune(Policy policy, ByteCount creditBytes);
+  /// @param lead as Hold::setLead; at such a time only slices up to an eighth of the credit begin.
+  void retune(Policy policy, ByteCount creditBytes, std::chrono::nanoseconds lead);
 
   /// The gradient of `tensor` is on its way to its buffer: from now on `wait` waits for it, and
   /// `tensorReady` will follow.
@@ -72,9 +75,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
 
   /// Blocks until the tensor is summed over all ranks, at most until `deadline`.
   /// @return whether it is. @throws the engine's failure.
-  bool wait(TensorKey tensor, Completion::Clock::time_point deadline) {
-    return completion_.wait(tensor, deadline);
-  }
+  bool wait(TensorKey tensor, Completion::Clock::time_point deadline);
   /// For each tensor of the model, 1 while it is being exchanged. @throws the engine's failure.
   [[nodiscard]] std::vector<std::uint8_t> pending(ModelId model) const {
     return completion_.pending(model);
@@ -108,6 +109,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void suspect(std::exception_ptr error);
   void tellOthers(const ControlMessage& message);
   void sendAll(const std::vector<Health::Addressed>& messages);
+  void endHold();
   void watch(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] Clock::time_point nextWatch() const;
   [[nodiscard]] std::vector<TensorKey> waitingTensors() const;
@@ -132,6 +134,10 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   bool driving_ = false; // a thread is deciding and issuing; it alone uses decisions_
   bool stop_ = false;
   Decisions decisions_;
+
+  Hold hold_;
+  ByteCount largestHeldBytes_ = 0; // of slices that begin during a hold
+  std::atomic<bool> holding_ = false;
 
   Health health_;
   Clock::time_point lastProgress_;

@@ -1,18 +1,9 @@
 #include "engine/event_watcher.h"
 
-#include <chrono>
-
 namespace hvd_order {
 
-namespace {
-
-// Between two looks. A slice takes 100 us or more on the fastest links, so this costs little order;
-// asking without pause would take a core from the data loader.
-constexpr std::chrono::microseconds kPause{20};
-
-} // namespace
-
-EventWatcher::EventWatcher() : thread_([state = state_] { run(*state); }) {}
+EventWatcher::EventWatcher(std::chrono::microseconds pause)
+    : thread_([state = state_, pause] { run(*state, pause); }) {}
 
 EventWatcher::~EventWatcher() {
   {
@@ -39,7 +30,7 @@ void EventWatcher::add(std::size_t queue, std::unique_ptr<DeviceEvent> event, Th
   state_->wakeUp.notify_one();
 }
 
-void EventWatcher::run(State& state) {
+void EventWatcher::run(State& state, std::chrono::microseconds pause) {
   std::unique_lock lock(state.mutex);
   while (!state.stop) {
     if (state.outstanding == 0) {
@@ -71,7 +62,7 @@ void EventWatcher::run(State& state) {
       }
     }
     if (!any && !state.stop) {
-      state.wakeUp.wait_for(lock, kPause, [&] { return state.stop; });
+      state.wakeUp.wait_for(lock, pause, [&] { return state.stop; });
     }
   }
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -31,7 +32,8 @@ class EventWatcher final {
   /// Called with null when the event has happened, else with the device's error.
   using Then = std::function<void(std::exception_ptr error)>;
 
-  EventWatcher();
+  /// @param pause between two looks at what has not happened yet.
+  explicit EventWatcher(std::chrono::microseconds pause = kPause);
   /// Drops what is outstanding: its functions are not called. One of them may be what destroys
   /// the watcher.
   ~EventWatcher();
@@ -56,7 +58,11 @@ class EventWatcher final {
     bool stop = false;
   };
 
-  static void run(State& state);
+  // A slice takes 100 us or more on the fastest links, so this costs little order; asking without
+  // pause would take a core from the data loader.
+  static constexpr std::chrono::microseconds kPause{20};
+
+  static void run(State& state, std::chrono::microseconds pause);
 
   std::shared_ptr<State> state_ = std::make_shared<State>();
   std::thread thread_;

@@ -62,6 +62,11 @@ class Agreement {
     scheduler_.retune(policy, creditBytes);
   }
 
+  /// As Scheduler::hold; heeded where order is decided, on rank 0.
+  void hold(ByteCount largestBytes) {
+    scheduler_.hold(largestBytes);
+  }
+
   /// The gradient of `tensor` lies in its buffer. As Scheduler::tensorReady.
   virtual const std::vector<SliceKey>& tensorReady(TensorKey tensor) = 0;
   /// A message of `from` has come.

@@ -165,10 +165,13 @@ std::optional<SliceKey> Scheduler::next() {
   if (policy_ == Policy::kPlanned) {
     return nextPlanned();
   }
-  if (candidates_.empty() || !putInFlight(candidates_.front().slice)) {
+  if (candidates_.empty()) {
     return std::nullopt;
   }
   const SliceKey slice = candidates_.front().slice;
+  if (layout(slice.model).slices()[slice.index].sizeBytes > largestBytes_ || !putInFlight(slice)) {
+    return std::nullopt;
+  }
   std::pop_heap(candidates_.begin(), candidates_.end(), kLessUrgent);
   candidates_.pop_back();
   return slice;

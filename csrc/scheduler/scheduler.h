@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -67,6 +68,12 @@ class Scheduler final {
   /// It need not be ready here when other ranks decided; then it is the caller who waits.
   void offer(SliceKey slice);
 
+  /// From now on `next` begins no slice with more bytes, except under Policy::kPlanned.
+  void hold(ByteCount largestBytes) {
+    largestBytes_ = largestBytes;
+  }
+  static constexpr ByteCount kAnySize = std::numeric_limits<ByteCount>::max();
+
   /// Most urgent candidate if it fits the credit; it counts as in flight from then on.
   std::optional<SliceKey> next();
 
@@ -120,6 +127,7 @@ class Scheduler final {
   Policy policy_;
   ByteCount creditBytes_;
   ByteCount inFlightBytes_ = 0;
+  ByteCount largestBytes_ = kAnySize;
   std::uint64_t arrivals_ = 0;
   std::vector<std::optional<Model>> models_;
   std::vector<Candidate> candidates_; // binary heap, most urgent in front

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Cut", "Link", "arrival_cut", "best_cut"]
+__all__ = ["Cut", "Link", "arrival_cut", "best_cut", "hold_lead_s"]
 
 _SMALLEST_BYTES = 64 * 1024
 _LARGEST_BYTES = 16 * 2**20
@@ -84,6 +84,16 @@ def best_cut(link: Link, total_bytes: int) -> Cut:
     slice_s = slice_bytes * link.seconds_per_byte
     in_flight = min(max(in_flight, 1 + math.ceil(link.latency_s / slice_s)), _MOST_IN_FLIGHT)
     return Cut(slice_bytes, in_flight * slice_bytes)
+
+
+def hold_lead_s(link: Link, cut: Cut) -> float:
+    """How long before the most urgent gradient the last large slice should begin, in seconds.
+
+    What is in flight then needs this long to arrive. The window is full or half full, so three
+    quarters of the credit on average; a link that falls idle a little early costs as much as a
+    gradient that waits as long.
+    """
+    return 0.0 if cut.policy == "arrival" else 0.75 * cut.credit_bytes * link.seconds_per_byte
 
 
 def arrival_cut() -> Cut:

@@ -6,14 +6,16 @@ different ranks can hang.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hvd_order import _torch as native
-from hvd_order.plan.cut import Cut, Link
-from hvd_order.torch import link_probe, process
+from hvd_order.plan.cut import Cut, Link, hold_lead_s
+from hvd_order.torch import horovod_library, link_probe, process
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 __all__: list[str] = []
 
@@ -33,8 +35,11 @@ class EngineHost:
         # The engine notices a stall first and can name the cause; the group's own timeout is
         # behind.
         patience = config.timeout * 1.25
-        self._gradients_group = context.new_group("gradients", timeout=patience)
-        self.transport = native.C10dTransport(self._gradients_group)
+        # Objects that the ranks tell each other, here and when a model is registered.
+        self.registration_group = context.new_group(
+            "registration", backend="gloo", timeout=patience
+        )
+        self.transport = _transport(context, patience, self.registration_group)
         control = native.C10dControl(
             context.new_group("control", backend="gloo", timeout=patience),
             context.rank,
@@ -60,10 +65,6 @@ class EngineHost:
             control=control,
         )
         self.copier = native.C10dCopier()
-        # Objects that the ranks tell each other when a model is registered.
-        self.registration_group = context.new_group(
-            "registration", backend="gloo", timeout=patience
-        )
         self.models: set[int] = set()
         self.steps = 0  # of all optimizers together
         self.tuned = False  # an optimizer has begun to choose the cut
@@ -73,7 +74,7 @@ class EngineHost:
     def link(self, device: torch.device) -> Link:
         """What the transport can do; the first call is collective, and nothing may travel then."""
         if self._link is None:
-            self._link = link_probe.measure(self._gradients_group, device)
+            self._link = link_probe.measure(self.transport, device)
         return self._link
 
     def retune(self, cut: Cut, model: int) -> None:
@@ -88,7 +89,8 @@ class EngineHost:
         largest = max((layout.largest_slice_bytes for layout in others), default=0)
         policy = "planned" if self.context.config.agreement == "planned" else cut.policy
         credit_bytes = max(cut.credit_bytes, largest)
-        self.engine.retune(getattr(native.Policy, policy.upper()), credit_bytes)
+        lead_s = hold_lead_s(self._link, cut) if self._link is not None else 0.0
+        self.engine.retune(getattr(native.Policy, policy.upper()), credit_bytes, lead_s)
         self.cut = cut
 
     def add_model(
@@ -117,6 +119,16 @@ class EngineHost:
     def close(self) -> None:
         """Tells the other ranks and stops the engine."""
         self.engine.shutdown()
+
+
+def _transport(
+    context: process.ProcessContext, patience: timedelta, objects: dist.ProcessGroup
+) -> native.TorchTransport:
+    """The adapter to what carries the gradients. Collective."""
+    if horovod_library.chosen(context, objects):
+        path = horovod_library.start(context, patience, objects)
+        return native.HorovodTransport(str(path), gpu_on_host=not horovod_library.has_gpu(path))
+    return native.C10dTransport(context.new_group("gradients", timeout=patience))
 
 
 _host: EngineHost | None = None

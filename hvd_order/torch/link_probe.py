@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Iterable
 from statistics import quantiles
 
 import torch
-import torch.distributed as dist
 
+from hvd_order import _torch as native
 from hvd_order.plan.cut import Link
 
 __all__: list[str] = []
@@ -21,20 +19,23 @@ _LARGE = (4, 2**20)
 _IN_FLIGHT = 2
 
 
-def measure(group: dist.ProcessGroup, device: torch.device) -> Link:
+def measure(transport: native.TorchTransport, device: torch.device) -> Link:
     """Times some all-reduces of up to 4 MiB, several times each. Collective.
 
     Args:
-        group: that of the gradients, which must be idle.
+        transport: that of the gradients, which must be idle.
         device: where the gradients are.
+
+    Raises:
+        HorovodInternalError: a transfer failed.
     """
     buffer = torch.zeros(_LARGE[0] * _LARGE[1] // 4, device=device)
     tiny = buffer[: _TINY_BYTES // 4]
-    latency_s = _undisturbed(_stream(group, [tiny], device) for _ in range(4 * _ROUNDS))
+    latency_s = _undisturbed(transport.time_stream([tiny], 1) for _ in range(4 * _ROUNDS))
     times = []
     for count, size_bytes in (_SMALL, _LARGE):
         slices = list(buffer[: count * size_bytes // 4].split(size_bytes // 4))
-        took = _undisturbed(_stream(group, slices, device) for _ in range(_ROUNDS))
+        took = _undisturbed(transport.time_stream(slices, _IN_FLIGHT) for _ in range(_ROUNDS))
         times.append((count, size_bytes, took))
     return Link.from_streams(latency_s, *times)
 
@@ -42,20 +43,3 @@ def measure(group: dist.ProcessGroup, device: torch.device) -> Link:
 def _undisturbed(seconds: Iterable[float]) -> float:
     """The lower quartile: what else a machine has to do only adds."""
     return quantiles(seconds, n=4)[0]
-
-
-def _stream(group: dist.ProcessGroup, slices: list[torch.Tensor], device: torch.device) -> float:
-    """Seconds for all slices, some of them in flight at a time."""
-    travelling: deque[dist.Work] = deque()
-    begin = time.monotonic()
-    for piece in slices:
-        if len(travelling) == _IN_FLIGHT:
-            travelling.popleft().wait()
-        work = dist.all_reduce(piece, group=group, async_op=True)
-        assert work is not None
-        travelling.append(work)
-    while travelling:
-        travelling.popleft().wait()
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.monotonic() - begin

@@ -781,6 +781,27 @@ TEST(theTimelineShowsEverySliceOnce) {
   CHECK_EQUAL(seen, all);
 }
 
+/// Steps of one rank: tensor 1 (large) is ready well before tensor 0, which the hold waits for.
+TEST(aWaiterEndsTheHold) {
+  EngineOptions options;
+  options.timeout = kForever;
+  Job job(1, options);
+  job.addModel(0, 0, {{"first", 64, 0}, {"large", 1 << 20, 0}, {"herald", 64, 0}}, 1 << 20);
+  job.engine(0).retune(Policy::kPriority, 2 << 20, 1ns);
+  const auto step = [&](const std::vector<TensorId>& tensors) {
+    for (const TensorId tensor : tensors) {
+      job.ready(0, {0, tensor});
+    }
+    for (const TensorId tensor : tensors) {
+      job.wait(0, {0, tensor});
+    }
+  };
+  step({1, 2, 0}); // "herald" came last before "first"
+  // Now the hold begins with "herald", and "first" does not come.
+  step({2, 1});
+  step({2, 1, 0});
+}
+
 } // namespace hvd_order
 
 int main(int argc, char** argv) {

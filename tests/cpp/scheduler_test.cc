@@ -196,6 +196,22 @@ TEST(creditAndPolicyCanChangeBetweenSteps) {
   CHECK_THROWS(InvalidUsage, scheduler.retune(Policy::kPlanned, 128));
 }
 
+TEST(duringAHoldOnlySmallSlicesBegin) {
+  Scheduler scheduler(Policy::kPriority, 8 * kUnit);
+  scheduler.addModel(
+      0,
+      std::make_shared<SliceLayout>(
+          std::vector<TensorSpec>{{"small", kUnit, 0}, {"large", 4 * kUnit, 1}}, 4 * kUnit));
+  readyAndOffer(scheduler, {0, 1});
+  scheduler.hold(kUnit);
+  CHECK(!scheduler.next());
+  readyAndOffer(scheduler, {0, 0});
+  CHECK_EQUAL(scheduler.next()->index, 0U); // more urgent, and small
+  CHECK(!scheduler.next());
+  scheduler.hold(Scheduler::kAnySize);
+  CHECK_EQUAL(scheduler.next()->index, 1U);
+}
+
 TEST(aFollowerTakesOnlyWhatIsReadyAndFits) {
   Scheduler scheduler(Policy::kPriority, kUnit);
   scheduler.addModel(0, network());

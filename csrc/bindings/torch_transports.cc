@@ -1,0 +1,49 @@
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "transport/c10d.h"
+#include "transport/c10d_control.h"
+#include "transport/horovod.h"
+
+namespace py = pybind11;
+
+namespace hvd_order {
+
+namespace {
+
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+} // namespace
+
+void bindTransports(py::module_& m) {
+  py::class_<TorchTransport, Transport, std::shared_ptr<TorchTransport>>(
+      m, "TorchTransport", py::module_local(), "Carries slices of tensors.")
+      .def(
+          "set_buffers", &TorchTransport::setBuffers, py::arg("model"), py::arg("buffers"),
+          py::arg("layout"))
+      .def("remove_buffers", &TorchTransport::removeBuffers, py::arg("model"))
+      .def(
+          "time_stream", &TorchTransport::timeStream, py::arg("pieces"), py::arg("in_flight"),
+          py::call_guard<py::gil_scoped_release>());
+  py::class_<C10dTransport, TorchTransport, std::shared_ptr<C10dTransport>>(
+      m, "C10dTransport", py::module_local(), "Carries slices over a process group.")
+      .def(
+          py::init([](const Group& group) { return std::make_shared<C10dTransport>(group); }),
+          py::arg("group"));
+  py::class_<HorovodTransport, TorchTransport, std::shared_ptr<HorovodTransport>>(
+      m, "HorovodTransport", py::module_local(), "Carries slices over Horovod's engine.")
+      .def(
+          py::init([](const std::string& library, bool gpuOnHost) {
+            return std::make_shared<HorovodTransport>(library, gpuOnHost);
+          }),
+          py::arg("library"), py::arg("gpu_on_host"));
+  py::class_<C10dControl, ControlChannel, std::shared_ptr<C10dControl>>(
+      m, "C10dControl", py::module_local(), "Control messages over a Gloo process group.")
+      .def(
+          py::init([](const Group& group, Rank rank, int size) {
+            return std::make_shared<C10dControl>(group, rank, size);
+          }),
+          py::arg("group"), py::arg("rank"), py::arg("size"));
+}
+
+} // namespace hvd_order

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <vector>
+
+#include "base/types.h"
+
+namespace hvd_order {
+
+/// Knows when to keep the link free for the gradient that the next forward pass reads first.
+///
+/// That gradient comes last in backward, when the link is often busy with large slices that can
+/// wait and cannot be overtaken. Backward passes resemble each other: the tensor that became ready
+/// one lead before the first one in the last step tells when to begin no further large slice.
+///
+/// Thread safety: none; the engine calls it under its own lock.
+class Hold final {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class Change { kNone, kBegin, kEnd };
+
+  /// @param lead how long what may be in flight needs to arrive; zero: never hold.
+  void setLead(std::chrono::nanoseconds lead) {
+    lead_ = lead;
+  }
+  void addModel(ModelId model, std::size_t tensors);
+  void removeModel(ModelId model);
+
+  /// A tensor has become ready, its step's first or any other.
+  Change ready(TensorKey tensor, Clock::time_point now);
+
+ private:
+  struct Model {
+    std::vector<Clock::time_point> readyAt; // by tensor, in this step or the one before
+    TensorId herald = kNone;                // its readiness begins the hold
+  };
+  static constexpr TensorId kFirst = 0; // tensors are numbered in consumption order
+  static constexpr TensorId kNone = kFirst;
+
+  [[nodiscard]] TensorId heraldOf(const Model& model) const;
+
+  std::chrono::nanoseconds lead_{0};
+  std::map<ModelId, Model> models_;
+};
+
+} // namespace hvd_order
