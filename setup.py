@@ -18,7 +18,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -138,6 +139,50 @@ class CMakeBuild(build_ext):
         """Nothing: `build_extensions` has put them there."""
 
 
+class BuildStartup(Command):
+    """Puts the line behind ``HVD_ORDER_ALIAS=1`` where Python looks when it starts.
+
+    Python reads .pth files at the top of site-packages only, where setuptools places no data.
+    """
+
+    SOURCE = "hvd_order/horovod/hvd_order_alias.pth"
+
+    def initialize_options(self) -> None:
+        """Options as setuptools wants them."""
+        self.editable_mode = False
+        self.build_lib: str | None = None
+
+    def finalize_options(self) -> None:
+        """Takes the folder of the command ``build``."""
+        self.set_undefined_options("build_py", ("build_lib", "build_lib"))
+
+    def run(self) -> None:
+        """Copies it; an editable wheel is packed from the folder that it is "installed" into."""
+        if self.editable_mode:
+            self.copy_file(self.SOURCE, self.get_finalized_command("install").install_lib)
+        else:
+            self.mkpath(str(self.build_lib))
+            self.copy_file(self.SOURCE, str(self.build_lib))
+
+    def get_outputs(self) -> list[str]:
+        """What `run` writes, for the list of installed files."""
+        return [str(Path(str(self.build_lib), Path(self.SOURCE).name))]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """Nothing that could be linked to its source."""
+        return {}
+
+    def get_source_files(self) -> list[str]:
+        """What a source distribution needs."""
+        return [self.SOURCE]
+
+
+class Build(build):
+    """Builds that as well."""
+
+    sub_commands = (*build.sub_commands, ("build_startup", None))
+
+
 TORCH = torch_folder()
 
 setup(
@@ -145,5 +190,5 @@ setup(
         Extension("hvd_order._core", []),
         *([Extension("hvd_order._torch", [])] if TORCH else []),
     ],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build": Build, "build_ext": CMakeBuild, "build_startup": BuildStartup},
 )

@@ -26,6 +26,7 @@ def test_empty_environment_gives_the_defaults() -> None:
     assert config.stall_warning == timedelta(seconds=60)
     assert config.timeline is None
     assert config.check_reads is False
+    assert config.alias is False
 
 
 def test_every_field_has_one_knob_and_the_documented_default_is_the_default() -> None:
@@ -46,7 +47,9 @@ def test_every_knob_is_read() -> None:
             "HVD_ORDER_TIMEOUT": "2.5",
             "HVD_ORDER_STALL_WARNING": "1",
             "HVD_ORDER_TIMELINE": "trace.json",
+            "HVD_ORDER_ELASTIC_DIR": "/shared/job",
             "HVD_ORDER_CHECK_READS": "yes",
+            "HVD_ORDER_ALIAS": "1",
         }
     )
     assert config == Config(
@@ -59,7 +62,9 @@ def test_every_knob_is_read() -> None:
         timeout=timedelta(seconds=2.5),
         stall_warning=timedelta(seconds=1),
         timeline="trace.json",
+        elastic_dir="/shared/job",
         check_reads=True,
+        alias=True,
     )
 
 
