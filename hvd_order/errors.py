@@ -11,7 +11,9 @@ from __future__ import annotations
 
 __all__ = [
     "BrokenInvariant",
+    "CommitLost",
     "HorovodInternalError",
+    "HostsUpdatedInterrupt",
     "HvdOrderError",
     "InvalidUsage",
     "ModelMismatch",
@@ -48,6 +50,22 @@ class TransferTimeout(HorovodInternalError):
 
 class ModelMismatch(HorovodInternalError):
     """Ranks disagree about a tensor: its presence, shape, dtype or the operation on it."""
+
+
+class HostsUpdatedInterrupt(HvdOrderError):  # as in Horovod no HorovodInternalError
+    """The processes of an elastic job are about to change; raised where the state is whole.
+
+    Attributes:
+        skip_sync: whether the ranks that stay need no new state, because ranks only left.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the processes of the job are about to change")
+        self.skip_sync = skip_sync
+
+
+class CommitLost(HvdOrderError):
+    """The committed state of an elastic job cannot be stored or brought back."""
 
 
 class StaleRead(HvdOrderError):

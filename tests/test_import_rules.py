@@ -17,7 +17,12 @@ FRAMEWORK_FREE = [
     "._core",
     ".launch",
     ".launch.run",
+    ".elastic",
     ".report",
+    ".check.run",
+    ".doctor.report",
+    ".horovod",
+    ".horovod.startup",
     ".cli.main",
     ".array",
 ]

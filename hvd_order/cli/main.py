@@ -8,9 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import hvd_order.check.command
+import hvd_order.doctor.command
 from hvd_order import __version__
 from hvd_order.errors import InvalidUsage
-from hvd_order.launch.run import LaunchRequest, local_process_count, parse_hosts, run
+from hvd_order.launch.options import add_options, request_from
+from hvd_order.launch.run import run
 
 __all__ = ["main"]
 
@@ -33,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(parsed)
         if parsed.subcommand == "timeline":
             return _timeline(parsed)
-    except (InvalidUsage, ImportError, OSError) as error:
+        if parsed.subcommand == "check":
+            return hvd_order.check.command.main(parsed)
+        if parsed.subcommand == "doctor":
+            return hvd_order.doctor.command.main(parsed)
+    except (InvalidUsage, ImportError, OSError, UnicodeDecodeError) as error:
         sys.stderr.write(f"hvd-order: {error}\n")
         return 2
     parser.print_help()
@@ -46,31 +53,32 @@ def _parser() -> argparse.ArgumentParser:
         description="Ordered, preemptible communication for data-parallel training.",
     )
     parser.add_argument("--version", action="version", version=f"hvd-order {__version__}")
-    commands = parser.add_subparsers(dest="subcommand", metavar="run | demo | bench | timeline")
+    commands = parser.add_subparsers(
+        dest="subcommand", metavar="run | check | doctor | demo | bench | timeline"
+    )
 
     start = commands.add_parser(
         "run",
-        help="start a command N times on this host",
+        help="start a command N times, on one or more hosts; horovodrun's options",
         usage="hvd-order run -np N [options] command ...",
-        description="Starts a command N times on this host, each with its rank in the environment.",
+        description="Starts a command N times, each with its rank in the environment.",
+        allow_abbrev=False,
     )
-    start.add_argument("-np", "--num-proc", type=int, metavar="N", help="how many processes")
-    start.add_argument(
-        "-H", "--hosts", metavar="HOST:SLOTS", help="only this host, for example localhost:4"
+    add_options(start)
+
+    check = commands.add_parser(
+        "check",
+        help="find mistakes of distributed training in scripts",
+        description="Reads scripts, without running them. docs/check.md explains the codes.",
     )
-    start.add_argument(
-        "--timeline-filename", metavar="F", help="write what happened when (HVD_ORDER_TIMELINE)"
+    hvd_order.check.command.add_options(check)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is built and what works here; for bug reports",
+        description="Shows what is built and which transports work, and tests two ranks.",
     )
-    start.add_argument(
-        "-x",
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set a variable for the processes; they also have all of this shell's",
-    )
-    start.add_argument("--verbose", action="store_true", help="show the launcher's log as well")
-    start.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
+    hvd_order.doctor.command.add_options(doctor)
 
     commands.add_parser("demo", help="train a small GPT on two workers and compare with DDP")
 
@@ -85,18 +93,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(parsed: argparse.Namespace) -> int:
-    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
-    hosts = parse_hosts(parsed.hosts) if parsed.hosts else []
-    count = local_process_count(parsed.num_proc, hosts, command)
-    env: dict[str, str] = {}
-    for assignment in parsed.env:
-        name, equals, value = assignment.partition("=")
-        if not name or not equals:
-            raise InvalidUsage(f"-x {assignment}: expected NAME=VALUE")
-        env[name] = value
-    if parsed.timeline_filename:
-        env["HVD_ORDER_TIMELINE"] = str(Path(parsed.timeline_filename).absolute())
-    return run(LaunchRequest(command, count, env, parsed.verbose))
+    if parsed.check_build:
+        return _check_build()
+    return run(request_from(parsed))
+
+
+def _check_build() -> int:
+    """What ``horovodrun --check-build`` shows."""
+    import hvd_order.torch as hvd
+
+    def mark(there: object) -> str:
+        return "[X]" if there else "[ ]"
+
+    sys.stdout.write(
+        f"hvd-order {__version__}\n\nAvailable Frameworks:\n    {mark(True)} PyTorch\n\n"
+        f"Available Controllers:\n    {mark(hvd.mpi_built())} MPI\n"
+        f"    {mark(hvd.gloo_built())} Gloo\n\n"
+        f"Available Tensor Operations:\n    {mark(hvd.nccl_built())} NCCL\n"
+        f"    {mark(hvd.mpi_built())} MPI\n    {mark(hvd.gloo_built())} Gloo\n"
+    )
+    return 0
 
 
 def _timeline(parsed: argparse.Namespace) -> int:

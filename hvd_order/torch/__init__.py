@@ -6,6 +6,7 @@ require_torch()
 require_extension()
 
 from hvd_order.errors import HorovodInternalError  # noqa: E402  (after the requirements)
+from hvd_order.torch import elastic  # noqa: E402
 from hvd_order.torch.collectives import (  # noqa: E402
     allgather,
     allgather_async,
@@ -117,6 +118,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

@@ -88,7 +88,7 @@ SIGNATURES = {
     "synchronize": "handle",
 }
 """Of every function of horovod.torch that has arguments."""
-NOT_YET = {"join", "SyncBatchNorm", "elastic"}
+NOT_YET = {"join", "SyncBatchNorm"}
 OTHER_NAMES = {
     "Adasum", "Average", "Compression", "HorovodInternalError", "Max", "Min", "ProcessSet",
     "Product", "SyncBatchNorm", "Sum", "ccl_built", "cross_rank", "cross_size", "cuda_built",

@@ -1,58 +1,144 @@
-"""Host lists and process counts of ``hvd-order run``, and what the command line answers."""
+"""Hosts and options of ``hvd-order run``, and what the command line answers."""
 
 from __future__ import annotations
 
-import socket
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from hvd_order import __version__
 from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
-from hvd_order.launch.run import Host, local_process_count, parse_hosts
+from hvd_order.launch import options
+from hvd_order.launch.hosts import Host, discover_hosts, parse_hosts, read_hostfile, share
+from hvd_order.launch.request import LaunchRequest
+
+
+def request(*arguments: str) -> LaunchRequest:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    options.add_options(parser)
+    return options.request_from(parser.parse_args([*arguments, "python", "train.py", "--lr", "1"]))
 
 
 def test_host_lists() -> None:
     assert parse_hosts("localhost:4") == [Host("localhost", 4)]
-    assert parse_hosts("a:2, b ,c:10") == [Host("a", 2), Host("b", 1), Host("c", 10)]
+    assert parse_hosts("a:2, b ,me@c:10") == [Host("a", 2), Host("b", 1), Host("me@c", 10)]
+    assert parse_hosts("a:2,b:1,a:3") == [Host("a", 5), Host("b", 1)]
 
 
-@pytest.mark.parametrize("text", ["", "a:", ":2", "a:0", "a:x", "a:2,,b:1", "a:-1"])
+@pytest.mark.parametrize("text", ["", "a:", ":2", "a:0", "a:x", "a:2,,b:1", "a:-1", "-oProxy:1"])
 def test_what_is_no_host_list_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsage, match="expected host:slots"):
         parse_hosts(text)
 
 
-def test_process_counts() -> None:
-    here = [Host("localhost", 2), Host(socket.gethostname(), 2)]
-    assert local_process_count(3, [], []) == 3
-    assert local_process_count(3, here, []) == 3
-    assert local_process_count(None, here, []) == 4
+def test_hostfiles(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("# ours\na slots=2\nb\n\n c slots = 3 # big\n")
+    assert read_hostfile(path) == [Host("a", 2), Host("b", 1), Host("c", 3)]
+    path.write_text("a 2\n")
+    with pytest.raises(InvalidUsage, match="line 1: expected 'host slots=N', got 'a 2'"):
+        read_hostfile(path)
+    path.write_text("\n")
+    with pytest.raises(InvalidUsage, match="names no host"):
+        read_hostfile(path)
+
+
+def test_discovery_scripts() -> None:
+    assert discover_hosts("printf 'a:2\\nb\\n'", 4) == [Host("a", 2), Host("b", 4)]
+    assert discover_hosts("true", 4) == []
+    with pytest.raises(InvalidUsage, match="failed with exit code 3: oh"):
+        discover_hosts("echo oh >&2; exit 3", 1)
+
+
+def test_processes_are_dealt_out_in_order() -> None:
+    hosts = [Host("a", 2), Host("b", 4), Host("c", 1)]
+    assert share(hosts, 3) == [Host("a", 2), Host("b", 1)]
+    assert share(hosts, None) == hosts
+
+
+def test_counts() -> None:
+    assert request("-np", "3").process_count == 3
+    assert request("-H", "a:2,b:2").process_count == 4
+    assert request("-np", "3", "-H", "a:2,b:2").process_count == 3
+    assert request("-np", "2").command == ["python", "train.py", "--lr", "1"]
 
 
 @pytest.mark.parametrize(
-    ("count", "hosts", "message"),
+    ("arguments", "message"),
     [
-        (None, [], "for example: -np 2"),
-        (0, [], "at least one process"),
-        (3, [Host("localhost", 2)], "more processes than -H has slots, 2"),
+        ([], "for example: -np 2"),
+        (["-np", "0"], "at least one process"),
+        (["-np", "3", "-H", "a:2"], "more processes than the hosts have slots, 2"),
+        (["-np", "2", "--min-np", "3"], "--min-np 3 must be between 1 and -np 2"),
+        (["-np", "2", "--max-np", "1"], "--max-np 1 is less than -np 2"),
+        (["-np", "3", "--min-np", "2", "-H", "a:2"], "no host is ever added"),
+        (["-np", "2", "--mpi"], "start it with mpirun"),
+        (["-np", "2", "--mpi-args=--map-by node"], "start it with mpirun and these"),
+        (["-np", "2", "--config-file", "f"], "write its settings as options"),
+        (["-np", "2", "-x", "A"], "-x A: expected NAME=VALUE"),
     ],
 )
-def test_counts_that_cannot_be(count: int | None, hosts: list[Host], message: str) -> None:
-    with pytest.raises(InvalidUsage, match=message):
-        local_process_count(count, hosts, [])
+def test_requests_that_cannot_be(arguments: list[str], message: str) -> None:
+    with pytest.raises(InvalidUsage, match=re.escape(message)):
+        request(*arguments)
 
 
-def test_other_hosts_get_the_lines_to_type_instead() -> None:
-    hosts = [Host("node1", 2), Host("node2", 2)]
-    with pytest.raises(InvalidUsage) as caught:
-        local_process_count(None, hosts, ["python", "train.py", "--lr", "1"])
-    text = str(caught.value)
-    assert "node1 is another one" in text
-    mpirun = "mpirun -np 4 -H node1:2,node2:2 -x MASTER_ADDR=node1 python train.py --lr 1"
-    assert mpirun in text
-    assert "torchrun --nnodes 2 --nproc-per-node 2" in text
-    assert "--rdzv-endpoint node1:29400 train.py --lr 1" in text
+def test_elastic_rules() -> None:
+    assert request("-np", "3").elastic is None
+    limits = ["--min-np", "2", "--max-num-proc", "5", "--reset-limit", "7"]
+    times = ["--elastic-timeout", "9", "--blacklist-cooldown-range", "1", "2"]
+    rules = request("-np", "3", *limits, *times).elastic
+    assert rules is not None
+    assert (rules.min_count, rules.max_count, rules.reset_limit) == (2, 5, 7)
+    assert (rules.timeout_s, rules.cooldown_s) == (9.0, 1.0)
+    rules = request("-np", "3", "--host-discovery-script", "s", "--slots", "4").elastic
+    assert rules is not None
+    assert (rules.min_count, rules.discovery_script, rules.default_slots) == (3, "s", 4)
+
+
+def test_settings_become_variables() -> None:
+    stall = ["--stall-check-warning-time-seconds", "5", "--gloo-timeout-seconds", "9"]
+    made = request(
+        "-np", "1", "--timeline-filename", "/t.json", "--autotune", "-x", "A=b=c", *stall
+    )
+    assert made.env == {
+        "A": "b=c",
+        "HVD_ORDER_TIMELINE": "/t.json",
+        "HVD_ORDER_TUNE": "1",
+        "HVD_ORDER_STALL_WARNING": "5.0",
+        "HVD_ORDER_TIMEOUT": "9.0",
+    }
+
+
+def test_options_without_effect_say_why(capsys: pytest.CaptureFixture[str]) -> None:
+    request("-np", "1", "--cycle-time-ms", "3", "--torus-allreduce")
+    assert capsys.readouterr().err == (
+        "hvd-order: --cycle-time-ms has no effect: there are no cycles: what is ready is sent at "
+        "once\n"
+        "hvd-order: --torus-allreduce has no effect: NCCL chooses its algorithms itself; NCCL_ALGO "
+        "overrides it\n"
+    )
+
+
+HOROVODRUN = Path(sys.executable).with_name("horovodrun")
+
+
+@pytest.mark.skipif(not HOROVODRUN.exists(), reason="Horovod is not installed: make horovod")
+def test_every_option_of_horovodrun_is_known() -> None:
+    done = subprocess.run(
+        [str(HOROVODRUN), "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    theirs = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", done.stdout.split("Horovod Runner")[0]))
+    parser = argparse.ArgumentParser()
+    options.add_options(parser)
+    ours = {name for action in parser._actions for name in action.option_strings}
+    assert len(theirs) > 30
+    assert theirs - ours == {"-v"}, "-v is hvd-order --version"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +148,8 @@ def test_other_hosts_get_the_lines_to_type_instead() -> None:
         (["run", "python", "train.py"], "say how many processes"),
         (["run", "-np", "2", "no-such-program"], "there is no command 'no-such-program'"),
         (["run", "-np", "2", __file__], "write: python /"),
-        (["run", "-np", "2", "-x", "A", "true"], "-x A: expected NAME=VALUE"),
+        (["run", "-np", "1", "--network-interface", "no0", "true"], "--network-interface no0"),
+        (["run", "-np", "1", "--hostfile", "/nowhere", "true"], "/nowhere"),
         (["timeline", "/nowhere.json"], "/nowhere.json"),
     ],
 )
@@ -75,10 +162,15 @@ def test_mistakes_on_the_command_line(
     assert message in error
 
 
+def test_check_build(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--check-build"]) == 0
+    assert "[X] Gloo" in capsys.readouterr().out
+
+
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"hvd-order {__version__}\n"
     assert main([]) == 2
-    assert "run | demo | bench | timeline" in capsys.readouterr().out
+    assert re.search(r"run \|.* timeline", capsys.readouterr().out)

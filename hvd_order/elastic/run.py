@@ -1,0 +1,149 @@
+"""The loop around elastic training: what happens when the job breaks or is about to change.
+
+Under an elastic agent a worker never joins a new job itself: the agent starts all of them again,
+and they find the last commit. So here a worker whose job broke waits a moment for its agent's
+SIGTERM, which it gets when a neighbour died, and otherwise ends with the error, which the agent
+answers in the same way. An agent that only wants to change the job sends SIGTERM to workers in the
+middle of a step; they finish it, agree at the next commit and end there, so that nothing is lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+from hvd_order.elastic.agent import restarts_workers
+from hvd_order.elastic.state import State
+from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["run_fn"]
+
+_BROKEN_WAIT_S = 5.0  # for the agent's signal; torch's agents look at each other every second
+_CHANGE_WAIT_S = 60.0
+_BOTH = 3  # Horovod's HostUpdateResult: which of both the agent does not say
+
+
+def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+    """`func`, called again whenever the job has formed anew.
+
+    Args:
+        func: takes a `State` first; trains from wherever the state is.
+        reset: leaves the job and joins it again, where no agent starts this process again.
+
+    Returns:
+        A function with the arguments of `func`. It raises what `func` raises, except for
+        HorovodInternalError and HostsUpdatedInterrupt where the job can go on.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
+        with _AgentSignal(state) as agent:
+            start: Callable[[], None] = lambda: _start(state)  # noqa: E731  (replaced below)
+            while True:
+                try:
+                    start()
+                    return func(state, *args, **kwargs)
+                except HorovodInternalError as error:
+                    if agent.present:
+                        _tell(f"{error}; waiting to be started again")
+                        agent.end_when_told(_BROKEN_WAIT_S)
+                        raise
+                    state.restore()
+                    start = state.sync
+                except HostsUpdatedInterrupt as interrupt:
+                    if agent.present:
+                        state.save()
+                        state.keep()
+                        agent.end_when_told(_CHANGE_WAIT_S)
+                        raise
+                    start = _nothing if interrupt.skip_sync else state.sync
+                reset()
+                state.on_reset()
+
+    return wrapper
+
+
+def _start(state: State) -> None:
+    """Gives all ranks the same state: the last commit's, or rank 0's where there is none."""
+    number = state.recover()
+    if number:
+        if state._rank() == 0:
+            _tell(f"going on from commit {number}")
+        state.on_reset()
+    state.sync()
+
+
+def _nothing() -> None:
+    """Ranks only left, so nobody needs a state."""
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"hvd_order: {text}\n")
+    sys.stderr.flush()
+
+
+class _AgentSignal:
+    """Turns the agent's SIGTERM into a message to the state, while training runs.
+
+    Left alone where there is no agent, or where the program has a handler of its own.
+
+    Attributes:
+        present: whether an elastic agent started this process.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.present = restarts_workers(os.environ)
+        self._state = state
+        self._told = False
+        self._installed = False
+
+    def __enter__(self) -> _AgentSignal:
+        self._installed = (
+            self.present
+            and threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        )
+        if self._installed:
+            signal.signal(signal.SIGTERM, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._installed:
+            return
+        if self._told:  # too late to agree on anything: the agent is waiting
+            self._end()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def end_when_told(self, seconds: float) -> None:
+        """Ends this process once the agent has asked for it; returns if it does not in time."""
+        deadline = time.monotonic() + seconds
+        while not self._told and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if self._told:
+            self._end()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._told:  # whoever says it twice means it
+            self._end()
+        self._told = True
+        self._state.on_hosts_updated(time.time(), _BOTH)
+
+    def _end(self) -> NoReturn:
+        """Ends as the signal would have ended it, with what was printed."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(128 + signal.SIGTERM)  # not reached, unless the signal is blocked

@@ -1,0 +1,245 @@
+"""What an elastic job must not lose, and how all ranks come to have the same of it.
+
+Classes and methods are those of Horovod 0.28.1 (horovod/common/elastic.py). There a state survives
+in the memory of the workers that are left. Here all workers are started again, so `commit` also
+keeps it outside of the process (commits.py), and `recover` brings it back.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import IO, Any
+
+from hvd_order.config import Config
+from hvd_order.elastic.agent import restarts_workers
+from hvd_order.elastic.commits import Commit, CommitFolder
+from hvd_order.errors import CommitLost, HostsUpdatedInterrupt
+
+__all__ = ["ObjectState", "State"]
+
+_REMOVED = 1  # Horovod's HostUpdateResult: 1 removed, 2 added, 3 both
+
+
+class State:
+    """Base of all states: knows when to save, not what.
+
+    Args:
+        bcast_object: ``broadcast_object(obj, root_rank=0)`` of the framework.
+        get_rank: this process's rank.
+        allgather_object: of the framework; without it, only rank 0 can bring a commit back and
+            notice that the job is about to change.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any],
+        get_rank: Callable[[], int],
+        allgather_object: Callable[[Any], list[Any]] | None = None,
+    ) -> None:
+        self._bcast_object = bcast_object
+        self._rank = get_rank
+        self._allgather_object = allgather_object
+        # A deque, not a queue: a signal handler appends to it, and must not meet a lock.
+        self._host_messages: deque[tuple[float, int]] = deque()
+        self._last_updated_timestamp = 0.0
+        self._reset_callbacks: list[Callable[[], None]] = []
+        self._commits = CommitFolder.of_this_process(Config.from_environment().elastic_dir)
+        self._commit_number = 0
+
+    # ---- what Horovod's State has ----
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Has functions called when the job has formed anew, before `sync`.
+
+        For what follows from the number of workers, for example the learning rate.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Called when the job has formed anew."""
+        self._host_messages.clear()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Called, from any thread or a signal handler, when the job is about to change.
+
+        Args:
+            timestamp: seconds since the epoch; messages older than the last one are ignored.
+            update_res: 1 hosts were removed, 2 added, 3 both.
+        """
+        self._host_messages.append((timestamp, update_res))
+
+    def commit(self) -> None:
+        """Keeps the state as it is now: whatever dies, training goes on from here.
+
+        All ranks must call it, in the same place. It copies the state, and one rank a host writes
+        it to memory outside of the process, so do it every few dozen steps, not every step.
+
+        Raises:
+            HostsUpdatedInterrupt: the job is about to change; `run` handles it.
+            CommitLost: the state could not be stored.
+        """
+        self.save()
+        self.keep()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Raises HostsUpdatedInterrupt, on all ranks alike, if one has heard of a change.
+
+        Cheaper than `commit`; all ranks must call it, in the same place, where the state is whole.
+        """
+        if not restarts_workers(os.environ):
+            return  # nobody could tell
+        previous = newest = self._last_updated_timestamp
+        update = 0
+        while self._host_messages:
+            timestamp, result = self._host_messages.popleft()
+            if timestamp > newest:
+                newest = timestamp
+                update |= result
+        told = self._from_all((previous, newest, update))
+        previous = min(before for before, _, _ in told)
+        self._last_updated_timestamp = max(after for _, after, _ in told)
+        if self._last_updated_timestamp > previous:
+            updates = {result for _, _, result in told} - {0}
+            raise HostsUpdatedInterrupt(skip_sync=updates == {_REMOVED})
+
+    def save(self) -> None:
+        """Copies the state, in this process."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Undoes what happened since the last `save`."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Gives all ranks the state of rank 0."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapts to another number of ranks, before `sync`."""
+
+    # ---- outliving the process ----
+
+    def saved(self) -> Any:
+        """What `save` copied, for `dump`."""
+        raise NotImplementedError
+
+    def set_saved(self, saved: Any) -> None:
+        """The inverse of `saved`; `restore` then puts it to use."""
+        raise NotImplementedError
+
+    def dump(self, saved: Any, file: IO[bytes]) -> None:
+        """Writes what `saved` gave."""
+        pickle.dump(saved, file, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def load(self, file: IO[bytes]) -> Any:
+        """The inverse of `dump`."""
+        return pickle.load(file)
+
+    def keep(self) -> None:
+        """Stores what `save` copied outside of this process; one rank a host does it for all."""
+        self._commit_number += 1
+        if self._commits is None:
+            return
+        if self._rank() == 0 or os.environ.get("LOCAL_RANK") == "0":
+            self._commits.write(self._commit_number, lambda file: self.dump(self.saved(), file))
+
+    def recover(self) -> int:
+        """Brings back the newest commit that any rank can find; `sync` gives it to the others.
+
+        All ranks must call it.
+
+        Returns:
+            The commit's number; 0: there is none, so training starts at the beginning.
+
+        Raises:
+            CommitLost: the newest commit cannot be read; raised on every rank.
+        """
+        own = self._commits.newest() if self._commits is not None else None
+        numbers = self._from_all(0 if own is None else own.number)
+        newest: int = max(numbers)
+        if newest == 0:
+            return 0
+        root = numbers.index(newest)
+        saved, error = None, ""
+        if self._rank() == root and own is not None:
+            saved, error = self._read(own)
+        # sync() is about to send rank 0's state to all, so nothing but the outcome travels now.
+        message = (None if root == 0 else saved, error)
+        message = self._bcast_object(message, root_rank=root)
+        if message[1]:
+            raise CommitLost(f"rank {root}: {message[1]}")
+        if self._rank() != root:
+            saved = message[0]
+        if saved is not None:
+            self.set_saved(saved)
+            self.restore()
+        self._commit_number = newest
+        return newest
+
+    def _read(self, commit: Commit) -> tuple[Any, str]:
+        assert self._commits is not None
+        try:
+            return self._commits.read(commit, self.load), ""
+        except CommitLost as error:
+            return None, str(error)
+
+    def _from_all(self, value: Any) -> list[Any]:
+        """Every rank's value, or rank 0's alone where ranks cannot be asked."""
+        if self._allgather_object is not None:
+            return self._allgather_object(value)
+        return [self._bcast_object(value)]
+
+
+class ObjectState(State):
+    """State of plain Python objects, each an attribute.
+
+    Args:
+        bcast_object: see `State`.
+        get_rank: see `State`.
+        allgather_object: see `State`.
+        kwargs: name and first value of each attribute; values must be picklable.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any],
+        get_rank: Callable[[], int],
+        allgather_object: Callable[[Any], list[Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bcast_object, get_rank, allgather_object)
+        self._saved_state = kwargs
+        self._set_attrs()
+
+    def save(self) -> None:
+        """See `State`. Values are kept by reference, as in Horovod: replace them, or copy."""
+        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+
+    def restore(self) -> None:
+        """See `State`."""
+        self._set_attrs()
+
+    def sync(self) -> None:
+        """See `State`."""
+        if self._saved_state:
+            self._saved_state = self._bcast_object(self._saved_state)
+            self._set_attrs()
+
+    def saved(self) -> Any:
+        """See `State`."""
+        return self._saved_state
+
+    def set_saved(self, saved: Any) -> None:
+        """See `State`. Attributes that the script has added since the commit keep their value."""
+        self._saved_state = {**self._saved_state, **saved}
+
+    def _set_attrs(self) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, value)

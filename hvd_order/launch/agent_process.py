@@ -1,0 +1,156 @@
+"""An agent as the launcher sees it: a process here or behind ssh, lines out, messages in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import secrets
+import shlex
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import hvd_order
+from hvd_order.errors import InvalidUsage
+from hvd_order.launch.host_agent import BOOT
+from hvd_order.launch.hosts import is_this_host
+from hvd_order.launch.request import LaunchRequest
+
+__all__ = ["AgentProcess", "Event"]
+
+Event = tuple["AgentProcess | None", dict[str, Any]]
+"""Who says it (None: the launcher's own threads) and what: ``{"what": ..., ...}``."""
+
+# Of this host or this login; elsewhere they would be wrong.
+_STAYS_HERE = re.compile(
+    r"HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|TERM_SESSION_ID|DISPLAY|XAUTHORITY|TMPDIR|SSH_.*|XDG_.*"
+    r"|DBUS_.*|BASH_FUNC_.*"
+)
+
+
+class AgentProcess:
+    """Starts an agent, forwards its output, and puts its messages into a queue.
+
+    The last message is ``ended`` with the exit code.
+
+    Args:
+        host: its name, as the user wrote it.
+        process_count: how many workers it may expect.
+        request: what to start.
+        events: where messages go.
+        prefix: before each line of output.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        process_count: int,
+        request: LaunchRequest,
+        events: queue.Queue[Event],
+        prefix: str,
+    ) -> None:
+        self.host = host
+        self.remote = not is_this_host(host)
+        self.last_errors: deque[str] = deque(maxlen=5)  # of standard error, for a message
+        self._events = events
+        self._prefix = prefix.encode()
+        self._marker = f"\x1e{secrets.token_hex(8)}\x1e"
+        program = [sys.executable, "-c", BOOT]
+        if self.remote:
+            # BatchMode: a question for a password would wait for ever.
+            program = [
+                "ssh",
+                "-o",
+                "BatchMode=yes",
+                *request.ssh_options,
+                host,
+                shlex.join(program),
+            ]
+        try:
+            self._process = subprocess.Popen(
+                program,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the launcher, which then ends us
+            )
+        except FileNotFoundError:
+            raise InvalidUsage(
+                f"there is no ssh here, which is needed to start processes on {host}"
+            ) from None
+        streams = [(self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)]
+        self._threads = [
+            threading.Thread(target=self._forward, args=pair, daemon=True) for pair in streams
+        ]
+        for thread in self._threads:
+            thread.start()
+        threading.Thread(target=self._wait, daemon=True).start()
+        self.send(self._job(process_count, request))
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Sends a line; of an agent that has ended, its own end is the news."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def stop(self) -> None:
+        """Ends the agent and its workers, now; `wait` waits for it."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the end, and kills what has not ended by then."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for thread in self._threads:
+            thread.join(5)
+
+    def _job(self, process_count: int, request: LaunchRequest) -> dict[str, object]:
+        env = dict(request.env)
+        if self.remote:
+            here = {name: v for name, v in os.environ.items() if not _STAYS_HERE.fullmatch(name)}
+            env = {**here, **env}
+        return {
+            "marker": self._marker,
+            "remote": self.remote,
+            "path": [str(Path(hvd_order.__file__).parents[1]), *filter(None, sys.path)],
+            "env": env,
+            "folder": os.getcwd(),
+            "command": list(request.command),
+            "processes": process_count,
+            "restart": request.elastic is not None,
+            "interfaces": list(request.interfaces),
+            "output": str(request.output_folder.absolute()) if request.output_folder else None,
+            "verbose": request.verbose,
+        }
+
+    def _forward(self, source: IO[bytes], target: IO[str]) -> None:
+        """Passes lines on, and messages among them to the queue."""
+        marker = self._marker.encode()
+        for line in source:
+            text, found, message = line.partition(marker)
+            if text:
+                if target is sys.stderr:
+                    self.last_errors.append(text.decode(errors="replace").strip())
+                target.buffer.write(self._prefix + text)  # type: ignore[attr-defined]
+                target.flush()
+            if found:
+                self._events.put((self, json.loads(message)))
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        for thread in self._threads:  # what it said comes before its end
+            thread.join(5)
+        self._events.put((self, {"what": "ended", "code": code}))

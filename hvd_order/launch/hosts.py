@@ -1,0 +1,151 @@
+"""Which hosts there are and how many processes each may get: a list, a file or a script."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import socket
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvd_order.errors import InvalidUsage
+
+__all__ = [
+    "Host",
+    "discover_hosts",
+    "interface_address",
+    "interface_variables",
+    "is_this_host",
+    "parse_hosts",
+    "read_hostfile",
+    "share",
+]
+
+_DISCOVERY_LIMIT_S = 60
+_SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host and how many processes it may get."""
+
+    name: str
+    slots: int
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Reads horovodrun's ``host1:2,host2:4``; no number means one process.
+
+    Raises:
+        InvalidUsage: not of that form.
+    """
+    return _checked([_parse_host(part, 1, f"-H {text}") for part in text.split(",")], "-H")
+
+
+def read_hostfile(path: Path) -> list[Host]:
+    """Reads lines ``host slots=2``, as mpirun and horovodrun do; ``#`` begins a comment.
+
+    Raises:
+        InvalidUsage: a line is not of that form, or there is none.
+        OSError: the file cannot be read.
+    """
+    hosts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        match = re.fullmatch(r"(\S+)(?:\s+slots\s*=\s*(\d+))?", text)
+        if match is None or match[2] == "0":
+            raise InvalidUsage(f"{path}, line {number}: expected 'host slots=N', got {text!r}")
+        hosts.append(Host(match[1], int(match[2] or 1)))
+    if not hosts:
+        raise InvalidUsage(f"{path} names no host")
+    return _checked(hosts, str(path))
+
+
+def discover_hosts(script: str, default_slots: int) -> list[Host]:
+    """What a host discovery script prints: ``host`` or ``host:slots``, one a line.
+
+    Args:
+        script: path of an executable, or a command line, as in horovodrun.
+        default_slots: of a host without a number.
+
+    Raises:
+        InvalidUsage: the script fails, takes longer than a minute, or prints something else.
+    """
+    try:
+        done = subprocess.run(
+            script, shell=True, capture_output=True, text=True, timeout=_DISCOVERY_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise InvalidUsage(f"{script} took longer than {_DISCOVERY_LIMIT_S} s") from None
+    if done.returncode != 0:
+        raise InvalidUsage(
+            f"{script} failed with exit code {done.returncode}: "
+            f"{done.stderr.strip() or 'no output'}"
+        )
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    return _checked([_parse_host(line, default_slots, script) for line in lines], script)
+
+
+def share(hosts: Sequence[Host], limit: int | None) -> list[Host]:
+    """The hosts with `limit` processes dealt out in order; None: all slots."""
+    left = sum(host.slots for host in hosts) if limit is None else limit
+    dealt = []
+    for host in hosts:
+        count = min(host.slots, left)
+        if count:
+            dealt.append(Host(host.name, count))
+        left -= count
+    return dealt
+
+
+def is_this_host(name: str) -> bool:
+    """Whether `name` is one that this host certainly has."""
+    own = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", "::1", own, own.split(".")[0])
+
+
+def interface_address(name: str) -> str:
+    """The IPv4 address of a network interface of this host.
+
+    Raises:
+        InvalidUsage: there is no such interface, or it has none.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError as error:
+            known = ", ".join(sorted(known for _, known in socket.if_nameindex()))
+            raise InvalidUsage(
+                f"--network-interface {name}: {error.strerror} on {socket.gethostname()}, which "
+                f"has {known}"
+            ) from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def interface_variables(names: Sequence[str]) -> dict[str, str]:
+    """What makes the communication libraries use these interfaces."""
+    libraries = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    return dict.fromkeys(libraries, ",".join(names)) if names else {}
+
+
+def _parse_host(text: str, default_slots: int, where: str) -> Host:
+    name, colon, slots = text.strip().rpartition(":")
+    if not colon:
+        name, slots = slots, str(default_slots)
+    # A name goes to ssh as an argument, where one that starts with a dash would be an option.
+    if not re.fullmatch(r"[\w@][\w.@\-]*", name) or not slots.isdecimal() or int(slots) < 1:
+        raise InvalidUsage(f"{where}: expected host:slots,host:slots, got {text.strip()!r}")
+    return Host(name, int(slots))
+
+
+def _checked(hosts: list[Host], where: str) -> list[Host]:
+    """The hosts, those of one name together."""
+    slots: dict[str, int] = {}
+    for host in hosts:
+        slots[host.name] = slots.get(host.name, 0) + host.slots
+    return [Host(name, count) for name, count in slots.items()]

@@ -1,0 +1,213 @@
+"""The command line of ``hvd-order run``: horovodrun 0.28.1's options, and what became of each.
+
+An option either works, or has no effect here and says in one line why (`_NOT_NEEDED`), or stops
+with what to use instead (`_INSTEAD`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.launch.hosts import Host, parse_hosts, read_hostfile
+from hvd_order.launch.request import ElasticRules, LaunchRequest
+
+__all__ = ["add_options", "request_from"]
+
+_NEVER_S = 10**8
+_SLICES = "slice sizes are chosen for model and network; HVD_ORDER_SLICE_BYTES sets one"
+_NO_CYCLES = "there are no cycles: what is ready is sent at once"
+_NCCL = "NCCL chooses its algorithms itself; NCCL_ALGO overrides it"
+_TUNING = "HVD_ORDER_TUNE=0 turns the trials off; they need no settings"
+
+# Names of an option -> number of its arguments, and why it is not needed.
+_NOT_NEEDED: dict[tuple[str, ...], tuple[int, str]] = {
+    ("--disable-cache",): (0, "no checks are cached"),
+    ("--fusion-threshold-mb",): (1, _SLICES),
+    ("--cycle-time-ms",): (1, _NO_CYCLES),
+    ("--timeline-mark-cycles",): (0, _NO_CYCLES),
+    ("--cache-capacity",): (1, "there is no cache of tensor names to size"),
+    ("--hierarchical-allreduce",): (0, _NCCL),
+    ("--no-hierarchical-allreduce",): (0, _NCCL),
+    ("--hierarchical-allgather",): (0, _NCCL),
+    ("--no-hierarchical-allgather",): (0, _NCCL),
+    ("--torus-allreduce",): (0, _NCCL),
+    ("--no-torus-allreduce",): (0, _NCCL),
+    ("--autotune-log-file",): (1, "the timeline shows the trials"),
+    ("--autotune-warmup-samples",): (1, _TUNING),
+    ("--autotune-steps-per-sample",): (1, _TUNING),
+    ("--autotune-bayes-opt-max-samples",): (1, _TUNING),
+    ("--autotune-gaussian-process-noise",): (1, _TUNING),
+    ("--mpi-threads-disable",): (0, "MPI is not used"),
+    ("--num-nccl-streams",): (1, "NCCL_MAX_NCHANNELS is the nearest setting"),
+    ("--thread-affinity",): (1, "use taskset or numactl before the command"),
+    ("--log-level",): (1, "messages are few; --verbose shows the launcher's, TORCH_LOGS PyTorch's"),
+    ("--log-without-timestamp",): (0, "messages have no time stamps"),
+}
+_INSTEAD: dict[tuple[str, ...], tuple[int, str]] = {
+    ("--mpi",): (0, "start it with mpirun -np N ...; hvd_order understands its variables"),
+    ("--jsrun",): (0, "start it with jsrun; its MPI variables are understood"),
+    ("--mpi-args",): (1, "start it with mpirun and these arguments"),
+    ("--tcp",): (0, "Gloo always uses TCP; for NCCL set -x NCCL_IB_DISABLE=1"),
+    ("--binding-args",): (1, "use mpirun, or taskset or numactl before the command"),
+    ("--config-file",): (1, "write its settings as options, or export HVD_ORDER_ variables"),
+    ("-prefix-timestamp", "--prefix-output-with-timestamp"): (0, "pipe the output through ts"),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds all options, and the command behind them."""
+    add = parser.add_argument
+    add("-np", "--num-proc", type=int, metavar="N", help="how many processes")
+    add("-x", "--env", action="append", default=[], metavar="NAME=VALUE",
+        help="set a variable for the processes; they also have all of this shell's")  # fmt: skip
+    add("--verbose", action="store_true", help="show the launcher's log as well")
+    add("--output-filename", type=Path, metavar="DIR",
+        help="write each rank's output to DIR/rank.N/stdout and stderr, on its host")  # fmt: skip
+    add("--start-timeout", type=float, metavar="S",
+        help="seconds for all hosts to answer (default: HOROVOD_START_TIMEOUT or 30)")  # fmt: skip
+    add("-cb", "--check-build", action="store_true", help="show what is built in, and end")
+
+    hosts = parser.add_argument_group("hosts; remote ones are reached by ssh without a password")
+    which = hosts.add_mutually_exclusive_group()
+    which.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="for example a:2,b:4")
+    which.add_argument("-hostfile", "--hostfile", type=Path, metavar="F", help="lines: a slots=2")
+    which.add_argument("--host-discovery-script", metavar="SCRIPT",
+                       help="prints 'host:slots' lines; asked every second; elastic")  # fmt: skip
+    add = hosts.add_argument
+    add("--network-interface", "--network-interfaces", action="append", default=[], metavar="NIC",
+        help="use this interface, on every host; more with commas or again")  # fmt: skip
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="of all hosts")
+    add("-i", "--ssh-identity-file", metavar="F", help="private key for ssh")
+
+    elastic = parser.add_argument_group("elastic jobs: workers may die and hosts come and go")
+    add = elastic.add_argument
+    add("--min-np", "--min-num-proc", type=int, metavar="N", help="fewer: wait (default: -np)")
+    add("--max-np", "--max-num-proc", type=int, metavar="N", help="never more (default: no limit)")
+    add("--slots-per-host", "--slots", type=int, default=1, metavar="N",
+        help="of discovered hosts that do not say (default: 1)")  # fmt: skip
+    add("--reset-limit", type=int, metavar="N",
+        help="end the job instead of forming it anew once more (default: no limit)")  # fmt: skip
+    add("--elastic-timeout", type=float, metavar="S",
+        help="seconds to wait for hosts (default: HOROVOD_ELASTIC_TIMEOUT or 600)")  # fmt: skip
+    add("--blacklist-cooldown-range", type=float, nargs=2, metavar=("MIN", "MAX"),
+        help="use a host that failed again after MIN seconds (default: never)")  # fmt: skip
+
+    settings = parser.add_argument_group("settings of hvd_order under Horovod's names")
+    add = settings.add_argument
+    add("--timeline-filename", metavar="F", help="write what happened when (HVD_ORDER_TIMELINE)")
+    add("--autotune", action="store_true", help="try slice sizes (HVD_ORDER_TUNE=1, the default)")
+    add("--no-stall-check", action="store_true", help="no warnings about ranks that are late")
+    add("--stall-check-warning-time-seconds", type=float, metavar="S",
+        help="warn after that long (HVD_ORDER_STALL_WARNING)")  # fmt: skip
+    add("--stall-check-shutdown-time-seconds", "--gloo-timeout-seconds", type=float, metavar="S",
+        help="error after that long (HVD_ORDER_TIMEOUT)")  # fmt: skip
+    add("--gloo", action="store_true", help="accepted; Gloo is what CPU tensors use")
+    for names, (takes, _) in {**_NOT_NEEDED, **_INSTEAD}.items():
+        if takes:
+            parser.add_argument(*names, help=argparse.SUPPRESS)
+        else:
+            parser.add_argument(*names, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
+
+
+def request_from(parsed: argparse.Namespace) -> LaunchRequest:
+    """What the options ask for; says which of them have no effect.
+
+    Raises:
+        InvalidUsage: they contradict each other, or ask for what does not exist here.
+    """
+    for names, (_, cure) in _INSTEAD.items():
+        if _given(parsed, names):
+            raise InvalidUsage(f"{names[-1]} does not exist here: {cure}")
+    for names, (_, reason) in _NOT_NEEDED.items():
+        if _given(parsed, names):
+            sys.stderr.write(f"hvd-order: {names[-1]} has no effect: {reason}\n")
+    hosts = _hosts(parsed)
+    elastic = any(
+        value is not None
+        for value in (parsed.min_np, parsed.max_np, parsed.reset_limit,
+                      parsed.host_discovery_script)
+    )  # fmt: skip
+    count = parsed.num_proc if parsed.num_proc is not None else parsed.min_np if elastic else None
+    if count is None:
+        if not hosts:
+            raise InvalidUsage("say how many processes to start, for example: -np 2")
+        count = sum(host.slots for host in hosts)
+    command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
+    ssh_options = []
+    if parsed.ssh_port is not None:
+        ssh_options += ["-p", str(parsed.ssh_port)]
+    if parsed.ssh_identity_file is not None:
+        ssh_options += ["-i", parsed.ssh_identity_file]
+    return LaunchRequest(
+        command=command,
+        process_count=count,
+        hosts=hosts,
+        env=_variables(parsed),
+        elastic=_rules(parsed, count) if elastic else None,
+        interfaces=[nic for text in parsed.network_interface for nic in text.split(",") if nic],
+        ssh_options=ssh_options,
+        start_timeout_s=_seconds(parsed.start_timeout, "HOROVOD_START_TIMEOUT", 30.0),
+        output_folder=parsed.output_filename,
+        verbose=parsed.verbose,
+    )
+
+
+def _given(parsed: argparse.Namespace, names: tuple[str, ...]) -> bool:
+    long = next(name for name in names if name.startswith("--"))
+    value = getattr(parsed, long[2:].replace("-", "_"))
+    return value is not None and value is not False
+
+
+def _hosts(parsed: argparse.Namespace) -> list[Host]:
+    if parsed.hosts is not None:
+        return parse_hosts(parsed.hosts)
+    return read_hostfile(parsed.hostfile) if parsed.hostfile is not None else []
+
+
+def _rules(parsed: argparse.Namespace, count: int) -> ElasticRules:
+    cooldown = parsed.blacklist_cooldown_range
+    return ElasticRules(
+        min_count=count if parsed.min_np is None else parsed.min_np,
+        max_count=parsed.max_np,
+        discovery_script=parsed.host_discovery_script,
+        default_slots=parsed.slots_per_host,
+        reset_limit=parsed.reset_limit,
+        timeout_s=_seconds(parsed.elastic_timeout, "HOROVOD_ELASTIC_TIMEOUT", 600.0),
+        cooldown_s=cooldown[0] if cooldown else None,
+    )
+
+
+def _seconds(given: float | None, variable: str, default: float) -> float:
+    if given is not None:
+        return given
+    text = os.environ.get(variable)
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise InvalidUsage(f"{variable} is {text!r}; expected a number of seconds") from None
+
+
+def _variables(parsed: argparse.Namespace) -> dict[str, str]:
+    """Variables for the processes."""
+    env: dict[str, str] = {}
+    for assignment in parsed.env:
+        name, equals, value = assignment.partition("=")
+        if not name or not equals:
+            raise InvalidUsage(f"-x {assignment}: expected NAME=VALUE")
+        env[name] = value
+    if parsed.timeline_filename:
+        env["HVD_ORDER_TIMELINE"] = str(Path(parsed.timeline_filename).absolute())
+    if parsed.autotune:
+        env["HVD_ORDER_TUNE"] = "1"
+    if parsed.no_stall_check:
+        env["HVD_ORDER_STALL_WARNING"] = str(_NEVER_S)
+    elif parsed.stall_check_warning_time_seconds is not None:
+        env["HVD_ORDER_STALL_WARNING"] = str(parsed.stall_check_warning_time_seconds)
+    if parsed.stall_check_shutdown_time_seconds:  # Horovod's 0 means: never, as without it
+        env["HVD_ORDER_TIMEOUT"] = str(parsed.stall_check_shutdown_time_seconds)
+    return env

@@ -1,0 +1,88 @@
+"""What to start, and under which rules: the plain data between command line and launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.launch.hosts import Host
+
+__all__ = ["ElasticRules", "LaunchRequest"]
+
+
+@dataclass(frozen=True)
+class ElasticRules:
+    """How an elastic job may change.
+
+    Attributes:
+        min_count: with fewer processes training waits for hosts.
+        max_count: never more; None: as many as there are slots.
+        discovery_script: prints the hosts, asked every second; None: the hosts stay.
+        default_slots: of a discovered host without a number.
+        reset_limit: how often the job may form anew; None: as often as it gets further.
+        timeout_s: longest wait for enough hosts.
+        cooldown_s: how long a host that failed is left out, in seconds; None: for good.
+    """
+
+    min_count: int
+    max_count: int | None = None
+    discovery_script: str | None = None
+    default_slots: int = 1
+    reset_limit: int | None = None
+    timeout_s: float = 600.0
+    cooldown_s: float | None = None
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What to start.
+
+    Attributes:
+        command: program and arguments; each process runs it.
+        process_count: how many; of an elastic job, how many it needs to begin.
+        env: variables for the processes, on top of this process's own.
+        verbose: show the agents' own log as well.
+        hosts: where, in the order of the ranks; empty: this host.
+        elastic: None: the job ends with its first failure.
+        interfaces: network interfaces to use; empty: whatever the hosts' names lead to.
+        ssh_options: for ``ssh``, before the host.
+        start_timeout_s: longest wait for the hosts to answer.
+        output_folder: where the output of each rank goes; None: to ours.
+    """
+
+    command: Sequence[str]
+    process_count: int
+    env: Mapping[str, str] = field(default_factory=dict)
+    verbose: bool = False
+    hosts: Sequence[Host] = ()
+    elastic: ElasticRules | None = None
+    interfaces: Sequence[str] = ()
+    ssh_options: Sequence[str] = ()
+    start_timeout_s: float = 30.0
+    output_folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        rules = self.elastic
+        slots = sum(host.slots for host in self.hosts)
+        if self.process_count < 1:
+            raise InvalidUsage(f"-np {self.process_count}: at least one process is needed")
+        if rules is None:
+            if self.hosts and self.process_count > slots:
+                raise InvalidUsage(
+                    f"-np {self.process_count} asks for more processes than the hosts have slots, "
+                    f"{slots}"
+                )
+            return
+        if not 1 <= rules.min_count <= self.process_count:
+            raise InvalidUsage(
+                f"--min-np {rules.min_count} must be between 1 and -np {self.process_count}"
+            )
+        if rules.max_count is not None and rules.max_count < self.process_count:
+            raise InvalidUsage(f"--max-np {rules.max_count} is less than -np {self.process_count}")
+        if rules.discovery_script is None and self.hosts and self.process_count > slots:
+            raise InvalidUsage(
+                f"-np {self.process_count} asks for more processes than the hosts have slots, "
+                f"{slots}, and without --host-discovery-script no host is ever added"
+            )

@@ -1,0 +1,55 @@
+"""Elastic training with Horovod's names: ``hvd.elastic.run``, ``TorchState``, ``ElasticSampler``.
+
+A worker dies or a host joins: the elastic agent (``hvd-order run --min-np``, ``torchrun --nnodes
+MIN:MAX --max-restarts N``) starts all workers again, and training goes on from the last commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hvd_order.elastic.run import run_fn
+from hvd_order.elastic.state import ObjectState, State
+from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt
+from hvd_order.torch import process
+from hvd_order.torch.elastic.sampler import ElasticSampler
+from hvd_order.torch.elastic.state import TorchState
+from hvd_order.torch.process_sets import init
+
+__all__ = [
+    "ElasticSampler",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TorchState",
+    "run",
+]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates the training function of an elastic job.
+
+    Before `func` starts, all ranks get the same state: the last commit's, or, before the first
+    commit, rank 0's. The script around it must not call a collective before `func`, and must make
+    model, optimizer and state anew each time it is started.
+
+    Args:
+        func: takes the `State` first, and trains from wherever that is.
+
+    Returns:
+        A function with the same arguments, which returns what `func` returns.
+    """
+    return run_fn(func, _reset)
+
+
+def _reset() -> None:
+    """Joins the job again, in this process; for jobs without an elastic agent."""
+    if process.size() > 1:
+        raise HorovodInternalError(
+            f"the {process.size()} ranks of this job cannot form anew, since nothing starts them "
+            "again; start it with: hvd-order run -np N --min-np M ..., or torchrun --max-restarts"
+        )
+    process.shutdown()
+    init()

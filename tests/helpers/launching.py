@@ -1,0 +1,158 @@
+"""`hvd-order run` and torchrun as a user starts them, with an ``ssh`` that stays on this host."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from helpers.ranks import REPOSITORY
+
+__all__ = ["Job", "fake_ssh", "gone", "launcher", "launcher_environment", "write_script"]
+
+# Runs its command here. A host called "unreachable" cannot be reached.
+_FAKE_SSH = """\
+#!{python}
+import os, sys
+args = sys.argv[1:]
+while args[0].startswith("-"):
+    args = args[2:]
+host, command = args[0], " ".join(args[1:])
+with open({log!r}, "a") as log:
+    log.write(" ".join(sys.argv[1:]) + "\\n")
+if host == "unreachable":
+    sys.stderr.write("ssh: connect to host unreachable port 22: No route to host\\n")
+    sys.exit(255)
+keep = ("PATH", "HOME", "LANG", "PYTHONPATH")  # as a login has: the job's variables come otherwise
+env = {{name: os.environ[name] for name in keep if name in os.environ}}
+env["SSH_CONNECTION"] = "127.0.0.1 40000 127.0.0.1 22"
+os.execvpe("sh", ["sh", "-c", command], env)
+"""
+
+
+def launcher(*arguments: str) -> list[str]:
+    """The command line of ``hvd-order run``."""
+    return [sys.executable, "-m", "hvd_order.cli", "run", *arguments]
+
+
+def launcher_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's variables, with the repository on the path."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+def fake_ssh(folder: Path) -> tuple[dict[str, str], Path]:
+    """Puts an ``ssh`` of ours first on the path.
+
+    Returns:
+        Variables for `launcher_environment`, and the file that gets its command lines.
+    """
+    program, log = folder / "bin" / "ssh", folder / "ssh.log"
+    program.parent.mkdir()
+    program.write_text(_FAKE_SSH.format(python=sys.executable, log=str(log)), encoding="utf-8")
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}"}, log
+
+
+def write_script(folder: Path, source: str) -> list[str]:
+    """The command line of a script with this text."""
+    script = folder / "train.py"
+    script.write_text(textwrap.dedent(source), encoding="utf-8")
+    return [sys.executable, str(script)]
+
+
+class Job:
+    """A command whose output is read while it runs. A context manager; it ends the command."""
+
+    def __init__(self, command: list[str], env: Mapping[str, str]) -> None:
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._new: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(
+        self, pattern: str, fits: Callable[[re.Match[str]], bool] = bool, timeout: float = 90.0
+    ) -> re.Match[str]:
+        """Reads on until a line has `pattern` in it and its match `fits`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                line = self._new.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                line = None
+            assert line is not None, f"no line like {pattern!r} came:\n{self.text()}"
+            match = re.search(pattern, line)
+            if match is not None and fits(match):
+                return match
+
+    def wait(self, timeout: float = 90.0) -> int:
+        """Waits for the end; returns the exit code."""
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s:\n{self.text()}") from None
+        self._reader.join(10)
+        return code
+
+    @property
+    def pid(self) -> int:
+        """Process id of the command itself."""
+        return self._process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        """Sends a signal to the command itself."""
+        self._process.send_signal(number)
+
+    def text(self) -> str:
+        """All output so far."""
+        return "\n".join(self.lines)
+
+    def matches(self, pattern: str) -> list[re.Match[str]]:
+        """Where `pattern` is found in the output so far."""
+        return [match for line in self.lines if (match := re.search(pattern, line))]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(45)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip("\n"))
+            self._new.put(line.rstrip("\n"))
+        self._new.put(None)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends within five seconds."""
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,163 @@
+"""Elastic jobs as a user runs them: workers are killed, hosts come and go, training goes on."""
+
+from __future__ import annotations
+
+import ast
+import os
+import random
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import elastic_training
+from helpers.launching import Job, fake_ssh, launcher, launcher_environment, write_script
+from helpers.ranks import REPOSITORY, free_port
+
+STEPS = 240
+PACE_S = 0.01
+TRAIN = [sys.executable, elastic_training.__file__, str(STEPS), str(PACE_S)]
+BEGINS = r"rank (\d+) of (\d+) pid (\d+) begins at (\d+)$"
+STEP = r"step (\d+) loss (\S+) at (\S+)$"
+
+
+def step_at_least(step: int) -> Callable[[re.Match[str]], bool]:
+    return lambda match: int(match[1]) >= step
+
+
+def assert_trained_right(job: Job) -> None:
+    """Every loss and the last weights are those of training in one process, without a break."""
+    losses, weights = elastic_training.reference(STEPS)
+    steps = [(int(match[1]), float(match[2])) for match in job.matches(STEP)]
+    assert {step for step, _ in steps} == set(range(STEPS)), job.text()
+    for step, loss in steps:
+        assert loss == pytest.approx(losses[step], rel=1e-9), f"step {step}\n{job.text()}"
+    ended = job.matches(r"weights (.*)$")
+    assert len(ended) == 1
+    assert ast.literal_eval(ended[0][1]) == pytest.approx(weights, rel=1e-9)
+
+
+def pids(job: Job) -> dict[int, int]:
+    """Process of each rank in its latest life."""
+    return {int(match[1]): int(match[3]) for match in job.matches(BEGINS)}
+
+
+@pytest.mark.timeout(240)
+def test_killed_workers_are_replaced_and_no_step_is_lost_or_done_twice() -> None:
+    before = kept()
+    moments = random.Random(4)
+    with Job([*launcher("-np", "3", "--min-np", "2"), *TRAIN], launcher_environment()) as job:
+        for life, victim in enumerate([1, 0]):
+            moment = 40 + 80 * life + moments.randrange(40)
+            job.wait_for(STEP, step_at_least(moment))
+            os.kill(pids(job)[victim], signal.SIGKILL)
+            job.wait_for(rf"rank {victim} was ended by SIGKILL; starting all again")
+            begin = job.wait_for(BEGINS)
+            seen = max(int(match[1]) for match in job.matches(STEP))
+            # The last commit is at most one interval back, and nothing before it is repeated.
+            assert int(begin[2]) == 3
+            assert int(begin[4]) % elastic_training.COMMIT_EVERY == 0
+            assert seen - elastic_training.COMMIT_EVERY <= int(begin[4]) <= seen + 1
+        assert job.wait() == 0, job.text()
+    assert_trained_right(job)
+    assert kept() <= before, "commits of a job that has ended must not fill the memory"
+
+
+def kept() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("hvd_order_elastic")}
+
+
+def torchrun(port: int, processes: int) -> list[str]:
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2",
+        "--nproc-per-node", str(processes), "--max-restarts", "3", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "grows", "--local-addr", "127.0.0.1",
+        "--rdzv-conf", "last_call_timeout=1",
+    ]  # fmt: skip
+
+
+@pytest.mark.timeout(240)
+def test_a_second_torchrun_joins_and_training_goes_on_with_three() -> None:
+    # Without this variable torch 2.13's agents never meet in a second round (docs/elastic.md).
+    env = launcher_environment({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    port = free_port()
+    with Job([*torchrun(port, 2), *TRAIN[1:]], env) as first:
+        first.wait_for(STEP, step_at_least(20))
+        with Job([*torchrun(port, 1), *TRAIN[1:]], env) as second:
+            joined = second.wait_for(BEGINS)
+            assert int(joined[2]) == 3
+            assert first.wait() == 0, first.text() + second.text()
+            assert second.wait() == 0, second.text()
+    first.lines += second.lines  # the new agent may have become the first
+    steps = [int(match[1]) for match in first.matches(STEP)]
+    assert len(steps) == STEPS, "the workers finished their step and committed before they left"
+    assert_trained_right(first)
+
+
+@pytest.mark.timeout(240)
+def test_hosts_come_and_go(tmp_path: Path) -> None:
+    path, _ = fake_ssh(tmp_path)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:2\n")
+    run = launcher("-np", "2", "--min-np", "1", "--max-np", "3",
+                   "--host-discovery-script", f"cat {hosts}")  # fmt: skip
+    with Job([*run, *TRAIN], launcher_environment(path)) as job:
+        job.wait_for(STEP, step_at_least(20))
+        hosts.write_text("localhost:2\nnode1:2\n")
+        begin = job.wait_for(BEGINS, lambda match: match[2] == "3")
+        assert int(begin[4]) >= 20
+        job.wait_for(STEP, step_at_least(int(begin[4]) + 20))
+        hosts.write_text("node1:1\n")
+        begin = job.wait_for(BEGINS, lambda match: match[2] == "1")
+        assert begin.string.startswith("[node1] ")
+        assert job.wait() == 0, job.text()
+    assert len(job.matches(STEP)) == STEPS, "nothing was lost: nobody died"
+    assert_trained_right(job)
+
+
+@pytest.mark.timeout(120)
+def test_a_program_that_only_fails_is_given_up(tmp_path: Path) -> None:
+    command = write_script(tmp_path, "import sys; sys.exit(9)")
+    with Job([*launcher("-np", "2", "--min-np", "1"), *command], launcher_environment()) as job:
+        assert job.wait() == 9
+    assert len(job.matches("failed with exit code 9; starting all again")) == 2
+    assert job.matches("3 times in a row without a new commit in between")
+    assert not re.search("Traceback", job.text())
+
+
+@pytest.mark.timeout(120)
+def test_the_reset_limit_ends_a_job(tmp_path: Path) -> None:
+    command = write_script(tmp_path, "import sys; sys.exit(9)")
+    run = launcher("-np", "1", "--min-np", "1", "--reset-limit", "1")
+    with Job([*run, *command], launcher_environment()) as job:
+        assert job.wait() == 9
+    assert job.matches("the job has formed anew 1 times, the --reset-limit; ending it")
+
+
+@pytest.mark.timeout(120)
+def test_the_example_in_horovods_style_goes_on_after_a_kill() -> None:
+    example = [sys.executable, str(REPOSITORY / "examples" / "elastic_torch.py")]
+    size = ["--samples", "6400", "--epochs", "2", "--batches-per-commit", "5"]
+    run = launcher("-np", "2", "--min-np", "1")
+    with Job([*run, *example, *size], launcher_environment()) as job:
+        job.wait_for(r"epoch 0 batch 50 workers 2")
+        os.kill(worker_of(job), signal.SIGKILL)
+        job.wait_for("was ended by SIGKILL; starting all again")
+        assert int(job.wait_for(r"going on from commit (\d+)")[1]) >= 10
+        assert job.wait() == 0, job.text()
+    assert job.lines[-1] == "done after 2 epochs"
+    losses = [float(match[1]) for match in job.matches(r"loss (\S+)$")]
+    assert losses[-1] < losses[0] / 4
+
+
+def worker_of(job: Job) -> int:
+    """A worker: a child of the agent, which is the launcher's only child."""
+    (agent,) = children(job.pid)
+    return children(agent)[0]
+
+
+def children(pid: int) -> list[int]:
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
