@@ -24,7 +24,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_order.errors import HorovodInternalError, ModelMismatch, PeerLost, TransferTimeout
+from hvd_order.errors import (
+    HorovodInternalError,
+    InvalidUsage,
+    ModelMismatch,
+    PeerLost,
+    TransferTimeout,
+)
 from hvd_order.torch import process
 from hvd_order.torch.mismatch import explain_mismatch
 
@@ -94,8 +100,8 @@ class CollectiveQueue:
         """Starts `request` as soon as those before it are done; returns its handle at once.
 
         Raises:
-            HorovodInternalError: a request of this name is in flight, or an earlier one failed
-                in a way that leaves the ranks out of step.
+            InvalidUsage: a request of this name is in flight (Horovod: ValueError, too).
+            HorovodInternalError: an earlier one failed in a way that leaves the ranks out of step.
         """
         if request.device.type == "cuda":
             request.ready_event = torch.cuda.Event()
@@ -104,7 +110,7 @@ class CollectiveQueue:
             if self._failure is not None:
                 raise _again(self._failure)
             if request.name in self._in_flight:
-                raise HorovodInternalError(
+                raise InvalidUsage(
                     f"{request.name} is already in flight: wait for it with synchronize(), or "
                     "give the second tensor another name"
                 )

@@ -140,9 +140,7 @@ def reduce_in_place(
         dist.all_reduce(wide.view(-1), op=_C10D[op], group=group)
         if wide is not tensor:
             tensor.copy_(wide)
-        if op is Average:
-            _divide(tensor, group.size())
-    _scale(tensor, postscale_factor)
+    _finish(tensor, op, 1 if group is None else group.size(), postscale_factor)
 
 
 def reduce_pieces(
@@ -154,10 +152,18 @@ def reduce_pieces(
     result = pieces[0].clone()
     for piece in pieces[1:]:
         _COMBINE[op](result, piece, out=result)
-    if op is Average and len(pieces) > 1:
-        _divide(result, len(pieces))
-    _scale(result, postscale_factor)
+    _finish(result, op, len(pieces), postscale_factor)
     return result
+
+
+def _finish(tensor: torch.Tensor, op: ReduceOp, count: int, postscale_factor: float) -> None:
+    """Divides an average by `count` and scales; integers are cut once, after both (as Horovod)."""
+    if op is Average and count > 1:
+        if postscale_factor != 1.0 and not tensor.is_floating_point() and not tensor.is_complex():
+            postscale_factor /= count
+        else:
+            _divide(tensor, count)
+    _scale(tensor, postscale_factor)
 
 
 def _divide(tensor: torch.Tensor, count: int) -> None:
