@@ -101,8 +101,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--pace", type=float, default=0.02, help="seconds of each step's work")
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--pace", type=float, default=0.01, help="seconds of each step's work")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     return parser.parse_args()
 
