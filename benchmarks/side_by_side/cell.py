@@ -10,8 +10,9 @@ from typing import Any
 from common.summary import Ratio, paired_ratio
 from common.turns import turns
 from fleet import Fleet
-from optimum import optimum_s
 from workloads import size_bytes
+
+from hvd_order.plan.bound import chain_optimum_s
 
 DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
 """Tried beside the default of 25 for "tuned" DDP."""
@@ -66,7 +67,7 @@ class CellResult:
 
     Attributes:
         wire_s: a saturated all-reduce of all gradients.
-        optimum_s: see optimum.py, from the measured local step and wire time.
+        optimum_s: of hvd_order/plan/bound.py, from the measured local step and wire time.
         recorded: one step of each system, see worker.py.
         same_weights: all systems ended with the same parameters, and so did all ranks.
     """
@@ -217,7 +218,7 @@ def _optimum(
     for name, kind, begin, end in events:
         took[name, kind] += end - begin
     scale = local_s / sum(took.values())
-    return optimum_s(
+    return chain_optimum_s(
         [scale * took[name, "forward"] for name in names],
         [scale * took[name, "backward"] for name in names],
         [wire_s * size / sum(layer_bytes) for size in layer_bytes],

@@ -1,0 +1,321 @@
+"""A profile: what one worker's step was measured to consist of, as a JSON file.
+
+docs/planning.md describes the file. Reading and writing needs no framework; recording one is the
+shim's job.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.cut import Link
+from hvd_order.plan.graph import Graph, Op, Parameter, Phase
+
+__all__ = ["LEAST_RUNS", "VERSION", "Clock", "MeasuredLink", "Profile", "Timing", "read_profile"]
+
+FORMAT = "hvd_order profile"
+VERSION = 1
+LEAST_RUNS = 5
+
+Clock = Literal["wall", "cuda_event"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long an op took when it was run several times.
+
+    Attributes:
+        runs: how often, at least 5.
+        minimum_s: the duration on a dedicated resource, as TicTac's time oracle has it.
+        median_s: what to expect of a run.
+        spread_s: width of the middle half.
+
+    Raises:
+        InvalidUsage: too few runs, or numbers that no runs can have.
+    """
+
+    runs: int
+    minimum_s: float
+    median_s: float
+    spread_s: float
+
+    def __post_init__(self) -> None:
+        if self.runs < LEAST_RUNS:
+            raise InvalidUsage(f"{self.runs} runs; at least {LEAST_RUNS} are needed")
+        numbers = (self.minimum_s, self.median_s, self.spread_s)
+        if not all(math.isfinite(x) and x >= 0 for x in numbers) or self.minimum_s > self.median_s:
+            raise InvalidUsage(
+                f"minimum {self.minimum_s} s, median {self.median_s} s, spread {self.spread_s} s; "
+                "expected finite numbers with 0 <= minimum <= median and 0 <= spread"
+            )
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        """Sums up the measured runs."""
+        if not seconds:
+            raise InvalidUsage(f"0 runs; at least {LEAST_RUNS} are needed")
+        ordered = sorted(seconds)
+        last = len(ordered) - 1
+        spread = ordered[last - last // 4] - ordered[last // 4]
+        return cls(len(ordered), ordered[0], ordered[last // 2], spread)
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """The transport that was there when the profile was made.
+
+    Attributes:
+        link: an all-reduce of n bytes among ``ranks`` ranks takes ``slice_cost_s`` and n times
+            ``seconds_per_byte``.
+        backend: "gloo", "nccl", "horovod", ...
+    """
+
+    link: Link
+    ranks: int
+    backend: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model's step on one worker.
+
+    Attributes:
+        model: name, for people.
+        machine: what it ran on, for people: host, processor, versions, batch size.
+        parameters, ops: as in a :class:`Graph`; durations follow from ``timings``.
+        timings: by name of the op.
+        link: None if no transport was measured.
+        clock: what the ops were timed with.
+
+    Raises:
+        InvalidUsage: the graph is none, or ops and timings do not belong together.
+    """
+
+    model: str
+    machine: Mapping[str, str]
+    parameters: tuple[Parameter, ...]
+    ops: tuple[Op, ...]
+    timings: Mapping[str, Timing]
+    link: MeasuredLink | None = None
+    clock: Clock = "wall"
+
+    def __post_init__(self) -> None:
+        names = {op.name for op in self.ops}
+        if names != set(self.timings):
+            different = sorted(names ^ set(self.timings))
+            raise InvalidUsage(
+                f"{len(names)} ops but {len(self.timings)} timings; first that has one of the two "
+                f"only: {different[0]!r}"
+            )
+        durations = {name: timing.minimum_s for name, timing in self.timings.items()}
+        ops = tuple(replace(op, duration_s=durations[op.name]) for op in self.ops)
+        object.__setattr__(self, "ops", Graph(self.parameters, ops).ops)
+
+    def graph(self, times: Literal["minimum", "median"] = "minimum") -> Graph:
+        """The dependency graph.
+
+        Args:
+            times: "minimum" to order by, as published; "median" to predict real steps.
+        """
+        if times == "minimum":
+            return Graph(self.parameters, self.ops)
+        medians = [replace(op, duration_s=self.timings[op.name].median_s) for op in self.ops]
+        return Graph(self.parameters, tuple(medians))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file; an existing one is replaced as a whole or not at all."""
+        target = Path(path)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            draft.write_text(json.dumps(self._document(), indent=1) + "\n", encoding="utf-8")
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def _document(self) -> dict[str, Any]:
+        link = self.link
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "model": self.model,
+            "machine": dict(self.machine),
+            "clock": self.clock,
+            "link": link and {"backend": link.backend, "ranks": link.ranks, **asdict(link.link)},
+            "parameters": [asdict(parameter) for parameter in self.parameters],
+            "ops": [
+                {
+                    "name": op.name,
+                    "phase": op.phase,
+                    "resource": op.resource,
+                    "inputs": list(op.inputs),
+                    "reads": list(op.reads),
+                    "produces": list(op.produces),
+                    **asdict(self.timings[op.name]),
+                }
+                for op in self.ops
+            ],
+        }
+
+
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """Reads what :meth:`Profile.write` wrote.
+
+    Raises:
+        InvalidUsage: the file is no profile, of another version, or says something impossible; the
+            message names the file and the place in it.
+        OSError: there is no such file.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        return _parse(text)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{os.fspath(path)}: {error}") from None
+
+
+def _parse(text: str) -> Profile:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise InvalidUsage(f"not JSON ({error})") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InvalidUsage(f'no profile: it does not say "format": "{FORMAT}"')
+    if content.get("version") != VERSION:
+        raise InvalidUsage(
+            f"version {content.get('version')!r} of the format, this hvd_order reads {VERSION}; "
+            "make the profile again"
+        )
+    top = _Fields(content, "the profile")
+    top.take("format", str)
+    top.take("version", int)
+    model = top.take("model", str)
+    machine = top.take("machine", dict)
+    clock = top.choice("clock", get_args(Clock))
+    link = top.take("link", dict, type(None))
+    parameters = [_parameter(each, i) for i, each in enumerate(top.take("parameters", list))]
+    ops = [_op(each, i) for i, each in enumerate(top.take("ops", list))]
+    top.end()
+    for key, value in machine.items():
+        if not isinstance(value, str):
+            raise InvalidUsage(f'"machine" has {key!r}: {value!r}; expected text')
+    timings = {op.name: timing for op, timing in ops}
+    if len(timings) < len(ops):  # the graph says which is there twice
+        Graph(tuple(parameters), tuple(op for op, _ in ops))
+    return Profile(
+        model,
+        machine,
+        tuple(parameters),
+        tuple(op for op, _ in ops),
+        timings,
+        None if link is None else _link(link),
+        clock,
+    )
+
+
+class _Fields:
+    """Takes the fields of a JSON object one by one, and says where something is amiss."""
+
+    def __init__(self, content: Any, where: str) -> None:
+        if not isinstance(content, dict):
+            raise InvalidUsage(f"{where} is {content!r}; expected an object")
+        self._left = dict(content)
+        self.where = f"{where} ({content['name']!r})" if "name" in content else where
+
+    def take(self, key: str, *kinds: type) -> Any:
+        if key not in self._left:
+            raise InvalidUsage(f'{self.where} lacks "{key}"')
+        value = self._left.pop(key)
+        # JSON's true is Python's int 1, and 1 is as good a float as 1.0.
+        fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+        if not fits or isinstance(value, bool):
+            wanted = " or ".join(_JSON_NAMES[kind] for kind in kinds)
+            raise InvalidUsage(f'{self.where} has "{key}": {value!r}; expected {wanted}')
+        return value
+
+    def names(self, key: str) -> tuple[str, ...]:
+        values = self.take(key, list)
+        if not all(isinstance(value, str) for value in values):
+            raise InvalidUsage(f'{self.where} has "{key}": {values!r}; expected names')
+        return tuple(values)
+
+    def choice(self, key: str, choices: Sequence[str]) -> Any:
+        value = self.take(key, str)
+        if value not in choices:
+            raise InvalidUsage(
+                f'{self.where} has "{key}": {value!r}; expected one of {", ".join(choices)}'
+            )
+        return value
+
+    def end(self) -> None:
+        if self._left:
+            unknown = ", ".join(f'"{key}"' for key in self._left)
+            raise InvalidUsage(f"{self.where} has unknown fields: {unknown}")
+
+
+_JSON_NAMES: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def _parameter(content: Any, number: int) -> Parameter:
+    fields = _Fields(content, f"parameter {number}")
+    parameter = Parameter(fields.take("name", str), fields.take("size_bytes", int))
+    fields.end()
+    return parameter
+
+
+def _op(content: Any, number: int) -> tuple[Op, Timing]:
+    fields = _Fields(content, f"op {number}")
+    timing = _valid(
+        fields,
+        lambda: Timing(
+            fields.take("runs", int),
+            fields.take("minimum_s", float),
+            fields.take("median_s", float),
+            fields.take("spread_s", float),
+        ),
+    )
+    op = Op(
+        fields.take("name", str),
+        timing.minimum_s,
+        fields.names("inputs"),
+        fields.names("reads"),
+        fields.names("produces"),
+        fields.take("resource", str),
+        fields.choice("phase", get_args(Phase)),
+    )
+    fields.end()
+    return op, timing
+
+
+def _valid(fields: _Fields, make: Callable[[], Timing]) -> Timing:
+    try:
+        return make()
+    except InvalidUsage as error:
+        message = str(error)
+        raise InvalidUsage(
+            message if message.startswith(fields.where) else f"{fields.where}: {message}"
+        ) from None
+
+
+def _link(content: Any) -> MeasuredLink:
+    fields = _Fields(content, '"link"')
+    ranks, backend = fields.take("ranks", int), fields.take("backend", str)
+    numbers = [fields.take(key, float) for key in ("latency_s", "slice_cost_s", "seconds_per_byte")]
+    fields.end()
+    if ranks < 1 or not all(math.isfinite(x) and x >= 0 for x in numbers):
+        raise InvalidUsage(
+            f'"link" has {ranks} ranks and {numbers}; expected 1 or more, and times not negative'
+        )
+    return MeasuredLink(Link(*numbers), ranks, backend)

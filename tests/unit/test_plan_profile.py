@@ -1,0 +1,147 @@
+"""Profiles survive their file, and a file that is none says where it is wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.cut import Link
+from hvd_order.plan.graph import Op, Parameter
+from hvd_order.plan.profile import MeasuredLink, Profile, Timing, read_profile
+
+ROOT = Path(__file__).parents[2]
+
+
+def example() -> Profile:
+    return Profile(
+        model="tiny",
+        machine={"host": "a", "processor": "two cores", "torch": "2.13.0"},
+        parameters=(Parameter("fc.weight", 4096), Parameter("fc.bias", 64)),
+        ops=(
+            Op("fc", 0.0, reads=("fc.weight", "fc.bias")),
+            Op("fc.grad", 0.0, ("fc",), produces=("fc.weight", "fc.bias"), phase="backward"),
+            Op("copy", 0.0, resource="copy engine", phase="update"),
+        ),
+        timings={
+            "fc": Timing.of([1e-3, 1.2e-3, 1.1e-3, 5e-3, 1.3e-3]),
+            "fc.grad": Timing.of([0.1 + 0.2] * 5),  # a number that needs all its digits
+            "copy": Timing.of([0] * 7),
+        },
+        link=MeasuredLink(Link(5e-4, 3e-4, 8.7e-9), ranks=2, backend="gloo"),
+    )
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    for profile in (example(), Profile("empty", {}, (), (), {}, clock="cuda_event")):
+        profile.write(path)
+        assert read_profile(path) == profile
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_runs_are_summed_up() -> None:
+    timing = Timing.of([5.0, 1.0, 2.0, 3.0, 100.0])
+    assert timing == Timing(runs=5, minimum_s=1.0, median_s=3.0, spread_s=3.0)
+    for few in ([], [1.0] * 4):
+        with pytest.raises(InvalidUsage, match="at least 5"):
+            Timing.of(few)
+
+
+def test_orders_take_the_minimum_and_predictions_the_median() -> None:
+    profile = example()
+    assert [op.duration_s for op in profile.graph().ops] == [1e-3, 0.1 + 0.2, 0.0]
+    assert [op.duration_s for op in profile.graph("median").ops] == [1.2e-3, 0.1 + 0.2, 0.0]
+
+
+def test_ops_and_timings_belong_together() -> None:
+    timing = Timing.of([1.0] * 5)
+    with pytest.raises(InvalidUsage, match="'a'"):
+        Profile("m", {}, (), (Op("a", 0.0),), {})
+    with pytest.raises(InvalidUsage, match="'b'"):
+        Profile("m", {}, (), (Op("a", 0.0),), {"a": timing, "b": timing})
+
+
+def changed(document: Any, path: list[Any], value: Any) -> str:
+    at = document
+    for key in path[:-1]:
+        at = at[key]
+    if value is None:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["format"], "other", "no profile"),
+        (["version"], 2, "version 2 of the format, this hvd_order reads 1"),
+        (["model"], None, 'the profile lacks "model"'),
+        (["colour"], "red", 'unknown fields: "colour"'),
+        (["clock"], "sundial", "\"clock\": 'sundial'; expected one of wall, cuda_event"),
+        (["machine", "cores"], 2, "'cores': 2; expected text"),
+        (["link", "ranks"], 0, "0 ranks"),
+        (["link", "seconds_per_byte"], -1.0, "times not negative"),
+        (["link", "latency_s"], "fast", "\"latency_s\": 'fast'; expected a number"),
+        (["parameters", 0, "size_bytes"], 1.5, "parameter 0 ('fc.weight')"),
+        (["parameters", 1], 7, "parameter 1 is 7; expected an object"),
+        (["ops", 0, "runs"], 4, "op 0 ('fc'): 4 runs; at least 5"),
+        (["ops", 0, "runs"], True, "op 0 ('fc') has \"runs\": True; expected a whole number"),
+        (["ops", 0, "minimum_s"], 9.0, "op 0 ('fc'): minimum 9.0 s"),
+        (["ops", 1, "median_s"], None, "op 1 ('fc.grad') lacks \"median_s\""),
+        (["ops", 1, "inputs"], ["nothing"], "the op 'fc.grad' needs the op 'nothing'"),
+        (["ops", 1, "reads"], [3], "op 1 ('fc.grad') has \"reads\": [3]; expected names"),
+        (["ops", 2, "phase"], "sideways", "expected one of forward, backward, update"),
+        (["ops", 2, "name"], "fc", "the op 'fc' is listed 2 times"),
+    ],
+)
+def test_mistakes_in_a_file_are_named(
+    tmp_path: Path, path: list[Any], value: Any, message: str
+) -> None:
+    file = tmp_path / "broken.json"
+    example().write(file)
+    file.write_text(changed(json.loads(file.read_text()), path, value))
+    with pytest.raises(InvalidUsage) as raised:
+        read_profile(file)
+    assert message in str(raised.value)
+    assert str(file) in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"format": "hvd_order profile"}'])
+def test_other_files_are_no_profiles(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text)
+    with pytest.raises(InvalidUsage, match=r"other\.json"):
+        read_profile(file)
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    example().write(path)
+    before = path.read_bytes()
+    broken = example()
+    object.__setattr__(broken, "machine", {"host": object()})
+    with pytest.raises(TypeError):
+        broken.write(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_planning_needs_neither_framework_nor_numpy() -> None:
+    program = """if True:
+        import pkgutil, sys, hvd_order.plan
+        for module in pkgutil.iter_modules(hvd_order.plan.__path__):
+            __import__(f"hvd_order.plan.{module.name}")
+        print([m for m in ("torch", "tensorflow", "numpy") if m in sys.modules])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
