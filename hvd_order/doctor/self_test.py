@@ -74,9 +74,8 @@ def run_self_test(timeout_s: float, extra: Mapping[str, str] | None = None) -> S
     if first in late:
         cause = f"ranks {late} of {_RANKS} gave no answer in {timeout_s:g} s"
     else:
-        cause = (
-            f"rank {first}: {lines[-1] if lines else f'exit code {processes[first].returncode}'}"
-        )
+        last = lines[-1] if lines else f"exit code {processes[first].returncode}"
+        cause = f"rank {first}: {last.removeprefix(f'[rank{first}]: ')}"
     output = "\n".join(f"rank {rank}:\n{_tail(texts[rank])}" for rank in range(_RANKS))
     return SelfTest(False, seconds, cause, _cure(cause, bool(late)), output)
 
