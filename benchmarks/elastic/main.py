@@ -32,20 +32,19 @@ def main() -> None:
     found = environment()
     print(describe(found))
     losses, weights = elastic_training.reference(options.steps)
-    moments = random.Random(options.seed)
     trials = []
-    for number in range(options.trials):
+    for number in range(options.first, options.first + options.trials):
         victim = number % options.ranks
-        moment = moments.randrange(options.steps // 4, options.steps // 2)
+        moment = random.Random(number).randrange(options.steps // 4, options.steps // 2)
         trials.append(trial(options, victim, moment, losses, weights))
-        print(f"trial {number + 1}: {trials[-1]}", flush=True)
+        print(f"trial {number}: {trials[-1]}", flush=True)
     rows = [
         [
-            number + 1, f"rank {one['victim']}", one["seen"], one["begin"], one["repeated"],
+            number, f"rank {one['victim']}", one["seen"], one["begin"], one["repeated"],
             f"{one['restart_s']:.1f}", f"{one['loss_error']:.0e}", f"{one['weight_error']:.0e}",
             "yes" if one["right"] else "NO",
         ]
-        for number, one in enumerate(trials)
+        for number, one in enumerate(trials, options.first)
     ]  # fmt: skip
     header = ["trial", "killed", "last step", "goes on at", "steps repeated",
               "s to next step", "loss differs by", "weights differ by", "right"]  # fmt: skip
@@ -100,10 +99,10 @@ def trial(
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=10)
+    parser.add_argument("--first", type=int, default=1, help="number of the first one")
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--pace", type=float, default=0.01, help="seconds of each step's work")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
     return parser.parse_args()
 
 
