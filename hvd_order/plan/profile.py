@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -277,15 +277,12 @@ def _parameter(content: Any, number: int) -> Parameter:
 
 def _op(content: Any, number: int) -> tuple[Op, Timing]:
     fields = _Fields(content, f"op {number}")
-    timing = _valid(
-        fields,
-        lambda: Timing(
-            fields.take("runs", int),
-            fields.take("minimum_s", float),
-            fields.take("median_s", float),
-            fields.take("spread_s", float),
-        ),
-    )
+    runs = fields.take("runs", int)
+    seconds = [fields.take(key, float) for key in ("minimum_s", "median_s", "spread_s")]
+    try:
+        timing = Timing(runs, *seconds)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{fields.where}: {error}") from None
     op = Op(
         fields.take("name", str),
         timing.minimum_s,
@@ -297,16 +294,6 @@ def _op(content: Any, number: int) -> tuple[Op, Timing]:
     )
     fields.end()
     return op, timing
-
-
-def _valid(fields: _Fields, make: Callable[[], Timing]) -> Timing:
-    try:
-        return make()
-    except InvalidUsage as error:
-        message = str(error)
-        raise InvalidUsage(
-            message if message.startswith(fields.where) else f"{fields.where}: {message}"
-        ) from None
 
 
 def _link(content: Any) -> MeasuredLink:
