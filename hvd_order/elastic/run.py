@@ -45,7 +45,7 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         with _AgentSignal(state) as agent:
-            start: Callable[[], None] = lambda: _start(state)  # noqa: E731  (replaced below)
+            start: Callable[[], None] = functools.partial(_start, state)
             while True:
                 try:
                     start()

@@ -7,6 +7,7 @@ go; workers then go on from their last commit (hvd_order/elastic).
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import sys
@@ -44,6 +45,7 @@ class _Member:
     ready: bool = False
     address: str | None = None
     launcher: str | None = None  # address of the launcher's host, as seen from there
+    has_state: bool = False  # whether it took part, and so may have the last commit
     deadline: float | None = None  # until then it must be ready, or have begun the round
 
 
@@ -218,6 +220,12 @@ class Driver:
             _say(f"the job has formed anew {limit} times, the --reset-limit; ending it")
             raise _Ended(self._last_code)
         stay = {host.name for host in hosts}
+        if self._round and not (self._keeps_state_elsewhere() or self._any_has_state(stay)):
+            _say(
+                "no host that has the last commit is left; keep one when hosts change, or name a "
+                "shared directory in HVD_ORDER_ELASTIC_DIR"
+            )
+            raise _Ended(self._last_code)
         for name in [name for name in self._members if self._members[name].ready]:
             if name not in stay:
                 process = self._members.pop(name).process
@@ -227,6 +235,7 @@ class Driver:
         self._in_round, self._broken = hosts, False
         self._serving = hosts[0].name
         for name in stay:
+            self._members[name].has_state = True
             self._members[name].deadline = time.monotonic() + self._timeout_s()
         self._members[self._serving].process.send({"what": "serve", "round": self._round})
 
@@ -291,6 +300,13 @@ class Driver:
         if self._rules is None or self._round == 0:
             return self._request.process_count
         return self._rules.min_count
+
+    def _any_has_state(self, names: set[str]) -> bool:
+        return any(self._members[name].has_state for name in names)
+
+    def _keeps_state_elsewhere(self) -> bool:
+        name = "HVD_ORDER_ELASTIC_DIR"
+        return bool(self._request.env.get(name) or os.environ.get(name))
 
     def _timeout_s(self) -> float:
         return self._request.start_timeout_s if self._rules is None else self._rules.timeout_s

@@ -56,8 +56,14 @@ def reference(steps: int) -> tuple[list[float], list[float]]:
     return losses, weights_of(model)
 
 
-def main(steps: int, pace_s: float) -> None:
-    """Trains as a rank of an elastic job; rank 0 prints each step."""
+def main(steps: int, pace_s: float, sizes: dict[int, int]) -> None:
+    """Trains as a rank of an elastic job; rank 0 prints each step.
+
+    Args:
+        steps: how many.
+        pace_s: how long each takes at least, for the computation of a real model.
+        sizes: step -> size; the step is not begun until the job has so many ranks.
+    """
     import time
 
     import hvd_order.torch as hvd
@@ -71,6 +77,11 @@ def main(steps: int, pace_s: float) -> None:
     def train(state: hvd.elastic.TorchState) -> None:
         say(f"rank {hvd.rank()} of {hvd.size()} pid {os.getpid()} begins at {state.step}")
         while state.step < steps:
+            if sizes.get(state.step, hvd.size()) != hvd.size() and hvd.rank() == 0:
+                say(f"waits at {state.step}")
+            while sizes.get(state.step, hvd.size()) != hvd.size():
+                state.check_host_updates()
+                time.sleep(0.05)
             x = samples(data, state.step)[hvd.rank() :: hvd.size()]
             loss = loss_of(model, x)
             optimizer.zero_grad()
@@ -82,7 +93,7 @@ def main(steps: int, pace_s: float) -> None:
             state.step += 1
             if state.step % COMMIT_EVERY == 0:
                 state.commit()
-            time.sleep(pace_s)  # stands for the computation of a real model
+            time.sleep(pace_s)
 
     train(hvd.elastic.TorchState(model, optimizer, step=0))
     weights = weights_of(model)
@@ -98,4 +109,5 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    waits = [pair.split(":") for pair in sys.argv[3:]]
+    main(int(sys.argv[1]), float(sys.argv[2]), {int(step): int(size) for step, size in waits})

@@ -17,10 +17,13 @@ from helpers.launching import Job, fake_ssh, launcher, launcher_environment, wri
 from helpers.ranks import REPOSITORY, free_port
 
 STEPS = 240
-PACE_S = 0.01
-TRAIN = [sys.executable, elastic_training.__file__, str(STEPS), str(PACE_S)]
 BEGINS = r"rank (\d+) of (\d+) pid (\d+) begins at (\d+)$"
 STEP = r"step (\d+) loss (\S+) at (\S+)$"
+
+
+def train(pace_s: float, *sizes: str) -> list[str]:
+    """The command line of the training; "20:3" waits at step 20 until there are 3 ranks."""
+    return [sys.executable, elastic_training.__file__, str(STEPS), str(pace_s), *sizes]
 
 
 def step_at_least(step: int) -> Callable[[re.Match[str]], bool]:
@@ -48,9 +51,10 @@ def pids(job: Job) -> dict[int, int]:
 def test_killed_workers_are_replaced_and_no_step_is_lost_or_done_twice() -> None:
     before = kept()
     moments = random.Random(4)
-    with Job([*launcher("-np", "3", "--min-np", "2"), *TRAIN], launcher_environment()) as job:
+    run = launcher("-np", "3", "--min-np", "2")
+    with Job([*run, *train(0.02)], launcher_environment()) as job:
         for life, victim in enumerate([1, 0]):
-            moment = 40 + 80 * life + moments.randrange(40)
+            moment = 30 + 60 * life + moments.randrange(30)
             job.wait_for(STEP, step_at_least(moment))
             os.kill(pids(job)[victim], signal.SIGKILL)
             job.wait_for(rf"rank {victim} was ended by SIGKILL; starting all again")
@@ -83,38 +87,66 @@ def test_a_second_torchrun_joins_and_training_goes_on_with_three() -> None:
     # Without this variable torch 2.13's agents never meet in a second round (docs/elastic.md).
     env = launcher_environment({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     port = free_port()
-    with Job([*torchrun(port, 2), *TRAIN[1:]], env) as first:
-        first.wait_for(STEP, step_at_least(20))
-        with Job([*torchrun(port, 1), *TRAIN[1:]], env) as second:
-            joined = second.wait_for(BEGINS)
-            assert int(joined[2]) == 3
+    command = train(0.0, "20:3")[1:]
+    with Job([*torchrun(port, 2), *command], env) as first:
+        first.wait_for(BEGINS)
+        with Job([*torchrun(port, 1), *command], env) as second:
+            begin = second.wait_for(BEGINS)
+            assert (int(begin[2]), int(begin[4])) == (3, 20)
             assert first.wait() == 0, first.text() + second.text()
             assert second.wait() == 0, second.text()
     first.lines += second.lines  # the new agent may have become the first
-    steps = [int(match[1]) for match in first.matches(STEP)]
-    assert len(steps) == STEPS, "the workers finished their step and committed before they left"
+    assert len(first.matches(STEP)) == STEPS, "nobody died, so nothing is done again"
     assert_trained_right(first)
 
 
 @pytest.mark.timeout(240)
-def test_hosts_come_and_go(tmp_path: Path) -> None:
+def test_hosts_come_and_go_and_one_is_lost(tmp_path: Path) -> None:
     path, _ = fake_ssh(tmp_path)
     hosts = tmp_path / "hosts"
     hosts.write_text("localhost:2\n")
     run = launcher("-np", "2", "--min-np", "1", "--max-np", "3",
                    "--host-discovery-script", f"cat {hosts}")  # fmt: skip
-    with Job([*run, *TRAIN], launcher_environment(path)) as job:
-        job.wait_for(STEP, step_at_least(20))
+    command = [*run, *train(0.0, "20:3", "60:2", "100:1")]
+    with Job(command, launcher_environment(path)) as job:
+        job.wait_for(BEGINS)
         hosts.write_text("localhost:2\nnode1:2\n")
-        begin = job.wait_for(BEGINS, lambda match: match[2] == "3")
-        assert int(begin[4]) >= 20
-        job.wait_for(STEP, step_at_least(int(begin[4]) + 20))
-        hosts.write_text("node1:1\n")
+        assert job.wait_for(BEGINS, lambda match: match[2] == "3")[4] == "20"
+        job.wait_for("waits at 60")
+        os.kill(behind_ssh(job), signal.SIGKILL)  # the agent of node1
+        job.wait_for("the connection to node1 broke, or its agent died")
+        job.wait_for("going on without node1")
+        assert job.wait_for(BEGINS, lambda match: match[2] == "2")[4] == "60"
+        job.wait_for("waits at 100")
+        hosts.write_text("node1:2\nlocalhost:1\n")  # node1 has failed, so it is not used again
         begin = job.wait_for(BEGINS, lambda match: match[2] == "1")
-        assert begin.string.startswith("[node1] ")
+        assert begin[4] == "100"
+        assert begin.string.startswith("[localhost] ")
         assert job.wait() == 0, job.text()
-    assert len(job.matches(STEP)) == STEPS, "nothing was lost: nobody died"
+    assert len(job.matches(STEP)) == STEPS, "all changes were at a commit, so nothing is done again"
     assert_trained_right(job)
+
+
+def behind_ssh(job: Job) -> int:
+    """The launcher's child that it reached by ssh."""
+    for pid in children(job.pid):
+        if b"SSH_CONNECTION=127.0.0.1" in Path(f"/proc/{pid}/environ").read_bytes():
+            return pid
+    raise AssertionError("there is none")
+
+
+@pytest.mark.timeout(120)
+def test_a_job_whose_hosts_are_all_replaced_ends_instead_of_starting_over(tmp_path: Path) -> None:
+    path, _ = fake_ssh(tmp_path)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:1\n")
+    command = write_script(tmp_path, "import os, time; os.write(1, b'up\\n'); time.sleep(100)")
+    run = launcher("-np", "1", "--host-discovery-script", f"cat {hosts}")
+    with Job([*run, *command], launcher_environment(path)) as job:
+        job.wait_for("up")
+        hosts.write_text("node1:1\n")
+        job.wait_for("no host that has the last commit is left; keep one when hosts change")
+        assert job.wait() == 1
 
 
 @pytest.mark.timeout(120)

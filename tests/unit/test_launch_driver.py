@@ -1,0 +1,175 @@
+"""What the launcher decides, with agents that answer from a script instead of starting anything."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hvd_order.launch import driver as module
+from hvd_order.launch.driver import Driver
+from hvd_order.launch.hosts import Host
+from hvd_order.launch.request import ElasticRules, LaunchRequest
+
+Message = dict[str, Any]
+
+
+class Agents:
+    """Makes agents; `play` says what one answers to a round, and may change between rounds."""
+
+    def __init__(self, play: Callable[[str, Message], list[Message]]) -> None:
+        self.play = play
+        self.rounds: dict[int, list[tuple[str, int, int]]] = {}  # number -> host, place, processes
+        self.told: list[tuple[str, str]] = []
+        self.silent: set[str] = set()
+
+    def __call__(
+        self, host: str, count: int, request: object, events: queue.Queue[Any], prefix: str
+    ) -> Agent:
+        return Agent(self, host, events)
+
+
+class Agent:
+    def __init__(self, agents: Agents, host: str, events: queue.Queue[Any]) -> None:
+        self.host, self.remote, self.last_errors = host, True, ["ssh: no answer"]
+        self._agents, self._events = agents, events
+        if host not in agents.silent:
+            self._say(what="ready", address=f"address of {host}", launcher=None)
+
+    def send(self, message: Message) -> None:
+        self._agents.told.append((self.host, message["what"]))
+        if message["what"] == "serve":
+            self._say(what="serving", round=message["round"], port=7)
+        elif message["what"] == "round":
+            now = message["round"]
+            seen = self._agents.rounds.setdefault(now["number"], [])
+            seen.append((self.host, now["place"], now["process_count"]))
+            self._say(what="began", round=now["number"])
+            for answer in self._agents.play(self.host, now):
+                self._say(**answer)
+
+    def _say(self, **message: Any) -> None:
+        self._events.put((self, message))
+
+    def stop(self) -> None:
+        self._agents.told.append((self.host, "stop"))
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+
+def succeed(host: str, now: Message) -> list[Message]:
+    return [{"what": "finished", "round": now["number"]}, {"what": "ended", "code": 0}]
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    agents: Agents,
+    count: int,
+    hosts: list[Host],
+    rules: ElasticRules | None = None,
+    start_timeout_s: float = 30.0,
+) -> int:
+    monkeypatch.setattr(module, "AgentProcess", agents)
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+    request = LaunchRequest(
+        ["x"], count, hosts=hosts, elastic=rules, start_timeout_s=start_timeout_s
+    )
+    return Driver(request).run()
+
+
+def failed(now: Message, rank: int = 0, code: int = 9, commit: int = 0) -> Message:
+    return {"what": "failed", "round": now["number"], "rank": rank, "code": code, "commit": commit}
+
+
+A, B, C = Host("a", 2), Host("b", 2), Host("c", 2)
+
+
+def test_ranks_follow_the_order_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = Agents(succeed)
+    assert run(monkeypatch, agents, 3, [B, A, C]) == 0
+    assert agents.rounds == {1: [("b", 0, 2), ("a", 1, 1)]}
+
+
+def test_a_fixed_job_ends_with_its_first_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agents = Agents(lambda host, now: [failed(now, 2, -9)] if host == "b" else [])
+    assert run(monkeypatch, agents, 4, [A, B]) == 128 + 9
+    error = capsys.readouterr().err
+    assert error == "hvd-order: rank 2 on b was ended by SIGKILL; all others were stopped\n"
+    assert agents.told[-2:] == [("a", "stop"), ("b", "stop")]
+
+
+def test_a_silent_host_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agents = Agents(succeed)
+    agents.silent = {"b"}
+    assert run(monkeypatch, agents, 4, [A, B], start_timeout_s=0.1) == 1
+    assert "b did not answer in time: ssh: no answer" in capsys.readouterr().err
+    assert agents.rounds == {}
+
+
+def test_failures_with_progress_in_between_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def play(host: str, now: Message) -> list[Message]:
+        if now["number"] == 8:
+            return succeed(host, now)
+        return [failed(now, commit=now["number"])] if host == "a" else []
+
+    agents = Agents(play)
+    assert run(monkeypatch, agents, 4, [A, B], ElasticRules(min_count=2)) == 0
+    assert sorted(agents.rounds) == list(range(1, 9))
+
+
+def test_a_host_that_only_fails_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(host: str, now: Message) -> list[Message]:
+        if now["host_count"] == 1:
+            return succeed(host, now)
+        return [failed(now)] if host == "a" else []
+
+    agents = Agents(play)
+    assert run(monkeypatch, agents, 4, [A, B], ElasticRules(min_count=2)) == 0
+    assert agents.rounds[4] == [("b", 0, 2)]
+    assert "3 times in a row without a new commit" in capsys.readouterr().err
+
+
+def test_a_lost_host_comes_back_after_its_cooldown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def play(host: str, now: Message) -> list[Message]:
+        if now["number"] == 1 and host == "b":
+            return [{"what": "ended", "code": 255}]
+        return succeed(host, now) if now["number"] == 3 else []
+
+    agents = Agents(play)
+    rules = ElasticRules(min_count=2, cooldown_s=0.1)
+    assert run(monkeypatch, agents, 4, [A, B], rules) == 0
+    assert agents.rounds[2] == [("a", 0, 2)]
+    assert agents.rounds[3] == [("a", 0, 2), ("b", 1, 2)]
+
+
+def test_too_few_hosts_end_the_job_after_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(host: str, now: Message) -> list[Message]:
+        return [{"what": "ended", "code": 255}] if host == "b" else []
+
+    agents = Agents(play)
+    rules = ElasticRules(min_count=3, cooldown_s=99.0, timeout_s=0.1)
+    assert run(monkeypatch, agents, 4, [A, B], rules) == 1
+    assert "there were no hosts for 3 processes within 0.1 s" in capsys.readouterr().err
+
+
+def test_a_failure_after_others_have_finished_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(host: str, now: Message) -> list[Message]:
+        if host == "b":
+            return [failed(now, 3, 5)]
+        return [{"what": "finished", "round": now["number"]}]
+
+    assert run(monkeypatch, Agents(play), 4, [A, B], ElasticRules(min_count=2)) == 5
+    assert "after others had finished; ending the job" in capsys.readouterr().err
