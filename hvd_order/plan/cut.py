@@ -74,9 +74,12 @@ class Link:
         return cls(latency_s, max(cost_s, latency_s / 2, 1e-6), beta)
 
 
-def best_cut(link: Link, total_bytes: int) -> Cut:
-    """The cut with the least sum of both costs for a model with so many bytes of gradients."""
-    in_flight = 2
+def best_cut(link: Link, total_bytes: int, in_flight: int = 2) -> Cut:
+    """The cut with the least sum of both costs for a model with so many bytes of gradients.
+
+    Args:
+        in_flight: slices that keep the transport busy, at least.
+    """
     size = math.sqrt(link.slice_cost_s * total_bytes / (link.seconds_per_byte * in_flight))
     size = min(max(size, _SMALLEST_BYTES), _LARGEST_BYTES)
     slice_bytes = max(round(size / _STEP_BYTES), 1) * _STEP_BYTES

@@ -40,6 +40,8 @@ class EngineHost:
             "registration", backend="gloo", timeout=patience
         )
         self.transport = _transport(context, patience, self.registration_group)
+        # Horovod takes up what has come once a cycle: with two it would take up one at a time.
+        self.in_flight = 3 if isinstance(self.transport, native.HorovodTransport) else 2
         control = native.C10dControl(
             context.new_group("control", backend="gloo", timeout=patience),
             context.rank,
@@ -74,7 +76,7 @@ class EngineHost:
     def link(self, device: torch.device) -> Link:
         """What the transport can do; the first call is collective, and nothing may travel then."""
         if self._link is None:
-            self._link = link_probe.measure(self.transport, device)
+            self._link = link_probe.measure(self.transport, device, self.in_flight)
         return self._link
 
     def retune(self, cut: Cut, model: int) -> None:
@@ -101,6 +103,8 @@ class EngineHost:
         plan: list[int],
     ) -> None:
         """Registers gradient buffers under an id that is free on every rank."""
+        if isinstance(self.transport, native.HorovodTransport):
+            horovod_library.check(buffers)
         self.transport.set_buffers(model, buffers, layout)
         self.engine.add_model(model, layout, plan)
         self.models.add(model)

@@ -12,11 +12,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
@@ -25,6 +26,10 @@ from hvd_order.torch.process import ProcessContext
 __all__: list[str] = []
 
 _START_TIMEOUT_S = 60
+_DTYPES = {
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.float32, torch.float64,
+}  # fmt: skip
 # Slices are the fusion, and what is in flight cannot be reordered. A cycle is how long Horovod may
 # sleep while a slice waits; benchmarks/RESULTS.md has what other values gave.
 _ALWAYS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}
@@ -101,6 +106,16 @@ def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup
         )
     context.on_shutdown(library.horovod_shutdown)
     return path
+
+
+def check(buffers: Sequence[torch.Tensor]) -> None:
+    """Raises InvalidUsage if Horovod cannot carry one of the buffers."""
+    for buffer in buffers:
+        if buffer.dtype not in _DTYPES:
+            raise InvalidUsage(
+                f"Horovod does not carry gradients of {buffer.dtype}; use HVD_ORDER_TRANSPORT=c10d "
+                "or compression=hvd.Compression.fp16"
+            )
 
 
 def has_gpu(path: Path) -> bool:

@@ -16,15 +16,15 @@ _ROUNDS = 5
 _TINY_BYTES = 1024
 _SMALL = (16, 128 * 1024)  # slices, bytes of each
 _LARGE = (4, 2**20)
-_IN_FLIGHT = 2
 
 
-def measure(transport: native.TorchTransport, device: torch.device) -> Link:
+def measure(transport: native.TorchTransport, device: torch.device, in_flight: int) -> Link:
     """Times some all-reduces of up to 4 MiB, several times each. Collective.
 
     Args:
         transport: that of the gradients, which must be idle.
         device: where the gradients are.
+        in_flight: slices under way at a time.
 
     Raises:
         HorovodInternalError: a transfer failed.
@@ -35,7 +35,7 @@ def measure(transport: native.TorchTransport, device: torch.device) -> Link:
     times = []
     for count, size_bytes in (_SMALL, _LARGE):
         slices = list(buffer[: count * size_bytes // 4].split(size_bytes // 4))
-        took = _undisturbed(transport.time_stream(slices, _IN_FLIGHT) for _ in range(_ROUNDS))
+        took = _undisturbed(transport.time_stream(slices, in_flight) for _ in range(_ROUNDS))
         times.append((count, size_bytes, took))
     return Link.from_streams(latency_s, *times)
 

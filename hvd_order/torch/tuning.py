@@ -50,7 +50,7 @@ class Tuning:
         except RuntimeError as error:
             self._host.engine.check()  # knows better which rank is to blame, if it has noticed
             raise translate_failure(error, "first steps of training", self._host.context) from error
-        cut = best_cut(link, self._model.size_bytes)
+        cut = best_cut(link, self._model.size_bytes, self._host.in_flight)
         if config.slice_bytes is not None:
             in_flight = cut.credit_bytes // cut.slice_bytes
             cut = Cut(config.slice_bytes, in_flight * config.slice_bytes)
