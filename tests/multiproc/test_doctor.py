@@ -28,15 +28,15 @@ def doctor(
         env=env | variables,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
 
 
+@pytest.mark.timeout(300)  # two self-tests; seconds each, unless the machine is busy
 def test_a_healthy_host() -> None:
-    done = doctor(
-        "--json", HVD_ORDER_SLICE_BYTE="1", HOROVOD_SECRET_KEY="geheim", MASTER_ADDR="10.1.2.3"
-    )
+    wrong = {"HVD_ORDER_SLICE_BYTE": "1", "MASTER_ADDR": "10.1.2.3"}
+    done = doctor("--json", "--timeout", "100", HOROVOD_SECRET_KEY="geheim", **wrong)
     assert done.returncode == 0, done.stdout + done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     assert report["healthy"] is True
@@ -55,7 +55,7 @@ def test_a_healthy_host() -> None:
     assert [p for p in report["problems"] if "did you mean HVD_ORDER_SLICE_BYTES" in p]
     for test in report["self_test"].values():
         assert test["passed"]
-        assert 0 < test["seconds"] < 60
+        assert 0 < test["seconds"] < 100
     if report["versions"]["horovod"] != "not installed":
         assert report["transports"]["horovod"].startswith("0.")
         assert set(report["self_test"]) == {"torch.distributed", "horovod"}
@@ -72,6 +72,7 @@ def test_without_torch_it_says_so_and_how_to_get_it(tmp_path: Path) -> None:
     assert "cure:  see the modules above" in done.stdout
 
 
+@pytest.mark.timeout(300)
 def test_without_the_extension_it_says_how_to_build_it(tmp_path: Path) -> None:
     # As if PyTorch had not been there when hvd_order was installed.
     hide = "import sys; sys.modules['hvd_order._torch'] = None"
