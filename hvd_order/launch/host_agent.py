@@ -118,17 +118,18 @@ def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
     """Takes the launcher's lines until there are no more."""
     from hvd_order.launch.torch_agent import serve_store
 
-    store = None  # kept, for the workers of the latest round
+    stores: list[object] = []  # kept, for the workers of the latest round and of the one before
     for line in pipe:
         message = json.loads(line)
         if message["what"] == "serve":
             store = serve_store()
+            stores = [*stores[-1:], store]
             launcher.tell("serving", round=message["round"], port=store.port)
         elif message["what"] == "round":
             inbox.announce(Round(**message["round"]))
         elif message["what"] == "leave":
             inbox.end()
-    del store
+    inbox.end()
     # Not SIGTERM: elastic workers take that for a change of the job and would finish their step.
     os.kill(os.getpid(), signal.SIGHUP)
 
