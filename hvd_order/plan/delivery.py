@@ -44,7 +44,7 @@ def piece_times(size_bytes: int, link: Link, slice_bytes: int | None) -> list[fl
 
 @dataclass(order=True)
 class _Waiting:
-    priority: tuple[int, ...]
+    priority: tuple[float, ...]
     number: int  # of its arrival, where priorities are equal
     key: Hashable = field(compare=False)
     left_s: list[float] = field(compare=False)  # by piece, the next one last
@@ -70,7 +70,7 @@ class LinkQueue:
         return math.fsum(second for each in self._waiting for second in each.left_s)
 
     def add(
-        self, key: Hashable, priority: tuple[int, ...], ready_s: float, piece_s: Sequence[float]
+        self, key: Hashable, priority: tuple[float, ...], ready_s: float, piece_s: Sequence[float]
     ) -> None:
         """Something became ready.
 
