@@ -87,7 +87,7 @@ class Job:
         self._reader.start()
 
     def wait_for(
-        self, pattern: str, fits: Callable[[re.Match[str]], bool] = bool, timeout: float = 90.0
+        self, pattern: str, fits: Callable[[re.Match[str]], bool] = bool, timeout: float = 180.0
     ) -> re.Match[str]:
         """Reads on until a line has `pattern` in it and its match `fits`."""
         deadline = time.monotonic() + timeout
@@ -101,7 +101,7 @@ class Job:
             if match is not None and fits(match):
                 return match
 
-    def wait(self, timeout: float = 90.0) -> int:
+    def wait(self, timeout: float = 180.0) -> int:
         """Waits for the end; returns the exit code."""
         try:
             code = self._process.wait(timeout)
