@@ -19,7 +19,16 @@ from typing import Any, Literal
 
 from hvd_order.errors import InvalidUsage
 
-__all__ = ["KNOBS", "Agreement", "Config", "Knob", "Policy", "Transport", "parse_bytes", "reference_page"]
+__all__ = [
+    "KNOBS",
+    "Agreement",
+    "Config",
+    "Knob",
+    "Policy",
+    "Transport",
+    "parse_bytes",
+    "reference_page",
+]
 
 Policy = Literal["priority", "arrival"]
 Agreement = Literal["leader", "negotiated", "planned"]
@@ -223,8 +232,8 @@ KNOBS: tuple[Knob, ...] = (
         "HVD_ORDER_ALIAS",
         "0",
         "`1` or `0`",
-        "Let `import horovod` give hvd_order, in scripts that stay as they are (docs/migration.md); "
-        "takes effect when Python starts.",
+        "Let `import horovod` give hvd_order, in scripts that stay as they are "
+        "(docs/migration.md); takes effect when Python starts.",
         _parse_bool,
     ),
 )

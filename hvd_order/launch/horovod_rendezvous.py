@@ -1,7 +1,7 @@
 """Horovod's meeting point for a job that horovodrun did not start.
 
-``python -m hvd_order.launch.horovod_rendezvous --hosts h0:2,h1:2`` prints the port of the server and
-serves until its standard input closes. It needs Horovod.
+``python -m hvd_order.launch.horovod_rendezvous --hosts h0:2,h1:2`` prints the port of the server
+and serves until its standard input closes. It needs Horovod.
 """
 
 from __future__ import annotations
