@@ -39,6 +39,7 @@ from hvd_order.torch.grouped import (  # noqa: E402
     grouped_reducescatter,
     grouped_reducescatter_async,
 )
+from hvd_order.torch.join import join  # noqa: E402
 from hvd_order.torch.optimizer import DistributedOptimizer  # noqa: E402
 from hvd_order.torch.process import (  # noqa: E402
     ccl_built,
@@ -82,6 +83,7 @@ from hvd_order.torch.scatter import (  # noqa: E402
     reducescatter_async,
 )
 from hvd_order.torch.sparse import sparse_allreduce_async  # noqa: E402
+from hvd_order.torch.sync_batch_norm import SyncBatchNorm  # noqa: E402
 from hvd_order.torch.timeline import start_timeline, stop_timeline, timeline_span  # noqa: E402
 
 __all__ = [
@@ -95,6 +97,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",
@@ -132,6 +135,7 @@ __all__ = [
     "grouped_reducescatter_async",
     "init",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",

@@ -1,6 +1,7 @@
 """allreduce, allgather, broadcast and their asynchronous and in-place kin, as Horovod has them.
 
-Every rank must call the same collectives in the same order. Tensors may be on the CPU or on CUDA,
+Every rank must call the same collectives: those with names in any order, asynchronous ones at
+least, and those without in the same order. Tensors may be on the CPU or on CUDA,
 of any shape (none and zero elements included), contiguous or not. The variants ending in ``_``
 write into their argument; the asynchronous ones return a handle for `poll` and `synchronize`, and
 until `synchronize` has returned the tensors must not be touched.
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_order.torch import process
+from hvd_order.torch import process, stand_ins
+from hvd_order.torch.adasum import check_count
 from hvd_order.torch.collective_queue import Request, queue_of
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.process_sets import (
@@ -22,7 +24,7 @@ from hvd_order.torch.process_sets import (
     global_process_set,
     queue_for,
 )
-from hvd_order.torch.reduce_ops import ReduceOp, check_dtype, choose_op, reduce_in_place
+from hvd_order.torch.reduce_ops import Adasum, ReduceOp, check_dtype, choose_op, reduce_in_place
 from hvd_order.torch.request_parts import (
     as_bytes,
     check_tensor,
@@ -67,9 +69,10 @@ def allreduce(
     Args:
         tensor: the same shape and dtype on every rank.
         average: deprecated; use `op`.
-        name: shown in errors, and two requests of one name must not be in flight together.
+        name: what the ranks' calls are matched by, shown in errors; two requests of one name must
+            not be in flight together. Without it, by how many such calls came before.
         compression: what travels instead of the tensor.
-        op: Average (the default), Sum, Min, Max or Product. Averages of integers truncate.
+        op: Average (the default), Sum, Min, Max, Product or Adasum. Averages of integers truncate.
         prescale_factor: multiplies each rank's tensor before the reduction.
         postscale_factor: multiplies the result.
         process_set: who takes part; only its members may call.
@@ -79,6 +82,7 @@ def allreduce(
 
     Raises:
         ValueError: a mistake in the arguments.
+        NotImplementedError: Adasum of a number of ranks that is no power of 2.
         ModelMismatch: another rank called something else (raised on every rank).
         PeerLost, TransferTimeout: another rank died, or did not come in time.
     """
@@ -196,7 +200,12 @@ def allgather_async(
         result.append(rows if group is None else gather_rows(rows, group))
 
     line = f"{full_name} {dtype_name(rows)} rows of shape {other_dimensions} on {rows.device.type}"
-    return queue.submit(Request(full_name, [line], exchange, lambda: result[0], rows.device))
+    return queue.submit(
+        Request(
+            full_name, [line], exchange, lambda: result[0], rows.device,
+            stand_ins.for_allgather([rows]),
+        )
+    )  # fmt: skip
 
 
 def broadcast(
@@ -292,7 +301,12 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """
     queue = queue_for(process_set)
     name = queue.next_name("barrier")
-    queue.run(Request(name, [name], lambda group: None, lambda: None, torch.device("cpu")))
+    queue.run(
+        Request(
+            name, [name], lambda group: None, lambda: None, torch.device("cpu"),
+            stand_ins.for_barrier,
+        )
+    )  # fmt: skip
 
 
 def _start_allreduce(
@@ -309,6 +323,8 @@ def _start_allreduce(
     queue = queue_for(process_set)
     scaled = prescale_factor != 1.0 or postscale_factor != 1.0
     check_dtype(buffer.dtype, op, scaled)
+    if op is Adasum:
+        check_count(len(process_set.ranks))
     full_name = request_name(queue, "allreduce", name)
     line = f"{full_name} {describe(buffer)} op={op.name}"
     if scaled:
@@ -318,8 +334,11 @@ def _start_allreduce(
         reduce_in_place(buffer, op, prescale_factor, postscale_factor, group)
 
     return queue.submit(
-        Request(full_name, [line], exchange, lambda: deliver(buffer, target), buffer.device)
-    )
+        Request(
+            full_name, [line], exchange, lambda: deliver(buffer, target), buffer.device,
+            stand_ins.for_allreduce([buffer], op),
+        )
+    )  # fmt: skip
 
 
 def _start_broadcast(

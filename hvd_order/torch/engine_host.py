@@ -1,4 +1,4 @@
-"""The one engine of this process, shared by all of its optimizers.
+"""The engine of this process, shared by all of its optimizers; one more for each process set.
 
 One engine means one total order over all models: process groups used in different orders on
 different ranks can hang.
@@ -6,6 +6,7 @@ different ranks can hang.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -26,27 +27,39 @@ _FIRST_SLICES_IN_FLIGHT = 4
 
 
 class EngineHost:
-    """Owns the engine, its transport and its process groups."""
+    """Owns an engine, its transport and its process groups.
 
-    def __init__(self, context: process.ProcessContext) -> None:
-        """Collective: creates two process groups, one for data and one for control messages."""
+    Attributes:
+        process_set: number of the set whose members exchange gradients; 0 is all ranks.
+        ranks: of the job, by place in the set.
+        rank, size: this process's place in the set, and how many it has.
+    """
+
+    def __init__(
+        self,
+        context: process.ProcessContext,
+        process_set: int,
+        ranks: Sequence[int],
+        groups: dict[str, dist.ProcessGroup],
+    ) -> None:
+        """Collective among the members.
+
+        Args:
+            groups: as `_new_groups` makes them.
+        """
         config = context.config
         self.context = context
-        # The engine notices a stall first and can name the cause; the group's own timeout is
-        # behind.
-        patience = config.timeout * 1.25
+        self.process_set = process_set
+        self.ranks = ranks
+        self.rank = ranks.index(context.rank)
+        self.size = len(ranks)
+        self._groups = groups
         # Objects that the ranks tell each other, here and when a model is registered.
-        self.registration_group = context.new_group(
-            "registration", backend="gloo", timeout=patience
-        )
-        self.transport = _transport(context, patience, self.registration_group)
+        self.registration_group = groups["registration"]
+        self.transport = self._transport()
         # Horovod takes up what has come once a cycle: with two it would take up one at a time.
         self.in_flight = 3 if isinstance(self.transport, native.HorovodTransport) else 2
-        control = native.C10dControl(
-            context.new_group("control", backend="gloo", timeout=patience),
-            context.rank,
-            context.size,
-        )
+        control = native.C10dControl(groups["control"], self.rank, self.size)
         planned = config.agreement == "planned"
         policy = native.Policy.PLANNED if planned else getattr(native.Policy, config.policy.upper())
         slice_bytes = config.slice_bytes or min(
@@ -56,8 +69,8 @@ class EngineHost:
         self.cut = Cut(slice_bytes, credit_bytes, config.policy)
         self._link: Link | None = None
         self.engine = native.Engine(
-            rank=context.rank,
-            size=context.size,
+            rank=self.rank,
+            size=self.size,
             agreement=getattr(native.AgreementKind, config.agreement.upper()),
             policy=policy,
             credit_bytes=self.cut.credit_bytes,
@@ -72,6 +85,15 @@ class EngineHost:
         self.tuned = False  # an optimizer has begun to choose the cut
         self.settled = False  # and it has chosen
         self.layouts: dict[int, native.SliceLayout] = {}
+
+    def _transport(self) -> native.TorchTransport:
+        """The adapter to what carries the gradients. Collective."""
+        # Horovod is started once, for all ranks; a smaller set goes its own way.
+        if self.process_set == 0 and horovod_library.chosen(self.context, self.registration_group):
+            patience = _patience(self.context)
+            path = horovod_library.start(self.context, patience, self.registration_group)
+            return native.HorovodTransport(str(path), gpu_on_host=not horovod_library.has_gpu(path))
+        return native.C10dTransport(self._groups["gradients"])
 
     def link(self, device: torch.device) -> Link:
         """What the transport can do; the first call is collective, and nothing may travel then."""
@@ -124,42 +146,91 @@ class EngineHost:
         """Tells the other ranks and stops the engine."""
         self.engine.shutdown()
 
-
-def _transport(
-    context: process.ProcessContext, patience: timedelta, objects: dist.ProcessGroup
-) -> native.TorchTransport:
-    """The adapter to what carries the gradients. Collective."""
-    if horovod_library.chosen(context, objects):
-        path = horovod_library.start(context, patience, objects)
-        return native.HorovodTransport(str(path), gpu_on_host=not horovod_library.has_gpu(path))
-    return native.C10dTransport(context.new_group("gradients", timeout=patience))
+    def drop_groups(self) -> None:
+        """Gives the process groups back before the shutdown of the job; the engine is closed."""
+        for group in self._groups.values():
+            self.context.drop_group(group)
 
 
-_host: EngineHost | None = None
+def _patience(context: process.ProcessContext) -> timedelta:
+    """The engine notices a stall first and can name the cause; a group's own timeout is behind."""
+    return context.config.timeout * 1.25
 
 
-def engine_host() -> EngineHost:
-    """The engine of this process. The first call is collective.
+def _new_groups(
+    context: process.ProcessContext, ranks: list[int] | None
+) -> dict[str, dist.ProcessGroup]:
+    """The process groups of an engine. Collective over all ranks of the job.
+
+    Those for objects that ranks tell each other, for control messages and for gradients.
+    """
+    patience = _patience(context)
+    return {
+        purpose: context.new_group(purpose, backend, patience, ranks)
+        for purpose, backend in (("registration", "gloo"), ("control", "gloo"), ("gradients", None))
+    }
+
+
+_hosts: dict[int, EngineHost] = {}  # by process set
+_groups: dict[int, dict[str, dist.ProcessGroup]] = {}  # of sets whose engine is not needed yet
+_hosts_context: process.ProcessContext | None = None
+
+
+def engine_host(process_set: int = 0, ranks: Sequence[int] | None = None) -> EngineHost:
+    """The engine of a process set, of which this process is a member. First called together.
+
+    Args:
+        process_set: its number; 0 is all ranks.
+        ranks: the members; None: all ranks.
 
     Raises:
         NotInitialized: before ``init()``.
     """
-    global _host
+    global _hosts_context
     context = process.current()
-    if _host is None or _host.context is not context:
-        host = EngineHost(context)
+    if _hosts_context is not context:
+        _hosts.clear()
         context.on_shutdown(_close)
-        _host = host
-    return _host
+        _hosts_context = context
+    if process_set not in _hosts:
+        members = range(context.size) if ranks is None else ranks
+        groups = _groups.pop(process_set, None) or _new_groups(context, None)
+        _hosts[process_set] = EngineHost(context, process_set, members, groups)
+    return _hosts[process_set]
+
+
+def open_groups(process_set: int, ranks: Sequence[int]) -> None:
+    """Makes the process groups for the engine of a set. Collective over all ranks of the job.
+
+    torch.distributed has no way to make them later, by the members alone, that works if these
+    have different numbers of groups already.
+    """
+    context = process.current()
+    _groups[process_set] = _new_groups(context, list(ranks))
 
 
 def running_host() -> EngineHost | None:
-    """The engine of this process if there is one; creates none."""
-    return _host
+    """The engine of all ranks, if there is one; creates none."""
+    return _hosts.get(0)
+
+
+def running_hosts() -> list[EngineHost]:
+    """The engines of this process; creates none."""
+    return list(_hosts.values())
+
+
+def close_host(process_set: int) -> None:
+    """Ends the engine of a process set that is given up, if it has one."""
+    host = _hosts.pop(process_set, None)
+    if host is not None:
+        host.close()
+        host.drop_groups()
+    for group in _groups.pop(process_set, {}).values():
+        process.current().drop_group(group)
 
 
 def _close() -> None:
-    global _host
-    if _host is not None:
-        _host.close()
-        _host = None
+    _groups.clear()
+    while _hosts:
+        _, host = _hosts.popitem()
+        host.close()

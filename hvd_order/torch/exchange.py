@@ -32,6 +32,7 @@ from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.portion import Portion
 from hvd_order.torch.read_guard import arm_parameter, disarm_gradient, disarm_parameter
 from hvd_order.torch.slot import Slot
+from hvd_order.torch.step_log import StepLogs
 from hvd_order.torch.tuning import Tuning
 
 __all__: list[str] = []
@@ -62,6 +63,7 @@ class GradientExchange:
         frozen: Sequence[Slot],
         host: EngineHost,
         transfer: GradientTransfer,
+        steps: StepLogs,
         passes: int,
     ) -> None:
         """Collective: registers the model on every rank.
@@ -69,6 +71,7 @@ class GradientExchange:
         Args:
             slots: the trainable parameters.
             frozen: the others, which may become trainable later.
+            steps: where the exchange says what it does, for ranks that have joined.
             passes: backward passes whose gradients add up before they are exchanged.
         """
         self._optimizer = weakref.ref(optimizer)
@@ -99,6 +102,8 @@ class GradientExchange:
         self._begun_at = 0  # the host's count of steps then
         self.synchronized = False  # all gradients of this step are finished, step() is to come
 
+        self._steps = steps
+        self._log = steps.open(host.process_set, self)
         self._tuning: Tuning | None = None
         self._hooks: list[Any] = []
         weakref.finalize(self, _remove, self._hooks).atexit = False
@@ -122,6 +127,8 @@ class GradientExchange:
 
     def _register(self, order: Sequence[Slot]) -> None:
         dense = [slot for slot in order if not slot.sparse]
+        for slot in order:
+            slot.placed = not slot.sparse
         self._transfer.model.register(dense, observed=self._order.complete)
 
     def add_slots(self, slots: Sequence[Slot]) -> None:
@@ -137,6 +144,7 @@ class GradientExchange:
             self._frozen += [slot for slot in slots if not slot.parameter.requires_grad]
 
     def _take_in(self, slots: Sequence[Slot]) -> None:
+        self._steps.check_nobody_joined("parameters are added or unfrozen")
         for slot in slots:
             slot.begin_step(self.passes)
             self._by_parameter[id(slot.parameter)] = slot
@@ -209,6 +217,7 @@ class GradientExchange:
         self._begun_at = self._host.steps
         self._transfer.model.raise_use_flags()
         self._fresh = False
+        self._log.note("begin")
 
     def _cleared_by_owner(self) -> bool:
         """Whether gradients of this step were cleared after they had been sent.
@@ -226,9 +235,8 @@ class GradientExchange:
 
     def _give_up(self) -> None:
         """Lets the gradients of a step that will not come arrive, and forgets them."""
-        for slot in self.slots:
-            if not slot.sent and not slot.sparse:
-                self._transfer.send_absent(slot)
+        self._log.note("give_up")
+        self._send_nothing()
         self._transfer.finish(self.slots)
         self._reset()
 
@@ -246,14 +254,20 @@ class GradientExchange:
                 continue
             if slot.parameter.grad is not None:
                 self._send(slot)
-            elif slot.sparse:
-                slot.absent = True
-                slot.sent = True
             else:
                 self._transfer.send_absent(slot)
 
+    def _send_nothing(self) -> None:
+        """This rank has no more gradients for this step."""
+        for slot in self.slots:
+            if not slot.sent:
+                self._transfer.send_absent(slot)
+
     def _finish_sparse(self) -> None:
-        self._transfer.finish_sparse(self.slots, learning=not self._order.complete)
+        if not self._order.complete:
+            self._log.note("sparse")
+            self._transfer.find_sparse(self.slots)
+        self._transfer.finish_sparse(self.slots)
 
     # ---- synchronize, step, flush -------------------------------------------------------------
 
@@ -332,6 +346,8 @@ class GradientExchange:
         def synchronized_closure() -> Any:
             loss = closure()
             self._finish_step()
+            if loss is not None:
+                self._log.note("loss")
             return registration.average_loss(self._host, loss)
 
         self.flush()
@@ -340,6 +356,7 @@ class GradientExchange:
         return loss
 
     def _end_step(self) -> None:
+        self._log.note("end")
         self._reset()
         self._fresh = True
         self._host.steps += 1
@@ -425,6 +442,53 @@ class GradientExchange:
         if turn is not None:
             self.flush()
             self._tuning.go_on(turn)
+
+    # ---- join ---------------------------------------------------------------------------------
+
+    def prepare_to_join(self) -> None:
+        """Finishes what this rank has begun; the others have its gradients, or will get zeros."""
+        with self._lock:
+            self.flush()
+            if not self._fresh and not self.synchronized:
+                self._send_nothing()
+
+    def stand_in(self, event: str) -> None:
+        """Does what another rank has done, with zeros and without an update; notes one event.
+
+        Args:
+            event: "begin": the first gradient of a step has come. "give_up": the step ends without
+                an update. "sparse": while the model is learnt, the ranks tell each other whose
+                gradients are sparse. "loss": a closure has computed the loss. "end": ``step()``.
+        """
+        with self._lock:
+            if event in ("begin", "end") and not self._fresh:
+                self._transfer.finish(self.slots)
+                self._reset()
+            if event == "begin":
+                self._begin_step()
+                for slot in self.slots:  # the program's own gradients are not to be overwritten
+                    if slot.parameter.grad is slot.gradient:
+                        slot.parameter.grad = slot.gradient.clone()
+                self._send_nothing()
+            elif event == "give_up":
+                self._give_up()
+                self._fresh = True
+            elif event == "sparse":
+                self._log.note(event)
+                self._transfer.find_sparse(self.slots, absent=True)
+            elif event == "loss":
+                self._log.note(event)
+                registration.average_loss(self._host, None, absent=True)
+            else:
+                self._end_step()
+
+    def end_join(self) -> None:
+        """All ranks have joined; a step that was begun and not ended is given up."""
+        with self._lock:
+            if not self._fresh and not self.synchronized:
+                self._transfer.finish(self.slots)
+                self._reset()
+                self._fresh = True
 
     # ---- zero_grad ----------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.torch import registration, sparse, timeline
 from hvd_order.torch.compression import Compressor
 from hvd_order.torch.engine_host import EngineHost
+from hvd_order.torch.process_sets import ProcessSet
 from hvd_order.torch.read_guard import Guard, InFlightGradient, arm_gradient, disarm_gradient
 from hvd_order.torch.registered_model import RegisteredModel
 from hvd_order.torch.slot import Slot
@@ -36,6 +37,7 @@ class GradientTransfer:
         prescale: float,
         postscale: float,
         sparse_as_dense: bool,
+        process_set: ProcessSet,
     ) -> None:
         """Moves nothing yet.
 
@@ -43,6 +45,7 @@ class GradientTransfer:
             prescale: factor for each rank's gradient before the sum.
             postscale: factor for the sum.
             sparse_as_dense: exchange sparse gradients as dense ones.
+            process_set: that of ``host``.
         """
         self.model = RegisteredModel(host, compression, prescale)
         self._host = host
@@ -50,6 +53,7 @@ class GradientTransfer:
         self._prescale = prescale
         self._postscale = postscale
         self._sparse_as_dense = sparse_as_dense
+        self._process_set = process_set
 
     # ---- out ----------------------------------------------------------------------------------
 
@@ -101,22 +105,24 @@ class GradientTransfer:
             slot.wire.copy_(travelling)
 
     def _leave_to_sparse(self, slot: Slot, learning: bool) -> None:
-        if not slot.sparse:
-            if not learning:
-                raise InvalidUsage(
-                    f"the gradient of '{slot.name}' became sparse after the first two steps; pass "
-                    "sparse_as_dense=True to DistributedOptimizer"
-                )
+        if not slot.sparse and not learning:
+            raise InvalidUsage(
+                f"the gradient of '{slot.name}' became sparse after the first two steps; pass "
+                "sparse_as_dense=True to DistributedOptimizer"
+            )
+        if slot.placed:
             self.send_absent(slot)  # its place in the buffers must not hold up its neighbours
         slot.sent = True
 
     def send_absent(self, slot: Slot) -> None:
         """Tells the others that this rank has no gradient for the parameter."""
+        slot.absent = True
+        slot.sent = True
+        if not slot.placed:
+            return
         with torch.no_grad():
             slot.wire.zero_()
             slot.use_flag.zero_()
-        slot.absent = True
-        slot.sent = True
         slot.ready_s = time.monotonic()
         self.model.hand_over(slot)
 
@@ -128,10 +134,10 @@ class GradientTransfer:
         for slot in slots:
             if slot.finished or not slot.sent:
                 continue
+            if slot.placed and travelling(slot):
+                with timeline.span("wait", slot.name):
+                    self.model.wait(slot)
             if not slot.sparse:
-                if travelling(slot):
-                    with timeline.span("wait", slot.name):
-                        self.model.wait(slot)
                 self._take_off_wire(slot)
             slot.finished = True
 
@@ -154,15 +160,23 @@ class GradientTransfer:
             if self._postscale != 1.0:
                 slot.gradient.mul_(self._postscale)
 
-    def finish_sparse(self, slots: Sequence[Slot], learning: bool) -> None:
-        """Exchanges the sparse gradients among ``slots``; collective while any may exist."""
-        if learning:
-            found = [i for i, slot in enumerate(slots) if _has_sparse_gradient(slot)]
-            for i in registration.union(self._host, found):
-                slots[i].sparse = True
+    def find_sparse(self, slots: Sequence[Slot], absent: bool = False) -> None:
+        """Learns whose gradients are sparse on any rank; collective.
+
+        Args:
+            absent: this rank has joined and has no gradients.
+        """
+        found = [i for i, slot in enumerate(slots) if not absent and _has_sparse_gradient(slot)]
+        for i in registration.union(self._host, found):
+            slots[i].sparse = True
+
+    def finish_sparse(self, slots: Sequence[Slot]) -> None:
+        """Exchanges the sparse gradients among ``slots``; collective where any exist."""
         for slot in slots:
             if slot.sparse:
-                slot.used = sparse.exchange(slot.parameter, self._prescale * self._postscale)
+                slot.used = sparse.exchange(
+                    slot.parameter, self._prescale * self._postscale, self._process_set
+                )
                 slot.finished = True
 
 

@@ -9,11 +9,21 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.collective_queue import Request
+from hvd_order.torch import stand_ins
+from hvd_order.torch.adasum import check_count
+from hvd_order.torch.collective_queue import Exchange, Request
 from hvd_order.torch.collectives import allgather, synchronize
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, queue_for
-from hvd_order.torch.reduce_ops import Average, ReduceOp, check_dtype, choose_op, reduce_in_place
+from hvd_order.torch.reduce_ops import (
+    Adasum,
+    Average,
+    ReduceOp,
+    check_dtype,
+    choose_op,
+    reduce_by_adasum,
+    reduce_in_place,
+)
 from hvd_order.torch.request_parts import (
     check_tensor,
     deliver,
@@ -24,7 +34,12 @@ from hvd_order.torch.request_parts import (
     request_name,
     writable_buffer,
 )
-from hvd_order.torch.scatter import gradient_factor, rows_to_scatter, scatter_reduced
+from hvd_order.torch.scatter import (
+    gradient_factor,
+    rows_to_scatter,
+    scatter_reduced,
+    stand_in_for_scatter,
+)
 
 __all__ = [
     "grouped_allgather",
@@ -36,9 +51,6 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
 ]
-
-Exchange = Callable[[dist.ProcessGroup | None], None]
-
 
 # ---- allreduce --------------------------------------------------------------------------------
 
@@ -142,9 +154,14 @@ def _start_allreduce(
     scaled = prescale_factor != 1.0 or postscale_factor != 1.0
     for buffer in buffers:
         check_dtype(buffer.dtype, op, scaled)
+    if op is Adasum:
+        check_count(len(process_set.ranks))
 
     def exchange(group: dist.ProcessGroup | None) -> None:
         for alike in _by_dtype(buffers):
+            if op is Adasum:
+                reduce_by_adasum(alike, prescale_factor, postscale_factor, group)
+                continue
             fused = alike[0] if len(alike) == 1 else torch.cat([one.view(-1) for one in alike])
             reduce_in_place(fused, op, prescale_factor, postscale_factor, group)
             if len(alike) > 1:
@@ -157,7 +174,8 @@ def _start_allreduce(
     title = f"op={op.name}"
     if scaled:
         title += f" prescale_factor={prescale_factor!r} postscale_factor={postscale_factor!r}"
-    return _submit("grouped_allreduce", name, title, buffers, describe, exchange, finish,
+    stand_in = stand_ins.for_allreduce(buffers, op)
+    return _submit("grouped_allreduce", name, title, buffers, describe, exchange, finish, stand_in,
                    process_set)  # fmt: skip
 
 
@@ -204,7 +222,9 @@ def grouped_allgather_async(
     def line(one: torch.Tensor) -> str:
         return f"{dtype_name(one)} rows of shape {list(one.shape[1:])} on {one.device.type}"
 
-    return _submit("grouped_allgather", name, "", rows, line, exchange, lambda: result, process_set)
+    stand_in = stand_ins.for_allgather(rows)
+    return _submit("grouped_allgather", name, "", rows, line, exchange, lambda: result, stand_in,
+                   process_set)  # fmt: skip
 
 
 # ---- reducescatter ----------------------------------------------------------------------------
@@ -220,7 +240,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors of one device; differentiable. Args as there."""
-    chosen = choose_op(op, None)
+    chosen = choose_op(op, None, adasum=False)
     compressed, contexts = _compress(tensors, compression)
     if _differentiable(compressed):
         reduced = _DifferentiableReducescatter.apply(  # type: ignore[no-untyped-call]
@@ -244,7 +264,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts `grouped_reducescatter` and returns one handle for all tensors."""
-    chosen = choose_op(op, None)
+    chosen = choose_op(op, None, adasum=False)
     _check_group(tensors)
     scaled = prescale_factor != 1.0 or postscale_factor != 1.0
     copies = [rows_to_scatter(tensor, chosen, scaled) for tensor in tensors]
@@ -257,8 +277,9 @@ def grouped_reducescatter_async(
     title = f"op={chosen.name}"
     if scaled:
         title += f" prescale_factor={prescale_factor!r} postscale_factor={postscale_factor!r}"
+    stand_in = stand_in_for_scatter(copies, chosen)
     return _submit("grouped_reducescatter", name, title, copies, describe, exchange,
-                   lambda: result, process_set)  # fmt: skip
+                   lambda: result, stand_in, process_set)  # fmt: skip
 
 
 # ---- what they share --------------------------------------------------------------------------
@@ -281,12 +302,13 @@ def _submit(
     line: Callable[[torch.Tensor], str],
     exchange: Exchange,
     finish: Callable[[], list[torch.Tensor]],
+    stand_in: Exchange,
     process_set: ProcessSet,
 ) -> int:
     queue = queue_for(process_set)
     full_name = request_name(queue, kind, name)
     lines = [f"{full_name} {title}", *(f"[{i}] {line(b)}" for i, b in enumerate(buffers))]
-    return queue.submit(Request(full_name, lines, exchange, finish, buffers[0].device))
+    return queue.submit(Request(full_name, lines, exchange, finish, buffers[0].device, stand_in))
 
 
 def _differentiable(tensors: Sequence[torch.Tensor]) -> bool:

@@ -33,7 +33,7 @@ def explain_mismatch(
             where = f" in {first_line}" if place > 0 else ""
             return (
                 f"ranks disagree{where}: {'; '.join(sides)} "
-                "(all ranks must call the same collectives in the same order, on equal tensors)"
+                "(a collective must be the same on all ranks, on equal tensors)"
             )
     return "ranks disagree"
 

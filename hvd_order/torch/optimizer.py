@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -11,12 +12,13 @@ import torch
 from torch.optim import Optimizer
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch import deferred_update, engine_host, process
+from hvd_order.torch import adasum_optimizer, deferred_update, engine_host, process
+from hvd_order.torch.collective_queue import negotiation
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.exchange import GradientExchange
 from hvd_order.torch.gradient_transfer import GradientTransfer
-from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_global
-from hvd_order.torch.reduce_ops import Average, ReduceOp, Sum
+from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_registered
+from hvd_order.torch.reduce_ops import Adasum, Average, ReduceOp, Sum
 from hvd_order.torch.slot import Slot
 
 __all__ = ["DistributedOptimizer"]
@@ -167,13 +169,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         compression: how gradients travel: ``Compression.none``, ``.fp16`` or ``.bf16``.
         backward_passes_per_step: gradients of so many passes add up, without division, before they
             are exchanged.
-        op: ``Average`` or ``Sum``.
+        op: ``Average`` or ``Sum``; or ``Adasum``, which joins what the ranks' own updates change
+            (adasum_optimizer.py).
         gradient_predivide_factor: with ``Average``, divide by this before the sum and by
             size / this after it.
         num_groups, groups: Horovod's explicit fusion; slices of the planned size take its place, so
-            they are accepted and without effect.
+            they are checked as in Horovod and have no effect.
         sparse_as_dense: exchange sparse gradients as dense ones.
-        process_set: the global process set.
+        process_set: who exchanges gradients. On a rank outside the optimizer works alone.
 
     Returns:
         ``optimizer``.
@@ -182,29 +185,39 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         NotInitialized: before ``hvd.init()``.
         ValueError: parameters without name, duplicate names, or arguments out of range.
         ModelMismatch: the ranks have different parameters; raised on every rank.
+        NotImplementedError: Adasum of a number of ranks that is no power of 2.
     """
     context = process.current()
-    require_global(process_set)
-    del num_groups, groups
+    number = require_registered(process_set)
+    _check_groups(num_groups, groups)
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
     slots = _slots(optimizer, named_parameters)
     step = deferred_update.inner_step(type(optimizer))
+    size = len(process_set.ranks) if process_set.included() else 1
+    if op == Adasum and size > 1:
+        return adasum_optimizer.distribute(
+            optimizer, slots, compression, backward_passes_per_step, process_set
+        )
 
     exchange = None
-    if context.size > 1:
-        divisor = context.size if op == Average else 1
+    if size > 1:
+        divisor = size if op == Average else 1
         # Dividing before the sum costs nothing (it is part of the copy) and cannot overflow.
         prescale, postscale = 1 / divisor, 1.0
         if gradient_predivide_factor != 1.0:
             prescale, postscale = 1 / gradient_predivide_factor, gradient_predivide_factor / divisor
-        host = engine_host.engine_host()
+        ranks = negotiation()
+        assert ranks is not None  # there are others
+        ranks.steps.check_nobody_joined("a DistributedOptimizer is made")
+        host = engine_host.engine_host(number, process_set.ranks)
         exchange = GradientExchange(
             optimizer,
             step,
             [slot for slot in slots if slot.parameter.requires_grad],
             [slot for slot in slots if not slot.parameter.requires_grad],
             host,
-            GradientTransfer(host, compression, prescale, postscale, sparse_as_dense),
+            GradientTransfer(host, compression, prescale, postscale, sparse_as_dense, process_set),
+            ranks.steps,
             backward_passes_per_step,
         )
     base = type(optimizer)
@@ -268,12 +281,38 @@ def _check_arguments(
             "optimizer, not the model"
         )
     _check_passes(passes)
-    if op not in (Average, Sum):
-        raise InvalidUsage(f"op must be hvd.Average or hvd.Sum, got {op}")
+    if op not in (Average, Sum, Adasum):
+        raise InvalidUsage(f"op must be hvd.Average, hvd.Sum or hvd.Adasum, got {op}")
     if predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if predivide_factor <= 0:
         raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
+
+
+def _check_groups(num_groups: int, groups: object) -> None:
+    """Raises what Horovod raises."""
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return
+    if not isinstance(groups, list):
+        if not isinstance(groups, int) or groups <= 0:
+            raise ValueError(
+                "groups should be a non-negative integer or a list of list of torch.Tensor."
+            )
+        return
+    seen: set[int] = set()
+    for parameter in (parameter for group in groups for parameter in group):
+        if not isinstance(parameter, torch.Tensor):
+            raise ValueError("groups must consist of torch.Tensor.")
+        if id(parameter) in seen:
+            raise ValueError("A parameter can only appear once in groups.")
+        seen.add(id(parameter))
 
 
 def _slots(

@@ -77,6 +77,7 @@ class ProcessContext:
         self._groups: list[dist.ProcessGroup] = []
         self._callbacks: list[Callable[[], None]] = []
         self._functions_group = self.new_group("functions") if size > 1 else None
+        self._messages_group = self.new_group("messages", backend="gloo") if size > 1 else None
 
     def new_group(
         self,
@@ -130,6 +131,17 @@ class ProcessContext:
             raise InvalidUsage("a job of one process has no process groups")
         return self._functions_group
 
+    @property
+    def messages_group(self) -> dist.ProcessGroup:
+        """The group over which ranks agree on what the functions do next.
+
+        Raises:
+            InvalidUsage: in a job of one process.
+        """
+        if self._messages_group is None:
+            raise InvalidUsage("a job of one process has no process groups")
+        return self._messages_group
+
     def on_shutdown(self, callback: Callable[[], None]) -> None:
         """Has `callback` run at shutdown or at exit, the last registered first."""
         self._callbacks.append(callback)
@@ -146,7 +158,7 @@ class ProcessContext:
                 self._callbacks.pop()()
             except Exception as error:
                 first_error = first_error or error
-        self._functions_group = None
+        self._functions_group = self._messages_group = None
         if dist.is_initialized():  # the program may have destroyed everything already
             while self._groups:
                 dist.destroy_process_group(self._groups.pop())

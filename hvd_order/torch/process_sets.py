@@ -17,6 +17,7 @@ from hvd_order.torch.collective_queue import (
     collective_queue,
     open_queue,
 )
+from hvd_order.torch.engine_host import close_host, open_groups
 
 __all__ = [
     "ProcessSet",
@@ -26,7 +27,7 @@ __all__ = [
     "init",
     "queue_for",
     "remove_process_set",
-    "require_global",
+    "require_registered",
 ]
 
 
@@ -130,6 +131,7 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
         return
     process.init(comm)
     process.current().on_shutdown(_forget_all)
+    collective_queue()  # rank 0 has to listen to the others even if it calls nothing itself
     for process_set in process_sets or [] if not isinstance(process_sets, str) else []:
         add_process_set(process_set)
 
@@ -157,12 +159,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         )
     _agree(f"add_process_set {ranks}")
     group = context.new_group(f"process_set_{_next_id}", ranks=ranks)
+    if len(ranks) > 1:
+        open_groups(_next_id, ranks)
     process_set.process_set_id = _next_id
     _next_id += 1
     _registered[process_set.process_set_id] = process_set
     _groups[process_set.process_set_id] = group
-    if context.rank in ranks:
-        open_queue(process_set.process_set_id, group, ranks)
+    open_queue(process_set.process_set_id, group, ranks)
     return process_set
 
 
@@ -178,8 +181,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     _agree(f"remove_process_set {process_set.ranks}")
     del _registered[number]
     process_set.process_set_id = None
-    if process_set.included():
-        close_queue(number)
+    close_queue(number)
+    close_host(number)
     group = _groups.pop(number)
     if group is not None:
         process.current().drop_group(group)
@@ -202,6 +205,22 @@ def _forget_all() -> None:
     _next_id = 1
 
 
+def require_registered(process_set: ProcessSet) -> int:
+    """The number of a process set.
+
+    Raises:
+        NotInitialized: before ``init()``.
+        InvalidUsage: the set is not registered.
+    """
+    process.current()  # "not initialized" comes before any other complaint
+    number = process_set.process_set_id
+    if number is None or (number and _registered.get(number) is not process_set):
+        raise InvalidUsage(
+            f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()"
+        )
+    return number
+
+
 def queue_for(process_set: ProcessSet) -> CollectiveQueue:
     """The queue of a process set.
 
@@ -209,12 +228,8 @@ def queue_for(process_set: ProcessSet) -> CollectiveQueue:
         NotInitialized: before ``init()``.
         InvalidUsage: the set is not registered, or this process does not belong to it.
     """
-    rank = process.rank()  # "not initialized" comes before any other complaint
-    number = process_set.process_set_id
-    if number is None or (number and _registered.get(number) is not process_set):
-        raise InvalidUsage(
-            f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()"
-        )
+    number = require_registered(process_set)
+    rank = process.rank()
     if rank not in process_set.ranks:
         raise InvalidUsage(f"rank {rank} does not belong to {process_set}; only members may call")
     return collective_queue(number)
@@ -225,12 +240,4 @@ def check_root(root_rank: int, process_set: ProcessSet) -> None:
     if root_rank not in process_set.ranks:
         raise InvalidUsage(
             f"root_rank is {root_rank}, the ranks that take part are {process_set.ranks}"
-        )
-
-
-def require_global(process_set: object) -> None:
-    """Raises InvalidUsage unless `process_set` is `global_process_set`."""
-    if process_set is not global_process_set:
-        raise InvalidUsage(
-            f"process_set is {process_set!s}; only hvd.global_process_set is supported here"
         )

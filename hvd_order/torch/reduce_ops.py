@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.torch.adasum import adasum_in_place
 
 __all__ = [
     "Adasum",
@@ -21,6 +22,7 @@ __all__ = [
     "Sum",
     "check_dtype",
     "choose_op",
+    "reduce_by_adasum",
     "reduce_in_place",
     "reduce_pieces",
 ]
@@ -75,12 +77,12 @@ _REDUCIBLE = {
 }
 
 
-def choose_op(op: int | None, average: bool | None) -> ReduceOp:
+def choose_op(op: int | None, average: bool | None, adasum: bool = True) -> ReduceOp:
     """The reduction that Horovod's two arguments mean; Average when neither is given.
 
     Raises:
         ValueError: both are given (as in Horovod).
-        InvalidUsage: no such reduction, or Adasum.
+        InvalidUsage: no such reduction, or Adasum where ``adasum`` says that there is none.
     """
     if op is not None and average is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
@@ -96,10 +98,10 @@ def choose_op(op: int | None, average: bool | None) -> ReduceOp:
     try:
         chosen = ReduceOp(op)
     except ValueError:
-        names = ", ".join(f"hvd.{known.name}" for known in _C10D)
+        names = ", ".join(f"hvd.{known.name}" for known in ReduceOp if known != Adasum or adasum)
         raise InvalidUsage(f"op is {op!r}; expected one of {names}") from None
-    if chosen is Adasum:
-        raise InvalidUsage("op=hvd.Adasum is not supported; use hvd.Average or hvd.Sum")
+    if chosen is Adasum and not adasum:
+        raise InvalidUsage("op=hvd.Adasum is for allreduce only; use hvd.Average or hvd.Sum")
     return chosen
 
 
@@ -109,6 +111,8 @@ def check_dtype(dtype: torch.dtype, op: ReduceOp, scaled: bool) -> None:
         raise InvalidUsage(f"allreduce of {dtype} is not supported; convert the tensor first")
     if dtype is torch.bool and (op is Average or scaled):
         raise InvalidUsage("truth values cannot be averaged or scaled; use hvd.Max for 'any'")
+    if op is Adasum and not dtype.is_floating_point:
+        raise InvalidUsage(f"Adasum is not defined for {dtype}; convert the tensor first")
     if dtype.is_complex and op not in (Average, Sum):
         raise InvalidUsage(f"{op.name} is not defined for {dtype}; use hvd.Sum or hvd.Average")
 
@@ -126,7 +130,7 @@ def reduce_in_place(
 
     Args:
         tensor: contiguous; its dtype has passed `check_dtype`.
-        op: any but Adasum.
+        op: with Adasum, the group has a power of 2 ranks (`adasum.check_count`).
         prescale_factor: multiplies every rank's tensor before the reduction.
         postscale_factor: multiplies the result.
         group: all ranks of it call this together.
@@ -134,6 +138,9 @@ def reduce_in_place(
     Raises:
         RuntimeError: torch.distributed's, when a transfer fails.
     """
+    if op is Adasum:
+        reduce_by_adasum([tensor], prescale_factor, postscale_factor, group)
+        return
     _scale(tensor, prescale_factor)
     if group is not None and tensor.numel() > 0:
         wide = tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
@@ -141,6 +148,20 @@ def reduce_in_place(
         if wide is not tensor:
             tensor.copy_(wide)
     _finish(tensor, op, 1 if group is None else group.size(), postscale_factor)
+
+
+def reduce_by_adasum(
+    tensors: Sequence[torch.Tensor],
+    prescale_factor: float,
+    postscale_factor: float,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """The same with Adasum, of several tensors of one dtype, each for itself."""
+    for tensor in tensors:
+        _scale(tensor, prescale_factor)
+    adasum_in_place(tensors, group)
+    for tensor in tensors:
+        _scale(tensor, postscale_factor)
 
 
 def reduce_pieces(

@@ -38,7 +38,7 @@ def gather(host: EngineHost, value: Any) -> list[Any]:
     Raises:
         HorovodInternalError: a rank is gone or does not come.
     """
-    values: list[Any] = [None] * host.context.size
+    values: list[Any] = [None] * host.size
     try:
         dist.all_gather_object(values, value, group=host.registration_group)
     except RuntimeError as error:
@@ -55,24 +55,27 @@ def agree(host: EngineHost, slots: Sequence[Slot]) -> Agreed:
     """
     mine = [(slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots]
     everyone = gather(host, (mine, host.models))
-    check_same([parameters for parameters, _ in everyone])
+    check_same([parameters for parameters, _ in everyone], host.ranks)
     place = {name: i for i, (name, _, _) in enumerate(mine)}
     taken = set().union(*(models for _, models in everyone))
     order = [place[name] for name, _, _ in everyone[0][0]]
     return Agreed(host.free_id(taken), order, alone=not taken)
 
 
-def check_same(everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]]) -> None:
+def check_same(
+    everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]], ranks: Sequence[int]
+) -> None:
     """Raises ModelMismatch unless all ranks list the same (name, shape, dtype), in any order."""
     first = {name: (shape, dtype) for name, shape, dtype in everyone[0]}
-    for rank, parameters in enumerate(everyone[1:], start=1):
+    for rank, parameters in zip(ranks[1:], everyone[1:], strict=True):
         other = {name: (shape, dtype) for name, shape, dtype in parameters}
         for name in [*first, *other]:
             if first.get(name) != other.get(name):
                 raise ModelMismatch(
                     f"the ranks train different models: parameter '{name}' is "
-                    f"{_describe(first.get(name))} on rank 0 and {_describe(other.get(name))} on "
-                    f"rank {rank} (rank 0 has {len(first)} parameters, rank {rank} has "
+                    f"{_describe(first.get(name))} on rank {ranks[0]} and "
+                    f"{_describe(other.get(name))} on rank {rank} "
+                    f"(rank {ranks[0]} has {len(first)} parameters, rank {rank} has "
                     f"{len(other)}); build the same model on every rank"
                 )
 
@@ -89,13 +92,18 @@ def union(host: EngineHost, indices: Iterable[int]) -> list[int]:
     return sorted(set().union(*gather(host, set(indices))))
 
 
-def average_loss(host: EngineHost, loss: Any) -> Any:
+def average_loss(host: EngineHost, loss: Any, absent: bool = False) -> Any:
     """The mean of the ranks' losses, in the type that was given; None stays None.
 
     An optimizer that looks at the loss must decide the same on every rank.
+
+    Args:
+        absent: this rank has joined and has no loss.
     """
+    if absent:
+        gather(host, None)
     if loss is None:
         return None
-    values = gather(host, float(loss))
+    values = [value for value in gather(host, float(loss)) if value is not None]
     mean = sum(values) / len(values)
     return torch.full_like(loss.detach(), mean) if isinstance(loss, torch.Tensor) else mean

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.collective_queue import Request
+from hvd_order.torch.collective_queue import Exchange, Request
 from hvd_order.torch.collectives import allgather, synchronize
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, queue_for
@@ -114,7 +115,7 @@ def reducescatter(
     Raises:
         The same as `allreduce`.
     """
-    chosen = choose_op(op, None)
+    chosen = choose_op(op, None, adasum=False)
     compressed, context = compression.compress(tensor)
     if torch.is_grad_enabled() and compressed.requires_grad:
         reduced = _DifferentiableReducescatter.apply(  # type: ignore[no-untyped-call]
@@ -139,7 +140,7 @@ def reducescatter_async(
 ) -> int:
     """Starts `reducescatter` and returns a handle."""
     queue = queue_for(process_set)
-    chosen = choose_op(op, None)
+    chosen = choose_op(op, None, adasum=False)
     scaled = prescale_factor != 1.0 or postscale_factor != 1.0
     rows = rows_to_scatter(tensor, chosen, scaled)
     full_name = request_name(queue, "reducescatter", name)
@@ -151,7 +152,12 @@ def reducescatter_async(
     line = f"{full_name} {describe(rows)} op={chosen.name}"
     if scaled:
         line += f" prescale_factor={prescale_factor!r} postscale_factor={postscale_factor!r}"
-    return queue.submit(Request(full_name, [line], exchange, lambda: result[0], rows.device))
+    return queue.submit(
+        Request(
+            full_name, [line], exchange, lambda: result[0], rows.device,
+            stand_in_for_scatter([rows], chosen),
+        )
+    )  # fmt: skip
 
 
 def rows_to_scatter(tensor: torch.Tensor, op: ReduceOp, scaled: bool) -> torch.Tensor:
@@ -184,6 +190,22 @@ def scatter_reduced(
         list(pieces.split(counts[mine]) if counts[mine] else [pieces] * size),
         op, prescale_factor, postscale_factor,
     )  # fmt: skip
+
+
+def stand_in_for_scatter(tensors: Sequence[torch.Tensor], op: ReduceOp) -> Exchange:
+    """What a rank that has joined does; its rows of the result are dropped."""
+    kinds = [(rows.dtype, tuple(rows.shape)) for rows in tensors]
+    return partial(_scatter_zeros, kinds, tensors[0].device.type, op)
+
+
+def _scatter_zeros(
+    kinds: list[tuple[torch.dtype, tuple[int, ...]]],
+    device: str,
+    op: ReduceOp,
+    group: dist.ProcessGroup,
+) -> None:
+    for dtype, shape in kinds:
+        scatter_reduced(torch.zeros(shape, dtype=dtype, device=device), op, 1.0, 1.0, group)
 
 
 def _row_counts(rows: torch.Tensor, splits: Splits | None, size: int) -> list[int]:

@@ -41,6 +41,7 @@ class Slot(native.GradientSlot):
     used: bool = True  # some rank had one; known when finished
     update_pending: bool = False  # step() has been called, the parameter has not been updated
     sparse: bool = False  # exchanged by sparse.py instead of the buffers
+    placed: bool = False  # has a place in the buffers, as it must until the ranks know it as sparse
     deferrable: bool = False  # seen to be read from Python after an update
 
     def __post_init__(self) -> None:

@@ -57,7 +57,7 @@ def sparse_allreduce_async(
     return wait
 
 
-def exchange(parameter: torch.Tensor, scale: float) -> bool:
+def exchange(parameter: torch.Tensor, scale: float, process_set: ProcessSet) -> bool:
     """Replaces a sparse ``parameter.grad`` (None counts as nothing) by the scaled sum over ranks.
 
     Collective: every rank takes part, with or without a gradient. The result is coalesced.
@@ -67,7 +67,7 @@ def exchange(parameter: torch.Tensor, scale: float) -> bool:
     """
     gradient = parameter.grad
     if gradient is None:
-        dims = _sparse_dims_everywhere(0)
+        dims = _sparse_dims_everywhere(0, process_set)
         if dims == 0:
             return False
         gradient = torch.sparse_coo_tensor(
@@ -79,16 +79,17 @@ def exchange(parameter: torch.Tensor, scale: float) -> bool:
     else:
         if not gradient.is_sparse:
             gradient = gradient.to_sparse(1)
-        _sparse_dims_everywhere(gradient.sparse_dim())
+        _sparse_dims_everywhere(gradient.sparse_dim(), process_set)
     gradient = gradient.coalesce()
     # Rows of one gather belong to one rank, so indices are gathered with the entry first.
-    indices = collectives.allgather(gradient.indices().t().contiguous())
-    values = collectives.allgather(gradient.values() * scale)
+    indices = collectives.allgather(gradient.indices().t().contiguous(), None, process_set)
+    values = collectives.allgather(gradient.values() * scale, None, process_set)
     parameter.grad = torch.sparse_coo_tensor(
         indices.t(), values, parameter.shape, device=parameter.device
     ).coalesce()
     return True
 
 
-def _sparse_dims_everywhere(mine: int) -> int:
-    return int(collectives.allreduce(torch.tensor(mine), op=reduce_ops.Max).item())
+def _sparse_dims_everywhere(mine: int, process_set: ProcessSet) -> int:
+    most = collectives.allreduce(torch.tensor(mine), op=reduce_ops.Max, process_set=process_set)
+    return int(most.item())

@@ -52,7 +52,9 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         )
     _recording = _Recording(file_path)
     if context.size > 1:
-        engine_host.engine_host().engine.start_recording()
+        engine_host.engine_host()
+        for host in engine_host.running_hosts():
+            host.engine.start_recording()
     context.on_shutdown(_stop_at_shutdown)
 
 
@@ -64,8 +66,7 @@ def stop_timeline() -> None:
         return
     context = process.current()
     events = list(recording.spans)
-    host = engine_host.running_host()
-    if host is not None:
+    for host in engine_host.running_hosts():
         host.engine.stop_recording()
         events += _transfers(host)
     if context.rank != 0 and "{rank}" not in recording.path:

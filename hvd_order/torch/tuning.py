@@ -76,7 +76,7 @@ class Tuning:
         if cut != before:
             self._model.retune(cut)
         self._host.settled = self.done
-        if self.done and self._host.context.rank == 0:
+        if self.done and self._host.rank == 0:
             level = logging.WARNING if cut == arrival_cut() else logging.INFO
             _log.log(
                 level,

@@ -85,6 +85,93 @@ def test_gradients_stay_in_the_set(ranks: RankFactory) -> None:
     ranks(3).run(body_gradients)
 
 
+def body_optimizers() -> list[list[float]]:
+    """Two sets of two ranks, which share rank 1, each with an optimizer; rank 0 is in one."""
+    rank = hvd.rank()
+    sets = [hvd.add_process_set([0, 1]), hvd.add_process_set([1, 2])]
+    weights = [torch.nn.Parameter(torch.zeros(400)) for _ in sets]
+    tables = [torch.nn.Embedding(3, 2, sparse=True) for _ in sets]
+    for table in tables:
+        torch.nn.init.zeros_(table.weight)
+    optimizers = [
+        hvd.DistributedOptimizer(torch.optim.SGD([w, table.weight], lr=1.0), process_set=one, op=op)
+        for w, table, one, op in zip(weights, tables, sets, (hvd.Average, hvd.Sum), strict=True)
+    ]
+    for step in range(8):
+        for w, table, optimizer in zip(weights, tables, optimizers, strict=True):
+            optimizer.zero_grad()
+            (w.sum() * (rank + 1) + table(torch.tensor([rank])).sum() * step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    with torch.no_grad():
+        assert all(torch.equal(w, w[0].expand_as(w)) for w in weights)
+        results = [[w[0].item(), *table.weight[:, 0].tolist()]
+                   for w, table in zip(weights, tables, strict=True)]  # fmt: skip
+    del optimizers, optimizer
+    for one in sets:
+        hvd.remove_process_set(one)
+    return results
+
+
+def test_an_optimizer_exchanges_within_its_set(ranks: RankFactory) -> None:
+    first, second, third = ranks(3).run(body_optimizers)
+    # 8 steps with gradients 1, 2 and 3; rows get 0 + 1 + ... + 7 = 28.
+    average = [-8 * 1.5, -14.0, -14.0, 0.0]
+    total = [-8 * 5.0, 0.0, -28.0, -28.0]
+    assert first == [average, [-8.0, -28.0, 0.0, 0.0]], "outside of the second set: its own"
+    assert second == [average, total]
+    assert third == [[-24.0, 0.0, 0.0, -28.0], total]
+
+
+def body_wrong_models() -> str:
+    pair = hvd.add_process_set([1, 2])
+    text = ""
+    parameter = torch.nn.Parameter(torch.zeros(hvd.rank()))
+    if hvd.rank() in pair.ranks:
+        with pytest.raises(ModelMismatch) as caught:
+            hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), process_set=pair)
+        text = str(caught.value)
+    hvd.remove_process_set(pair)
+    with pytest.raises(InvalidUsage, match="not registered"):
+        hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), process_set=pair)
+    return text
+
+
+def test_a_model_that_differs_in_the_set_is_named(ranks: RankFactory) -> None:
+    _, second, third = ranks(3).run(body_wrong_models)
+    assert second == third
+    assert "shape [1] on rank 1 and torch.float32 of shape [2] on rank 2" in second
+
+
+def body_groups() -> list[float]:
+    p, q = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+
+    def distribute(**arguments: Any) -> Any:
+        return hvd.DistributedOptimizer(torch.optim.SGD([p, q], lr=1.0), **arguments)
+
+    for wrong, text in [
+        (0, "groups should be a non-negative integer or a list of list"),
+        (-1, "groups should be a non-negative integer or a list of list"),
+        ([[p, 1]], "groups must consist of torch.Tensor"),
+        ([[p], [p]], "A parameter can only appear once in groups"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            distribute(groups=wrong)
+    with pytest.warns(DeprecationWarning, match="`num_groups` has been replaced by `groups`"):
+        optimizer = distribute(num_groups=2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (p.sum() + q.sum() * hvd.rank()).backward()
+        optimizer.step()
+    for groups in (1, [[p, q]], [[q]]):
+        distribute(groups=groups)
+    return [*p.tolist(), *q.tolist()]
+
+
+def test_groups_are_checked_as_in_horovod(two_ranks: RankPool) -> None:
+    assert two_ranks.run(body_groups) == [[-2.0, -2.0, -0.5, -0.5]] * 2
+
+
 def body_mistakes() -> list[str]:
     with pytest.raises(ValueError, match="duplicate process set"):
         hvd.add_process_set(range(hvd.size()))

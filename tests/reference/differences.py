@@ -76,8 +76,6 @@ MISTAKE_DIFFERENCES = {
         "HorovodInternalError", "Horovod does not tell a mistake from a failure here"),
     ("horovod", "unregistered_process_set"): (
         "TypeError", "None for the number of the set does not fit Horovod's binding"),
-    ("hvd_order", "other_order_of_names"): (
-        "HorovodInternalError", "all ranks must call in the same order; ModelMismatch says so"),
 }  # fmt: skip
 
 # Not asked of Horovod, whose ranks do not survive it.

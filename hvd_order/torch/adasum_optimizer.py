@@ -1,0 +1,210 @@
+"""``DistributedOptimizer(op=hvd.Adasum)``: ranks update by themselves; the changes are joined.
+
+As Horovod's: every rank takes the step of its own optimizer, with its own gradients and state, and
+what that changed in each parameter is combined by Adasum (adasum.py) and applied to the parameter
+as it was before. So learning rates need no scaling with the number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order.torch import deferred_update
+from hvd_order.torch.adasum import check_count
+from hvd_order.torch.collectives import synchronize
+from hvd_order.torch.compression import Compressor
+from hvd_order.torch.grouped import grouped_allreduce_async_
+from hvd_order.torch.process_sets import ProcessSet
+from hvd_order.torch.reduce_ops import Adasum
+from hvd_order.torch.slot import Slot
+
+__all__: list[str] = []
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+_made: Counter[int | None] = Counter()  # by process set, whose ranks make the same ones
+
+
+class _Passes:
+    """Counts the backward passes since the last step."""
+
+    def __init__(self, slots: Sequence[Slot], allowed: int) -> None:
+        self.allowed = allowed
+        self._counts: dict[str, int] = {}
+        hooks = [self._hook(slot) for slot in slots if slot.parameter.requires_grad]
+        weakref.finalize(self, _remove, hooks).atexit = False
+
+    def _hook(self, slot: Slot) -> Any:
+        weak = weakref.ref(self)
+
+        def count(_: torch.Tensor) -> None:
+            passes = weak()
+            if passes is not None:
+                passes._one_more(slot.name)
+
+        return slot.parameter.register_post_accumulate_grad_hook(count)
+
+    def _one_more(self, name: str) -> None:
+        self._counts[name] = self._counts.get(name, 0) + 1
+        if self._counts[name] > self.allowed:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to "
+                "step(). Increase backward_passes_per_step to accumulate gradients locally. "
+                f"(parameter '{name}')"
+            )
+
+    @property
+    def any(self) -> bool:
+        return bool(self._counts)
+
+    def clear(self) -> None:
+        self._counts.clear()
+
+
+class _AdasumMethods:
+    """Methods that an Adasum optimizer has over the user's class, which stays its base."""
+
+    _hvd_base: type[Optimizer]
+    _hvd_exchange: None
+    _hvd_passes: _Passes
+    _hvd_slots: list[Slot]
+    _hvd_name: str
+    _hvd_compression: type[Compressor]
+    _hvd_process_set: ProcessSet
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Takes this rank's own step, and applies the Adasum of all ranks' changes.
+
+        Raises:
+            HorovodInternalError: the exchange failed; parameters are as after the own step.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parameters = [s.parameter for s in self._hvd_slots if s.parameter.requires_grad]
+        before = [p.detach().clone(memory_format=torch.preserve_format) for p in parameters]
+        deferred_update.inner_step(self._hvd_base)(self)
+        self._hvd_passes.clear()
+        with torch.no_grad():
+            pairs = [
+                self._hvd_compression.compress(p.detach() - start)
+                for p, start in zip(parameters, before, strict=True)
+            ]
+            handles = [
+                (places, grouped_allreduce_async_(
+                    [pairs[i][0].contiguous() for i in places], None, f"{self._hvd_name}.{device}",
+                    Adasum, process_set=self._hvd_process_set,
+                ))
+                for device, places in _by_device(parameters).items()
+            ]  # fmt: skip
+            for places, handle in handles:
+                for i, joined in zip(places, synchronize(handle), strict=True):
+                    change = self._hvd_compression.decompress(joined, pairs[i][1])
+                    parameters[i].copy_(before[i] + change)
+        return loss
+
+    def synchronize(self) -> None:
+        """Does nothing: there are no gradients to wait for."""
+
+    def flush(self) -> None:
+        """Does nothing: ``step()`` leaves nothing outstanding."""
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Raises AssertionError, as Horovod's."""
+        raise AssertionError(
+            "Skipping synchronization is not supported when using Adasum optimizer."
+        )
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes add up before a step."""
+        if passes < 1:
+            raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
+        self._hvd_passes.allowed = passes
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As ``torch.optim.Optimizer.zero_grad``.
+
+        Raises:
+            AssertionError: between ``backward()`` and ``step()``.
+        """
+        if self._hvd_passes.any:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before "
+                "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause a "
+                "race condition."
+            )
+        cast("Any", self._hvd_base).zero_grad(self, set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own. Every rank adds the same parameters."""
+        cast("Any", self._hvd_base).add_param_group(self, param_group)
+        added = cast("Any", self).param_groups[-1]["params"]
+        first = len(self._hvd_slots)
+        self._hvd_slots += [Slot(p, f"added.{first + i}") for i, p in enumerate(added)]
+        self._hvd_passes = _Passes(self._hvd_slots, self._hvd_passes.allowed)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are of the user's own class."""
+        state = cast("Any", self).__getstate__()
+        state = {key: value for key, value in state.items() if not key.startswith("_hvd_")}
+        return _rebuild, (self._hvd_base, state)
+
+
+def distribute(
+    optimizer: AnyOptimizer,
+    slots: list[Slot],
+    compression: type[Compressor],
+    passes: int,
+    process_set: ProcessSet,
+) -> AnyOptimizer:
+    """Makes ``optimizer`` an Adasum optimizer and returns it.
+
+    Raises:
+        NotImplementedError: the number of ranks is no power of 2.
+    """
+    check_count(len(process_set.ranks))
+    base = type(optimizer)
+    changed = cast("Any", optimizer)
+    changed._hvd_base = base
+    changed._hvd_exchange = None
+    changed._hvd_passes = _Passes(slots, passes)
+    changed._hvd_slots = slots
+    changed._hvd_name = f"adasum_optimizer.{_made[process_set.process_set_id]}"
+    _made[process_set.process_set_id] += 1
+    changed._hvd_compression = compression
+    changed._hvd_process_set = process_set
+    methods = {name: value for name, value in vars(_AdasumMethods).items() if callable(value)}
+    step: Any = Optimizer.profile_hook_step(_AdasumMethods.step)
+    step.hooked = True
+    changed.__class__ = type(
+        base.__name__, (base,), {**methods, "step": step, "__module__": base.__module__}
+    )
+    return optimizer
+
+
+def _by_device(parameters: Sequence[torch.Tensor]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for i, parameter in enumerate(parameters):
+        places.setdefault(str(parameter.device), []).append(i)
+    return places
+
+
+def _rebuild(optimizer_class: type[Optimizer], state: dict[str, Any]) -> Optimizer:
+    optimizer = optimizer_class.__new__(optimizer_class)
+    cast("Any", optimizer).__setstate__(state)
+    return optimizer
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()

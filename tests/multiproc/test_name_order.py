@@ -1,0 +1,144 @@
+"""Collectives that ranks call in different order meet by their names, as in Horovod."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import RankFactory, RankPool
+
+import hvd_order.torch as hvd
+from hvd_order.errors import ModelMismatch
+
+
+def body_shuffled(seed: int) -> None:
+    """Every rank starts the same collectives, each in an order of its own."""
+    rank, size = hvd.rank(), hvd.size()
+    total = size * (size + 1) / 2
+    starts: dict[str, Any] = {}
+    wanted: dict[str, list[float]] = {}
+    for i in range(6):
+        x = torch.full((i + 1,), float(rank + 1))
+        starts[f"r{i}"] = lambda x=x, i=i: hvd.allreduce_async(x, name=f"r{i}", op=hvd.Sum)
+        wanted[f"r{i}"] = [total] * (i + 1)
+        starts[f"i{i}"] = lambda x=x, i=i: hvd.allreduce_async_(x.clone(), name=f"i{i}", op=hvd.Max)
+        wanted[f"i{i}"] = [float(size)] * (i + 1)
+        starts[f"g{i}"] = lambda i=i: hvd.allgather_async(torch.tensor([rank + i]), name=f"g{i}")
+        wanted[f"g{i}"] = [float(r + i) for r in range(size)]
+        starts[f"b{i}"] = lambda x=x, i=i: hvd.broadcast_async(x, i % size, name=f"b{i}")
+        wanted[f"b{i}"] = [float(i % size + 1)] * (i + 1)
+        starts[f"l{i}"] = lambda x=x, i=i: hvd.grouped_allreduce_async(
+            [x, x.double()], name=f"l{i}", op=hvd.Sum
+        )
+        wanted[f"l{i}"] = [total] * (i + 1)
+    names = list(starts)
+    random.Random(seed + rank).shuffle(names)
+    handles = {name: starts[name]() for name in names}
+    random.Random(seed - rank).shuffle(names)
+    for name in names:
+        result = hvd.synchronize(handles[name])
+        for one in result if isinstance(result, list) else [result]:
+            assert one.tolist() == wanted[name], name
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_rank_in_its_own_order(ranks: RankFactory, size: int) -> None:
+    for seed in (1, 50, 99):
+        ranks(size).run(body_shuffled, seed)
+
+
+def body_threads() -> None:
+    """Blocking calls in threads that no rank runs in the same order."""
+
+    def work(i: int) -> None:
+        time.sleep(0.01 * ((i * (hvd.rank() + 3)) % 5))
+        results[i] = hvd.allreduce(torch.tensor(float(i)), name=f"t{i}").item()
+
+    results = [-1.0] * 8
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [float(i) for i in range(8)]
+
+
+def test_blocking_calls_in_several_threads(ranks: RankFactory) -> None:
+    ranks(3).run(body_threads)
+
+
+def body_mismatch() -> list[str]:
+    """One of three requests differs; the others are not affected."""
+    names = ["a", "bad", "c"] if hvd.rank() == 0 else ["c", "bad", "a"]
+    shape = 3 if hvd.rank() == 0 else 2
+    sizes = {"a": 1, "bad": shape, "c": 2}
+    handles = {name: hvd.allreduce_async(torch.ones(sizes[name]), name=name) for name in names}
+    assert hvd.synchronize(handles["c"]).tolist() == [1.0] * 2
+    with pytest.raises(ModelMismatch) as caught:
+        hvd.synchronize(handles["bad"])
+    assert hvd.synchronize(handles["a"]).tolist() == [1.0]
+    with pytest.raises(ModelMismatch) as grouped:
+        hvd.grouped_allreduce([torch.ones(2), torch.ones(shape)], name="g")
+    return [str(caught.value), str(grouped.value)]
+
+
+def test_a_mismatch_concerns_one_name(ranks: RankFactory) -> None:
+    first, second, third = ranks(3).run(body_mismatch)
+    assert first == second == third
+    assert "rank 0: allreduce.bad float32 [3]" in first[0]
+    assert "ranks 1, 2: allreduce.bad float32 [2]" in first[0]
+    assert "rank 0: [1] float32 [3]" in first[1]
+
+
+def body_missing() -> tuple[str, str, float]:
+    """Rank 1 calls 'y' where the others call 'x'."""
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HVD_ORDER_TIMEOUT", "2")
+        patch.setenv("HVD_ORDER_STALL_WARNING", "0.5")
+        hvd.init()
+    name = "y" if hvd.rank() == 1 else "x"
+    start = time.monotonic()
+    with (
+        pytest.warns(RuntimeWarning, match="has waited 0.5 s for") as warned,
+        pytest.raises(hvd.HorovodInternalError) as caught,
+    ):
+        hvd.allreduce(torch.ones(1), name=name)
+    took = time.monotonic() - start
+    hvd.shutdown()
+    hvd.init()
+    return f"{caught.type.__name__}: {caught.value}", str(warned[0].message), took
+
+
+def test_a_request_that_never_comes_is_named_with_its_ranks(ranks: RankFactory) -> None:
+    results = ranks(3).run(body_missing)
+    texts = {text for text, _, _ in results}
+    assert len(texts) == 1, "all ranks have the same error"
+    text = texts.pop()
+    assert text.startswith("TransferTimeout: allreduce.")
+    assert (
+        "allreduce.x was not called on rank 1 within 2 s" in text
+        or "allreduce.y was not called on ranks 0, 2 within 2 s" in text
+    )
+    assert results[0][1] == "rank 0 has waited 0.5 s for allreduce.x: rank 1 has not called it"
+    assert results[1][1] == "rank 1 has waited 0.5 s for allreduce.y: ranks 0, 2 have not called it"
+    assert all(took < 5 for _, _, took in results)
+
+
+def body_left() -> str:
+    text = ""
+    if hvd.rank() == 0:
+        with pytest.raises(hvd.HorovodInternalError) as caught:
+            hvd.allreduce(torch.ones(1), name="x")
+        text = str(caught.value)
+    hvd.shutdown()
+    hvd.init()
+    return text
+
+
+def test_a_rank_that_has_shut_down_is_named_at_once(two_ranks: RankPool) -> None:
+    assert two_ranks.run(body_left, timeout=10.0)[0] == "rank 1 has shut down"
