@@ -107,8 +107,9 @@ cpp-test: build
 
 CPP_FILES = $(shell find csrc tests/cpp benchmarks -name '*.cc' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
-TIDY_FILES = $(wildcard csrc/base/*.cc csrc/scheduler/*.cc csrc/engine/*.cc) csrc/transport/loopback.cc
-HEADERS = $(wildcard csrc/base/*.h csrc/scheduler/*.h csrc/engine/*.h csrc/transport/*.h)
+TIDY_FILES = $(wildcard $(foreach room,base scheduler simulate engine,csrc/$(room)/*.cc)) \
+  csrc/transport/loopback.cc
+HEADERS = $(wildcard $(foreach room,base scheduler simulate engine transport,csrc/$(room)/*.h))
 
 lint: dev
 	@$(MAKE) --no-print-directory lint-python lint-cpp

@@ -23,6 +23,7 @@ FRAMEWORK_FREE = [
     ".doctor.report",
     ".horovod",
     ".horovod.startup",
+    ".predict.simulate",
     ".cli.main",
     ".array",
 ]
@@ -59,6 +60,7 @@ def test_cpp_reads_no_environment() -> None:
     [
         ("base", {"base"}),
         ("scheduler", {"base", "scheduler"}),
+        ("simulate", {"base", "scheduler", "simulate"}),
         ("engine", {"base", "scheduler", "engine", "transport/transport.h"}),
     ],
 )

@@ -1,0 +1,182 @@
+#include "simulate/all_reduce.h"
+
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+
+// A slice's way: `ready` marks its tensors in the agreements of the device; `drive` asks one half
+// for decisions, posts its messages and counts its issues; a slice that all have issued takes a
+// lane of the transport, lets its latency pass and becomes a flow on the one link; `flowEnded`
+// gives the credit back everywhere, tells the devices what has arrived, and drives all halves on.
+//
+// The link is one, since a ring or tree uses every rank's link, both ways, at the same time.
+
+namespace hvd_order::simulate {
+
+namespace {
+
+constexpr Flows::Use kLink{0, 1.0};
+
+const AllReduceCost& checked(const AllReduceCost& cost) {
+  for (const double number :
+       {cost.latencyS, cost.sliceCostS, cost.secondsPerByte, cost.sentPerByte}) {
+    if (!std::isfinite(number) || number < 0) {
+      throw InvalidUsage(concat("an all-reduce with a cost of ", number, "; at least 0 is needed"));
+    }
+  }
+  return cost;
+}
+
+} // namespace
+
+AllReduce::AllReduce(
+    std::shared_ptr<const SliceLayout> layout,
+    const ExchangeOptions& options,
+    const AllReduceCost& cost,
+    const Roles& roles,
+    Clock& clock,
+    std::vector<Device>& devices)
+    : Exchange(std::move(layout), options, {1.0}, clock, devices),
+      cost_(checked(cost)),
+      halvesOf_(roles.slowness.size()),
+      issues_(layout_->slices().size()),
+      waiting_(layout_->slices().size()) {
+  const auto size = static_cast<int>(roles.agreements.size());
+  for (Rank rank = 0; rank < size; ++rank) {
+    const DeviceIndex device = roles.agreements[static_cast<std::size_t>(rank)];
+    auto agreement =
+        Agreement::create(options.agreement, rank, size, options.policy, options.creditBytes);
+    agreement->addModel(kModel, layout_, options.plan);
+    halves_.push_back({std::move(agreement), device, halvesOf_[device].empty()});
+    halvesOf_[device].push_back(halves_.size() - 1);
+  }
+}
+
+void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) {
+  for (const std::size_t half : halvesOf_[device]) {
+    for (const TensorId tensor : tensors) {
+      for (const SliceKey slice : halves_[half].agreement->tensorReady({kModel, tensor})) {
+        if (half == 0) {
+          record(slice.index, rounds_[slice.index]).readyS = clock_.nowS();
+        }
+      }
+    }
+  }
+  for (const std::size_t half : halvesOf_[device]) {
+    drive(half);
+  }
+}
+
+void AllReduce::drive(std::size_t half) {
+  Agreement& agreement = *halves_[half].agreement;
+  if (!agreement.mayDecide()) {
+    return;
+  }
+  decisions_.clear();
+  agreement.decide(decisions_);
+  for (SliceMessage& message : decisions_.messages) {
+    post(half, std::move(message));
+  }
+  for (const SliceKey slice : decisions_.issue) {
+    issued(slice);
+  }
+  startWaiting();
+}
+
+void AllReduce::post(std::size_t from, SliceMessage&& message) {
+  std::uint32_t place = 0;
+  if (freeMessages_.empty()) {
+    place = static_cast<std::uint32_t>(messages_.size());
+    messages_.emplace_back();
+  } else {
+    place = freeMessages_.back();
+    freeMessages_.pop_back();
+  }
+  messages_[place] = {from, static_cast<std::size_t>(message.to), std::move(message.slices)};
+  clock_.announce(options_.controlLatencyS, Event::Kind::kMessage, place);
+}
+
+void AllReduce::issued(SliceKey slice) {
+  if (++issues_[slice.index] == halves_.size()) {
+    issues_[slice.index] = 0;
+    record(slice.index, rounds_[slice.index]).issuedS = clock_.nowS();
+    waiting_[(waitingHead_ + waitingCount_++) % waiting_.size()] = slice.index;
+  }
+}
+
+void AllReduce::startWaiting() {
+  while (waitingCount_ > 0 && (cost_.lanes == 0 || lanesTaken_ < cost_.lanes)) {
+    const SliceIndex slice = waiting_[waitingHead_];
+    waitingHead_ = (waitingHead_ + 1) % waiting_.size();
+    --waitingCount_;
+    ++lanesTaken_;
+    if (cost_.latencyS > 0) {
+      clock_.announce(cost_.latencyS, Event::Kind::kLatencyOver, slice);
+    } else {
+      carry(slice);
+    }
+  }
+}
+
+void AllReduce::carry(SliceIndex slice) {
+  const auto bytes = static_cast<double>(bytesOf(slice));
+  record(slice, rounds_[slice]).startedS = clock_.nowS();
+  flows_.start(clock_.nowS(), slice, cost_.sliceCostS + bytes * cost_.secondsPerByte, kLink);
+}
+
+void AllReduce::happened(const Event& event) {
+  if (event.kind == Event::Kind::kLatencyOver) {
+    carry(event.a);
+    return;
+  }
+  HVDO_CHECK(event.kind == Event::Kind::kMessage, "an all-reduce has no servers");
+  const Message message = std::move(messages_[event.a]);
+  freeMessages_.push_back(event.a);
+  halves_[message.to].agreement->received(static_cast<Rank>(message.from), message.slices);
+  drive(message.to);
+}
+
+void AllReduce::flowEnded() {
+  const SliceIndex slice = flows_.finish();
+  --lanesTaken_;
+  SliceRecord& times = record(slice, rounds_[slice]++);
+  times.summedS = times.finishedS = clock_.nowS();
+  sentBytes_ += static_cast<double>(bytesOf(slice)) * cost_.sentPerByte;
+  for (const Half& half : halves_) {
+    for (const TensorKey tensor : half.agreement->sliceDone({kModel, slice})) {
+      if (half.speaks) {
+        devices_[half.device].arrived(tensor.tensor);
+      }
+    }
+  }
+  startWaiting();
+  for (std::size_t half = 0; half < halves_.size(); ++half) {
+    drive(half);
+  }
+}
+
+std::string AllReduce::describe(TensorId tensor) const {
+  const auto gradientOf = [this](TensorId id) { return "'" + layout_->tensors()[id].name + "'"; };
+  for (std::size_t half = 0; half < halves_.size(); ++half) {
+    const Agreement& agreement = *halves_[half].agreement;
+    for (const SliceIndex slice : layout_->slicesOf(tensor)) {
+      const std::string name = concat("slice '", layout_->sliceName(slice), "'");
+      if (agreement.scheduler().isReady({kModel, slice})) {
+        if (const auto head = agreement.head(); head && head->index != slice) {
+          return concat(
+              name, " is ready, but slice '", layout_->sliceName(head->index), "' has to go first");
+        }
+        continue;
+      }
+      for (const TensorId part : layout_->tensorsOf(slice)) {
+        if (!agreement.scheduler().isPending({kModel, part})) {
+          return concat(name, " lacks the gradient of ", gradientOf(part));
+        }
+      }
+    }
+  }
+  return concat("the gradient of ", gradientOf(tensor), " does not come");
+}
+
+} // namespace hvd_order::simulate

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "simulate/exchange.h"
+#include "simulate/network.h"
+
+namespace hvd_order::simulate {
+
+/// Slices are all-reduced, in an order that the ranks agree on.
+class AllReduce final : public Exchange {
+ public:
+  AllReduce(
+      std::shared_ptr<const SliceLayout> layout,
+      const ExchangeOptions& options,
+      const AllReduceCost& cost,
+      const Roles& roles,
+      Clock& clock,
+      std::vector<Device>& devices);
+
+  void ready(DeviceIndex device, const std::vector<TensorId>& tensors) override;
+  void stepEnded(DeviceIndex /*device*/) override {}
+  void happened(const Event& event) override;
+  void flowEnded() override;
+  [[nodiscard]] std::string describe(TensorId tensor) const override;
+  [[nodiscard]] std::string linkName(Flows::Link /*link*/) const override {
+    return "link";
+  }
+
+ private:
+  struct Half {
+    std::unique_ptr<Agreement> agreement;
+    DeviceIndex device;
+    bool speaks; // tells the device of arrivals: the first half there
+  };
+  struct Message {
+    std::size_t from;
+    std::size_t to;
+    std::vector<SliceKey> slices;
+  };
+
+  void drive(std::size_t half);
+  void post(std::size_t from, SliceMessage&& message);
+  void issued(SliceKey slice);
+  void startWaiting();
+  void carry(SliceIndex slice);
+
+  AllReduceCost cost_;
+  std::vector<Half> halves_;
+  std::vector<std::vector<std::size_t>> halvesOf_; // by device
+  std::vector<std::size_t> issues_;                // by slice: halves that have issued it
+  std::vector<SliceIndex> waiting_; // a ring: slices issued everywhere that have no lane yet
+  std::size_t waitingHead_ = 0;
+  std::size_t waitingCount_ = 0;
+  std::uint32_t lanesTaken_ = 0;
+  Decisions decisions_;
+  std::vector<Message> messages_; // on their way, and free places
+  std::vector<std::uint32_t> freeMessages_;
+};
+
+} // namespace hvd_order::simulate

@@ -1,0 +1,182 @@
+#include "simulate/workload.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace hvd_order::simulate {
+
+namespace {
+
+template <typename T>
+void sortUnique(std::vector<T>& values) {
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+}
+
+void checkSeconds(const char* what, const std::string& name, double seconds) {
+  if (!std::isfinite(seconds) || seconds < 0) {
+    throw InvalidUsage(
+        concat(what, " '", name, "' takes ", seconds, " s; a finite time of at least 0 is needed"));
+  }
+}
+
+template <typename T>
+void checkNumbers(
+    const Op& op,
+    const char* what,
+    const std::vector<T>& numbers,
+    std::size_t count,
+    const char* of) {
+  for (const T number : numbers) {
+    if (number >= count) {
+      throw InvalidUsage(
+          concat("op '", op.name, "' ", what, " ", of, " ", number, "; there are ", count));
+    }
+  }
+}
+
+} // namespace
+
+Workload::Workload(std::vector<Op> ops, std::vector<Parameter> parameters)
+    : ops_(std::move(ops)), parameters_(std::move(parameters)) {
+  check();
+  std::vector<std::vector<OpIndex>> successors(ops_.size());
+  std::vector<std::vector<OpIndex>> users(parameters_.size());
+  std::vector<std::vector<OpIndex>> producers(parameters_.size());
+  std::vector<std::vector<OpIndex>> awaiters(parameters_.size());
+  for (OpIndex i = 0; i < ops_.size(); ++i) {
+    Op& op = ops_[i];
+    sortUnique(op.inputs);
+    sortUnique(op.reads);
+    sortUnique(op.produces);
+    sortUnique(op.awaits);
+    streams_ = std::max(streams_, op.stream + 1);
+    for (const OpIndex input : op.inputs) {
+      successors[input].push_back(i);
+    }
+    for (const TensorId tensor : op.awaits) {
+      awaiters[tensor].push_back(i);
+    }
+    for (const TensorId tensor : op.reads) {
+      users[tensor].push_back(i);
+    }
+    for (const TensorId tensor : op.produces) {
+      producers[tensor].push_back(i);
+      if (!std::binary_search(op.reads.begin(), op.reads.end(), tensor)) {
+        users[tensor].push_back(i);
+      }
+    }
+  }
+  for (TensorId tensor = 0; tensor < parameters_.size(); ++tensor) {
+    if (producers[tensor].empty()) {
+      throw InvalidUsage(concat(
+          "no op produces a gradient for parameter '", parameters_[tensor].name,
+          "'; leave out what is not trained"));
+    }
+  }
+  successors_ = Rows<OpIndex>(successors);
+  users_ = Rows<OpIndex>(users);
+  producers_ = Rows<OpIndex>(producers);
+  awaiters_ = Rows<OpIndex>(awaiters);
+  checkNoCircle();
+}
+
+void Workload::check() const {
+  if (ops_.empty()) {
+    throw InvalidUsage("a step without ops takes no time; give at least one");
+  }
+  for (const Parameter& parameter : parameters_) {
+    checkSeconds("the update of parameter", parameter.name, parameter.updateSeconds);
+    if (parameter.sizeBytes <= 0) {
+      throw InvalidUsage(concat(
+          "parameter '", parameter.name, "' has ", parameter.sizeBytes,
+          " bytes; a positive size is needed"));
+    }
+  }
+  for (const Op& op : ops_) {
+    checkSeconds("op", op.name, op.seconds);
+    checkNumbers(op, "has as input op", op.inputs, ops_.size(), "number");
+    checkNumbers(op, "reads parameter", op.reads, parameters_.size(), "number");
+    checkNumbers(op, "produces gradient", op.produces, parameters_.size(), "number");
+    checkNumbers(op, "awaits gradient", op.awaits, parameters_.size(), "number");
+  }
+}
+
+void Workload::checkNoCircle() const {
+  std::vector<std::size_t> inputsToGo;
+  std::vector<OpIndex> ended;
+  for (OpIndex i = 0; i < ops_.size(); ++i) {
+    inputsToGo.push_back(ops_[i].inputs.size());
+    if (ops_[i].inputs.empty()) {
+      ended.push_back(i);
+    }
+  }
+  for (std::size_t i = 0; i < ended.size(); ++i) {
+    for (const OpIndex next : successors_[ended[i]]) {
+      if (--inputsToGo[next] == 0) {
+        ended.push_back(next);
+      }
+    }
+  }
+  for (OpIndex i = 0; i < ops_.size(); ++i) {
+    if (inputsToGo[i] != 0) {
+      throw InvalidUsage(
+          concat("op '", ops_[i].name, "' needs its own result, through its inputs"));
+    }
+  }
+}
+
+Workload Workload::bucketed(ByteCount firstBytes, ByteCount bucketBytes) const {
+  if (firstBytes <= 0 || bucketBytes <= 0) {
+    throw InvalidUsage(
+        concat("buckets of ", firstBytes, " and ", bucketBytes, " bytes; both must be positive"));
+  }
+  std::vector<TensorId> arrival(parameters_.size());
+  std::iota(arrival.rbegin(), arrival.rend(), 0); // within an op the last parameter comes first
+  std::stable_sort(arrival.begin(), arrival.end(), [this](TensorId a, TensorId b) {
+    return producers_[a].back() < producers_[b].back();
+  });
+  std::vector<Parameter> buckets;
+  std::vector<TensorId> bucketOf(parameters_.size());
+  struct Filling {
+    TensorId bucket;
+    ByteCount limit;
+    bool open;
+  };
+  std::map<BufferId, Filling> filling;
+  for (const TensorId tensor : arrival) {
+    const Parameter& parameter = parameters_[tensor];
+    Filling& now =
+        filling.try_emplace(parameter.buffer, Filling{0, firstBytes, false}).first->second;
+    if (!now.open) {
+      now.bucket = static_cast<TensorId>(buckets.size());
+      now.open = true;
+      buckets.push_back({parameter.name, 0, 0, now.bucket});
+    } else if (buckets[now.bucket].name.find("..") == std::string::npos) {
+      buckets[now.bucket].name += "..";
+    }
+    Parameter& bucket = buckets[now.bucket];
+    bucket.sizeBytes += parameter.sizeBytes;
+    bucket.updateSeconds += parameter.updateSeconds;
+    bucketOf[tensor] = now.bucket;
+    if (bucket.sizeBytes >= now.limit) {
+      now.open = false;
+      now.limit = bucketBytes;
+    }
+  }
+  std::vector<Op> ops = ops_;
+  for (Op& op : ops) {
+    for (std::vector<TensorId>* const tensors : {&op.reads, &op.produces, &op.awaits}) {
+      for (TensorId& tensor : *tensors) {
+        tensor = bucketOf[tensor];
+      }
+    }
+  }
+  return {std::move(ops), std::move(buckets)};
+}
+
+} // namespace hvd_order::simulate

@@ -1,0 +1,590 @@
+#include <cmath>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "check.h"
+#include "simulate/simulator.h"
+
+// Times in these tests are in seconds, sizes in bytes; an AllReduceCost of 1 s a byte and tensors
+// of 16 bytes would be slow to read, so most networks here take one second for 64 bytes.
+
+namespace hvd_order::simulate {
+
+namespace {
+
+constexpr ByteCount kUnit = 64;
+constexpr double kEps = 1e-9;
+
+void checkNear(double actual, double expected, const char* text, const char* where) {
+  if (!(std::abs(actual - expected) <= kEps * std::max(1.0, std::abs(expected)))) {
+    throw test::Failure(concat(where, ": ", text, " is ", actual, ", expected ", expected));
+  }
+}
+
+#define CHECK_NEAR(actual, expected) checkNear(actual, expected, #actual, HVDO_WHERE)
+
+struct Layer {
+  double forwardS;
+  double backwardS;
+  ByteCount bytes;
+  double updateS = 0;
+};
+
+/// forward 0..n-1, backward n-1..0; tensor i is read by forward i and produced by backward i.
+Workload chain(const std::vector<Layer>& layers) {
+  std::vector<Op> ops;
+  std::vector<Parameter> parameters;
+  const auto count = static_cast<std::uint32_t>(layers.size());
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const std::string name = concat("l", i);
+    ops.push_back({.name = concat(name, ".forward"), .seconds = layers[i].forwardS, .reads = {i}});
+    parameters.push_back({name, layers[i].bytes, layers[i].updateS});
+  }
+  for (std::uint32_t i = count; i-- > 0;) {
+    ops.push_back(
+        {.name = concat("l", i, ".backward"), .seconds = layers[i].backwardS, .produces = {i}});
+  }
+  for (std::uint32_t i = 1; i < ops.size(); ++i) {
+    ops[i].inputs = {i - 1};
+  }
+  return {std::move(ops), std::move(parameters)};
+}
+
+/// One second for `kUnit` bytes and no latency.
+AllReduceCost plainLink() {
+  return {.secondsPerByte = 1.0 / kUnit};
+}
+
+Scenario scenario(ByteCount sliceBytes, ByteCount creditBytes, AllReduceCost cost = plainLink()) {
+  Scenario s;
+  s.slowness = {1.0, 1.0};
+  s.network = cost;
+  s.sliceBytes = sliceBytes;
+  s.creditBytes = creditBytes;
+  return s;
+}
+
+const OpRecord& opOf(const Result& result, const Workload& workload, int step, std::size_t op) {
+  return result.devices[0].ops[static_cast<std::size_t>(step) * workload.ops().size() + op];
+}
+
+/// Some layers of sizes and times without a pattern.
+std::vector<Layer> unevenLayers(int count) {
+  std::vector<Layer> layers;
+  for (int i = 0; i < count; ++i) {
+    layers.push_back(
+        {0.5 + 0.37 * (i * 7 % 5), 1.0 + 0.61 * (i * 11 % 7), kUnit / 4 * (1 + i * 13 % 17)});
+  }
+  return layers;
+}
+
+bool sameTimes(const Result& a, const Result& b) {
+  return a.stepS == b.stepS && a.endS == b.endS && a.sentBytes == b.sentBytes;
+}
+
+} // namespace
+
+TEST(computationAloneTakesItsTime) {
+  const Workload workload({{.name = "a", .seconds = 2}, {.name = "b", .seconds = 3}}, {});
+  Scenario s = scenario(kUnit, kUnit);
+  s.steps = 3;
+  const Result result = simulate(workload, s);
+  CHECK_EQUAL(result.stepS, std::vector<double>{5, 5, 5});
+  CHECK_NEAR(result.devices[0].busyS[0], 15);
+}
+
+// Two layers, forward 1 s, backward 2 s each, gradients of 3 and 4 units, credit for one slice.
+//   first step: forward 0-2, backward l1 2-4, l0 4-6.
+//   l1's slices travel from 4: one unit each second; l0 is ready at 6 and overtakes.
+//   4-6 two slices of l1, 6-9 l0, 9-11 the rest of l1.
+//   second step: forward l0 waits until 9, 9-10; forward l1 waits until 11, 11-12.
+TEST(chainOfTwoByHand) {
+  const Workload workload = chain({{1, 2, 3 * kUnit}, {1, 2, 4 * kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  s.steps = 2;
+  const Result result = simulate(workload, s);
+  CHECK_NEAR(result.stepS[0], 6);
+  CHECK_NEAR(opOf(result, workload, 1, 0).couldStartS, 6);
+  CHECK_NEAR(opOf(result, workload, 1, 0).startS, 9);
+  CHECK_NEAR(opOf(result, workload, 1, 1).couldStartS, 10);
+  CHECK_NEAR(opOf(result, workload, 1, 1).startS, 11);
+  CHECK_NEAR(result.stepS[1], 10);        // 6 to 16
+  CHECK_NEAR(result.slices[3].readyS, 4); // l1[0]; slices 0 to 2 are l0's
+  CHECK_NEAR(result.slices[0].issuedS, 6);
+  CHECK_NEAR(result.slices[0].finishedS, 7);
+  CHECK_NEAR(result.slices[6].finishedS, 11);
+}
+
+// The same in order of arrival: l1 travels 4-8, l0 8-11; forward l0 11-12, l1 12-13.
+TEST(chainOfTwoInOrderOfArrival) {
+  const Workload workload = chain({{1, 2, 3 * kUnit}, {1, 2, 4 * kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  s.steps = 2;
+  s.policy = Policy::kArrival;
+  CHECK_NEAR(simulate(workload, s).stepS[1], 11); // 6 to 17
+  s.crossStep = false;                            // here everything is awaited at the end, until 11
+  const Result result = simulate(workload, s);
+  CHECK_NEAR(result.stepS[0], 11);
+  CHECK_NEAR(result.stepS[1], 11);
+}
+
+// What is in flight cannot be overtaken: with credit for all, l0's slices share the link with l1's.
+//   4-6 four slices of l1 share: half a unit of each has gone; at 6 three of l0 join, 7 share.
+//   l1's halves end after 3.5 s at 9.5, then l0 has half a unit left each, 3 share: 1.5 s, 11.
+TEST(creditLetsSlicesShareTheLink) {
+  const Workload workload = chain({{1, 2, 3 * kUnit}, {1, 2, 4 * kUnit}});
+  Scenario s = scenario(kUnit, 7 * kUnit);
+  s.slowness = {1.0}; // a leader of others refills its window only when half of it is free
+  s.steps = 2;
+  Result result = simulate(workload, s);
+  CHECK_NEAR(result.slices[6].finishedS, 9.5);
+  CHECK_NEAR(result.slices[2].finishedS, 11);
+  // One lane: in the order of issue, one after the other.
+  AllReduceCost cost = plainLink();
+  cost.lanes = 1;
+  s.network = cost;
+  result = simulate(workload, s);
+  CHECK_NEAR(result.slices[3].finishedS, 5);
+  CHECK_NEAR(result.slices[6].finishedS, 8);
+  CHECK_NEAR(result.slices[2].finishedS, 11);
+}
+
+TEST(latencyPassesBesideOtherTransfersButNotInOneLane) {
+  // One layer of four slices, 1 s each on the link, latency 10 s.
+  const Workload workload = chain({{1, 1, 4 * kUnit}});
+  AllReduceCost cost = plainLink();
+  cost.latencyS = 10;
+  Scenario s = scenario(kUnit, 4 * kUnit, cost);
+  s.steps = 1;
+  CHECK_NEAR(simulate(workload, s).endS, 2 + 10 + 4);
+  cost.lanes = 1;
+  s.network = cost;
+  CHECK_NEAR(simulate(workload, s).endS, 2 + 4 * 11);
+  cost.sliceCostS = 0.5;
+  s.network = cost;
+  CHECK_NEAR(simulate(workload, s).endS, 2 + 4 * 11.5);
+}
+
+TEST(updatesRunBeforeReadersAndWhileTheyWait) {
+  // l0's gradient comes first in the end, l1's update takes long; credit for one slice.
+  // Gradients: l1 ready at 4, 4-5; l0 ready at 6, 6-8.
+  // Step 2 from 6: l1 has arrived and is updated 6-9 while l0 is waited for; l0 arrives at 8, its
+  // update 9-9.5, forward l0 9.5-10.5, forward l1 10.5-11.5.
+  const Workload workload = chain({{1, 2, 2 * kUnit, 0.5}, {1, 2, kUnit, 3}});
+  Scenario s = scenario(2 * kUnit, 2 * kUnit);
+  s.steps = 2;
+  Result result = simulate(workload, s);
+  CHECK_NEAR(opOf(result, workload, 1, 0).couldStartS, 6);
+  CHECK_NEAR(opOf(result, workload, 1, 0).startS, 9.5);
+  CHECK_NEAR(opOf(result, workload, 1, 1).startS, 10.5);
+  CHECK_EQUAL(result.devices[0].updates.size(), 2U);
+  CHECK_NEAR(result.devices[0].updates[0].startS, 6);
+  // Waiting at the end instead: 8, then all updates.
+  s.crossStep = false;
+  CHECK_NEAR(simulate(workload, s).stepS[1], 8 + 3.5);
+}
+
+// As slices become small and nothing else costs, priority order comes to the fluid optimum.
+// Two layers, forward 1 and 1, backward 2 and 2, 3 and 4 units; see chainOfTwoByHand. In the steady
+// state the link is the bottleneck (7 s of transfers in a step of 6 s of computation), and by hand:
+// a step from 0: l1 ready at x+2, l0 at x+4 when forward ended at x. From x+2 l1 travels 2 units,
+// from x+4 to x+7 l0, then 2 units of l1 until x+9. Forward l0 x+7 to x+8, l1 x+9 to x+10: 10 s.
+TEST(smallSlicesReachTheFluidOptimum) {
+  for (const ByteCount parts : {1, 4, 16, 64}) {
+    const ByteCount scale = 64; // bytes a unit / kUnit
+    const Workload workload = chain({{1, 2, 3 * scale * kUnit}, {1, 2, 4 * scale * kUnit}});
+    AllReduceCost cost{.secondsPerByte = 1.0 / (scale * kUnit)};
+    const ByteCount slice = scale * kUnit / parts;
+    const Result result = simulate(workload, scenario(slice, slice, cost));
+    CHECK(std::abs(result.stepS.back() - 10.0) <= 2.0 / static_cast<double>(parts));
+    CHECK(result.stepS.back() >= 10.0 - kEps);
+  }
+}
+
+TEST(ringAndTreeFollowTheirFormulas) {
+  const AllReduceCost ring = ringAllReduce(4, 1e-3, 1e9);
+  CHECK_NEAR(ring.latencyS, 6e-3);
+  CHECK_NEAR(ring.secondsPerByte, 1.5e-9);
+  CHECK_NEAR(ring.sentPerByte, 1.5);
+  CHECK_NEAR(treeAllReduce(4, 1e-3, 1e9).latencyS, 4e-3);
+  CHECK_NEAR(treeAllReduce(5, 1e-3, 1e9).latencyS, 6e-3);
+  CHECK_NEAR(ringAllReduce(1, 1e-3, 1e9).secondsPerByte, 0);
+  CHECK_NEAR(treeAllReduce(1, 1e-3, 1e9).latencyS, 0);
+  CHECK_THROWS(InvalidUsage, ringAllReduce(0, 1e-3, 1e9));
+  CHECK_THROWS(InvalidUsage, treeAllReduce(2, -1, 1e9));
+  CHECK_THROWS(InvalidUsage, ringAllReduce(2, 0, 0));
+  // 1 MB over a ring of 4: 6 ms and 1.5 ms.
+  const Workload workload = chain({{0, 0, 1'000'000}});
+  Scenario s = scenario(1 << 20, 1 << 20, ring);
+  s.steps = 1;
+  CHECK_NEAR(simulate(workload, s).endS, 7.5e-3);
+}
+
+// Buckets as in DDP, by formula: bucket k starts when its last gradient is ready and the one before
+// has gone: c(k) = max(c(k-1), ready(k)) + alpha + bytes(k) beta (MG-WFBP, arXiv 1912.09268).
+TEST(bucketsInOrderOfArrivalFollowTheFormula) {
+  const std::vector<Layer> layers = unevenLayers(23);
+  const ByteCount first = kUnit;
+  const ByteCount bucket = 5 * kUnit;
+  const Workload workload = chain(layers).bucketed(first, bucket);
+  AllReduceCost cost = plainLink();
+  cost.latencyS = 0.25;
+  cost.lanes = 1;
+  Scenario s = scenario(100 * kUnit, 1000 * kUnit, cost);
+  s.policy = Policy::kArrival;
+  s.crossStep = false;
+  const Result result = simulate(workload, s);
+  double now = 0;
+  for (const Layer& layer : layers) {
+    now += layer.forwardS;
+  }
+  double linkFree = 0;
+  ByteCount filled = 0;
+  ByteCount limit = first;
+  std::size_t buckets = 0;
+  for (std::size_t i = layers.size(); i-- > 0;) {
+    now += layers[i].backwardS;
+    filled += layers[i].bytes;
+    if (filled >= limit || i == 0) {
+      linkFree = std::max(linkFree, now) + 0.25 + static_cast<double>(filled) / kUnit;
+      filled = 0;
+      limit = bucket;
+      ++buckets;
+    }
+  }
+  CHECK_EQUAL(workload.parameters().size(), buckets);
+  for (const double step : result.stepS) {
+    CHECK_NEAR(step, std::max(now, linkFree));
+  }
+}
+
+TEST(bucketsAreCountedByBuffer) {
+  std::vector<Op> ops = {{.name = "all", .seconds = 1, .reads = {0, 1, 2}, .produces = {0, 1, 2}}};
+  const Workload workload(std::move(ops), {{"a", 16, 1, 0}, {"b", 32, 2, 1}, {"c", 64, 4, 0}});
+  const Workload one = workload.bucketed(1000, 1000);
+  CHECK_EQUAL(one.parameters().size(), 2U); // c and a; b lies in another buffer
+  CHECK_EQUAL(one.parameters()[0].sizeBytes, 80);
+  CHECK_NEAR(one.parameters()[0].updateSeconds, 5);
+  CHECK_EQUAL(one.parameters()[0].name, "c..");
+  CHECK_EQUAL(one.parameters()[1].name, "b");
+  CHECK_THROWS(InvalidUsage, workload.bucketed(0, 1));
+}
+
+TEST(aGraphRunsItsBranchesSideBySide) {
+  //        b (stream 1, 5 s)
+  //  a < >  d
+  //        c (stream 0, 2 s)
+  const Workload workload(
+      {{.name = "a", .seconds = 1, .reads = {0}},
+       {.name = "b", .seconds = 5, .inputs = {0}, .reads = {1}, .produces = {1}, .stream = 1},
+       {.name = "c", .seconds = 2, .inputs = {0}, .produces = {0}},
+       {.name = "d", .seconds = 1, .inputs = {1, 2}}},
+      {{"x", kUnit}, {"y", kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  s.steps = 2;
+  const Result result = simulate(workload, s);
+  CHECK_NEAR(result.stepS[0], 7);
+  CHECK_NEAR(opOf(result, workload, 0, 3).startS, 6);
+  CHECK_NEAR(result.stepS[1], 7); // both gradients have arrived by then: x at 4, y at 7
+  CHECK_NEAR(result.devices[0].busyS[0], 8);
+  CHECK_NEAR(result.devices[0].busyS[1], 10);
+}
+
+TEST(aDataflowExecutorPassesWhatWaits) {
+  // In program order p waits for its slow gradient though q could run.
+  const Workload workload(
+      {{.name = "p", .seconds = 1, .reads = {0}},
+       {.name = "q", .seconds = 4},
+       {.name = "r", .seconds = 1, .inputs = {0, 1}, .produces = {0}}},
+      {{"x", 4 * kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  s.steps = 2;
+  CHECK_NEAR(simulate(workload, s).stepS[1], 4 + 6);
+  s.order = ComputeOrder::kReady;
+  CHECK_NEAR(simulate(workload, s).stepS[1], 6);
+}
+
+TEST(aGradientIsReadyWhenAllItsProducersAre) {
+  const Workload workload( // tied weights
+      {{.name = "use", .seconds = 1, .reads = {0}},
+       {.name = "one", .seconds = 1, .inputs = {0}, .produces = {0}},
+       {.name = "two", .seconds = 1, .inputs = {1}, .produces = {0}}},
+      {{"tied", kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  s.steps = 1;
+  CHECK_NEAR(simulate(workload, s).slices[0].readyS, 3);
+}
+
+TEST(anOpMayAwaitSumsOfItsOwnStep) {
+  // Clipping: needs all sums before the update.
+  const Workload workload(
+      {{.name = "work", .seconds = 2, .reads = {0}, .produces = {0}},
+       {.name = "clip", .seconds = 1, .inputs = {0}, .awaits = {0}}},
+      {{"w", 3 * kUnit}});
+  const Result result = simulate(workload, scenario(kUnit, kUnit));
+  CHECK_NEAR(result.stepS.back(), 2 + 3 + 1);
+}
+
+TEST(theSameTwice) {
+  const Workload workload = chain(unevenLayers(40));
+  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
+    Scenario s = scenario(2 * kUnit, 6 * kUnit);
+    s.slowness = {1.0, 1.1, 1.0, 0.9};
+    s.agreement = kind;
+    s.controlLatencyS = 0.01;
+    const Result once = simulate(workload, s);
+    const Result again = simulate(workload, s);
+    CHECK(sameTimes(once, again));
+    for (std::size_t i = 0; i < once.slices.size(); ++i) {
+      CHECK_EQUAL(once.slices[i].issuedS, again.slices[i].issuedS);
+      CHECK_EQUAL(once.slices[i].finishedS, again.slices[i].finishedS);
+    }
+  }
+}
+
+TEST(equalRanksNeedNotAllBeSimulated) {
+  const Workload workload = chain(unevenLayers(30));
+  for (const AgreementKind kind :
+       {AgreementKind::kLeader, AgreementKind::kNegotiated, AgreementKind::kPlanned}) {
+    for (const std::vector<double>& slowness :
+         {std::vector<double>(5, 1.0), std::vector<double>{1, 1.3, 1, 1.3, 1.3},
+          std::vector<double>{1.2, 1, 1, 1}}) {
+      Scenario s = scenario(2 * kUnit, 6 * kUnit);
+      s.slowness = slowness;
+      s.agreement = kind;
+      s.controlLatencyS = 0.02;
+      if (kind == AgreementKind::kPlanned) {
+        s.policy = Policy::kPlanned;
+        s.plan.resize(layoutOf(workload, s.sliceBytes)->slices().size());
+        std::iota(s.plan.rbegin(), s.plan.rend(), 0); // as they arrive
+      }
+      const Result few = simulate(workload, s);
+      s.everyRank = true;
+      const Result all = simulate(workload, s);
+      CHECK(few.devices.size() < all.devices.size());
+      CHECK(sameTimes(few, all));
+    }
+  }
+}
+
+TEST(stragglersSlowEverybodyDown) {
+  // One layer, forward 1, backward 1, gradient 1 s. Alone 3 s a step; a rank of twice the times has
+  // its gradient after 4 s and begins again at 5.
+  const Workload workload = chain({{1, 1, kUnit}});
+  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
+    Scenario s = scenario(kUnit, kUnit);
+    s.agreement = kind;
+    CHECK_NEAR(simulate(workload, s).stepS.back(), 3);
+    s.slowness = {1, 2, 1};
+    CHECK_NEAR(simulate(workload, s).stepS.back(), 5);
+    s.slowness = {2, 1, 1};
+    CHECK_NEAR(simulate(workload, s).stepS.back(), 5);
+    s.controlLatencyS = 0.25; // a leader that is late tells the others; the others' reports are in
+    CHECK_NEAR(simulate(workload, s).stepS.back(), 5.25);
+    s.slowness = {
+        1, 2, 1}; // a leader's decision has long come; a report takes its way there and back
+    CHECK_NEAR(simulate(workload, s).stepS.back(), kind == AgreementKind::kLeader ? 5.0 : 5.5);
+  }
+}
+
+TEST(creditAndBytesAreKept) {
+  const Workload workload = chain(unevenLayers(31));
+  ByteCount total = 0;
+  const auto layout = layoutOf(workload, 3 * kUnit);
+  for (const Slice& slice : layout->slices()) {
+    total += slice.sizeBytes;
+  }
+  for (const ByteCount credit : {3, 5, 8}) {
+    AllReduceCost cost = plainLink();
+    cost.latencyS = 0.1;
+    cost.sentPerByte = 1.5;
+    Scenario s = scenario(3 * kUnit, credit * kUnit, cost);
+    s.recorded = s.steps;
+    s.slowness = {1, 1.2};
+    s.controlLatencyS = 0.05;
+    const Result result = simulate(workload, s);
+    CHECK_NEAR(result.sentBytes, 1.5 * static_cast<double>(total) * s.steps);
+    CHECK_NEAR(result.links[0].busyS, static_cast<double>(total) / kUnit * s.steps);
+    double busy = 0;
+    for (const Interval& interval : result.links[0].busy) {
+      busy += interval.endS - interval.beginS;
+    }
+    CHECK_NEAR(busy, result.links[0].busyS);
+    const std::size_t slices = layout->slices().size();
+    CHECK_EQUAL(result.slices.size(), slices * s.steps);
+    for (const SliceRecord& at : result.slices) {
+      CHECK(at.readyS <= at.issuedS && at.issuedS < at.startedS && at.startedS < at.finishedS);
+      ByteCount inFlight = 0;
+      for (std::size_t i = 0; i < result.slices.size(); ++i) {
+        const SliceRecord& other = result.slices[i];
+        if (other.issuedS <= at.issuedS && at.issuedS < other.finishedS) {
+          inFlight += layout->slices()[i % slices].sizeBytes;
+        }
+      }
+      CHECK(inFlight <= credit * kUnit);
+    }
+  }
+}
+
+TEST(neverFasterThanComputationOrLink) {
+  for (const Policy policy : {Policy::kPriority, Policy::kArrival}) {
+    const Workload workload = chain(unevenLayers(27));
+    Scenario s = scenario(2 * kUnit, 4 * kUnit);
+    s.policy = policy;
+    const Result result = simulate(workload, s);
+    double all = 0;
+    for (const double step : result.stepS) {
+      all += step;
+    }
+    CHECK(all >= result.devices[0].busyS[0] - kEps);
+    CHECK(result.endS >= result.links[0].busyS - kEps);
+  }
+}
+
+// Two workers, one server. A link of one unit a second for everybody: the server's is shared by
+// both, so a push of one unit takes 2 s, and so does a pull.
+TEST(parameterServersShareTheirLinks) {
+  const Workload workload = chain({{1, 1, kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  ServerNetwork network{
+      .workerBytesPerS = kUnit, .serverBytesPerS = kUnit, .pullCreditBytes = kUnit};
+  s.network = network;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 2 + 2);
+  network.updateSecondsPerSlice = 0.5;
+  network.latencyS = 0.25;
+  s.network = network;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 2.25 + 0.5 + 2.25);
+  s.everyRank = true;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 2.25 + 0.5 + 2.25);
+  s.slowness = {1, 3}; // the late one has the server for itself, and it has gone when it pushes
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 6 + 1.25 + 0.5 + 2.25);
+  s.slowness = {1, 1};
+  network.servers = 2; // the slice is on one of them
+  s.network = network;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 7);
+}
+
+// Pushes and pulls are full duplex. Two slices to two servers; two workers.
+//   Both ready at 2. A worker's link carries one unit a second, a server's two for both workers.
+//   Both pushes share the worker's link, 2 s; both pulls as well, 2 s.
+TEST(slicesGoToServersInTurn) {
+  const Workload workload = chain({{1, 1, 2 * kUnit}});
+  Scenario s = scenario(kUnit, 2 * kUnit);
+  ServerNetwork network{
+      .servers = 2,
+      .workerBytesPerS = kUnit,
+      .serverBytesPerS = kUnit,
+      .pullCreditBytes = 2 * kUnit};
+  s.network = network;
+  Result result = simulate(workload, s);
+  CHECK_NEAR(result.stepS.back(), 2 + 2 + 2);
+  CHECK_EQUAL(result.links.size(), 6U);
+  CHECK_EQUAL(result.links[4].name, "server 1 up");
+  CHECK_NEAR(result.links[4].busyS, 20);
+  CHECK_NEAR(result.sentBytes, 2.0 * kUnit * s.steps);
+  network.serverOf = {1, 1}; // everything through one server
+  s.network = network;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 4 + 4);
+  // With credit for one slice, the second is pushed while the first is pulled.
+  network.serverOf.clear();
+  network.pullCreditBytes = kUnit;
+  network.serverBytesPerS = 2 * kUnit;
+  s.network = network;
+  s.creditBytes = kUnit;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 1 + 1 + 1);
+}
+
+// TicTac's setting: pulls begin with the step, in an order, and overlap its forward pass.
+TEST(pullsOfTheNextStepHaveAnOrder) {
+  const Workload workload = chain({{1, 1, kUnit}, {1, 1, kUnit}, {1, 1, kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  s.slowness = {1};
+  ServerNetwork network{
+      .workerBytesPerS = kUnit,
+      .serverBytesPerS = kUnit,
+      .pull = Pull::kNextStep,
+      .pullCreditBytes = kUnit};
+  s.network = network;
+  // Pulls at 0, 1, 2; forward 1-2, 2-3, 3-4; backward 4-7; pushes from 5, 6 and 7, the last
+  // until 8.
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 8);
+  network.pullPolicy = Policy::kPlanned;
+  network.pullPlan = {2, 1, 0};
+  s.network = network;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 10); // forward from 3
+}
+
+TEST(aStandstillNamesWhatWaits) {
+  // Two tensors share a slice; the op that awaits the first runs before the second is produced.
+  const Workload workload(
+      {{.name = "first", .seconds = 1, .reads = {0}, .produces = {0}},
+       {.name = "norm", .seconds = 1, .inputs = {0}, .awaits = {0}},
+       {.name = "second", .seconds = 1, .inputs = {1}, .produces = {1}}},
+      {{"early", 16}, {"late", 16}});
+  const std::string message =
+      CHECK_THROWS(InvalidUsage, simulate(workload, scenario(kUnit * 8, kUnit * 8)));
+  CHECK_CONTAINS(message, "op 'norm' waits for 'early'");
+  CHECK_CONTAINS(message, "slice 'early..late' lacks the gradient of 'late'");
+
+  // A plan that lists a slice first which comes after the one that is awaited.
+  Scenario planned = scenario(kUnit, kUnit);
+  planned.agreement = AgreementKind::kPlanned;
+  planned.policy = Policy::kPlanned;
+  planned.plan = {1, 0};
+  const Workload apart(workload.ops(), {{"early", kUnit}, {"late", kUnit}});
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, simulate(apart, planned)),
+      "slice 'early' is ready, but slice 'late' has to go first");
+
+  // Two streams in program order that wait for each other.
+  const Workload crossed(
+      {{.name = "a", .seconds = 1, .inputs = {3}},
+       {.name = "b", .seconds = 1},
+       {.name = "c", .seconds = 1, .inputs = {0}, .stream = 1},
+       {.name = "d", .seconds = 1, .stream = 1}},
+      {});
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, simulate(crossed, scenario(kUnit, kUnit))),
+      "op 'a' waits for op 'd'");
+}
+
+TEST(mistakesAreNamed) {
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, Workload({}, {})), "without ops");
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, Workload({{.name = "a", .seconds = 1, .inputs = {0}}}, {})),
+      "op 'a' needs its own result");
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, Workload({{.name = "a", .seconds = -1}}, {})), "op 'a' takes -1");
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, Workload({{.name = "a", .seconds = 1, .reads = {2}}}, {{"w", 4}})),
+      "op 'a' reads parameter number 2; there are 1");
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, Workload({{.name = "a", .seconds = 1, .reads = {0}}}, {{"w", 4}})),
+      "no op produces a gradient for parameter 'w'");
+  const Workload workload = chain({{1, 1, kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  s.steps = 0;
+  CHECK_THROWS(InvalidUsage, simulate(workload, s));
+  s = scenario(kUnit, kUnit);
+  s.slowness = {};
+  CHECK_THROWS(InvalidUsage, simulate(workload, s));
+  s.slowness = {0};
+  CHECK_THROWS(InvalidUsage, simulate(workload, s));
+  s = scenario(kUnit, kUnit);
+  s.creditBytes = kUnit - 1;
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, simulate(workload, s)), "credit");
+  s = scenario(kUnit, kUnit, {.latencyS = -1});
+  CHECK_THROWS(InvalidUsage, simulate(workload, s));
+  s.network = ServerNetwork{.servers = 0, .pullCreditBytes = kUnit};
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, simulate(workload, s)), "0 parameter servers");
+  s.network = ServerNetwork{.pullCreditBytes = kUnit, .serverOf = {3}};
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, simulate(workload, s)), "numbers below 1");
+}
+
+} // namespace hvd_order::simulate
+
+int main(int argc, char** argv) {
+  return hvd_order::test::runAll(argc, argv);
+}
