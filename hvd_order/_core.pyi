@@ -1,4 +1,7 @@
-"""Scheduler, order agreement and engine; needs no framework. Contracts: the headers in csrc/."""
+"""Scheduler, order agreement, simulator and engine; needs no framework.
+
+Contracts: the headers in csrc/.
+"""
 
 from typing import final
 
@@ -101,6 +104,146 @@ class Agreement:
 
     @property
     def in_flight_bytes(self) -> int: ...
+
+@final
+class SimulatedWorkload:
+    """What one rank computes in a step; hvd_order/predict/simulate.py wraps it."""
+
+    def __init__(
+        self,
+        ops: list[tuple[str, float, list[int], list[int], list[int], list[int], int]],
+        parameters: list[tuple[str, int, float, int]],
+    ) -> None:
+        """Takes ops as (name, seconds, inputs, reads, produces, awaits, stream).
+
+        And parameters in consumption order, as (name, bytes, seconds of the update, buffer).
+        """
+
+    def merged(self, groups: list[list[int]]) -> SimulatedWorkload: ...
+    def buckets(self, first_bytes: int, bucket_bytes: int) -> list[list[int]]: ...
+    def layout(self, slice_bytes: int) -> SliceLayout: ...
+    @property
+    def op_names(self) -> list[str]: ...
+    @property
+    def parameter_bytes(self) -> list[int]: ...
+
+@final
+class AllReduceCost:
+    """What an all-reduce of one slice costs."""
+
+    def __init__(
+        self,
+        *,
+        latency_s: float,
+        slice_cost_s: float,
+        seconds_per_byte: float,
+        sent_per_byte: float,
+        lanes: int,
+    ) -> None: ...
+    @property
+    def latency_s(self) -> float: ...
+    @property
+    def slice_cost_s(self) -> float: ...
+    @property
+    def seconds_per_byte(self) -> float: ...
+    @property
+    def sent_per_byte(self) -> float: ...
+    @property
+    def lanes(self) -> int: ...
+
+def ring_all_reduce(ranks: int, latency_s: float, bytes_per_s: float) -> AllReduceCost: ...
+def tree_all_reduce(ranks: int, latency_s: float, bytes_per_s: float) -> AllReduceCost: ...
+@final
+class ServerNetwork:
+    """Parameter servers, each with a full-duplex link."""
+
+    def __init__(
+        self,
+        *,
+        servers: int,
+        latency_s: float,
+        worker_bytes_per_s: float,
+        server_bytes_per_s: float,
+        update_seconds_per_byte: float,
+        update_seconds_per_slice: float,
+        pull_at_once: bool,
+        pull_policy: Policy,
+        pull_credit_bytes: int,
+        pull_plan: list[int],
+        server_of: list[int],
+    ) -> None: ...
+
+@final
+class SimulatedDevice:
+    """Ranks of one speed; records are flattened by recorded step and op."""
+
+    @property
+    def slowness(self) -> float: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def step_starts_s(self) -> list[float]: ...
+    @property
+    def busy_s(self) -> list[float]: ...
+    @property
+    def ops(self) -> list[tuple[float, float, float]]:
+        """As (could start, start, end)."""
+
+    @property
+    def updates(self) -> list[tuple[int, int | None, float, float]]:
+        """As (stream, tensor or None for all, start, end)."""
+
+@final
+class SimulatedLink:
+    """One direction of a link."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def busy_s(self) -> float: ...
+    @property
+    def busy(self) -> list[tuple[float, float]]: ...
+
+@final
+class SimulationResult:
+    """What happened; seconds since the start."""
+
+    @property
+    def step_s(self) -> list[float]: ...
+    @property
+    def end_s(self) -> float: ...
+    @property
+    def sent_bytes(self) -> float: ...
+    @property
+    def devices(self) -> list[SimulatedDevice]: ...
+    @property
+    def links(self) -> list[SimulatedLink]: ...
+    @property
+    def slices(self) -> list[tuple[float, float, float, float, float]]:
+        """As (ready, issued, started, summed, finished)."""
+
+def simulate(
+    workload: SimulatedWorkload,
+    network: AllReduceCost | ServerNetwork,
+    *,
+    slowness: list[float],
+    slice_bytes: int,
+    credit_bytes: int,
+    policy: Policy,
+    agreement: AgreementKind,
+    plan: list[int],
+    control_latency_s: float,
+    program_order: bool,
+    cross_step: bool,
+    every_rank: bool,
+    steps: int,
+    recorded: int,
+) -> SimulationResult:
+    """Trains in virtual time; runs without the GIL.
+
+    Raises:
+        InvalidUsage: the scenario cannot be, or comes to a standstill.
+    """
 
 class Transport:
     """Adapter to an engine that moves bytes."""

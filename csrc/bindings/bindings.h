@@ -7,6 +7,7 @@ namespace hvd_order {
 /// One function a topic; the module files call them.
 void bindErrors(pybind11::module_& m);
 void bindScheduler(pybind11::module_& m);
+void bindSimulate(pybind11::module_& m);
 void bindEngine(pybind11::module_& m);
 void bindTransports(pybind11::module_& m);
 void bindGradients(pybind11::module_& m);

@@ -1,8 +1,9 @@
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "Scheduler, order agreement and engine; needs no framework.";
+  m.doc() = "Scheduler, order agreement, simulator and engine; needs no framework.";
   hvd_order::bindErrors(m);
   hvd_order::bindScheduler(m);
+  hvd_order::bindSimulate(m);
   hvd_order::bindEngine(m);
 }

@@ -130,53 +130,81 @@ void Workload::checkNoCircle() const {
   }
 }
 
-Workload Workload::bucketed(ByteCount firstBytes, ByteCount bucketBytes) const {
-  if (firstBytes <= 0 || bucketBytes <= 0) {
-    throw InvalidUsage(
-        concat("buckets of ", firstBytes, " and ", bucketBytes, " bytes; both must be positive"));
-  }
-  std::vector<TensorId> arrival(parameters_.size());
-  std::iota(arrival.rbegin(), arrival.rend(), 0); // within an op the last parameter comes first
-  std::stable_sort(arrival.begin(), arrival.end(), [this](TensorId a, TensorId b) {
-    return producers_[a].back() < producers_[b].back();
-  });
-  std::vector<Parameter> buckets;
-  std::vector<TensorId> bucketOf(parameters_.size());
-  struct Filling {
-    TensorId bucket;
-    ByteCount limit;
-    bool open;
-  };
-  std::map<BufferId, Filling> filling;
-  for (const TensorId tensor : arrival) {
-    const Parameter& parameter = parameters_[tensor];
-    Filling& now =
-        filling.try_emplace(parameter.buffer, Filling{0, firstBytes, false}).first->second;
-    if (!now.open) {
-      now.bucket = static_cast<TensorId>(buckets.size());
-      now.open = true;
-      buckets.push_back({parameter.name, 0, 0, now.bucket});
-    } else if (buckets[now.bucket].name.find("..") == std::string::npos) {
-      buckets[now.bucket].name += "..";
+Workload Workload::merged(const std::vector<std::vector<TensorId>>& groups) const {
+  constexpr TensorId kNone = ~TensorId{0};
+  std::vector<TensorId> groupOf(parameters_.size(), kNone);
+  std::vector<Parameter> parameters;
+  for (const std::vector<TensorId>& group : groups) {
+    const auto number = static_cast<TensorId>(parameters.size());
+    Parameter merged{.name = "", .sizeBytes = 0, .buffer = number};
+    for (const TensorId tensor : group) {
+      if (tensor >= groupOf.size() || groupOf[tensor] != kNone) {
+        throw InvalidUsage(concat(
+            "group ", number, " holds parameter number ", tensor,
+            tensor < groupOf.size() ? ", and so does another" : ", which does not exist"));
+      }
+      groupOf[tensor] = number;
+      merged.sizeBytes += parameters_[tensor].sizeBytes;
+      merged.updateSeconds += parameters_[tensor].updateSeconds;
     }
-    Parameter& bucket = buckets[now.bucket];
-    bucket.sizeBytes += parameter.sizeBytes;
-    bucket.updateSeconds += parameter.updateSeconds;
-    bucketOf[tensor] = now.bucket;
-    if (bucket.sizeBytes >= now.limit) {
-      now.open = false;
-      now.limit = bucketBytes;
+    if (group.empty()) {
+      throw InvalidUsage(concat("group ", number, " is empty"));
+    }
+    merged.name = parameters_[group.front()].name;
+    if (group.size() > 1) {
+      merged.name += ".." + parameters_[group.back()].name;
+    }
+    parameters.push_back(std::move(merged));
+  }
+  for (TensorId tensor = 0; tensor < groupOf.size(); ++tensor) {
+    if (groupOf[tensor] == kNone) {
+      throw InvalidUsage(concat("no group holds parameter '", parameters_[tensor].name, "'"));
     }
   }
   std::vector<Op> ops = ops_;
   for (Op& op : ops) {
     for (std::vector<TensorId>* const tensors : {&op.reads, &op.produces, &op.awaits}) {
       for (TensorId& tensor : *tensors) {
-        tensor = bucketOf[tensor];
+        tensor = groupOf[tensor];
       }
     }
   }
-  return {std::move(ops), std::move(buckets)};
+  return {std::move(ops), std::move(parameters)};
+}
+
+std::vector<std::vector<TensorId>> Workload::buckets(ByteCount firstBytes, ByteCount bucketBytes)
+    const {
+  if (firstBytes <= 0 || bucketBytes <= 0) {
+    throw InvalidUsage(
+        concat("buckets of ", firstBytes, " and ", bucketBytes, " bytes; both must be positive"));
+  }
+  std::vector<TensorId> ready(parameters_.size());
+  std::iota(ready.rbegin(), ready.rend(), 0); // within an op the last parameter comes first
+  std::stable_sort(ready.begin(), ready.end(), [this](TensorId a, TensorId b) {
+    return producers_[a].back() < producers_[b].back();
+  });
+  struct Filling {
+    std::size_t bucket;
+    ByteCount filled;
+    ByteCount limit;
+  };
+  std::vector<std::vector<TensorId>> groups;
+  std::map<BufferId, Filling> fillings;
+  for (const TensorId tensor : ready) {
+    const Parameter& parameter = parameters_[tensor];
+    Filling& now = fillings.try_emplace(parameter.buffer, Filling{0, 0, firstBytes}).first->second;
+    if (now.filled == 0) {
+      now.bucket = groups.size();
+      groups.emplace_back();
+    }
+    groups[now.bucket].push_back(tensor);
+    now.filled += parameter.sizeBytes;
+    if (now.filled >= now.limit) {
+      now.filled = 0;
+      now.limit = bucketBytes;
+    }
+  }
+  return groups;
 }
 
 } // namespace hvd_order::simulate

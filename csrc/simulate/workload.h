@@ -67,13 +67,18 @@ class Workload final {
     return awaiters_[tensor];
   }
 
-  /// The same computation with gradients exchanged in buckets, as DDP makes them: in the order in
-  /// which they are produced, a bucket being full when it has reached `bucketBytes` (`firstBytes`
-  /// for the first of each buffer). Tensors are not cut. Each bucket is one parameter in a buffer
-  /// of its own.
-  ///
+  /// The same computation with gradients that travel together. Each group is one parameter, in a
+  /// buffer of its own; its number is the group's place. A group is not cut as long as slices are
+  /// not smaller.
+  /// @throws InvalidUsage unless each parameter is in one group.
+  [[nodiscard]] Workload merged(const std::vector<std::vector<TensorId>>& groups) const;
+
+  /// Groups as DDP makes them: parameters in the order in which their gradients are ready, a bucket
+  /// being full when it has reached `bucketBytes` (`firstBytes` for the first of each buffer).
   /// Source: torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size.
-  [[nodiscard]] Workload bucketed(ByteCount firstBytes, ByteCount bucketBytes) const;
+  [[nodiscard]] std::vector<std::vector<TensorId>> buckets(
+      ByteCount firstBytes,
+      ByteCount bucketBytes) const;
 
  private:
   void check() const;

@@ -228,7 +228,8 @@ TEST(bucketsInOrderOfArrivalFollowTheFormula) {
   const std::vector<Layer> layers = unevenLayers(23);
   const ByteCount first = kUnit;
   const ByteCount bucket = 5 * kUnit;
-  const Workload workload = chain(layers).bucketed(first, bucket);
+  const Workload plain = chain(layers);
+  const Workload workload = plain.merged(plain.buckets(first, bucket));
   AllReduceCost cost = plainLink();
   cost.latencyS = 0.25;
   cost.lanes = 1;
@@ -263,13 +264,19 @@ TEST(bucketsInOrderOfArrivalFollowTheFormula) {
 TEST(bucketsAreCountedByBuffer) {
   std::vector<Op> ops = {{.name = "all", .seconds = 1, .reads = {0, 1, 2}, .produces = {0, 1, 2}}};
   const Workload workload(std::move(ops), {{"a", 16, 1, 0}, {"b", 32, 2, 1}, {"c", 64, 4, 0}});
-  const Workload one = workload.bucketed(1000, 1000);
-  CHECK_EQUAL(one.parameters().size(), 2U); // c and a; b lies in another buffer
-  CHECK_EQUAL(one.parameters()[0].sizeBytes, 80);
-  CHECK_NEAR(one.parameters()[0].updateSeconds, 5);
-  CHECK_EQUAL(one.parameters()[0].name, "c..");
-  CHECK_EQUAL(one.parameters()[1].name, "b");
-  CHECK_THROWS(InvalidUsage, workload.bucketed(0, 1));
+  const auto groups = workload.buckets(1000, 1000);
+  CHECK_EQUAL(groups, std::vector<std::vector<TensorId>>{{2, 0}, {1}}); // b lies in another buffer
+  const Workload merged = workload.merged(groups);
+  CHECK_EQUAL(merged.parameters().size(), 2U);
+  CHECK_EQUAL(merged.parameters()[0].sizeBytes, 80);
+  CHECK_NEAR(merged.parameters()[0].updateSeconds, 5);
+  CHECK_EQUAL(merged.parameters()[0].name, "c..a");
+  CHECK_EQUAL(merged.parameters()[1].name, "b");
+  CHECK_THROWS(InvalidUsage, workload.buckets(0, 1));
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, workload.merged({{0, 1}, {1, 2}})), "and so does another");
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, workload.merged({{0, 1}})), "no group holds parameter 'c'");
 }
 
 TEST(aGraphRunsItsBranchesSideBySide) {
