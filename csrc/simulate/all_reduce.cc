@@ -18,14 +18,13 @@ namespace {
 
 constexpr Flows::Use kLink{0, 1.0};
 
-const AllReduceCost& checked(const AllReduceCost& cost) {
+void check(const AllReduceCost& cost) {
   for (const double number :
        {cost.latencyS, cost.sliceCostS, cost.secondsPerByte, cost.sentPerByte}) {
     if (!std::isfinite(number) || number < 0) {
       throw InvalidUsage(concat("an all-reduce with a cost of ", number, "; at least 0 is needed"));
     }
   }
-  return cost;
 }
 
 } // namespace
@@ -38,10 +37,11 @@ AllReduce::AllReduce(
     Clock& clock,
     std::vector<Device>& devices)
     : Exchange(std::move(layout), options, {1.0}, clock, devices),
-      cost_(checked(cost)),
+      cost_(cost),
       halvesOf_(roles.slowness.size()),
       issues_(layout_->slices().size()),
       waiting_(layout_->slices().size()) {
+  check(cost);
   const auto size = static_cast<int>(roles.agreements.size());
   for (Rank rank = 0; rank < size; ++rank) {
     const DeviceIndex device = roles.agreements[static_cast<std::size_t>(rank)];

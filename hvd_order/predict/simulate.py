@@ -126,7 +126,9 @@ class Workload:
         ):
             mine = range(len(parameters), len(parameters) + len(sizes))
             parameters += [
-                Parameter(name if len(sizes) == 1 else f"{name}.{k}", size, size * update_s_per_byte)
+                Parameter(
+                    name if len(sizes) == 1 else f"{name}.{k}", size, size * update_s_per_byte
+                )
                 for k, size in enumerate(sizes)
             ]
             forward.append(Op(f"{name} forward", forth, [i - 1] if i else [], reads=mine))

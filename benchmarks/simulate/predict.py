@@ -1,0 +1,215 @@
+"""Predicts the cells of the side-by-side benchmark and sets them beside what was measured.
+
+A cell's own wire time and local step go in, and what the machine was measured to do (``Machine``);
+the step times of DDP and of hvd_order come out. See README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/side_by_side")]
+
+from optimum import optimum_s  # noqa: E402
+from profiles import PROFILES, Layer, Profile  # noqa: E402
+
+from hvd_order.predict.simulate import AllReduce, Schedule, Workload, ddp, simulate  # noqa: E402
+
+_MIB = 2**20
+_WIRE_CHUNK_BYTES = 8 * _MIB  # of the benchmark's saturated all-reduce
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a cell does not say about the emulated hosts; all from one of their runs.
+
+    Attributes:
+        latency_s: an all-reduce of next to nothing between 2 hosts.
+        slice_cost_s: what a slice costs beside its bytes.
+        control_latency_s: a message of the agreement.
+        lanes: threads of a Gloo process group.
+        update_s_per_byte: of SGD; a local step's end until the next one's first layer.
+        ddp_hook_s_per_byte: DDP copies in backward: its gaps between layers less the local step's.
+        hook_s: a hook of hvd_order, for one parameter (RESULTS.md: 36 us on average).
+    """
+
+    latency_s: float = 0.5e-3
+    slice_cost_s: float = 0.3e-3
+    control_latency_s: float = 0.3e-3
+    lanes: int = 2
+    update_s_per_byte: float = 0.17e-9
+    ddp_hook_s_per_byte: float = 0.25e-9
+    hook_s: float = 36e-6
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model on some hosts.
+
+    Attributes:
+        measured: (system, what it chose, seconds a step); see `predicted_s` for the choices.
+    """
+
+    source: str
+    model: str
+    hosts: int
+    wire_s: float
+    local_s: float
+    ratio: float
+    measured: tuple[tuple[str, str, float], ...]
+
+
+def cells_of_json(path: Path) -> Iterator[Cell]:
+    """Of a result file of `hvd-order bench`."""
+    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+        setting = cell["setting"]
+        if setting["model"] not in PROFILES or setting["ratio"] is None:
+            continue
+        measured = []
+        for name, system in cell["systems"].items():
+            if re.search(r"\d (?:KiB|MiB)", system["note"]):
+                measured.append((name, system["note"], statistics.median(system["seconds"])))
+        local_s = statistics.median(cell["systems"]["local"]["seconds"])
+        yield Cell(path.stem, setting["model"], setting["hosts"], cell["wire_s"], local_s,
+                   setting["ratio"], tuple(measured))  # fmt: skip
+
+
+def cells_of_table(path: Path) -> Iterator[Cell]:
+    """Of the tables in RESULTS.md that name model and hosts, wire and local times."""
+    columns: list[str] = []
+    for line in path.read_text("utf-8").splitlines():
+        fields = [field.strip() for field in line.strip("|").split("|")]
+        if line.startswith("| model, hosts | wire | local"):
+            columns = fields
+        elif not line.startswith("|"):
+            columns = []
+        elif columns and not fields[0].startswith("---"):
+            row = dict(zip(columns, fields, strict=True))
+            name, hosts = re.findall(r"^(\w+).*, (\d+)$", row["model, hosts"])[0]
+            measured = []
+            for column, value in row.items():
+                if re.match(r"(?:DDP|hvd_order)[^/]*$", column) and re.match(r"\d", value):
+                    choice = re.search(r"\((.*)\)", value) or re.search(r"[\d.]+ MiB", column)
+                    assert choice, value
+                    note = choice[choice.lastindex or 0]
+                    step = re.match(r"[\d.]+", value)
+                    assert step
+                    system = "ddp" if column.startswith("DDP") else "hvd_order"
+                    measured.append((system, note, float(step[0])))
+            yield Cell("RESULTS.md", name, int(hosts), float(row["wire"]), float(row["local"]),
+                       1.0, tuple(measured))  # fmt: skip
+
+
+def _scaled(cell: Cell, machine: Machine) -> Profile:
+    """The profile on a device with the cell's local step, less the update.
+
+    What the local step takes more than its layers sleep is spread over these evenly: the sleeps'
+    overshoot and autograd cost the same in a short layer as in a long one.
+    """
+    profile = PROFILES[cell.model]().scaled_to(cell.ratio * cell.wire_s)
+    update_s = machine.update_s_per_byte * profile.size_bytes
+    extra_s = (cell.local_s - update_s - profile.compute_s) / (2 * len(profile.layers))
+    return Profile(
+        profile.name,
+        tuple(
+            replace(
+                layer,
+                forward_s=max(layer.forward_s + extra_s, 0.0),
+                backward_s=max(layer.backward_s + extra_s, 0.0),
+            )
+            for layer in profile.layers
+        ),
+    )
+
+
+def _workload(profile: Profile, machine: Machine, is_ddp: bool) -> Workload:
+    def hook_s(layer: Layer) -> float:
+        if is_ddp:
+            return machine.ddp_hook_s_per_byte * layer.size_bytes
+        return machine.hook_s * len(layer.tensors)
+
+    layers = profile.layers
+    return Workload.chain(
+        [layer.name for layer in layers],
+        [layer.forward_s for layer in layers],
+        [layer.backward_s + hook_s(layer) for layer in layers],
+        [[4 * tensor for tensor in layer.tensors] for layer in layers],
+        machine.update_s_per_byte,
+    )
+
+
+def predicted_s(cell: Cell, note: str, machine: Machine) -> float:
+    """Step time of a system that chose ``note``.
+
+    Args:
+        note: "25 MiB" is DDP with such buckets; "2032 KiB x 2[, priority]" is hvd_order with such
+            slices and credit for so many of them.
+    """
+    profile = _scaled(cell, machine)
+    # The wire time holds the cost of its chunks.
+    chunks = profile.size_bytes / _WIRE_CHUNK_BYTES
+    per_byte = (cell.wire_s - chunks * machine.slice_cost_s) / profile.size_bytes
+    hops = 2 * (cell.hosts - 1) / 2  # latency of a ring, in those of a ring of two
+    link = AllReduce(machine.latency_s * hops, per_byte, machine.slice_cost_s, lanes=machine.lanes)
+    if " x " not in note:
+        bucket = int(float(note.removesuffix(" MiB")) * _MIB)
+        # The benchmark names the bucket size, so the first bucket is as large as the others.
+        work, schedule = ddp(_workload(profile, machine, True), bucket, bucket)
+    else:
+        size, count, policy = re.findall(r"^(\d+) KiB x (\d+)(?:, (\w+))?$", note)[0]
+        slice_bytes = int(size) * 1024
+        work = _workload(profile, machine, False)
+        schedule = Schedule(slice_bytes, int(count) * slice_bytes, policy or "priority",
+                            control_latency_s=machine.control_latency_s)  # fmt: skip
+    return simulate(work, link, schedule, ranks=cell.hosts, steps=12).steady_s
+
+
+def _fluid_s(cell: Cell) -> float:
+    """The optimum of the cell, from the profile alone."""
+    profile = PROFILES[cell.model]().scaled_to(cell.local_s)
+    return optimum_s(
+        [layer.forward_s for layer in profile.layers],
+        [layer.backward_s for layer in profile.layers],
+        [cell.wire_s * layer.size_bytes / profile.size_bytes for layer in profile.layers],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, default=[ROOT / "benchmarks/RESULTS.md"],
+                        help="result files (JSON) of `hvd-order bench`, or RESULTS.md")  # fmt: skip
+    machine = Machine()
+    errors: dict[str, list[float]] = {"ddp": [], "hvd_order": []}
+    print(
+        "| cell | wire | local | optimum | system | measured | predicted | measured / predicted |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    )
+    for path in parser.parse_args().files:
+        cells = cells_of_json(path) if path.suffix == ".json" else cells_of_table(path)
+        for cell in cells:
+            for system, note, measured_s in cell.measured:
+                guess_s = predicted_s(cell, note, machine)
+                kind = "hvd_order" if " x " in note else "ddp"
+                errors[kind].append(abs(measured_s / guess_s - 1))
+                print(
+                    f"| {cell.model}, {cell.hosts}, ratio {cell.ratio:g} ({cell.source}) | "
+                    f"{cell.wire_s:.3f} | {cell.local_s:.3f} | {_fluid_s(cell):.3f} | "
+                    f"{system}, {note} | {measured_s:.3f} | {guess_s:.3f} | "
+                    f"{measured_s / guess_s:.3f} |"
+                )
+    for kind, values in errors.items():
+        if values:
+            print(f"{kind}: off by {100 * statistics.median(values):.1f} % in the median, "
+                  f"{100 * max(values):.1f} % at worst, {len(values)} cells")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""Whatever the model and the network: what no step can do, and what must not make a difference."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import pytest
+from helpers.property_cases import cases
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_order.predict.simulate import (
+    AllReduce,
+    Op,
+    Parameter,
+    ParameterServers,
+    Schedule,
+    Simulated,
+    Workload,
+    ddp,
+    simulate,
+)
+
+UNIT = 64
+STEPS = 6
+EPS = 1e-9
+
+# Quarters of a second and whole units: sums are exact, and ties are frequent.
+times = st.integers(0, 12).map(lambda quarters: quarters / 4)
+sizes = st.integers(1, 24).map(lambda pieces: pieces * 16)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Layers as lists, to compute bounds from."""
+
+    forward_s: list[float]
+    backward_s: list[float]
+    size_bytes: list[int]
+
+    @property
+    def compute_s(self) -> float:
+        return sum(self.forward_s) + sum(self.backward_s)
+
+    def workload(self, update_s_per_byte: float = 0.0) -> Workload:
+        names = [f"l{i}" for i in range(len(self.size_bytes))]
+        return Workload.chain(
+            names,
+            self.forward_s,
+            self.backward_s,
+            [[size] for size in self.size_bytes],
+            update_s_per_byte,
+        )
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Chain:
+    count = draw(st.integers(1, 7))
+
+    def row(values: st.SearchStrategy[float]) -> list[float]:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    # A step that takes no time at all has no steady state worth the name.
+    return Chain(
+        row(times),
+        [0.25 + s for s in row(times)],
+        draw(st.lists(sizes, min_size=count, max_size=count)),
+    )
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Workload:
+    """Any graph on one or two streams; inputs come before their users, so that it can run."""
+    count = draw(st.integers(1, 9))
+    tensors = draw(st.integers(1, 5))
+    numbers = st.lists(st.integers(0, tensors - 1), max_size=3)
+    ops = []
+    for i in range(count):
+        inputs = draw(st.lists(st.integers(0, i - 1), max_size=3)) if i else []
+        ops.append(
+            Op(
+                f"op{i}",
+                draw(times),
+                inputs,
+                draw(numbers),
+                draw(numbers),
+                stream=draw(st.integers(0, 1)),
+            )
+        )
+    missing = sorted(set(range(tensors)) - {t for op in ops for t in op.produces})
+    ops.append(Op("last", 0.25, range(count), produces=missing))
+    parameters = [
+        Parameter(f"t{i}", draw(sizes), draw(st.sampled_from([0.0, 0.5])), draw(st.integers(0, 1)))
+        for i in range(tensors)
+    ]
+    return Workload(ops, parameters)
+
+
+links = st.builds(
+    AllReduce,
+    latency_s=st.sampled_from([0.0, 0.25, 2.0]),
+    seconds_per_byte=st.sampled_from([0.0, 1 / UNIT, 4 / UNIT]),
+    slice_cost_s=st.sampled_from([0.0, 0.125]),
+    lanes=st.integers(0, 3),
+)
+networks = st.one_of(
+    links,
+    st.builds(
+        ParameterServers,
+        servers=st.integers(1, 3),
+        worker_bytes_per_s=st.sampled_from([UNIT, 8 * UNIT]),
+        server_bytes_per_s=st.sampled_from([UNIT, 8 * UNIT]),
+        latency_s=st.sampled_from([0.0, 0.25]),
+        update_s_per_slice=st.sampled_from([0.0, 0.5]),
+        pull=st.sampled_from(["at_once", "next_step"]),
+    ),
+)
+schedules = st.builds(
+    lambda slice_bytes, spare, policy, agreement, latency, cross: Schedule(
+        slice_bytes, slice_bytes + spare, policy, agreement, (), latency, cross
+    ),
+    st.integers(UNIT, 300),
+    st.integers(0, 600),
+    st.sampled_from(["priority", "arrival"]),
+    st.sampled_from(["leader", "negotiated"]),
+    st.sampled_from([0.0, 0.25, 1.0]),
+    st.booleans(),
+)
+speeds = st.lists(st.sampled_from([1.0, 1.5, 2.0]), min_size=1, max_size=5)
+
+
+def times_of(result: Simulated) -> tuple[object, ...]:
+    return result.step_s, result.end_s, result.sent_bytes
+
+
+@cases(120)
+@given(graphs(), networks, schedules, speeds, st.sampled_from(["program", "ready"]))
+def test_no_resource_works_more_than_time_passes(
+    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule, ranks: list[float],
+    order: str,
+) -> None:  # fmt: skip
+    result = simulate(
+        work, network, schedule, ranks=ranks, steps=STEPS, recorded=STEPS, order=order
+    )  # type: ignore[arg-type]
+    for device, _ in enumerate(result.ranks()):
+        span = result.step_starts_s(device)[-1]
+        assert all(busy * STEPS <= span + EPS for busy in result.compute_busy_s(device))
+        for step in result.ops(device):
+            for op in step:
+                assert op.could_start_s <= op.start_s + EPS
+                assert op.start_s <= op.end_s
+    for name, busy in result.link_busy().items():
+        assert all(begin <= end for begin, end in busy)
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(busy))
+        assert sum(end - begin for begin, end in busy) == pytest.approx(
+            result.link_busy_s()[name] * STEPS, abs=1e-6
+        )
+
+
+@cases(100)
+@given(graphs(), networks, schedules, speeds)
+def test_ranks_that_do_the_same_need_not_be_simulated(
+    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule, ranks: list[float]
+) -> None:
+    few = simulate(work, network, schedule, ranks=ranks, steps=STEPS)
+    everyone = simulate(work, network, schedule, ranks=ranks, steps=STEPS, every_rank=True)
+    # Several equal flows share a link in one sum or in several, which may round differently.
+    assert few.step_s == pytest.approx(everyone.step_s, abs=1e-6)
+    assert few.sent_bytes == everyone.sent_bytes
+
+
+@cases(100)
+@given(graphs(), networks, schedules, speeds)
+def test_the_same_input_gives_the_same_result(
+    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule, ranks: list[float]
+) -> None:
+    results = [simulate(work, network, schedule, ranks=ranks, recorded=2) for _ in range(2)]
+    assert times_of(results[0]) == times_of(results[1])
+    assert results[0].slices() == results[1].slices()
+    assert results[0].ops() == results[1].ops()
+
+
+@cases(100)
+@given(graphs(), links, schedules, speeds)
+def test_bytes_and_credit_are_kept(
+    work: Workload, link: AllReduce, schedule: Schedule, ranks: list[float]
+) -> None:
+    result = simulate(work, link, schedule, ranks=ranks, steps=STEPS, recorded=STEPS)
+    total = sum(work.layout(schedule.slice_bytes).buffer_bytes)
+    assert result.sent_bytes == pytest.approx(total)
+    pieces = [piece for step in result.slices() for piece in step]
+    assert sum(piece.size_bytes for piece in pieces) == total * STEPS
+    for one in pieces:
+        assert one.ready_s <= one.finished_s
+        assert one.issued_s <= one.started_s <= one.summed_s <= one.finished_s
+        in_flight = [o for o in pieces if o.issued_s <= one.issued_s < o.finished_s]
+        assert sum(o.size_bytes for o in in_flight) <= schedule.credit_bytes
+
+
+@cases(100)
+@given(chains(), schedules, st.sampled_from([1 / UNIT, 4 / UNIT]))
+def test_never_faster_than_the_fluid_bound(
+    chain: Chain, schedule: Schedule, seconds_per_byte: float
+) -> None:
+    link = AllReduce(0.0, seconds_per_byte)
+    work = chain.workload()
+    padded = [(size + 15) // 16 * 16 for size in chain.size_bytes]
+    steps = 24
+    result = simulate(work, link, schedule, steps=steps)
+    assert result.steady_s >= fluid_s(chain, [size * seconds_per_byte for size in padded]) - EPS
+    assert result.steady_s >= max(chain.compute_s, sum(padded) * seconds_per_byte) - EPS
+
+
+def fluid_s(chain: Chain, wire_s: list[float]) -> float:
+    """The least step time of a chain in the steady state.
+
+    Gradients 0 to i are ready when backward i has ended, at the earliest, and all of them have to
+    be through before forward i of the next step. So that long it takes at least from one forward i
+    to the next. Source: Horn, "Some simple scheduling algorithms", Naval Research Logistics 21,
+    1974, on release times and due dates with preemption.
+    """
+    bounds = [chain.compute_s, sum(wire_s)]
+    for i in range(len(wire_s)):
+        forward_to_release_s = sum(chain.forward_s[i:]) + sum(chain.backward_s[i:])
+        bounds.append(forward_to_release_s + sum(wire_s[: i + 1]))
+    return max(bounds)
+
+
+@cases(100)
+@given(chains(), st.sampled_from([1 / UNIT, 4 / UNIT]))
+def test_priority_is_never_slower_than_waiting_for_all(
+    chain: Chain, seconds_per_byte: float
+) -> None:
+    # With slices that nothing delays (no latency, credit for one, no agreement on the way) the next
+    # step starts no later than it would behind the end of all transfers, and every layer by itself.
+    link = AllReduce(0.0, seconds_per_byte, lanes=1)
+    together = Schedule(UNIT, UNIT, cross_step=False)
+    work = chain.workload()
+    all_waiting = simulate(work, link, together, ranks=1, steps=STEPS)
+    ordered = simulate(work, link, replace(together, cross_step=True), ranks=1, steps=STEPS)
+    for early, late in zip(ordered.step_starts_s(), all_waiting.step_starts_s(), strict=True):
+        assert early <= late + EPS
+    assert ordered.end_s <= all_waiting.end_s + EPS
+
+
+@cases(100)
+@given(chains(), st.integers(1, 6), st.sampled_from([0.0, 0.25]))
+def test_ddp_follows_its_formula(chain: Chain, units: int, latency_s: float) -> None:
+    # c(k) = max(c(k-1), ready(k)) + latency + bytes(k) * beta: MG-WFBP, arXiv 1912.09268.
+    work, schedule = ddp(chain.workload(), units * UNIT, units * UNIT)
+    link = AllReduce(latency_s, 1 / UNIT, lanes=1)
+    now, free, filled = sum(chain.forward_s), 0.0, 0
+    for i in reversed(range(len(chain.size_bytes))):
+        now += chain.backward_s[i]
+        filled += chain.size_bytes[i]
+        if filled >= units * UNIT or i == 0:
+            free = max(free, now) + latency_s + filled / UNIT
+            filled = 0
+    result = simulate(work, link, schedule, steps=3)
+    assert result.step_s == pytest.approx([max(now, free)] * 3)
