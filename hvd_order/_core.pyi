@@ -233,6 +233,7 @@ def simulate(
     agreement: AgreementKind,
     plan: list[int],
     control_latency_s: float,
+    hold_lead_s: float,
     program_order: bool,
     cross_step: bool,
     every_rank: bool,

@@ -1,5 +1,6 @@
 #include "simulate/all_reduce.h"
 
+#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -42,6 +43,10 @@ AllReduce::AllReduce(
       issues_(layout_->slices().size()),
       waiting_(layout_->slices().size()) {
   check(cost);
+  hold_.addModel(kModel, layout_->tensors().size());
+  hold_.setLead(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(
+          std::chrono::duration<double>(options.holdLeadS)));
   const auto size = static_cast<int>(roles.agreements.size());
   for (Rank rank = 0; rank < size; ++rank) {
     const DeviceIndex device = roles.agreements[static_cast<std::size_t>(rank)];
@@ -61,10 +66,43 @@ void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) 
           record(slice.index, rounds_[slice.index]).readyS = clock_.nowS();
         }
       }
+      if (half == 0) {
+        holdOrGoOn(tensor);
+      }
     }
   }
   for (const std::size_t half : halvesOf_[device]) {
     drive(half);
+  }
+}
+
+// As Engine::tensorReady.
+void AllReduce::holdOrGoOn(TensorId tensor) {
+  const std::chrono::duration<double> now(clock_.nowS());
+  const Hold::Clock::time_point at(std::chrono::duration_cast<Hold::Clock::duration>(now));
+  switch (hold_.ready({kModel, tensor}, at)) {
+    case Hold::Change::kBegin:
+      holding_ = true;
+      halves_[0].agreement->hold(options_.creditBytes / 8);
+      break;
+    case Hold::Change::kEnd:
+      endHold();
+      break;
+    case Hold::Change::kNone:
+      break;
+  }
+}
+
+void AllReduce::endHold() {
+  holding_ = false;
+  halves_[0].agreement->hold(Scheduler::kAnySize);
+}
+
+// As Engine::wait: what the device waits for may be held.
+void AllReduce::deviceWaits(DeviceIndex device) {
+  if (holding_ && halves_[0].device == device) {
+    endHold();
+    drive(0);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/hold.h"
 #include "simulate/exchange.h"
 #include "simulate/network.h"
 
@@ -22,6 +23,7 @@ class AllReduce final : public Exchange {
 
   void ready(DeviceIndex device, const std::vector<TensorId>& tensors) override;
   void stepEnded(DeviceIndex /*device*/) override {}
+  void deviceWaits(DeviceIndex device) override;
   void happened(const Event& event) override;
   void flowEnded() override;
   [[nodiscard]] std::string describe(TensorId tensor) const override;
@@ -41,6 +43,8 @@ class AllReduce final : public Exchange {
     std::vector<SliceKey> slices;
   };
 
+  void holdOrGoOn(TensorId tensor);
+  void endHold();
   void drive(std::size_t half);
   void post(std::size_t from, SliceMessage&& message);
   void issued(SliceKey slice);
@@ -55,6 +59,8 @@ class AllReduce final : public Exchange {
   std::size_t waitingHead_ = 0;
   std::size_t waitingCount_ = 0;
   std::uint32_t lanesTaken_ = 0;
+  Hold hold_; // rank 0's
+  bool holding_ = false;
   Decisions decisions_;
   std::vector<Message> messages_; // on their way, and free places
   std::vector<std::uint32_t> freeMessages_;

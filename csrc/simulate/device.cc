@@ -251,6 +251,12 @@ bool Device::laterUpdate(const Update& a, const Update& b) {
   return a.step != b.step ? a.step > b.step : a.tensor > b.tensor;
 }
 
+bool Device::waits() const {
+  return !finished() && std::all_of(streams_.begin(), streams_.end(), [](const Stream& stream) {
+    return stream.task == Task::kNone;
+  });
+}
+
 Device::Blocked Device::blocked() const {
   // An op that waits for an op that has not ended is not where the trouble began, unless all do.
   Blocked waitsForOp;

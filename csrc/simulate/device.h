@@ -81,6 +81,8 @@ class Device final {
   [[nodiscard]] bool finished() const {
     return step_ == options_.steps;
   }
+  /// Whether nothing runs though there is something to do.
+  [[nodiscard]] bool waits() const;
   /// The step that is being computed.
   [[nodiscard]] std::uint32_t step() const {
     return step_;

@@ -36,6 +36,7 @@ struct ExchangeOptions {
   ByteCount creditBytes = 0;
   std::vector<SliceIndex> plan; ///< for Policy::kPlanned
   double controlLatencyS = 0;   ///< of a message of the agreement
+  double holdLeadS = 0;         ///< as Hold::setLead
   std::uint32_t steps = 1;
   std::uint32_t recordFrom = 0;
 };
@@ -60,6 +61,8 @@ class Exchange {
   virtual void ready(DeviceIndex device, const std::vector<TensorId>& tensors) = 0;
   /// A device has ended a step and is about to begin another.
   virtual void stepEnded(DeviceIndex device) = 0;
+  /// Nothing runs on a device; it waits for gradients.
+  virtual void deviceWaits(DeviceIndex device) = 0;
   /// An event other than Event::Kind::kTaskEnd.
   virtual void happened(const Event& event) = 0;
   /// The flow that ends next has come to its end, now.

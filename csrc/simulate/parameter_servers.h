@@ -26,6 +26,7 @@ class ParameterServers final : public Exchange {
 
   void ready(DeviceIndex device, const std::vector<TensorId>& tensors) override;
   void stepEnded(DeviceIndex device) override;
+  void deviceWaits(DeviceIndex /*device*/) override {}
   void happened(const Event& event) override;
   void flowEnded() override;
   [[nodiscard]] std::string describe(TensorId tensor) const override;

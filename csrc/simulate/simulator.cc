@@ -34,6 +34,12 @@ void check(const Scenario& scenario) {
     throw InvalidUsage(
         concat("control messages take ", scenario.controlLatencyS, " s; at least 0 is needed"));
   }
+  if (!(scenario.holdLeadS >= 0 && scenario.holdLeadS < 1e6)) {
+    throw InvalidUsage(concat(
+        "slices are held back ", scenario.holdLeadS,
+        " s before the first gradient; at least 0 is "
+        "needed"));
+  }
 }
 
 class Simulator final {
@@ -60,6 +66,7 @@ class Simulator final {
         .creditBytes = scenario.creditBytes,
         .plan = scenario.plan,
         .controlLatencyS = scenario.controlLatencyS,
+        .holdLeadS = scenario.holdLeadS,
         .steps = scenario.steps,
         .recordFrom = recordFrom_};
     auto layout = layoutOf(workload, scenario.sliceBytes);
@@ -93,6 +100,9 @@ class Simulator final {
       }
       for (DeviceIndex device = 0; device < devices_.size(); ++device) {
         noteStep(device);
+        if (devices_[device].waits()) {
+          exchange_->deviceWaits(device);
+        }
       }
     }
     for (const Device& device : devices_) {

@@ -24,6 +24,8 @@ struct Scenario {
   AgreementKind agreement = AgreementKind::kLeader;
   std::vector<SliceIndex> plan; ///< of SliceLayout's slices; for Policy::kPlanned
   double controlLatencyS = 0;   ///< of a message of the agreement
+  /// One lead before the first gradient no large slice begins any more (engine/hold.h); 0: never.
+  double holdLeadS = 0;
 
   ComputeOrder order = ComputeOrder::kProgram;
   /// Whether the next step begins before all gradients have arrived. Servers that are asked at the

@@ -274,6 +274,8 @@ class Schedule:
         agreement: how ranks come to one order; "planned" goes with the policy of that name.
         plan: all slices of ``Workload.layout`` in the order to issue them, for "planned".
         control_latency_s: of a message of the agreement.
+        hold_lead_s: so long before the first gradient no large slice begins any more; 0 for never.
+            What the engine takes: ``hvd_order.plan.cut.hold_lead_s``.
         cross_step: whether the next step begins before all gradients have arrived.
     """
 
@@ -283,6 +285,7 @@ class Schedule:
     agreement: AgreementName = "leader"
     plan: Sequence[int] = ()
     control_latency_s: float = 0.0
+    hold_lead_s: float = 0.0
     cross_step: bool = True
 
 
@@ -473,6 +476,7 @@ def simulate(
         agreement=_AGREEMENTS[schedule.agreement],
         plan=list(schedule.plan),
         control_latency_s=schedule.control_latency_s,
+        hold_lead_s=schedule.hold_lead_s,
         program_order=order == "program",
         cross_step=schedule.cross_step,
         every_rank=every_rank,

@@ -117,14 +117,15 @@ networks = st.one_of(
     ),
 )
 schedules = st.builds(
-    lambda slice_bytes, spare, policy, agreement, latency, cross: Schedule(
-        slice_bytes, slice_bytes + spare, policy, agreement, (), latency, cross
+    lambda slice_bytes, spare, policy, agreement, latency, lead, cross: Schedule(
+        slice_bytes, slice_bytes + spare, policy, agreement, (), latency, lead, cross
     ),
     st.integers(UNIT, 300),
     st.integers(0, 600),
     st.sampled_from(["priority", "arrival"]),
     st.sampled_from(["leader", "negotiated"]),
     st.sampled_from([0.0, 0.25, 1.0]),
+    st.sampled_from([0.0, 0.5, 3.0]),
     st.booleans(),
 )
 speeds = st.lists(st.sampled_from([1.0, 1.5, 2.0]), min_size=1, max_size=5)
