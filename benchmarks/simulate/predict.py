@@ -18,9 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/side_by_side")]
 
-from optimum import optimum_s  # noqa: E402
 from profiles import PROFILES, Layer, Profile  # noqa: E402
 
+from hvd_order.plan.bound import chain_optimum_s  # noqa: E402
 from hvd_order.predict.simulate import AllReduce, Schedule, Workload, ddp, simulate  # noqa: E402
 
 _MIB = 2**20
@@ -188,7 +188,7 @@ def predicted_s(cell: Cell, note: str, machine: Machine, holds: bool) -> float:
 def _fluid_s(cell: Cell) -> float:
     """The optimum of the cell, from the profile alone."""
     profile = PROFILES[cell.model]().scaled_to(cell.local_s)
-    return optimum_s(
+    return chain_optimum_s(
         [layer.forward_s for layer in profile.layers],
         [layer.backward_s for layer in profile.layers],
         [cell.wire_s * layer.size_bytes / profile.size_bytes for layer in profile.layers],

@@ -45,12 +45,12 @@ Roles rolesOf(const std::vector<double>& slowness, AgreementKind agreement, bool
 Exchange::Exchange(
     std::shared_ptr<const SliceLayout> layout,
     const ExchangeOptions& options,
-    std::vector<double> linkCapacities,
+    const std::vector<double>& linkCapacities,
     Clock& clock,
     std::vector<Device>& devices)
     : layout_(std::move(layout)),
       options_(options),
-      flows_(std::move(linkCapacities)),
+      flows_(linkCapacities),
       clock_(clock),
       devices_(devices),
       rounds_(layout_->slices().size()) {

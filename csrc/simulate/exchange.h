@@ -94,7 +94,7 @@ class Exchange {
   Exchange(
       std::shared_ptr<const SliceLayout> layout,
       const ExchangeOptions& options,
-      std::vector<double> linkCapacities,
+      const std::vector<double>& linkCapacities,
       Clock& clock,
       std::vector<Device>& devices);
 

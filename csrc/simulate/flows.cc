@@ -15,7 +15,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 } // namespace
 
-Flows::Flows(std::vector<double> capacities) : nextEndS_(kNever), busy_(capacities.size()) {
+Flows::Flows(const std::vector<double>& capacities) : nextEndS_(kNever), busy_(capacities.size()) {
   for (const double capacity : capacities) {
     HVDO_CHECK(std::isfinite(capacity) && capacity > 0, "a link of capacity ", capacity);
     state_.push_back({.capacity = capacity});

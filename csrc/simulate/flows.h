@@ -27,7 +27,7 @@ class Flows final {
   };
 
   /// @param capacities of the links, in work a second.
-  explicit Flows(std::vector<double> capacities);
+  explicit Flows(const std::vector<double>& capacities);
 
   /// @param work what has to be carried, in the unit of the capacities.
   void start(double nowS, Id id, double work, Use first);
