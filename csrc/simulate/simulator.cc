@@ -100,7 +100,7 @@ class Simulator final {
       }
       for (DeviceIndex device = 0; device < devices_.size(); ++device) {
         noteStep(device);
-        if (devices_[device].waits()) {
+        if (devices_[device].waits() || devices_[device].finished()) { // in the end, for all
           exchange_->deviceWaits(device);
         }
       }
