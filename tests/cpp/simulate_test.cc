@@ -211,7 +211,7 @@ TEST(largeSlicesAreHeldBackBeforeTheFirstGradient) {
   const Workload workload(
       chain({{1, 2, kUnit}, {1, 2, kUnit}, {1, 2, 8 * kUnit}, {1, 2, 8 * kUnit}}).ops(),
       {{"a", kUnit, 0, 0}, {"b", kUnit, 0, 1}, {"c", 8 * kUnit, 0, 2}, {"d", 8 * kUnit, 0, 3}});
-  Scenario s = scenario(8 * kUnit, 8 * kUnit, {.secondsPerByte = 3.5 / (8 * kUnit)});
+  Scenario s = scenario(8 * kUnit, 8 * kUnit, {.secondsPerByte = 3.5 / (8 * kUnit), .lanes = 1});
   s.steps = 2;
   const std::size_t first = 4; // of the second step's slices
   Result result = simulate(workload, s);
