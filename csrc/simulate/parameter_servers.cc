@@ -40,6 +40,7 @@ std::vector<double> capacities(const ServerNetwork& network, std::size_t workers
 // Every slice as a tensor in a buffer of its own, so that none is fused or cut.
 std::shared_ptr<const SliceLayout> oneTensorASlice(const SliceLayout& layout) {
   std::vector<TensorSpec> tensors;
+  tensors.reserve(layout.slices().size());
   for (SliceIndex slice = 0; slice < layout.slices().size(); ++slice) {
     tensors.push_back({layout.sliceName(slice), layout.slices()[slice].sizeBytes, slice});
   }
@@ -71,6 +72,7 @@ ParameterServers::ParameterServers(
   const std::size_t slices = layout_->slices().size();
   const auto servers = static_cast<std::uint32_t>(network.servers);
   if (serverOf_.empty()) {
+    serverOf_.reserve(slices);
     for (std::uint32_t slice = 0; slice < slices; ++slice) {
       serverOf_.push_back(slice % servers);
     }
