@@ -91,6 +91,7 @@ ParameterServers::ParameterServers(
     auto pull = std::make_unique<Scheduler>(network.pullPolicy, network.pullCreditBytes);
     pull->addModel(kModel, pullLayout, network.pullPlan);
     std::vector<std::uint32_t> slicesToPull;
+    slicesToPull.reserve(layout_->tensors().size());
     for (TensorId tensor = 0; tensor < layout_->tensors().size(); ++tensor) {
       slicesToPull.push_back(static_cast<std::uint32_t>(layout_->slicesOf(tensor).size()));
     }
