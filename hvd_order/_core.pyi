@@ -153,6 +153,7 @@ class AllReduceCost:
 
 def ring_all_reduce(ranks: int, latency_s: float, bytes_per_s: float) -> AllReduceCost: ...
 def tree_all_reduce(ranks: int, latency_s: float, bytes_per_s: float) -> AllReduceCost: ...
+
 @final
 class ServerNetwork:
     """Parameter servers, each with a full-duplex link."""

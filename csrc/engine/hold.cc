@@ -4,6 +4,7 @@ namespace hvd_order {
 
 void Hold::addModel(ModelId model, std::size_t tensors) {
   models_[model].readyAt.assign(tensors, {});
+  models_[model].steps.assign(tensors, 0);
 }
 
 void Hold::removeModel(ModelId model) {
@@ -13,11 +14,14 @@ void Hold::removeModel(ModelId model) {
 Hold::Change Hold::ready(TensorKey tensor, Clock::time_point now) {
   Model& model = models_.at(tensor.model);
   model.readyAt[tensor.tensor] = now;
+  const std::uint32_t step = ++model.steps[tensor.tensor];
   if (tensor.tensor == kFirst) {
     model.herald = heraldOf(model);
     return Change::kEnd;
   }
-  return tensor.tensor == model.herald ? Change::kBegin : Change::kNone;
+  // In an unusual step the first tensor may have come before: nothing would end the hold.
+  const bool firstToCome = model.steps[kFirst] < step;
+  return tensor.tensor == model.herald && firstToCome ? Change::kBegin : Change::kNone;
 }
 
 /// The last tensor that was ready a lead before the first one.

@@ -33,6 +33,7 @@ class Hold final {
  private:
   struct Model {
     std::vector<Clock::time_point> readyAt; // by tensor, in this step or the one before
+    std::vector<std::uint32_t> steps;       // by tensor: how often it was ready
     TensorId herald = kNone;                // its readiness begins the hold
   };
   static constexpr TensorId kFirst = 0; // tensors are numbered in consumption order

@@ -24,7 +24,8 @@ class Window {
 
   /// Waits for room, then counts one more.
   void enter() {
-    await(size_ - 1);
+    std::unique_lock lock(mutex_);
+    await(lock, size_ - 1);
     ++inFlight_;
   }
   void leave(std::exception_ptr error) {
@@ -34,12 +35,12 @@ class Window {
     changed_.notify_one();
   }
   void drain() {
-    await(0);
+    std::unique_lock lock(mutex_);
+    await(lock, 0);
   }
 
  private:
-  void await(std::size_t left) {
-    std::unique_lock lock(mutex_);
+  void await(std::unique_lock<std::mutex>& lock, std::size_t left) {
     changed_.wait(lock, [&] { return inFlight_ <= left; });
     if (error_) {
       // What is still under way refers to this window, so it is waited for as well.

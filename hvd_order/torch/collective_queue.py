@@ -73,6 +73,7 @@ class Request:
         stand_in: what a rank that has joined does in place of `exchange`; it is pickled. None: the
             collective makes no sense without all ranks.
         lacking: the ranks that have not made this request for long, once rank 0 has said so.
+        decided: rank 0 has said that it is its turn.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Request:
     device: torch.device
     stand_in: Exchange | None = None
     lacking: Sequence[int] = ()
+    decided: bool = False
     error: HorovodInternalError | None = None
     done: threading.Event = field(default_factory=threading.Event)
     ready_event: torch.cuda.Event | None = None  # inputs are there
@@ -131,6 +133,7 @@ class CollectiveQueue:
         self._requests: dict[int, Request] = {}
         self._in_flight: dict[str, Request] = {}  # by key
         self._failure: HorovodInternalError | None = None
+        self._broken = False  # nothing runs any more, not even what is decided
         self._thread: threading.Thread | None = None
         self._moved_at = time.monotonic()  # when a request last began or ended
         self._decisions: queue.SimpleQueue[_Decision | None] = queue.SimpleQueue()
@@ -286,6 +289,7 @@ class CollectiveQueue:
                 "Horovod has been shut down; use hvd.init() before the next collective"
             )
             self._failure = self._failure or shut_down
+            self._broken = True
             thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -301,6 +305,8 @@ class CollectiveQueue:
         """It is the turn of the request."""
         with self._lock:
             self._start_thread()  # a rank that has joined may have made no request itself
+            if (request := self._in_flight.get(key)) is not None:
+                request.decided = True
         self._decisions.put(_Decision(key, verdict, absent))
 
     def late(self, key: str, lacking: list[int]) -> None:
@@ -311,12 +317,16 @@ class CollectiveQueue:
             request.lacking = lacking
 
     def failed(self, kind: str, text: str) -> None:
-        """Ends the requests that wait for other ranks; there will be no others."""
+        """Ends the requests that wait for other ranks; there will be no others.
+
+        Those whose turn it was have what they need of the others, or fail by themselves.
+        """
         with self._lock:
             if self._failure is None:
                 self._failure = getattr(errors, kind)(text)
             for request in list(self._in_flight.values()):
-                self._end(request, self._failure)
+                if not request.decided:
+                    self._end(request, self._failure)
 
     # ---- the thread ----
 
@@ -340,10 +350,13 @@ class CollectiveQueue:
             while (decision := self._decisions.get()) is not None:
                 with self._lock:
                     request = self._in_flight.get(decision.key)
-                    failed = self._failure is not None
                     self._moved_at = time.monotonic()
-                if failed or (request is None and self._context.rank not in decision.absent):
-                    continue  # it has ended with an error
+                    if self._broken and request is not None:
+                        self._end(request, self._failure)
+                    if self._broken or (
+                        request is None and self._context.rank not in decision.absent
+                    ):
+                        continue  # it has ended with an error
                 failure: HorovodInternalError | None = None
                 try:
                     self._carry_out(decision, request)
@@ -404,6 +417,7 @@ class CollectiveQueue:
         with self._lock:
             if self._failure is None:
                 self._failure = translate_failure(error, what, self._context)
+            self._broken = True
             return self._failure
 
 

@@ -190,12 +190,12 @@ def engine_host(process_set: int = 0, ranks: Sequence[int] | None = None) -> Eng
     context = process.current()
     if _hosts_context is not context:
         _hosts.clear()
-        context.on_shutdown(_close)
         _hosts_context = context
     if process_set not in _hosts:
         members = range(context.size) if ranks is None else ranks
         groups = _groups.pop(process_set, None) or _new_groups(context, None)
         _hosts[process_set] = EngineHost(context, process_set, members, groups)
+        context.on_shutdown(_close)  # the last registered runs first: before the transport ends
     return _hosts[process_set]
 
 

@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -32,8 +32,10 @@ _DTYPES = {
 }  # fmt: skip
 # Slices are the fusion, and what is in flight cannot be reordered. A cycle is how long Horovod may
 # sleep while a slice waits; benchmarks/RESULTS.md has what other values gave.
-_ALWAYS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}
-_UNLESS_SET = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_CACHE_CAPACITY": "4096"}
+_FUSION, _CYCLE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"
+_ALWAYS = {_FUSION: "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}
+_UNLESS_SET = {_CYCLE: "1", "HOROVOD_CACHE_CAPACITY": "4096"}
+_started_before = False  # in this process
 
 
 def find() -> Path | None:
@@ -87,11 +89,16 @@ def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup
     path = find()
     assert path is not None
     library = ctypes.CDLL(str(path))
-    settings = {
+    global _started_before
+    settings: dict[str, str | None] = {
         **{name: os.environ.get(name, value) for name, value in _UNLESS_SET.items()},
         **_ALWAYS,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, int(patience.total_seconds()))),
     }
+    if _started_before:
+        # Horovod 0.28 keeps both for good, and crashes when it reads both a second time.
+        settings |= {_FUSION: None, _CYCLE: None}
+    _started_before = True
     if not _launched_for_horovod(library):
         settings |= _meet(context, group)
     library.horovod_init.restype = ctypes.c_bool
@@ -189,15 +196,23 @@ def _serve(context: ProcessContext, hosts: str) -> int | str:
 
 
 @contextlib.contextmanager
-def _environment(settings: dict[str, str]) -> Iterator[None]:
-    """Variables for Horovod alone: this process's children shall not inherit them."""
+def _environment(settings: Mapping[str, str | None]) -> Iterator[None]:
+    """Variables for Horovod alone: this process's children shall not inherit them.
+
+    Args:
+        settings: None: the variable is not set.
+    """
     before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
+    _set(settings)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -55,9 +55,10 @@ def join(device: int = -1) -> int:
     ranks.steps.stop_reporting(joined=True)
     unnamed = {str(one.number): one.unnamed for one in queues}
     ranks.tell(["join", ranks.steps.counts(), ranks.steps.recent(), unnamed])
+    early: dict[tuple[str, int], str] = {}
     what, *rest = _next(ranks, context)
     while what == "step":
-        _stand_in(ranks, *rest)
+        _stand_in(ranks, early, *rest)
         what, *rest = _next(ranks, context)
     if what == "failed":
         _, kind, text = rest
@@ -99,8 +100,16 @@ def _next(ranks: Negotiation, context: process.ProcessContext) -> Message:
             continue
 
 
-def _stand_in(ranks: Negotiation, key: str, number: int, event: str) -> None:
-    """Does what another rank has done, unless it is done already."""
+def _stand_in(
+    ranks: Negotiation, early: dict[tuple[str, int], str], key: str, number: int, event: str
+) -> None:
+    """Does what another rank has done, unless it is done already.
+
+    Args:
+        early: events whose predecessors have not come. A rank that reports already may report one
+            before it hears of this rank's join, and then sends what this rank lacks.
+        key, number: of the event, see `StepLog`.
+    """
     log = ranks.steps.get(key)
     if log is not None and number < log.count:
         return
@@ -110,8 +119,6 @@ def _stand_in(ranks: Negotiation, key: str, number: int, event: str) -> None:
             f"another rank trains with distributed optimizer {key}, which this rank does not have "
             "(any more); keep it while this rank waits in join()"
         )
-    if number > log.count:
-        raise HorovodInternalError(
-            f"this rank is {number - log.count} events behind the others in join()"
-        )
-    exchange.stand_in(event)
+    early[key, number] = event
+    while (due := early.pop((key, log.count), None)) is not None:
+        exchange.stand_in(due)

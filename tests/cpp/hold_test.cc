@@ -49,6 +49,18 @@ TEST(withoutALeadOrInAShortPassNothingIsHeld) {
   CHECK(step(hold, kStart + 3s) == nothing);
 }
 
+TEST(noHoldBeginsAfterTheFirstTensorOfAStep) {
+  Hold hold;
+  hold.addModel(0, 4);
+  hold.setLead(15ms);
+  step(hold, kStart);
+  // All gradients of a rank that has none: in the order of consumption.
+  CHECK(hold.ready({0, 0}, kStart + 1s) == Change::kEnd);
+  for (const TensorId tensor : {1U, 2U, 3U}) {
+    CHECK(hold.ready({0, tensor}, kStart + 1s) == Change::kNone);
+  }
+}
+
 TEST(modelsDoNotHearEachOther) {
   Hold hold;
   hold.addModel(0, 4);

@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import importlib.util
 import operator
+import pickle
 import signal
 import sys
 import traceback
@@ -26,13 +27,13 @@ def main() -> None:
     pipe = Connection(int(sys.argv[1]))
     while True:
         try:
-            call = pipe.recv()
+            call = pickle.loads(pipe.recv_bytes())
         except EOFError:  # the pool is gone
             return
         if call is None:
             hvd.shutdown()
             return
-        pipe.send(_answer(*call))
+        pipe.send_bytes(pickle.dumps(_answer(*call)))
 
 
 def _answer(path: str, module: str, name: str, packed: Any) -> tuple[bool, Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -148,7 +149,8 @@ class RankPool:
         assert path is not None
         call = (str(Path(path).resolve()), function.__module__, function.__qualname__)
         for pipe in self._pipes:
-            pipe.send((*call, (args, kwargs)))
+            # Not send(): it would pass tensors as memory shared with a process that may end.
+            pipe.send_bytes(pickle.dumps((*call, (args, kwargs))))
         answers = self._collect(timeout)
         failed = [rank for rank, (ok, _) in sorted(answers.items()) if not ok]
         silent = [rank for rank in range(self.size) if rank not in answers]
@@ -170,7 +172,7 @@ class RankPool:
         if not kill:
             for pipe in self._pipes:
                 with contextlib.suppress(OSError):
-                    pipe.send(None)
+                    pipe.send_bytes(pickle.dumps(None))
         _end(self._processes, grace_s=0.0 if kill else 5.0)
         for pipe in self._pipes:
             pipe.close()
@@ -212,7 +214,7 @@ class RankPool:
                 assert isinstance(pipe, Connection)
                 rank = waiting.pop(pipe)
                 try:
-                    answers[rank] = pipe.recv()
+                    answers[rank] = pickle.loads(pipe.recv_bytes())
                 except (EOFError, OSError):
                     code = self._processes[rank].wait(timeout=10)
                     text = f"the process ended with code {code}\n{self._logs[rank].read_text()}"
