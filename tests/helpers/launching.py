@@ -78,6 +78,8 @@ class Job:
             command,
             env=dict(env),
             stdin=subprocess.DEVNULL,
+            # What runs in the background ignores Ctrl-C, and so would its children.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
