@@ -7,11 +7,10 @@ as it was before. So learning rates need no scaling with the number of ranks.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch.optim import Optimizer
@@ -117,13 +116,11 @@ class _AdasumMethods:
     def flush(self) -> None:
         """Does nothing: ``step()`` leaves nothing outstanding."""
 
-    @contextlib.contextmanager
-    def skip_synchronize(self) -> Iterator[None]:
+    def skip_synchronize(self) -> NoReturn:
         """Raises AssertionError, as Horovod's."""
         raise AssertionError(
             "Skipping synchronization is not supported when using Adasum optimizer."
         )
-        yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes add up before a step."""

@@ -117,7 +117,7 @@ class _Normalise(torch.autograd.Function):
         return y.to(input.dtype), mean, unbiased_var
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight, mean, inv_std, total = ctx.saved_tensors
         x, dy = _computed(input), _computed(grad_outputs[0])
