@@ -3,6 +3,7 @@
 # make sanitize C++ tests under ThreadSanitizer and AddressSanitizer
 # make bench    all benchmarks                    make format   rewrite sources in the project's style
 # make check    = make test                       make clean    remove what was built, keep .venv
+# make test-long  what takes too long for every change
 # make horovod  real Horovod in .venv, to test and measure against; builds it once, for minutes
 #
 # Settings: PYTHON (interpreter to make the environment with), VENV (where), JOBS (compilers at once),
@@ -24,7 +25,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR)"
 
-.PHONY: build dev demo test check lint lint-python lint-cpp format cpp-test sanitize bench \
+.PHONY: build dev demo test test-long check lint lint-python lint-cpp format cpp-test sanitize bench \
   horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -98,6 +99,9 @@ test: dev
 	@$(MAKE) --no-print-directory cpp-test
 	@$(MAKE) --no-print-directory lint
 	"$(BIN)/python" -m pytest tests
+
+test-long: dev
+	"$(BIN)/python" -m pytest tests -m long
 
 check: test
 

@@ -82,6 +82,7 @@ def torchrun(port: int, processes: int) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_second_torchrun_joins_and_training_goes_on_with_three() -> None:
     # Without this variable torch 2.13's agents never meet in a second round (docs/elastic.md).
@@ -168,6 +169,7 @@ def test_the_reset_limit_ends_a_job(tmp_path: Path) -> None:
     assert job.matches("the job has formed anew 1 times, the --reset-limit; ending it")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_the_example_in_horovods_style_goes_on_after_a_kill() -> None:
     example = [sys.executable, str(REPOSITORY / "examples" / "elastic_torch.py")]
