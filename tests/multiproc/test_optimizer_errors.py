@@ -72,7 +72,7 @@ def body_mistake(name: str) -> str:
         ("model", "wrap the optimizer"),
         ("twice", "distributed already"),
         ("passes", "at least 1"),
-        ("op", "hvd.Average or hvd.Sum"),
+        ("op", "hvd.Average, hvd.Sum or hvd.Adasum"),
     ],
 )
 def test_a_mistake_says_what_is_wrong(ranks: RankFactory, name: str, words: str) -> None:
