@@ -6,6 +6,7 @@ Only its compiled library is used, by the C interface that Horovod's Python uses
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
@@ -21,21 +22,21 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.torch import process
 from hvd_order.torch.process import ProcessContext
 
 __all__: list[str] = []
 
-_START_TIMEOUT_S = 60
+_started = False  # in this process, once and for all
+_servers: list[subprocess.Popen[str]] = []
 _DTYPES = {
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.float32, torch.float64,
 }  # fmt: skip
 # Slices are the fusion, and what is in flight cannot be reordered. A cycle is how long Horovod may
 # sleep while a slice waits; benchmarks/RESULTS.md has what other values gave.
-_FUSION, _CYCLE = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"
-_ALWAYS = {_FUSION: "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}
-_UNLESS_SET = {_CYCLE: "1", "HOROVOD_CACHE_CAPACITY": "4096"}
-_started_before = False  # in this process
+_ALWAYS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}
+_UNLESS_SET = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_CACHE_CAPACITY": "4096"}
 
 
 def find() -> Path | None:
@@ -74,7 +75,10 @@ def chosen(context: ProcessContext, group: dist.ProcessGroup) -> bool:
 
 
 def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup) -> Path:
-    """Initializes Horovod until the shutdown of ``context``. Collective.
+    """Initializes Horovod, which then stays until the process ends. Collective.
+
+    Horovod 0.28 corrupts its memory when it starts a second time with a fixed fusion threshold or
+    cycle time, so a later ``init()`` of the same ranks finds it running.
 
     Args:
         patience: longest transfer.
@@ -84,35 +88,54 @@ def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup
         The library.
 
     Raises:
-        InvalidUsage: Horovod cannot start, or numbers the ranks otherwise.
+        InvalidUsage: Horovod cannot start, has ended, or numbers the ranks otherwise.
     """
     path = find()
     assert path is not None
     library = ctypes.CDLL(str(path))
-    global _started_before
-    settings: dict[str, str | None] = {
+    library.horovod_init.restype = library.horovod_is_initialized.restype = ctypes.c_bool
+    mine = "new"
+    if _started:
+        mine = "running" if library.horovod_is_initialized() else "ended"
+    states: list[str | None] = [None] * context.size
+    dist.all_gather_object(states, mine, group=group)
+    if set(states) == {"new"}:
+        _begin(library, context, patience, group)
+    elif set(states) != {"running"}:
+        raise InvalidUsage(
+            f"Horovod is {', '.join(map(str, states))} in the processes of ranks 0, 1, ...; it "
+            "cannot be started twice in a process: start new ones, or use HVD_ORDER_TRANSPORT=c10d"
+        )
+    numbers = (library.horovod_rank(), library.horovod_size())
+    if numbers != (context.rank, context.size):
+        raise InvalidUsage(
+            f"Horovod counts rank {context.rank} of {context.size} as rank {numbers[0]} of "
+            f"{numbers[1]}; use HVD_ORDER_TRANSPORT=c10d"
+        )
+    return path
+
+
+def _begin(
+    library: ctypes.CDLL, context: ProcessContext, patience: timedelta, group: dist.ProcessGroup
+) -> None:
+    global _started
+    settings = {
         **{name: os.environ.get(name, value) for name, value in _UNLESS_SET.items()},
         **_ALWAYS,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, int(patience.total_seconds()))),
     }
-    if _started_before:
-        # Horovod 0.28 keeps both for good, and crashes when it reads both a second time.
-        settings |= {_FUSION: None, _CYCLE: None}
-    _started_before = True
     if not _launched_for_horovod(library):
         settings |= _meet(context, group)
-    library.horovod_init.restype = ctypes.c_bool
+    _started = True
     with _environment(settings):
-        ready = library.horovod_init(None, 0, None, None, 0)
-    numbers = (library.horovod_rank(), library.horovod_size())
-    if not ready or numbers != (context.rank, context.size):
-        raise InvalidUsage(
-            f"rank {context.rank} of {context.size}: Horovod "
-            + (f"counts it as rank {numbers[0]} of {numbers[1]}" if ready else "did not start")
-            + "; use HVD_ORDER_TRANSPORT=c10d"
-        )
-    context.on_shutdown(library.horovod_shutdown)
-    return path
+        if not library.horovod_init(None, 0, None, None, 0):
+            raise InvalidUsage(
+                f"Horovod did not start on rank {context.rank}; use HVD_ORDER_TRANSPORT=c10d"
+            )
+    # At exit the engine goes first: the last registered is the first to run.
+    atexit.unregister(process.shutdown)
+    atexit.register(library.horovod_shutdown)
+    atexit.register(process.shutdown)
 
 
 def check(buffers: Sequence[torch.Tensor]) -> None:
@@ -140,13 +163,13 @@ def _launched_for_horovod(library: ctypes.CDLL) -> bool:
 
 
 def _meet(context: ProcessContext, group: dist.ProcessGroup) -> dict[str, str]:
-    """Starts a meeting point on rank 0; what horovodrun would have set."""
+    """Starts a meeting point on rank 0 until the process ends; what horovodrun would have set."""
     name = socket.gethostname()
     everybody: list[str | None] = [None] * context.size
     dist.all_gather_object(everybody, name, group=group)
     hosts = list(dict.fromkeys(everybody))
     slots = ",".join(f"{host}:{everybody.count(host)}" for host in hosts)
-    port = [_serve(context, slots) if context.rank == 0 else None]
+    port = [_serve(slots) if context.rank == 0 else None]
     dist.broadcast_object_list(port, src=0, group=group)
     if isinstance(port[0], str):
         raise InvalidUsage(port[0])
@@ -172,47 +195,32 @@ def _meet(context: ProcessContext, group: dist.ProcessGroup) -> dict[str, str]:
     return settings
 
 
-def _serve(context: ProcessContext, hosts: str) -> int | str:
-    """Serves until the shutdown; the port, or what went wrong."""
+def _serve(hosts: str) -> int | str:
+    """Serves until this process ends; the port, or what went wrong."""
     env = {name: value for name, value in os.environ.items() if name != "HVD_ORDER_ALIAS"}
     server = subprocess.Popen(
         [sys.executable, "-m", "hvd_order.launch.horovod_rendezvous", "--hosts", hosts],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
     )  # fmt: skip
     assert server.stdout is not None
-
-    def end() -> None:
-        try:
-            server.communicate(timeout=_START_TIMEOUT_S)  # closes its standard input
-        except subprocess.TimeoutExpired:
-            server.kill()
-
     line = server.stdout.readline()
     if not line.strip().isdigit():
         _, said = server.communicate()
         return f"Horovod's rendezvous server did not start: {said.strip()[-500:]}"
-    context.on_shutdown(end)
+    _servers.append(server)  # its standard input closes when this process ends, and it with it
     return int(line)
 
 
 @contextlib.contextmanager
-def _environment(settings: Mapping[str, str | None]) -> Iterator[None]:
-    """Variables for Horovod alone: this process's children shall not inherit them.
-
-    Args:
-        settings: None: the variable is not set.
-    """
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Variables for Horovod alone: this process's children shall not inherit them."""
     before = {name: os.environ.get(name) for name in settings}
-    _set(settings)
+    os.environ.update(settings)
     try:
         yield
     finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
