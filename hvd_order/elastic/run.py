@@ -102,6 +102,7 @@ class _AgentSignal:
         self.present = restarts_workers(os.environ)
         self._state = state
         self._told = False
+        self._waiting = False  # for the signal, with nothing else left to do
         self._installed = False
 
     def __enter__(self) -> _AgentSignal:
@@ -128,14 +129,14 @@ class _AgentSignal:
 
     def end_when_told(self, seconds: float) -> None:
         """Ends this process once the agent has asked for it; returns if it does not in time."""
-        deadline = time.monotonic() + seconds
-        while not self._told and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self._waiting = True
         if self._told:
             self._end()
+        time.sleep(seconds)  # the signal ends the process meanwhile
+        self._waiting = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._told:  # whoever says it twice means it
+        if self._told or self._waiting:  # whoever says it twice means it
             self._end()
         self._told = True
         self._state.on_hosts_updated(time.time(), _BOTH)

@@ -99,10 +99,10 @@ class _AdasumMethods:
             ]
             handles = [
                 (places, grouped_allreduce_async_(
-                    [pairs[i][0].contiguous() for i in places], None, f"{self._hvd_name}.{device}",
+                    [pairs[i][0].contiguous() for i in places], None, f"{self._hvd_name}.{number}",
                     Adasum, process_set=self._hvd_process_set,
                 ))
-                for device, places in _by_device(parameters).items()
+                for number, places in enumerate(_by_device(parameters))
             ]  # fmt: skip
             for places, handle in handles:
                 for i, joined in zip(places, synchronize(handle), strict=True):
@@ -189,11 +189,12 @@ def distribute(
     return optimizer
 
 
-def _by_device(parameters: Sequence[torch.Tensor]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
+def _by_device(parameters: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Places of the parameters of each device; ranks have devices of different numbers."""
+    places: dict[torch.device, list[int]] = {}
     for i, parameter in enumerate(parameters):
-        places.setdefault(str(parameter.device), []).append(i)
-    return places
+        places.setdefault(parameter.device, []).append(i)
+    return list(places.values())
 
 
 def _rebuild(optimizer_class: type[Optimizer], state: dict[str, Any]) -> Optimizer:

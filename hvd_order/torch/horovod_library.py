@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from hvd_order.torch.process import ProcessContext
 
 __all__: list[str] = []
 
+_SERVER_START_S = 60
 _started = False  # in this process, once and for all
 _servers: list[subprocess.Popen[str]] = []
 _DTYPES = {
@@ -203,8 +205,10 @@ def _serve(hosts: str) -> int | str:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
     )  # fmt: skip
     assert server.stdout is not None
-    line = server.stdout.readline()
+    spoke, _, _ = select.select([server.stdout], [], [], _SERVER_START_S)
+    line = server.stdout.readline() if spoke else ""
     if not line.strip().isdigit():
+        server.kill()
         _, said = server.communicate()
         return f"Horovod's rendezvous server did not start: {said.strip()[-500:]}"
     _servers.append(server)  # its standard input closes when this process ends, and it with it
