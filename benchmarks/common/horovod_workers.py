@@ -1,19 +1,10 @@
-"""Starting Horovod's workers without horovodrun: a rendezvous server, and variables for each.
+"""What Horovod's workers find in their environment when horovodrun has not started them.
 
-For hosts with one process each and no ssh between them. Needs Horovod (``make horovod``). Where the
-server must run in another place than its user, say another network namespace, start it as a
-command: ``python benchmarks/common/horovod_workers.py --hosts h0,h1`` prints its port and serves
-until its standard input closes.
+For hosts with one process each and no ssh between them; they meet at the server of
+`hvd_order.launch.horovod_rendezvous`. Needs Horovod (``make horovod``).
 """
 
 from __future__ import annotations
-
-import argparse
-import contextlib
-import sys
-from collections.abc import Iterator, Sequence
-
-from hvd_order.launch import horovod_rendezvous
 
 
 def horovod_env(
@@ -48,37 +39,3 @@ def horovod_env(
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
-
-
-@contextlib.contextmanager
-def rendezvous(host_names: Sequence[str]) -> Iterator[int]:
-    """Serves the rendezvous of one job, on all addresses, while the context lasts.
-
-    Args:
-        host_names: of the hosts, in the order of ranks; each has one worker.
-
-    Yields:
-        The port.
-
-    Raises:
-        ValueError: no host, a name twice, or a name that cannot stand in Horovod's list.
-    """
-    if not host_names or len(set(host_names)) < len(host_names):
-        raise ValueError(f"hosts are {list(host_names)}; expected one or more, each once")
-    if any(not name or set(name) & set(":,/ ") for name in host_names):
-        raise ValueError(f"hosts are {list(host_names)}; expected names without ':', ',', '/', ' '")
-    with horovod_rendezvous.rendezvous([f"{name}:1" for name in host_names]) as port:
-        yield port
-
-
-def main() -> None:
-    """Serves until standard input closes."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--hosts", required=True, help="names in the order of ranks: h0,h1")
-    with rendezvous(parser.parse_args().hosts.split(",")) as port:
-        print(port, flush=True)
-        sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()

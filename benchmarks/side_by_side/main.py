@@ -133,9 +133,9 @@ def _run_group(
 @contextlib.contextmanager
 def _rendezvous(hosts: EmulatedHosts, log: TextIO) -> Iterator[str]:
     """Horovod's meeting point, on the first host; its port."""
-    script = Path(__file__).resolve().parents[1] / "common" / "horovod_workers.py"
     server = hosts.popen(
-        0, [sys.executable, str(script), "--hosts", ",".join(hosts.names)],
+        0, [sys.executable, "-m", "hvd_order.launch.horovod_rendezvous",
+            "--hosts", ",".join(f"{name}:1" for name in hosts.names)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
     )  # fmt: skip
     assert server.stdin is not None

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from helpers.ranks import REPOSITORY, run_script
 
+from hvd_order.launch.horovod_rendezvous import rendezvous
+
 __all__ = ["LIBRARIES", "Outcomes", "run_all"]
 
 LIBRARIES = ("hvd_order", "horovod")
@@ -45,7 +47,7 @@ def _environment(library: str, size: int) -> Iterator[Any]:
         return
     names = [f"rank{rank}" for rank in range(size)]
     workers = _horovod_workers()
-    with workers.rendezvous(names) as port:
+    with rendezvous([f"{name}:1" for name in names]) as port:
 
         def env(rank: int) -> Mapping[str, str]:
             found: dict[str, str] = workers.horovod_env(
