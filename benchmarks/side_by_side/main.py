@@ -192,8 +192,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0],
                         help="computation over communication, of emulated models")  # fmt: skip
     parser.add_argument("--systems", nargs="+", default=list(PEERS),
-                        choices=["ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order",
-                                 "hvd_order_on_horovod"])  # fmt: skip
+                        choices=["no_waiting", "ddp", "ddp_tuned", "fsdp2", "horovod",
+                                 "hvd_order", "hvd_order_on_horovod"])  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--steps", type=int, default=5, help="measured steps in each turn")
     parser.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE",

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import torch
 import torch.distributed as dist
-from systems import SYSTEMS, Trainer, saturated_all_reduce_s
+from systems import SYSTEMS, Trainer, saturated_all_reduce
 from workloads import Workload, build
 
 _INTERFACE = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
@@ -61,12 +61,12 @@ class Worker:
 
     def wire(self, size_bytes: int, rounds: int, chunk_bytes: int = 8 << 20) -> list[float]:
         """How long an all-reduce of so many bytes takes when nothing else runs."""
-        run = saturated_all_reduce_s(size_bytes, chunk_bytes)
+        run = saturated_all_reduce(size_bytes, chunk_bytes)
         times = []
         for _ in range(rounds):
             self._barrier()
             begin = time.monotonic()
-            run()
+            run()()
             times.append(time.monotonic() - begin)
         return times
 
