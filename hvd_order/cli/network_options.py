@@ -1,0 +1,81 @@
+"""The options that name a network, for every command that asks what would be."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TypeVar
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.profile import Profile
+from hvd_order.predict.network import (
+    LANES,
+    USUAL_LATENCY_S,
+    Network,
+    parse_duration,
+    parse_rate,
+)
+
+__all__ = ["add_network_options", "network_from"]
+
+T = TypeVar("T")
+
+
+def add_network_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what `network_from` reads."""
+    parser.add_argument(
+        "--bandwidth",
+        type=_option(parse_rate),
+        metavar="RATE",
+        help="of each worker's link, each way, as payload gets it: 10gbit, 1.2GB/s "
+        "(default: as measured in the profile)",
+    )
+    parser.add_argument(
+        "--latency",
+        type=_option(parse_duration),
+        metavar="TIME",
+        help="of one message between two workers: 50us, 0.2ms (default: as measured, or 50us)",
+    )
+    parser.add_argument(
+        "--ranks", "--workers", type=int, metavar="N", help="how many (default: as measured)"
+    )
+
+
+def network_from(parsed: argparse.Namespace, profile: Profile) -> Network:
+    """The network that the options and the profile describe; options win.
+
+    Raises:
+        InvalidUsage: something is missing, or makes no sense.
+    """
+    ranks: int | None = parsed.ranks
+    rate: float | None = parsed.bandwidth
+    latency_s: float | None = parsed.latency
+    if ranks is not None and ranks < 1:
+        raise InvalidUsage(f"--ranks is {ranks}; at least 1 is needed")
+    measured = profile.link
+    if measured is not None and measured.ranks > 1:
+        network = Network.of_link(measured, ranks)
+        if latency_s is not None:
+            network = network.at_latency(latency_s)
+        return network if rate is None else network.at_rate(rate)
+    if rate is None or ranks is None:
+        missing = [n for n, v in (("--bandwidth", rate), ("--ranks", ranks)) if v is None]
+        raise InvalidUsage(
+            f"the profile has no measured link, so {' and '.join(missing)} must be given, for "
+            "example --bandwidth 10gbit --ranks 8; or record it with hvd-order profile -np 2"
+        )
+    usual_s = USUAL_LATENCY_S if latency_s is None else latency_s
+    lanes = LANES["nccl" if profile.clock == "cuda_event" else "gloo"]
+    return Network.of_ring(ranks, rate, usual_s, lanes)
+
+
+def _option(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """For argparse, which shows the message of its own kind of error only."""
+
+    def parsed(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed

@@ -1,0 +1,65 @@
+"""From a recorded step to what the simulator runs."""
+
+from __future__ import annotations
+
+import math
+
+from hvd_order.plan.cut import Link
+from hvd_order.plan.due_date import due_date
+from hvd_order.plan.graph import Graph
+from hvd_order.plan.priorities import Priorities
+from hvd_order.predict.simulate import Op, Parameter, Workload
+
+__all__ = ["consumption_order", "workload_of"]
+
+
+def consumption_order(graph: Graph) -> list[str]:
+    """Names of the parameters that have a gradient, what the next forward pass reads first first.
+
+    It is the order of the engine's buffers. Equals stay in the order of the graph.
+    """
+    return _in_order(graph, due_date(graph, Link(0.0, 0.0, 0.0)))
+
+
+def workload_of(graph: Graph, priorities: Priorities | None = None) -> Workload:
+    """The same ops and gradients for the simulator.
+
+    Ops of the update give way to an update of each parameter, which can follow its gradient
+    wherever that arrives; the time is theirs, spread by bytes. A parameter without gradient is left
+    out: it does not travel.
+
+    Args:
+        priorities: place of each parameter in consumption order; None: by its first reader.
+    """
+    names = consumption_order(graph) if priorities is None else _in_order(graph, priorities)
+    number = {name: i for i, name in enumerate(names)}
+    sizes = {p.name: p.size_bytes for p in graph.parameters}
+    update_s = math.fsum(op.duration_s for op in graph.ops if op.phase == "update")
+    update_s_per_byte = update_s / max(sum(sizes[name] for name in names), 1)
+
+    kept = [op for op in graph.ops if op.phase != "update" or op.produces]
+    place = {op.name: i for i, op in enumerate(kept)}
+    streams = {name: i for i, name in enumerate(graph.resources)}
+    return Workload(
+        [
+            Op(
+                op.name,
+                op.duration_s if op.phase != "update" else 0.0,
+                [place[name] for name in op.inputs if name in place],
+                [number[name] for name in op.reads if name in number],
+                [number[name] for name in op.produces],
+                stream=streams[op.resource],
+            )
+            for op in kept
+        ],
+        [Parameter(name, sizes[name], sizes[name] * update_s_per_byte) for name in names],
+    )
+
+
+def _in_order(graph: Graph, priorities: Priorities) -> list[str]:
+    with_gradient = [
+        parameter.name
+        for parameter, producers in zip(graph.parameters, graph.producers, strict=True)
+        if producers
+    ]
+    return sorted(with_gradient, key=priorities.__getitem__)
