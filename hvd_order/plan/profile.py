@@ -6,21 +6,20 @@ shim's job.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.cut import Link
+from hvd_order.plan.document import Fields, read_document, write_document
 from hvd_order.plan.graph import Graph, Op, Parameter, Phase
 
 __all__ = ["LEAST_RUNS", "VERSION", "Clock", "MeasuredLink", "Profile", "Timing", "read_profile"]
 
-FORMAT = "hvd_order profile"
+_KIND = "profile"
 VERSION = 1
 LEAST_RUNS = 5
 
@@ -131,19 +130,11 @@ class Profile:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the file; an existing one is replaced as a whole or not at all."""
-        target = Path(path)
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            draft.write_text(json.dumps(self._document(), indent=1) + "\n", encoding="utf-8")
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_document(path, _KIND, VERSION, self._document())
 
     def _document(self) -> dict[str, Any]:
         link = self.link
         return {
-            "format": FORMAT,
-            "version": VERSION,
             "model": self.model,
             "machine": dict(self.machine),
             "clock": self.clock,
@@ -172,35 +163,16 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
             message names the file and the place in it.
         OSError: there is no such file.
     """
-    text = Path(path).read_text(encoding="utf-8")
-    try:
-        return _parse(text)
-    except InvalidUsage as error:
-        raise InvalidUsage(f"{os.fspath(path)}: {error}") from None
+    return read_document(path, _KIND, VERSION, _profile)
 
 
-def _parse(text: str) -> Profile:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise InvalidUsage(f"not JSON ({error})") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise InvalidUsage(f'no profile: it does not say "format": "{FORMAT}"')
-    if content.get("version") != VERSION:
-        raise InvalidUsage(
-            f"version {content.get('version')!r} of the format, this hvd_order reads {VERSION}; "
-            "make the profile again"
-        )
-    top = _Fields(content, "the profile")
-    top.take("format", str)
-    top.take("version", int)
+def _profile(top: Fields) -> Profile:
     model = top.take("model", str)
     machine = top.take("machine", dict)
     clock = top.choice("clock", get_args(Clock))
     link = top.take("link", dict, type(None))
     parameters = [_parameter(each, i) for i, each in enumerate(top.take("parameters", list))]
     ops = [_op(each, i) for i, each in enumerate(top.take("ops", list))]
-    top.end()
     for key, value in machine.items():
         if not isinstance(value, str):
             raise InvalidUsage(f'"machine" has {key!r}: {value!r}; expected text')
@@ -218,65 +190,15 @@ def _parse(text: str) -> Profile:
     )
 
 
-class _Fields:
-    """Takes the fields of a JSON object one by one, and says where something is amiss."""
-
-    def __init__(self, content: Any, where: str) -> None:
-        if not isinstance(content, dict):
-            raise InvalidUsage(f"{where} is {content!r}; expected an object")
-        self._left = dict(content)
-        self.where = f"{where} ({content['name']!r})" if "name" in content else where
-
-    def take(self, key: str, *kinds: type) -> Any:
-        if key not in self._left:
-            raise InvalidUsage(f'{self.where} lacks "{key}"')
-        value = self._left.pop(key)
-        # JSON's true is Python's int 1, and 1 is as good a float as 1.0.
-        fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
-        if not fits or isinstance(value, bool):
-            wanted = " or ".join(_JSON_NAMES[kind] for kind in kinds)
-            raise InvalidUsage(f'{self.where} has "{key}": {value!r}; expected {wanted}')
-        return value
-
-    def names(self, key: str) -> tuple[str, ...]:
-        values = self.take(key, list)
-        if not all(isinstance(value, str) for value in values):
-            raise InvalidUsage(f'{self.where} has "{key}": {values!r}; expected names')
-        return tuple(values)
-
-    def choice(self, key: str, choices: Sequence[str]) -> Any:
-        value = self.take(key, str)
-        if value not in choices:
-            raise InvalidUsage(
-                f'{self.where} has "{key}": {value!r}; expected one of {", ".join(choices)}'
-            )
-        return value
-
-    def end(self) -> None:
-        if self._left:
-            unknown = ", ".join(f'"{key}"' for key in self._left)
-            raise InvalidUsage(f"{self.where} has unknown fields: {unknown}")
-
-
-_JSON_NAMES: dict[type, str] = {
-    str: "text",
-    int: "a whole number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-    type(None): "null",
-}
-
-
 def _parameter(content: Any, number: int) -> Parameter:
-    fields = _Fields(content, f"parameter {number}")
+    fields = Fields(content, f"parameter {number}")
     parameter = Parameter(fields.take("name", str), fields.take("size_bytes", int))
     fields.end()
     return parameter
 
 
 def _op(content: Any, number: int) -> tuple[Op, Timing]:
-    fields = _Fields(content, f"op {number}")
+    fields = Fields(content, f"op {number}")
     runs = fields.take("runs", int)
     seconds = [fields.take(key, float) for key in ("minimum_s", "median_s", "spread_s")]
     try:
@@ -297,7 +219,7 @@ def _op(content: Any, number: int) -> tuple[Op, Timing]:
 
 
 def _link(content: Any) -> MeasuredLink:
-    fields = _Fields(content, '"link"')
+    fields = Fields(content, '"link"')
     ranks, backend = fields.take("ranks", int), fields.take("backend", str)
     numbers = [fields.take(key, float) for key in ("latency_s", "slice_cost_s", "seconds_per_byte")]
     fields.end()

@@ -1,0 +1,129 @@
+"""JSON files with a format and a version: read with care, written as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hvd_order.errors import InvalidUsage
+
+__all__ = ["Fields", "read_document", "write_document"]
+
+T = TypeVar("T")
+
+
+class Fields:
+    """Takes the fields of a JSON object one by one, and says where something is amiss."""
+
+    def __init__(self, content: Any, where: str) -> None:
+        """``where``: the place of the object in the file, for messages."""
+        if not isinstance(content, dict):
+            raise InvalidUsage(f"{where} is {content!r}; expected an object")
+        self._left = dict(content)
+        self.where = f"{where} ({content['name']!r})" if "name" in content else where
+
+    def take(self, key: str, *kinds: type) -> Any:
+        """The value of a field that has to be there, of one of ``kinds``."""
+        if key not in self._left:
+            raise InvalidUsage(f'{self.where} lacks "{key}"')
+        value = self._left.pop(key)
+        # JSON's true is Python's int 1, and 1 is as good a float as 1.0.
+        fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+        if not fits or isinstance(value, bool):
+            wanted = " or ".join(_JSON_NAMES[kind] for kind in kinds)
+            raise InvalidUsage(f'{self.where} has "{key}": {value!r}; expected {wanted}')
+        return value
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """A list of texts."""
+        values = self.take(key, list)
+        if not all(isinstance(value, str) for value in values):
+            raise InvalidUsage(f'{self.where} has "{key}": {values!r}; expected names')
+        return tuple(values)
+
+    def choice(self, key: str, choices: Sequence[str]) -> Any:
+        """One of some texts."""
+        value = self.take(key, str)
+        if value not in choices:
+            raise InvalidUsage(
+                f'{self.where} has "{key}": {value!r}; expected one of {", ".join(choices)}'
+            )
+        return value
+
+    def end(self) -> None:
+        """Refuses what nobody has taken."""
+        if self._left:
+            unknown = ", ".join(f'"{key}"' for key in self._left)
+            raise InvalidUsage(f"{self.where} has unknown fields: {unknown}")
+
+
+_JSON_NAMES: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+    type(None): "null",
+}
+
+
+def read_document(
+    path: str | os.PathLike[str], kind: str, version: int, parse: Callable[[Fields], T]
+) -> T:
+    """Reads what :func:`write_document` wrote.
+
+    Args:
+        kind: what the file is to be: "profile", "plan".
+        parse: takes all its fields but format and version.
+
+    Raises:
+        InvalidUsage: the file is something else, of another version, or says something impossible;
+            the message names the file and the place in it.
+        OSError: there is no such file.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        return _parse(text, kind, version, parse)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{os.fspath(path)}: {error}") from None
+
+
+def _parse(text: str, kind: str, version: int, parse: Callable[[Fields], T]) -> T:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise InvalidUsage(f"not JSON ({error})") from None
+    if not isinstance(content, dict) or content.get("format") != _format(kind):
+        raise InvalidUsage(f'no {kind}: it does not say "format": "{_format(kind)}"')
+    if content.get("version") != version:
+        raise InvalidUsage(
+            f"version {content.get('version')!r} of the format, this hvd_order reads {version}; "
+            f"make the {kind} again"
+        )
+    top = Fields(content, f"the {kind}")
+    top.take("format", str)
+    top.take("version", int)
+    result = parse(top)
+    top.end()
+    return result
+
+
+def write_document(
+    path: str | os.PathLike[str], kind: str, version: int, content: dict[str, Any]
+) -> None:
+    """Writes a file; an existing one is replaced as a whole or not at all."""
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    whole = {"format": _format(kind), "version": version, **content}
+    try:
+        draft.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _format(kind: str) -> str:
+    return f"hvd_order {kind}"
