@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from hvd_order.errors import InvalidUsage
 
@@ -37,9 +37,15 @@ class Fields:
             raise InvalidUsage(f'{self.where} has "{key}": {value!r}; expected {wanted}')
         return value
 
-    def names(self, key: str) -> tuple[str, ...]:
-        """A list of texts."""
-        values = self.take(key, list)
+    @overload
+    def names(self, key: str) -> tuple[str, ...]: ...
+    @overload
+    def names(self, key: str, *, optional: Literal[True]) -> tuple[str, ...] | None: ...
+    def names(self, key: str, *, optional: bool = False) -> tuple[str, ...] | None:
+        """A list of texts; None for null, where that may be."""
+        values = self.take(key, list, *[type(None)] * optional)
+        if values is None:
+            return None
         if not all(isinstance(value, str) for value in values):
             raise InvalidUsage(f'{self.where} has "{key}": {values!r}; expected names')
         return tuple(values)

@@ -17,7 +17,16 @@ from hvd_order.plan.cut import Link
 from hvd_order.plan.document import Fields, read_document, write_document
 from hvd_order.plan.graph import Graph, Op, Parameter, Phase
 
-__all__ = ["LEAST_RUNS", "VERSION", "Clock", "MeasuredLink", "Profile", "Timing", "read_profile"]
+__all__ = [
+    "LEAST_RUNS",
+    "VERSION",
+    "Clock",
+    "MeasuredLink",
+    "Profile",
+    "Timing",
+    "parameter_from",
+    "read_profile",
+]
 
 _KIND = "profile"
 VERSION = 1
@@ -171,7 +180,9 @@ def _profile(top: Fields) -> Profile:
     machine = top.take("machine", dict)
     clock = top.choice("clock", get_args(Clock))
     link = top.take("link", dict, type(None))
-    parameters = [_parameter(each, i) for i, each in enumerate(top.take("parameters", list))]
+    parameters = [
+        parameter_from(each, str(i)) for i, each in enumerate(top.take("parameters", list))
+    ]
     ops = [_op(each, i) for i, each in enumerate(top.take("ops", list))]
     for key, value in machine.items():
         if not isinstance(value, str):
@@ -190,8 +201,9 @@ def _profile(top: Fields) -> Profile:
     )
 
 
-def _parameter(content: Any, number: int) -> Parameter:
-    fields = Fields(content, f"parameter {number}")
+def parameter_from(content: Any, place: str) -> Parameter:
+    """A parameter in a file; ``place`` says where, for messages."""
+    fields = Fields(content, f"parameter {place}")
     parameter = Parameter(fields.take("name", str), fields.take("size_bytes", int))
     fields.end()
     return parameter
