@@ -13,13 +13,14 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Cut", "Link", "arrival_cut", "best_cut", "hold_lead_s"]
+__all__ = ["Cut", "Link", "arrival_cut", "best_cut", "cut_of", "hold_lead_s"]
 
 _SMALLEST_BYTES = 64 * 1024
 _LARGEST_BYTES = 16 * 2**20
 _STEP_BYTES = 16 * 1024  # sizes are multiples of it
 _MOST_IN_FLIGHT = 16
 _FUSED_BYTES = 25 * 2**20  # DDP's default bucket
+_SLICE_FACTOR, _CREDIT_FACTOR = 1.4, 1.6  # cuts that are nearer are taken as the same
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ class Cut:
     slice_bytes: int
     credit_bytes: int
     policy: Literal["priority", "arrival"] = "priority"
+
+    def resembles(self, other: Cut) -> bool:
+        """Whether trials could hardly tell the two apart."""
+        return (
+            self.policy == other.policy
+            and _within(self.slice_bytes, other.slice_bytes, _SLICE_FACTOR)
+            and _within(self.credit_bytes, other.credit_bytes, _CREDIT_FACTOR)
+        )
 
 
 @dataclass(frozen=True)
@@ -82,11 +91,19 @@ def best_cut(link: Link, total_bytes: int, in_flight: int = 2) -> Cut:
     """
     size = math.sqrt(link.slice_cost_s * total_bytes / (link.seconds_per_byte * in_flight))
     size = min(max(size, _SMALLEST_BYTES), _LARGEST_BYTES)
-    slice_bytes = max(round(size / _STEP_BYTES), 1) * _STEP_BYTES
+    slice_bytes = cut_of(size, 1).slice_bytes
     # On a long line two slices do not fill it: while one is acknowledged, others must travel.
     slice_s = slice_bytes * link.seconds_per_byte
     in_flight = min(max(in_flight, 1 + math.ceil(link.latency_s / slice_s)), _MOST_IN_FLIGHT)
     return Cut(slice_bytes, in_flight * slice_bytes)
+
+
+def cut_of(
+    slice_bytes: float, in_flight: int, policy: Literal["priority", "arrival"] = "priority"
+) -> Cut:
+    """Slices of about that size, so many of them in flight."""
+    size = max(round(slice_bytes / _STEP_BYTES), 1) * _STEP_BYTES
+    return Cut(size, in_flight * size, policy)
 
 
 def hold_lead_s(link: Link, cut: Cut) -> float:
@@ -102,3 +119,7 @@ def hold_lead_s(link: Link, cut: Cut) -> float:
 def arrival_cut() -> Cut:
     """What DDP does: large slices of neighbours, sent as they come."""
     return Cut(_FUSED_BYTES, 2 * _FUSED_BYTES, "arrival")
+
+
+def _within(one: int, other: int, factor: float) -> bool:
+    return max(one, other) <= factor * min(one, other)

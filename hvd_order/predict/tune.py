@@ -1,0 +1,381 @@
+"""Searches for the order, the cut and the agreement with the shortest simulated step.
+
+Coarse to fine: a grid of slice sizes and credits for each order, then the neighbours of the best in
+both and with every agreement, as long as that helps, then longer simulations of what is left. What
+the link alone cannot carry in the best time so far is not simulated. The same input gives the same
+result: every simulation is exact, and the search does not look at the clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.bound import program_optimum_s, step_bound_s
+from hvd_order.plan.cut import Cut, best_cut, cut_of, hold_lead_s
+from hvd_order.plan.graph import Graph, Parameter
+from hvd_order.plan.plan_file import AgreementName, Candidate, Plan
+from hvd_order.plan.registry import order
+from hvd_order.predict.condensed import condensed, with_wire_sizes
+from hvd_order.predict.network import Network
+from hvd_order.predict.simulate import Schedule, Workload, ddp, simulate
+from hvd_order.predict.workload import workload_of
+
+__all__ = ["BYTE_SCHEDULER", "DEFAULT_ORDER", "Outcome", "Setting", "Tuned", "tune"]
+
+DEFAULT_ORDER = "due_date"
+_ORDERS = (DEFAULT_ORDER, "tac", "tic")
+_AGREEMENTS: tuple[AgreementName, ...] = ("leader", "planned", "negotiated")  # simple ones first
+
+_MIB = 2**20
+_SIZES = [round(2 ** (16 + k / 2)) for k in range(21)]  # 64 KiB to 64 MiB
+_IN_FLIGHT = (1, 2, 3, 4, 6, 8, 12, 16)
+_MOST_SLICES = 2**13  # more cost more time to simulate than they can gain
+_COARSE_STEPS, _FINE_STEPS, _LAST_STEPS = 5, 9, 24
+_BEAM = 12  # settings whose neighbours are looked at
+_ROUNDS = 6
+_LAST = 24  # settings that are simulated for long
+_ALIKE = 1.005  # a gain below half a percent is not worth leaving what is usual
+_RIVALS = 2  # runners-up that a plan keeps for trials
+_RIVAL_WITHIN = 1.1
+
+BYTE_SCHEDULER = {
+    "ByteScheduler, 1e6 / 4e6": Cut(4_000_000, 16_000_000),
+    "ByteScheduler, 8e6 / 16e6": Cut(32_000_000, 64_000_000),
+}
+"""Published defaults: parameters in a slice and of credit, 4 bytes each.
+
+Source:
+    Peng et al., "A generic communication scheduler for distributed DNN training", SOSP 2019, and
+    the authors' code (BYTESCHEDULER_PARTITION, BYTESCHEDULER_CREDIT).
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that the engine can be told about one model."""
+
+    order: str
+    agreement: AgreementName
+    cut: Cut
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A setting and its simulated step time, in seconds."""
+
+    setting: Setting
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the search found.
+
+    Attributes:
+        outcomes: all that was simulated for long, the best first.
+        chosen: the best, or what is more usual and as good as it.
+        rivals: other cuts with its order and agreement that real steps may prefer.
+        default: what a run without plan begins with.
+        published: ByteScheduler's defaults, by name.
+        ddp_s: DistributedDataParallel's step.
+        bound_s: no order makes a step shorter.
+        simulated: how many settings were.
+        plan: for the engine.
+    """
+
+    outcomes: list[Outcome]
+    chosen: Outcome
+    rivals: list[Outcome]
+    default: Outcome
+    published: dict[str, Outcome]
+    ddp_s: float
+    bound_s: float
+    simulated: int
+    plan: Plan
+
+
+def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 2) -> Tuned:
+    """Looks for the best setting for a model on a network.
+
+    Args:
+        graph: of one worker's step; medians predict, minima flatter.
+        model: name, for people.
+        in_flight: slices that the default keeps under way; the engine's number for the transport.
+
+    Raises:
+        InvalidUsage: nothing travels: one rank, or no parameter has a gradient.
+    """
+    if network.ranks < 2:
+        raise InvalidUsage("with one rank nothing travels; a plan is for two or more")
+    if not any(graph.producers):
+        raise InvalidUsage("no parameter of the graph has a gradient, so nothing travels")
+    search = _Search(graph, network)
+    default = Setting(
+        DEFAULT_ORDER, "leader", best_cut(network.link, search.total_bytes, in_flight)
+    )
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        search.threads = threads
+        search.try_all([default], _COARSE_STEPS)
+        search.try_all(search.grid(), _COARSE_STEPS)
+        search.climb()
+        last = search.best(_LAST)
+        published = {
+            name: Setting(DEFAULT_ORDER, "leader", cut) for name, cut in BYTE_SCHEDULER.items()
+        }
+        search.try_all([default, *published.values(), *last], _LAST_STEPS, prune=False)
+    outcomes = sorted((search.outcome(setting) for setting in {default: 0, **dict.fromkeys(last)}),
+                      key=_rank)  # fmt: skip
+    chosen = _choose(outcomes, search.outcome(default))
+    rivals = _rivals(chosen, search.best(None), search)
+    buckets, schedule = ddp(search.works[DEFAULT_ORDER])
+    wait_all = replace(schedule, control_latency_s=network.message_latency_s)
+    ddp_s = simulate(
+        buckets, network.all_reduce(), wait_all, ranks=network.ranks, steps=_LAST_STEPS
+    ).steady_s
+    single = len(graph.resources) == 1
+    bound_s = (program_optimum_s if single else step_bound_s)(condensed(graph), network.link)
+    plan = _plan(graph, network, model, chosen, rivals, bound_s, search)
+    return Tuned(
+        outcomes,
+        chosen,
+        rivals,
+        search.outcome(default),
+        {name: search.outcome(setting) for name, setting in published.items()},
+        ddp_s,
+        bound_s,
+        search.simulated,
+        plan,
+    )
+
+
+class _Search:
+    """Settings that were simulated, and how they did."""
+
+    def __init__(self, graph: Graph, network: Network) -> None:
+        self.network = network
+        self.works = _workloads(graph, network)
+        self.total_bytes = sum(self.works[DEFAULT_ORDER].parameter_bytes)
+        self.threads: ThreadPoolExecutor
+        self._found: dict[Setting, tuple[int, float]] = {}  # steps, step time
+
+    @property
+    def simulated(self) -> int:
+        return len(self._found)
+
+    def outcome(self, setting: Setting) -> Outcome:
+        return Outcome(setting, self._found[setting][1])
+
+    def best(self, count: int | None) -> list[Setting]:
+        outcomes = sorted((Outcome(s, t) for s, (_, t) in self._found.items()), key=_rank)
+        return [outcome.setting for outcome in outcomes[:count]]
+
+    def grid(self) -> list[Setting]:
+        """Every order by priority, and arrival, with all sizes and credits of two lists."""
+        least = self.total_bytes // _MOST_SLICES
+        sizes = [size for size in _SIZES if size >= least] or _SIZES[-1:]
+        sizes = [size for size in sizes if size < 2 * self.total_bytes] or _SIZES[:1]
+        settings = [
+            Setting(name, "leader", cut_of(size, count))
+            for name in self.works
+            for size, count in itertools.product(sizes, _IN_FLIGHT)
+        ]
+        arrivals = [
+            replace(each, cut=replace(each.cut, policy="arrival"))
+            for each in settings
+            if each.order == DEFAULT_ORDER
+        ]
+        return settings + arrivals
+
+    def climb(self) -> None:
+        """Looks at the neighbours of the best until none is better."""
+        octave = 0.25
+        for _ in range(_ROUNDS):
+            beam = self.best(_BEAM)
+            before_s = self.outcome(beam[0]).step_s
+            near = [other for each in beam for other in _neighbours(each, octave)]
+            self.try_all([*beam, *near], _FINE_STEPS)
+            after_s = self.outcome(self.best(1)[0]).step_s
+            if after_s > 0.999 * before_s:
+                if octave <= 0.0625:
+                    break
+                octave /= 2
+
+    def try_all(self, settings: Iterable[Setting], steps: int, prune: bool = True) -> None:
+        """Simulates those that have not been for so many steps, and might be the best."""
+        limit_s = min((t for _, t in self._found.values()), default=float("inf")) * _RIVAL_WITHIN
+        new = [
+            setting
+            for setting in dict.fromkeys(settings)
+            if self._found.get(setting, (0, 0.0))[0] < steps
+            and not (prune and self._least_s(setting.cut) > limit_s)
+        ]
+        times = self.threads.map(lambda setting: self._step_s(setting, steps), new)
+        for setting, step_s in zip(new, times, strict=True):
+            self._found[setting] = (steps, step_s)
+
+    def _least_s(self, cut: Cut) -> float:
+        """The link alone takes so long for a step's slices."""
+        link = self.network.link
+        slices = self.total_bytes / cut.slice_bytes
+        return slices * link.slice_cost_s + self.total_bytes * link.seconds_per_byte
+
+    def _step_s(self, setting: Setting, steps: int) -> float:
+        schedule = self._schedule(setting)
+        if setting.agreement == "planned":
+            plan = self.issue_order(setting)
+            schedule = replace(schedule, policy="planned", agreement="planned", plan=plan)
+        return simulate(
+            self.works[setting.order],
+            self.network.all_reduce(),
+            schedule,
+            ranks=self.network.ranks,
+            steps=steps,
+        ).steady_s
+
+    def _schedule(self, setting: Setting) -> Schedule:
+        cut = setting.cut
+        return Schedule(
+            cut.slice_bytes,
+            cut.credit_bytes,
+            cut.policy,
+            setting.agreement,
+            control_latency_s=self.network.message_latency_s,
+            hold_lead_s=hold_lead_s(self.network.link, cut),
+        )
+
+    def issue_order(self, setting: Setting) -> list[int]:
+        """The order in which the dynamic policy issues slices if deciding costs no message."""
+        schedule = replace(self._schedule(setting), agreement="leader", control_latency_s=0.0)
+        played = simulate(
+            self.works[setting.order], self.network.all_reduce(), schedule,
+            ranks=self.network.ranks, steps=_COARSE_STEPS, recorded=1,
+        )  # fmt: skip
+        (times,) = played.slices()
+        arrival = setting.cut.policy == "arrival"
+        keys = [(t.issued_s, t.ready_s if arrival else 0.0, i) for i, t in enumerate(times)]
+        return [slice_ for _, _, slice_ in sorted(keys)]
+
+
+def _workloads(graph: Graph, network: Network) -> dict[str, Workload]:
+    """For each heuristic that gives an order of its own, what the simulator runs."""
+    small = with_wire_sizes(condensed(graph))
+    works: dict[str, Workload] = {}
+    orders = []
+    for name in _ORDERS:
+        priorities = order(name, graph, network.link)
+        names = [p.name for p in _in_order(graph, name, network)]
+        if names not in orders:
+            orders.append(names)
+            works[name] = workload_of(small, priorities)
+    return works
+
+
+def _in_order(graph: Graph, name: str, network: Network) -> list[Parameter]:
+    """Parameters that travel, the most urgent first."""
+    priorities = order(name, graph, network.link)
+    travel = [
+        p for p, producers in zip(graph.parameters, graph.producers, strict=True) if producers
+    ]
+    return sorted(travel, key=lambda parameter: priorities[parameter.name])
+
+
+def _neighbours(setting: Setting, octave: float) -> list[Setting]:
+    """A little larger and smaller slices, a little more and less credit, other agreements."""
+    cut = setting.cut
+    count = max(cut.credit_bytes // cut.slice_bytes, 1)
+    place = min(range(len(_IN_FLIGHT)), key=lambda i: abs(_IN_FLIGHT[i] - count))
+    counts = _IN_FLIGHT[max(place - 1, 0) : place + 2]
+    return [
+        Setting(setting.order, agreement, cut_of(cut.slice_bytes * factor, near, cut.policy))
+        for factor in (2**-octave, 1.0, 2**octave)
+        for near in counts
+        for agreement in _AGREEMENTS
+    ]
+
+
+def _rank(outcome: Outcome) -> tuple[float, int, int, int, int, str]:
+    """The fastest first; of equals, what is usual."""
+    setting = outcome.setting
+    return (
+        outcome.step_s,
+        _AGREEMENTS.index(setting.agreement),
+        _ORDERS.index(setting.order),
+        setting.cut.credit_bytes,
+        -setting.cut.slice_bytes,
+        setting.cut.policy,
+    )
+
+
+def _choose(outcomes: Sequence[Outcome], default: Outcome) -> Outcome:
+    """The best, or what is as good and more usual. Never worse than the default.
+
+    The simulator's times have teeth, where slices happen to fit tensors, and no jitter. So of those
+    that differ by next to nothing the one that is nearest to the default is taken.
+    """
+    limit_s = min(_ALIKE * outcomes[0].step_s, default.step_s)
+    usual = default.setting.cut
+
+    def oddness(outcome: Outcome) -> tuple[int, int, float, float]:
+        setting = outcome.setting
+        return (
+            _AGREEMENTS.index(setting.agreement),
+            _ORDERS.index(setting.order),
+            abs(math.log2(setting.cut.slice_bytes / usual.slice_bytes))
+            + abs(math.log2(setting.cut.credit_bytes / usual.credit_bytes)),
+            outcome.step_s,
+        )
+
+    return min((each for each in (default, *outcomes) if each.step_s <= limit_s), key=oddness)
+
+
+def _rivals(chosen: Outcome, best: Sequence[Setting], search: _Search) -> list[Outcome]:
+    """Cuts that are almost as good and different enough for a trial to tell them apart."""
+    wanted = [chosen.setting]
+    for setting in best:
+        if len(wanted) > _RIVALS:
+            break
+        same = (setting.order, setting.agreement) == (
+            chosen.setting.order,
+            chosen.setting.agreement,
+        )
+        near_s = _RIVAL_WITHIN * chosen.step_s
+        if same and search.outcome(setting).step_s <= near_s and not any(
+            setting.cut.resembles(other.cut) for other in wanted
+        ):  # fmt: skip
+            wanted.append(setting)
+    return [search.outcome(setting) for setting in wanted[1:]]
+
+
+def _plan(
+    graph: Graph,
+    network: Network,
+    model: str,
+    chosen: Outcome,
+    rivals: Sequence[Outcome],
+    bound_s: float,
+    search: _Search,
+) -> Plan:
+    setting = chosen.setting
+    names = None
+    if setting.agreement == "planned":
+        layout = search.works[setting.order].layout(setting.cut.slice_bytes)
+        names = tuple(layout.slice_name(i) for i in search.issue_order(setting))
+    travelling = _in_order(graph, setting.order, network)
+    return Plan(
+        model,
+        network.ranks,
+        network.link,
+        setting.order,
+        tuple(travelling),
+        setting.agreement,
+        tuple(Candidate(each.setting.cut, each.step_s) for each in (chosen, *rivals)),
+        bound_s,
+        idle=tuple(p for p in graph.parameters if p not in set(travelling)),
+        issue_order=names,
+    )
