@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from hvd_order.torch import process, stand_ins
 from hvd_order.torch.adasum import check_count
-from hvd_order.torch.collective_queue import Request, queue_of
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.process_sets import (
     ProcessSet,
@@ -24,7 +23,9 @@ from hvd_order.torch.process_sets import (
     global_process_set,
     queue_for,
 )
+from hvd_order.torch.queues import queue_of
 from hvd_order.torch.reduce_ops import Adasum, ReduceOp, check_dtype, choose_op, reduce_in_place
+from hvd_order.torch.request import Request
 from hvd_order.torch.request_parts import (
     as_bytes,
     check_tensor,

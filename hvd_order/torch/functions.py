@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from hvd_order.errors import HorovodInternalError, InvalidUsage
 from hvd_order.torch import process
-from hvd_order.torch.collective_queue import Request, collective_queue
 from hvd_order.torch.collectives import allgather, broadcast_, broadcast_async_, synchronize
 from hvd_order.torch.process_sets import (
     ProcessSet,
@@ -21,6 +20,8 @@ from hvd_order.torch.process_sets import (
     global_process_set,
     queue_for,
 )
+from hvd_order.torch.queues import collective_queue
+from hvd_order.torch.request import Request
 
 __all__ = [
     "allgather_object",

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch import stand_ins
 from hvd_order.torch.adasum import check_count
-from hvd_order.torch.collective_queue import Exchange, Request
 from hvd_order.torch.collectives import allgather, synchronize
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, queue_for
@@ -24,6 +23,7 @@ from hvd_order.torch.reduce_ops import (
     reduce_by_adasum,
     reduce_in_place,
 )
+from hvd_order.torch.request import Exchange, Request
 from hvd_order.torch.request_parts import (
     check_tensor,
     deliver,

@@ -11,9 +11,9 @@ import torch
 from hvd_order import errors
 from hvd_order.errors import HorovodInternalError, InvalidUsage, TransferTimeout
 from hvd_order.torch import process
-from hvd_order.torch.collective_queue import all_queues, negotiation
 from hvd_order.torch.messages import Message
 from hvd_order.torch.negotiation import Negotiation
+from hvd_order.torch.queues import all_queues, negotiation
 
 __all__ = ["join"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["explain_mismatch"]
+__all__ = ["explain_mismatch", "name_ranks", "ranks_have"]
 
 
 def explain_mismatch(
@@ -28,7 +28,7 @@ def explain_mismatch(
             line = lines[place] if place < len(lines) else "nothing more"
             ranks_of_line.setdefault(line, []).append(rank)
         if len(ranks_of_line) > 1:
-            sides = [f"{_ranks(ranks)}: {line}" for line, ranks in ranks_of_line.items()]
+            sides = [f"{name_ranks(ranks)}: {line}" for line, ranks in ranks_of_line.items()]
             first_line = lines_of_rank[0][0]
             where = f" in {first_line}" if place > 0 else ""
             return (
@@ -38,7 +38,13 @@ def explain_mismatch(
     return "ranks disagree"
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Such as "rank 3" or "ranks 0, 2"; of many the first."""
     word = "rank" if len(ranks) == 1 else "ranks"
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"{word} {shown}"
+
+
+def ranks_have(ranks: Sequence[int]) -> str:
+    """Such as "rank 3 has" or "ranks 0, 2 have"."""
+    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"

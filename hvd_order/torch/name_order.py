@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hvd_order.torch.messages import Message
+from hvd_order.torch.mismatch import name_ranks
 
 __all__ = ["NameOrder", "Outgoing", "key_of"]
 
@@ -136,9 +137,9 @@ class NameOrder:
                 lacking = self._lacking(number, asked)
                 if waited_s >= self._timeout_s:
                     text = (
-                        f"{asked.name} was not called on {_some(lacking)} within "
+                        f"{asked.name} was not called on {name_ranks(lacking)} within "
                         f"{self._timeout_s:g} s (HVD_ORDER_TIMEOUT) after "
-                        f"{_some(asked.digests)} had called it; every "
+                        f"{name_ranks(sorted(asked.digests))} had called it; every "
                         "rank must call the same collectives, under the same names"
                     )
                     out += self._fail(number, "TransferTimeout", text)
@@ -205,9 +206,3 @@ class NameOrder:
     def step(self, step: Message) -> Outgoing:
         """A rank that trains tells those that have joined what it does."""
         return [(rank, step) for rank in self._joined]
-
-
-def _some(ranks: Iterable[int]) -> str:
-    shown = sorted(ranks)
-    word = "rank" if len(shown) == 1 else "ranks"
-    return f"{word} {', '.join(map(str, shown[:8]))}{', ...' if len(shown) > 8 else ''}"

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch import adasum_optimizer, deferred_update, engine_host, process
-from hvd_order.torch.collective_queue import negotiation
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.exchange import GradientExchange
 from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_registered
+from hvd_order.torch.queues import negotiation
 from hvd_order.torch.reduce_ops import Adasum, Average, ReduceOp, Sum
 from hvd_order.torch.slot import Slot
 

@@ -10,14 +10,10 @@ import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch import process
-from hvd_order.torch.collective_queue import (
-    CollectiveQueue,
-    Request,
-    close_queue,
-    collective_queue,
-    open_queue,
-)
+from hvd_order.torch.collective_queue import CollectiveQueue
 from hvd_order.torch.engine_host import close_host, open_groups
+from hvd_order.torch.queues import close_queue, collective_queue, open_queue
+from hvd_order.torch.request import Request
 
 __all__ = [
     "ProcessSet",

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import ModelMismatch
-from hvd_order.torch.collective_queue import translate_failure
 from hvd_order.torch.engine_host import EngineHost
+from hvd_order.torch.request_errors import translate_failure
 from hvd_order.torch.slot import Slot
 
 __all__: list[str] = []

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.collective_queue import Exchange, Request
 from hvd_order.torch.collectives import allgather, synchronize
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, queue_for
 from hvd_order.torch.reduce_ops import Average, ReduceOp, Sum, check_dtype, choose_op, reduce_pieces
+from hvd_order.torch.request import Exchange, Request
 from hvd_order.torch.request_parts import (
     as_bytes,
     check_tensor,

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from hvd_order.torch.collective_queue import Exchange
 from hvd_order.torch.reduce_ops import Adasum, ReduceOp, reduce_by_adasum, reduce_in_place
+from hvd_order.torch.request import Exchange
 from hvd_order.torch.request_parts import gather_rows
 
 __all__: list[str] = []

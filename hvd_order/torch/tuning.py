@@ -11,9 +11,9 @@ import torch
 from hvd_order.plan.cut import Cut, arrival_cut, best_cut
 from hvd_order.plan.tuner import Tuner, Turn, candidates
 from hvd_order.torch import registration
-from hvd_order.torch.collective_queue import translate_failure
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.registered_model import RegisteredModel
+from hvd_order.torch.request_errors import translate_failure
 
 __all__: list[str] = []
 

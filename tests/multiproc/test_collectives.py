@@ -12,7 +12,7 @@ from helpers.ranks import RankFactory, RankPool
 import hvd_order.torch as hvd
 from hvd_order.errors import InvalidUsage, ModelMismatch, TransferTimeout
 from hvd_order.torch import process
-from hvd_order.torch.collective_queue import collective_queue
+from hvd_order.torch.queues import collective_queue
 
 SIZES = [1, 2, 3]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
