@@ -1,0 +1,114 @@
+"""Readers of one optimizer's parameters and gradients: what has to be done before they read."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.torch.compiled_regions import CompiledRegions
+from hvd_order.torch.gradient_transfer import GradientTransfer
+from hvd_order.torch.learning import Learning
+from hvd_order.torch.outstanding import OutstandingUpdates
+from hvd_order.torch.read_guard import disarm_gradient, disarm_parameter
+from hvd_order.torch.slot import Slot
+from hvd_order.torch.slot_table import SlotTable
+from hvd_order.torch.step_gradients import StepGradients
+
+__all__: list[str] = []
+
+
+class ExchangeGuard:
+    """The `Guard` of the parameters and gradients of one optimizer.
+
+    Readers may run on any thread; the exchange's lock is taken here.
+    """
+
+    def __init__(
+        self,
+        lock: threading.RLock,
+        table: SlotTable,
+        transfer: GradientTransfer,
+        learning: Learning,
+        gradients: StepGradients,
+        updates: OutstandingUpdates,
+    ) -> None:
+        """Nothing is armed yet."""
+        self._lock = lock
+        self._table = table
+        self._transfer = transfer
+        self._learning = learning
+        self._gradients = gradients
+        self._updates = updates
+        enter_region = weakref.WeakMethod(self._enter_region)
+        self._regions = CompiledRegions(lambda parameters: _call(enter_region(), parameters))
+
+    def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
+        """Brings the parameters, and what else has arrived by then, up to date."""
+        with self._lock:
+            wanted = []
+            for parameter in parameters:
+                slot = self._table.of(parameter)
+                assert slot is not None  # it was armed for us
+                if slot.update_pending:
+                    wanted.append(slot)
+                else:
+                    self._learning.order.note(slot)
+                    disarm_parameter(parameter)
+            if wanted:
+                self._updates.bring_up_to_date(wanted)
+
+    def before_grad_attribute(self, parameter: torch.Tensor) -> None:
+        """``.grad`` of a pending parameter is looked at or set."""
+        with self._lock:
+            slot = self._table.of(parameter)
+            # Whether it is None depends on the other ranks.
+            if slot is not None and slot.update_pending and slot.absent and not slot.cleared:
+                self._updates.apply([slot])
+
+    def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
+        """Completes the exchange of the gradients."""
+        with self._lock:
+            wanted = {id(gradient) for gradient in gradients}
+            slots = [slot for slot in self._table.slots if id(slot.gradient) in wanted]
+            outstanding = [slot for slot in slots if slot.update_pending]
+            if outstanding:
+                self._updates.apply(outstanding)
+            if self._gradients.in_backward:
+                self._check_all_sent(slots)
+                self._transfer.finish(slots)
+            elif not self._gradients.fresh and not self._gradients.synchronized:
+                self._gradients.finish(self)
+            for slot in slots:
+                disarm_gradient(slot.gradient)
+
+    def _check_all_sent(self, read: Sequence[Slot]) -> None:
+        """Raises rather than wait for gradients that the waiting backward pass has yet to make."""
+        if read and not all(slot.sent for slot in self._table.slots):
+            raise InvalidUsage(
+                f"the gradient of '{read[0].name}' was read in the middle of the backward pass, "
+                "where it is still being summed over the ranks; read it after backward(), or use "
+                "Tensor.register_hook, which sees this rank's own gradient"
+            )
+
+    def find_compiled_regions(self) -> None:
+        """Looks for compiled modules, whose graphs must not meet an armed parameter."""
+        self._regions.find(self._table.slots)
+
+    def _enter_region(self, parameters: list[torch.Tensor]) -> None:
+        """A compiled region that reads ``parameters`` is about to run."""
+        armed = [p for p in parameters if self._is_armed(p)]
+        if armed:
+            self.before_parameter_read(armed)
+
+    def _is_armed(self, parameter: torch.Tensor) -> bool:
+        slot = self._table.of(parameter)
+        return slot is not None and (slot.update_pending or self._learning.order.watching)
+
+
+def _call(method: Callable[[list[torch.Tensor]], None] | None, values: list[torch.Tensor]) -> None:
+    if method is not None:
+        method(values)

@@ -1,0 +1,134 @@
+"""The updates that ``step()`` has put off, until somebody reads a parameter or a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order.torch import deferred_update, timeline
+from hvd_order.torch.gradient_transfer import GradientTransfer
+from hvd_order.torch.portion import Portion
+from hvd_order.torch.read_guard import Guard, arm_parameter, disarm_parameter
+from hvd_order.torch.slot import Slot
+from hvd_order.torch.slot_table import SlotTable
+
+__all__: list[str] = []
+
+
+class OutstandingUpdates:
+    """Updates of one step, each applied by the user's own optimizer, as it was set at that step.
+
+    The exchange's lock is held in all methods.
+    """
+
+    def __init__(
+        self, step: deferred_update.InnerStep, transfer: GradientTransfer, table: SlotTable
+    ) -> None:
+        """Nothing is outstanding.
+
+        Args:
+            step: of the user's optimizer.
+        """
+        self._inner_step = step
+        self._transfer = transfer
+        self._table = table
+        self._pending: list[Slot] = []  # in consumption order
+        self._portion = Portion()
+        # Held while updates are outstanding: dropping the optimizer must not lose them.
+        self._optimizer: Optimizer | None = None
+        self._hyper_parameters: deferred_update.HyperParameters = []
+
+    def put_off(self, optimizer: Optimizer, guard: Guard) -> None:
+        """Puts off the updates of all parameters; of those whose readers may go unseen, does not.
+
+        Args:
+            guard: is told of the first reader of each.
+        """
+        slots = self._table.slots
+        self._hyper_parameters = deferred_update.snapshot(optimizer)
+        self._optimizer = optimizer
+        self._pending = sorted(slots, key=lambda slot: slot.tensor)
+        for slot in slots:
+            slot.update_pending = True
+        at_once = [
+            slot for slot in slots if not (slot.deferrable and arm_parameter(slot.parameter, guard))
+        ]
+        if at_once:
+            self.apply(at_once)
+
+    def flush(self) -> Sequence[Slot]:
+        """Applies all that are outstanding, and returns which these were."""
+        outstanding = self._pending
+        if outstanding:
+            self.apply(outstanding)
+        return outstanding
+
+    def apply(self, slots: Iterable[Slot]) -> None:
+        """Waits for the gradients of ``slots`` and updates their parameters."""
+        optimizer = self._optimizer
+        slots = list(slots)
+        self._transfer.finish(slots)
+        applied = set(slots)
+        self._pending = [slot for slot in self._pending if slot not in applied]
+        due: list[Slot] = []
+        gradients_before: list[torch.Tensor | None] = []
+        for slot in slots:
+            slot.update_pending = False
+            disarm_parameter(slot.parameter)
+            if slot.used:
+                due.append(slot)
+                gradients_before.append(slot.parameter.grad)
+                if not slot.sparse:
+                    slot.parameter.grad = slot.gradient
+        if due:
+            assert optimizer is not None
+            with timeline.span("update", "update", tensors=len(due)), self._portion.timed(due):
+                deferred_update.run(
+                    optimizer, self._inner_step, self._hyper_parameters,
+                    [slot.parameter for slot in due],
+                )  # fmt: skip
+        for slot, before in zip(due, gradients_before, strict=True):
+            # A gradient that only other ranks had stays, as all do until they are cleared.
+            if not (slot.absent and not slot.cleared):
+                slot.parameter.grad = before
+        for slot in slots:
+            slot.begin_step(self._table.passes)
+        if not self._pending:
+            self._optimizer = None
+
+    def bring_up_to_date(self, wanted: Sequence[Slot]) -> None:
+        """Applies those of ``wanted`` as soon as it can, and puts the wait for them to use."""
+        arrived = self._transfer.arrived()
+        while not all(map(arrived, wanted)):
+            portion = self._portion.of(filter(arrived, self._pending))
+            if not portion:
+                break
+            self.apply(portion)
+            arrived = self._transfer.arrived()
+        self._transfer.finish(wanted)
+        # Some that are read next come along.
+        self.apply(dict.fromkeys(
+            [slot for slot in wanted if slot.update_pending]
+            + self._portion.of(filter(arrived, self._pending))
+        ))  # fmt: skip
+
+    def clear(self, slot: Slot, set_to_none: bool) -> bool:
+        """Clears ``.grad`` of a parameter whose update is outstanding.
+
+        Returns:
+            Whether that is done; else the ordinary way has become right.
+        """
+        parameter = slot.parameter
+        if slot.absent:
+            # Whether there is a gradient to zero depends on the other ranks; none needs no answer.
+            if not set_to_none:
+                self.apply([slot])
+                return False
+            slot.cleared = True
+        else:
+            with torch._C.DisableTorchFunctionSubclass():  # the answer is known here
+                if parameter.grad is not None:
+                    parameter.grad = None if set_to_none else torch.zeros_like(slot.gradient)
+        return True

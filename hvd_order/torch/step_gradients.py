@@ -1,0 +1,156 @@
+"""One optimizer's gradients in the step that goes on: sent, finished, or given up."""
+
+from __future__ import annotations
+
+from hvd_order.torch.engine_host import EngineHost
+from hvd_order.torch.gradient_transfer import GradientTransfer
+from hvd_order.torch.learning import Learning
+from hvd_order.torch.read_guard import Guard
+from hvd_order.torch.slot import Slot
+from hvd_order.torch.slot_table import SlotTable
+from hvd_order.torch.step_log import StepLog
+
+__all__: list[str] = []
+
+
+class StepGradients:
+    """Sees to it that every gradient is sent once a step, by itself or as an absent one.
+
+    The exchange's lock is held in all methods.
+
+    Attributes:
+        fresh: no gradient of the coming step has been sent.
+        synchronized: all gradients of this step are finished, ``step()`` is to come.
+    """
+
+    def __init__(
+        self,
+        host: EngineHost,
+        transfer: GradientTransfer,
+        table: SlotTable,
+        learning: Learning,
+        log: StepLog,
+    ) -> None:
+        """No step has begun."""
+        self.fresh = True
+        self.synchronized = False
+        self._host = host
+        self._transfer = transfer
+        self._table = table
+        self._learning = learning
+        self._log = log
+        self._sender = transfer.model.sender  # knows whether a backward pass runs
+        self._first_sent: Slot | None = None  # of the gradients of this step
+        self._begun_at = 0  # the host's count of steps then
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether a backward pass runs that has produced a gradient."""
+        return self._sender.in_backward
+
+    def begin(self) -> None:
+        """The first gradient after ``step()`` has come, or it is known that there is none."""
+        self._begun_at = self._host.steps
+        self._transfer.model.raise_use_flags()
+        self.fresh = False
+        self._log.note("begin")
+
+    def send(self, slot: Slot, guard: Guard) -> None:
+        """Sends a gradient; ``guard`` is asked to finish it when somebody reads it meanwhile."""
+        self._transfer.send(slot, guard, learning=not self._learning.order.complete)
+        if self._first_sent is None and slot.parameter.grad is slot.gradient:
+            self._first_sent = slot
+
+    def send_the_rest(self, guard: Guard) -> None:
+        """Sends what no hook has sent: set by hand, left from an unfinished pass, or absent."""
+        for slot in self._table.slots:
+            if slot.sent:
+                continue
+            if slot.parameter.grad is not None:
+                self.send(slot, guard)
+            else:
+                self._transfer.send_absent(slot)
+
+    def send_nothing(self) -> None:
+        """This rank has no more gradients for this step."""
+        for slot in self._table.slots:
+            if not slot.sent:
+                self._transfer.send_absent(slot)
+
+    def spare_own(self) -> None:
+        """Moves the program's own gradients to where the sums of others do not overwrite them."""
+        for slot in self._table.slots:
+            if slot.parameter.grad is slot.gradient:
+                slot.parameter.grad = slot.gradient.clone()
+
+    def finish_sparse(self) -> None:
+        """Exchanges the sparse gradients. Collective while the model is learnt, or with any."""
+        if not self._learning.order.complete:
+            self._log.note("sparse")
+            self._transfer.find_sparse(self._table.slots)
+        self._transfer.finish_sparse(self._table.slots)
+
+    def finish(self, guard: Guard) -> None:
+        """Sends the rest and waits for all sums; they are in ``.grad`` then."""
+        self.send_the_rest(guard)
+        self.finish_sparse()
+        self._transfer.finish(self._table.slots)
+        for slot in self._table.slots:
+            if slot.absent and slot.used and not slot.sparse:
+                slot.parameter.grad = slot.gradient
+        self.synchronized = True
+
+    def reset(self) -> None:
+        """Forgets the step; what was sent in it has been finished."""
+        self.fresh = True
+        self.synchronized = False
+        self._sender.in_backward = False
+        self._first_sent = None
+        self._table.begin_step()
+
+    def end(self) -> None:
+        """``step()`` has used the gradients."""
+        self._log.note("end")
+        self.reset()
+        self._host.steps += 1
+
+    def drop(self) -> None:
+        """Lets what was sent of a step that will not come arrive, and forgets it."""
+        self._transfer.finish(self._table.slots)
+        self.reset()
+
+    def give_up(self) -> None:
+        """The same where the others are told: this rank sends no more of it."""
+        self._log.note("give_up")
+        self.send_nothing()
+        self.drop()
+
+    def cleared_by_owner(self) -> bool:
+        """Whether gradients of this step were cleared after they had been sent.
+
+        The critic of a GAN gets gradients from the generator's loss and clears them, unused, with
+        ``module.zero_grad()``. Asked once a backward pass; who clears one gradient clears all.
+        """
+        if self._sender.in_backward or self.synchronized or self._first_sent is None:
+            return False
+        gradient = self._first_sent.parameter.grad
+        if gradient is None:
+            return True
+        # backward(create_graph=True) adds to a gradient by replacing it
+        return gradient is not self._first_sent.gradient and not gradient.requires_grad
+
+    def set_by_hand(self) -> bool:
+        """Whether the program has put gradients where no backward pass did."""
+        return any(
+            slot.parameter.grad is not None and slot.parameter.grad is not slot.gradient
+            for slot in self._table.slots
+            if not slot.sparse and not slot.update_pending
+        )
+
+    def any_sent(self) -> bool:
+        """Whether any gradient of this step has been sent."""
+        return any(slot.sent for slot in self._table.slots)
+
+    def by_product(self) -> bool:
+        """Whether another optimizer has stepped since the first of these gradients came."""
+        return self._host.steps != self._begun_at
