@@ -92,6 +92,11 @@ def _one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def _optional(*choices: str) -> Callable[[str], str | None]:
+    parse = _one_of(*choices)
+    return lambda text: parse(text) if text.strip() else None
+
+
 def _parse_size(text: str) -> int | None:
     return parse_bytes(text) if text.strip() else None
 
@@ -144,12 +149,23 @@ KNOBS: tuple[Knob, ...] = (
         _parse_size,
     ),
     Knob(
+        "plan",
+        "HVD_ORDER_PLAN",
+        "",
+        "file name",
+        "Plan that `hvd-order tune` made: order, slices, credit and agreement of this model here; "
+        "rank 0 reads it, and writes down what trials have chosen. Variables that are set win.",
+        # Absolute: it is written again later, when the program may be elsewhere.
+        lambda text: os.path.abspath(text) if text else None,
+    ),
+    Knob(
         "tune",
         "HVD_ORDER_TUNE",
         "1",
         "`1` or `0`",
         "Try other slice sizes, and arrival order, in the first steps and keep the fastest; a size "
-        "that is set, or policy `arrival`, is not tried against others.",
+        "or credit that is set, or policy `arrival`, is not tried against others. Again, rarely, "
+        "when step times have clearly changed.",
         _parse_bool,
     ),
     Knob(
@@ -163,10 +179,11 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "agreement",
         "HVD_ORDER_AGREEMENT",
-        "leader",
+        "",
         "`leader`, `negotiated` or `planned`",
-        "How all ranks come to send the same slices in the same order.",
-        _one_of("leader", "negotiated", "planned"),
+        "How all ranks come to send the same slices in the same order. Not set: as the plan says, "
+        "else `leader`.",
+        _optional("leader", "negotiated", "planned"),
     ),
     Knob(
         "transport",
@@ -175,7 +192,7 @@ KNOBS: tuple[Knob, ...] = (
         "`c10d` or `horovod`",
         "What carries the slices: torch.distributed, or an installed Horovod. Not set: Horovod "
         "where horovodrun started the job and all ranks have it, else torch.distributed.",
-        lambda text: _one_of("c10d", "horovod")(text) if text.strip() else None,
+        _optional("c10d", "horovod"),
     ),
     Knob(
         "cross_iteration",
@@ -251,9 +268,10 @@ class Config:
 
     slice_bytes: int | None = None
     credit_bytes: int | None = None
+    plan: str | None = None
     tune: bool = True
     policy: Policy = "priority"
-    agreement: Agreement = "leader"
+    agreement: Agreement | None = None
     transport: Transport | None = None
     cross_iteration: bool = True
     timeout: timedelta = timedelta(seconds=1800)
@@ -280,7 +298,7 @@ class Config:
             )
         if self.policy not in ("priority", "arrival"):
             raise InvalidUsage(f"policy is {self.policy!r}; expected priority or arrival")
-        if self.agreement not in ("leader", "negotiated", "planned"):
+        if self.agreement not in (None, "leader", "negotiated", "planned"):
             raise InvalidUsage(
                 f"agreement is {self.agreement!r}; expected leader, negotiated or planned"
             )

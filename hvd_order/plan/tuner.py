@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hvd_order.plan.cut import Cut, arrival_cut
 
-__all__ = ["Tuner", "Turn", "candidates"]
+__all__ = ["Tuner", "Turn", "candidates", "distinct"]
 
 _WARM_UP = 2  # steps after a change that still feel the old cut
 _STEPS = 5  # measured steps of each candidate
@@ -52,6 +52,15 @@ def candidates(first: Cut) -> list[Cut]:
     return [first, *others, arrival_cut()]
 
 
+def distinct(cuts: Sequence[Cut]) -> list[Cut]:
+    """Those that trials can tell apart; of others the first."""
+    kept: list[Cut] = []
+    for cut in cuts:
+        if not any(cut.resembles(other) for other in kept):
+            kept.append(cut)
+    return kept
+
+
 class Tuner:
     """Says which cut the next steps use. The same on every rank, if fed the same.
 
@@ -68,6 +77,7 @@ class Tuner:
         self._over: list[Turn] = []
         self._last_s: float | None = None
         self._chosen: Cut | None = None
+        self._chosen_s: float | None = None
 
     @property
     def cut(self) -> Cut:
@@ -78,6 +88,12 @@ class Tuner:
     def done(self) -> bool:
         """Whether the choice is made."""
         return len(self._over) == len(self._turns)
+
+    @property
+    def chosen_s(self) -> float:
+        """The median step of the choice in its last turn, on the slowest rank."""
+        assert self._chosen_s is not None, "nothing has been tried to the end"
+        return self._chosen_s
 
     def step_taken(self, now_s: float) -> Turn | None:
         """A step has ended.
@@ -119,3 +135,4 @@ class Tuner:
             self._confirming = True
         else:
             self._chosen = self._turns[-1 if better else 0]
+            self._chosen_s = (fastest if better else first).median_s

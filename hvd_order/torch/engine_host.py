@@ -11,8 +11,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hvd_order import _torch as native
+from hvd_order.config import Agreement, Policy
 from hvd_order.plan.cut import Cut, Link, hold_lead_s
-from hvd_order.torch import horovod_library, link_probe, process
+from hvd_order.torch import followed_plan, horovod_library, link_probe, process
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +34,8 @@ class EngineHost:
         process_set: number of the set whose members exchange gradients; 0 is all ranks.
         ranks: of the job, by place in the set.
         rank, size: this process's place in the set, and how many it has.
+        plan: that the job was told to follow, whatever model it is for; None: none.
+        agreement: how the ranks agree on an order.
     """
 
     def __init__(
@@ -56,12 +59,15 @@ class EngineHost:
         self._groups = groups
         # Objects that the ranks tell each other, here and when a model is registered.
         self.registration_group = groups["registration"]
+        everybody = process_set == 0
+        self.plan = followed_plan.read(context, self.registration_group) if everybody else None
+        self.agreement: Agreement = config.agreement or (
+            "leader" if self.plan is None else self.plan.agreement
+        )
         self.transport = self._transport()
         # Horovod takes up what has come once a cycle: with two it would take up one at a time.
         self.in_flight = 3 if isinstance(self.transport, native.HorovodTransport) else 2
         control = native.C10dControl(groups["control"], self.rank, self.size)
-        planned = config.agreement == "planned"
-        policy = native.Policy.PLANNED if planned else getattr(native.Policy, config.policy.upper())
         slice_bytes = config.slice_bytes or min(
             _FIRST_SLICE_BYTES, config.credit_bytes or _FIRST_SLICE_BYTES
         )
@@ -71,8 +77,8 @@ class EngineHost:
         self.engine = native.Engine(
             rank=self.rank,
             size=self.size,
-            agreement=getattr(native.AgreementKind, config.agreement.upper()),
-            policy=policy,
+            agreement=getattr(native.AgreementKind, self.agreement.upper()),
+            policy=self._policy(config.policy),
             credit_bytes=self.cut.credit_bytes,
             timeout_s=config.timeout.total_seconds(),
             stall_warning_s=config.stall_warning.total_seconds(),
@@ -95,9 +101,17 @@ class EngineHost:
             return native.HorovodTransport(str(path), gpu_on_host=not horovod_library.has_gpu(path))
         return native.C10dTransport(self._groups["gradients"])
 
-    def link(self, device: torch.device) -> Link:
-        """What the transport can do; the first call is collective, and nothing may travel then."""
-        if self._link is None:
+    @property
+    def known_link(self) -> Link | None:
+        """What the transport was measured to do, if it was."""
+        return self._link
+
+    def link(self, device: torch.device, again: bool = False) -> Link:
+        """What the transport can do.
+
+        The first call, and one ``again``, measures: it is collective, and nothing may travel then.
+        """
+        if self._link is None or again:
             self._link = link_probe.measure(self.transport, device, self.in_flight)
         return self._link
 
@@ -111,11 +125,16 @@ class EngineHost:
         # have forgotten: credit must not differ.
         others = [layout for m, layout in self.layouts.items() if m != model]
         largest = max((layout.largest_slice_bytes for layout in others), default=0)
-        policy = "planned" if self.context.config.agreement == "planned" else cut.policy
         credit_bytes = max(cut.credit_bytes, largest)
         lead_s = hold_lead_s(self._link, cut) if self._link is not None else 0.0
-        self.engine.retune(getattr(native.Policy, policy.upper()), credit_bytes, lead_s)
+        self.engine.retune(self._policy(cut.policy), credit_bytes, lead_s)
         self.cut = cut
+
+    def _policy(self, name: Policy) -> native.Policy:
+        """A static plan holds whatever policy it was made with."""
+        if self.agreement == "planned":
+            return native.Policy.PLANNED
+        return native.Policy.ARRIVAL if name == "arrival" else native.Policy.PRIORITY
 
     def add_model(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 
 from hvd_order import _torch as native
 from hvd_order.errors import HvdOrderError
-from hvd_order.plan.cut import Cut
+from hvd_order.plan.cut import Cut, Link
 from hvd_order.torch import registration, static_plan
 from hvd_order.torch.compression import Compressor
 from hvd_order.torch.engine_host import EngineHost
@@ -17,6 +18,8 @@ from hvd_order.torch.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.slot import Slot
 
 __all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
 
 
 class RegisteredModel:
@@ -69,13 +72,17 @@ class RegisteredModel:
         self._add_with_plan(observed)
         self.raise_use_flags()
 
-    def retune(self, cut: Cut) -> None:
-        """Cuts the same gradients otherwise. Collective. Nothing may be in flight."""
+    def retune(self, cut: Cut, issue_order: Sequence[str] | None = None) -> None:
+        """Cuts the same gradients otherwise. Collective. Nothing may be in flight.
+
+        Args:
+            issue_order: for ``planned`` agreement, all slices by name; None: from the last step.
+        """
         self._remove()
         registration.gather(self._host, None)  # nobody adds the id before all have removed it
         self._host.retune(cut, self._model)
         self._buffers.recut(cut.slice_bytes)
-        self._add_with_plan(observed=True)
+        self._add_with_plan(observed=True, issue_order=issue_order)
 
     @property
     def alone(self) -> bool:
@@ -91,13 +98,21 @@ class RegisteredModel:
         """Of all gradients, as they travel."""
         return sum(self._buffers.layout.buffer_bytes)
 
-    def _add_with_plan(self, observed: bool) -> None:
-        planned = self._host.context.config.agreement == "planned"
-        self._add(static_plan.arrival_plan(self._buffers.layout) if planned else [])
-        if planned and observed:
-            plan = self._observed_plan(self._in_order)
-            self._remove()
-            self._add(plan)
+    def _add_with_plan(self, observed: bool, issue_order: Sequence[str] | None = None) -> None:
+        if self._host.agreement != "planned":
+            self._add([])
+            return
+        layout = self._buffers.layout
+        plan = None if issue_order is None else static_plan.by_name(layout, issue_order)
+        if issue_order is not None and plan is None and self._host.rank == 0:
+            _log.warning(
+                "the plan orders %d slices, the model has %d others (parameters of several types, "
+                "or read where Python cannot see it): the order of the last step is taken",
+                len(issue_order), len(layout.slices),
+            )  # fmt: skip
+        if plan is None:
+            plan = self._observed_plan() if observed else static_plan.arrival_plan(layout)
+        self._add(plan)
 
     def _add(self, plan: list[int]) -> None:
         self._host.add_model(self._model, self._buffers.layout, self._buffers.flat, plan)
@@ -110,19 +125,28 @@ class RegisteredModel:
             self._forget = None
             self._host.remove_model(self._model)
 
-    def _observed_plan(self, in_order: Sequence[Slot]) -> list[int]:
+    def _observed_plan(self) -> list[int]:
         """The order in which the last step would best have been sent, by rank 0's account."""
-        pace = static_plan.seconds_per_byte(
-            self._buffers.layout,
-            ready=lambda tensor: self.hand_over(in_order[tensor]),
-            wait=lambda tensor: self.wait(in_order[tensor]),
-        )
+        link = self._host.known_link
         plan = static_plan.replay(
-            self._buffers.layout, [slot.ready_s for slot in in_order], pace,
-            self._host.cut.credit_bytes,
-        )  # fmt: skip
+            self._buffers.layout,
+            [slot.ready_s for slot in self._in_order],
+            self._pace() if link is None else link,
+            self._host.cut,
+        )
         mine_and_theirs: list[list[int]] = registration.gather(self._host, plan)
         return mine_and_theirs[0]
+
+    def _pace(self) -> Link:
+        """What a byte costs, from the gradients themselves, until the transport is measured."""
+        self._add(static_plan.arrival_plan(self._buffers.layout))
+        pace = static_plan.seconds_per_byte(
+            self._buffers.layout,
+            ready=lambda tensor: self.hand_over(self._in_order[tensor]),
+            wait=lambda tensor: self.wait(self._in_order[tensor]),
+        )
+        self._remove()
+        return Link(0.0, 0.0, pace)
 
     def raise_use_flags(self) -> None:
         """Sets the use flag of every gradient to 1."""

@@ -1,7 +1,7 @@
-"""A fixed order of slices for ``planned`` agreement, from one observed step.
+"""A fixed order of slices for ``planned`` agreement: a plan file's, or from one observed step.
 
 Rank 0's gradients are replayed at the times at which they became ready, through the real
-Scheduler under the priority policy, over a link that moves one slice after the other at the
+Scheduler under the cut's policy, over a link that moves one slice after the other at the
 measured rate. The order in which slices were issued is the plan. Strictly following it never
 starts a slice much before or after the moment at which the dynamic policy would have, as long as
 steps resemble the observed one.
@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from hvd_order import _torch as native
+from hvd_order.plan.cut import Cut, Link
+from hvd_order.plan.delivery import transfer_s
 
 __all__: list[str] = []
 
@@ -26,25 +28,34 @@ def arrival_plan(layout: native.SliceLayout) -> list[int]:
     return list(range(len(layout.slices)))[::-1]
 
 
+def by_name(layout: native.SliceLayout, issue_order: Sequence[str]) -> list[int] | None:
+    """The order that a plan file names; None if its slices are others than the layout's."""
+    numbers = {layout.slice_name(i): i for i in range(len(layout.slices))}
+    if numbers.keys() != set(issue_order):
+        return None
+    return [numbers[name] for name in issue_order]
+
+
 def replay(
     layout: native.SliceLayout,
     ready_s: Sequence[float],
-    seconds_per_byte: float,
-    credit_bytes: int,
+    link: Link,
+    cut: Cut,
 ) -> list[int]:
-    """The order in which the priority policy issues the slices of one step.
+    """The order in which a dynamic policy issues the slices of one step.
 
     Args:
         ready_s: when each tensor becomes ready, in seconds, by TensorId.
-        seconds_per_byte: of an all-reduce that keeps the link busy.
-        credit_bytes: as the engine's.
+        link: what a slice and a byte cost while the link is busy.
+        cut: credit and policy; the layout has its slices.
     """
-    scheduler = native.Scheduler(native.Policy.PRIORITY, credit_bytes)
+    scheduler = native.Scheduler(getattr(native.Policy, cut.policy.upper()), cut.credit_bytes)
     scheduler.add_model(0, layout)
     arrivals = [(at, tensor) for tensor, at in enumerate(ready_s)]
     heapq.heapify(arrivals)
     in_flight: deque[tuple[float, int]] = deque()  # (done at, slice), in order of issue
     plan: list[int] = []
+    sizes = [piece.size_bytes for piece in layout.slices]
     link_free = 0.0
     while arrivals or in_flight:
         if in_flight and (not arrivals or in_flight[0][0] <= arrivals[0][0]):
@@ -55,7 +66,7 @@ def replay(
             for model, slice_ in scheduler.tensor_ready(0, tensor):
                 scheduler.offer(model, slice_)
         while (issued := scheduler.next()) is not None:
-            link_free = max(link_free, now) + seconds_per_byte * layout.slices[issued[1]].size_bytes
+            link_free = max(link_free, now) + transfer_s(sizes[issued[1]], link)
             in_flight.append((link_free, issued[1]))
             plan.append(issued[1])
     return plan

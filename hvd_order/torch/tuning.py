@@ -1,16 +1,23 @@
-"""Chooses slice size and credit: the transport is measured first, then real steps are tried."""
+"""Chooses slice size and credit: the transport is measured first, then real steps are tried.
+
+A plan names the first choice, and what a run before has confirmed is not tried again. When steps
+later take clearly longer or shorter than with the choice, it is made anew (plan/watch.py).
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
 from hvd_order.plan.cut import Cut, arrival_cut, best_cut
-from hvd_order.plan.tuner import Tuner, Turn, candidates
-from hvd_order.torch import registration
+from hvd_order.plan.plan_file import Confirmed, Plan
+from hvd_order.plan.tuner import Tuner, Turn, candidates, distinct
+from hvd_order.plan.watch import Drift, Watch
+from hvd_order.torch import followed_plan, registration
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.registered_model import RegisteredModel
 from hvd_order.torch.request_errors import translate_failure
@@ -19,34 +26,54 @@ __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
 
+_LONGEST_PATIENCE = 64  # the watch looks twice a minute at first, twice an hour at last
+
 
 class Tuning:
     """The choice for one optimizer. Every rank does the same after the same steps."""
 
-    def __init__(self, host: EngineHost, model: RegisteredModel, device: torch.device) -> None:
+    def __init__(
+        self, host: EngineHost, model: RegisteredModel, device: torch.device, plan: Plan | None
+    ) -> None:
         """Collective: measures the transport and applies the first choice.
 
         Nothing may be in flight.
+
+        Args:
+            plan: one that fits the model.
         """
         self._host = host
         self._model = model
+        self._device = device
+        self._plan = plan
+        self._tuner: Tuner | None = None
+        self._watch: Watch | None = None
+        self._patience = 1
         config = host.context.config
-        cut = self._first_cut(device)
-        model.retune(cut)
-        trials = (
-            config.tune
-            and config.slice_bytes is None
+        cut = self._measured_cut()
+        is_free = (
+            config.slice_bytes is None
+            and config.credit_bytes is None
             and config.policy == "priority"
-            and config.agreement != "planned"
-            and model.size_bytes > cut.slice_bytes // 2
         )
-        self._tuner = Tuner(candidates(cut) if trials else [])
+        if is_free and plan is not None:
+            cut = plan.cut
+        self._use(cut)
+        if is_free and config.tune and model.size_bytes > cut.slice_bytes // 2:
+            confirmed = None if plan is None else plan.confirmed
+            if confirmed is None or confirmed.ranks != host.size:
+                self._try_rivals()
+            else:
+                self._watch = Watch(confirmed.step_s)
         host.settled = self.done
+        if plan is not None:
+            self._tell(plan)
 
-    def _first_cut(self, device: torch.device) -> Cut:
+    def _measured_cut(self, again: bool = False) -> Cut:
+        """What the model of the transport advises, with what the user has set."""
         config = self._host.context.config
         try:
-            link = self._host.link(device)
+            link = self._host.link(self._device, again)
         except RuntimeError as error:
             self._host.engine.check()  # knows better which rank is to blame, if it has noticed
             raise translate_failure(error, "first steps of training", self._host.context) from error
@@ -58,31 +85,111 @@ class Tuning:
             cut = Cut(min(cut.slice_bytes, config.credit_bytes), config.credit_bytes)
         # Whoever registers first measures first: all ranks take rank 0's word.
         chosen: Cut = registration.gather(self._host, replace(cut, policy=config.policy))[0]
+        self._advised = chosen
         return chosen
+
+    def _use(self, cut: Cut) -> None:
+        self._model.retune(cut, None if self._plan is None else self._plan.issue_order_of(cut))
+
+    def _try_rivals(self) -> None:
+        """Begins trials: what is in use, what the plan has beside it, what a run without plan has.
+
+        Rivals that no trial can tell from one before them are left out.
+        """
+        planned = [] if self._plan is None else [each.cut for each in self._plan.candidates]
+        self._tuner = Tuner(distinct([self._host.cut, *planned, *candidates(self._advised)]))
 
     @property
     def done(self) -> bool:
         """Whether the choice is made."""
-        return self._tuner.done
+        return self._tuner is None
 
-    def measured(self) -> Turn | None:
-        """A step has ended; how the last ones went on this rank, when all ranks have to talk."""
-        return self._tuner.step_taken(time.monotonic())
+    def step_taken(self, flush: Callable[[], object]) -> None:
+        """A step has ended. Collective where the ranks have to talk: after the same steps.
 
-    def go_on(self, mine: Turn) -> None:
-        """Goes on to the next candidate, or to the choice. Collective. Nothing may be in flight."""
-        before = self._tuner.cut
-        cut = self._tuner.measured(registration.gather(self._host, mine))
+        Args:
+            flush: finishes what is in flight.
+        """
+        now_s = time.monotonic()
+        if self._tuner is not None:
+            turn = self._tuner.step_taken(now_s)
+            if turn is not None:
+                flush()
+                self._go_on(self._tuner, turn)
+        elif self._watch is not None:
+            seen_s = self._watch.step_taken(now_s)
+            if seen_s is not None:
+                self._compare(self._watch, seen_s, flush)
+
+    def _go_on(self, tuner: Tuner, mine: Turn) -> None:
+        """Goes on to the next candidate, or to the choice. Nothing may be in flight."""
+        before = tuner.cut
+        cut = tuner.measured(registration.gather(self._host, mine))
         if cut != before:
-            self._model.retune(cut)
-        self._host.settled = self.done
-        if self.done and self._host.rank == 0:
+            self._use(cut)
+        if not tuner.done:
+            return
+        self._tuner = None
+        self._watch = Watch(tuner.chosen_s, self._patience, expected=False)
+        self._host.settled = True
+        self._note(tuner.chosen_s)
+        if self._host.rank == 0:
             level = logging.WARNING if cut == arrival_cut() else logging.INFO
             _log.log(
                 level,
-                "chosen: slices of %d KiB, %d KiB in flight, %s order%s",
-                cut.slice_bytes >> 10,
-                cut.credit_bytes >> 10,
-                cut.policy,
+                "chosen: %s%s",
+                _text(cut),
                 "; order does not help this model on this network" if level > logging.INFO else "",
             )
+
+    def _compare(self, watch: Watch, mine_s: float, flush: Callable[[], object]) -> None:
+        """What the last steps took, all ranks; when that has changed for good, tries again."""
+        is_first = watch.expected_s is None
+        alone = len(self._host.models) == 1
+        everyone: Sequence[tuple[float, bool]] = registration.gather(self._host, (mine_s, alone))
+        drift = watch.compared([seen_s for seen_s, _ in everyone])
+        if is_first and watch.expected_s is not None:
+            self._note(watch.expected_s)
+        if drift is not None:
+            flush()
+            self._try_again(drift, measure=all(alone for _, alone in everyone))
+
+    def _try_again(self, drift: Drift, measure: bool) -> None:
+        """Begins trials anew; the next ones after these come later.
+
+        Args:
+            measure: nothing of another optimizer may be in flight on any rank.
+        """
+        if self._host.rank == 0:
+            _log.info(
+                "steps take %.3g s, where they took %.3g s when slices were chosen: trying again",
+                drift.now_s, drift.before_s,
+            )  # fmt: skip
+        if measure:
+            registration.gather(self._host, None)  # until all ranks have nothing in flight
+            self._measured_cut(again=True)
+        self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
+        self._watch = None
+        self._try_rivals()
+        self._host.settled = self.done
+
+    def _note(self, step_s: float) -> None:
+        if self._plan is not None:
+            followed_plan.note(self._host, Confirmed(self._host.cut, step_s, self._host.size))
+
+    def _tell(self, plan: Plan) -> None:
+        if self._host.rank != 0:
+            return
+        others = "" if plan.ranks == self._host.size else f" (made for {plan.ranks} ranks)"
+        next_ = "to be tried against others" if self._tuner is not None else "without trials"
+        _log.info(
+            "following the plan %s%s: %s, %s",
+            self._host.context.config.plan, others, _text(self._host.cut), next_,
+        )  # fmt: skip
+
+
+def _text(cut: Cut) -> str:
+    return (
+        f"slices of {cut.slice_bytes >> 10} KiB, {cut.credit_bytes >> 10} KiB in flight, "
+        f"{cut.policy} order"
+    )

@@ -20,7 +20,9 @@ def test_empty_environment_gives_the_defaults() -> None:
     assert config.slice_bytes is None
     assert config.credit_bytes is None
     assert config.tune is True
-    assert (config.policy, config.agreement) == ("priority", "leader")
+    assert config.policy == "priority"
+    assert config.agreement is None
+    assert config.plan is None
     assert config.cross_iteration is True
     assert config.timeout == timedelta(seconds=1800)
     assert config.stall_warning == timedelta(seconds=60)
@@ -40,6 +42,7 @@ def test_every_knob_is_read() -> None:
         {
             "HVD_ORDER_SLICE_BYTES": "500KB",
             "HVD_ORDER_CREDIT_BYTES": "4194304",
+            "HVD_ORDER_PLAN": "/shared/plan.json",
             "HVD_ORDER_TUNE": "off",
             "HVD_ORDER_POLICY": "Arrival",
             "HVD_ORDER_AGREEMENT": "negotiated",
@@ -55,6 +58,7 @@ def test_every_knob_is_read() -> None:
     assert config == Config(
         slice_bytes=500_000,
         credit_bytes=4_194_304,
+        plan="/shared/plan.json",
         tune=False,
         policy="arrival",
         agreement="negotiated",
