@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import hvd_order.check.command
+import hvd_order.cli.profile
 import hvd_order.doctor.command
 from hvd_order import __version__
 from hvd_order.errors import InvalidUsage
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if parsed.subcommand == "timeline":
             return _timeline(parsed)
         if parsed.subcommand == "profile":
-            return _profile(parsed)
+            return hvd_order.cli.profile.main(parsed)
         if parsed.subcommand == "check":
             return hvd_order.check.command.main(parsed)
         if parsed.subcommand == "doctor":
@@ -89,14 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     profile = commands.add_parser(
         "profile",
         help="record what the steps of a training script consist of",
-        usage="hvd-order profile [-o FILE] [--steps N] train.py [arguments ...]",
+        usage=hvd_order.cli.profile.USAGE,
         description="Runs a script in one process for a few steps and writes its profile.",
         allow_abbrev=False,
     )
-    profile.add_argument("-o", "--output", type=Path, help="file (default: SCRIPT.profile.json)")
-    profile.add_argument("--steps", type=int, default=8, help="recorded steps, at least 5")
-    profile.add_argument("script", type=Path)
-    profile.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    hvd_order.cli.profile.add_options(profile)
 
     draw = commands.add_parser("timeline", help="draw a timeline file as a picture")
     draw.add_argument("trace", type=Path, help="file that HVD_ORDER_TIMELINE named")
@@ -125,25 +123,6 @@ def _check_build() -> int:
         f"    {mark(hvd.gloo_built())} Gloo\n\n"
         f"Available Tensor Operations:\n    {mark(hvd.nccl_built())} NCCL\n"
         f"    {mark(hvd.mpi_built())} MPI\n    {mark(hvd.gloo_built())} Gloo\n"
-    )
-    return 0
-
-
-def _profile(parsed: argparse.Namespace) -> int:
-    if parsed.steps < 5:
-        raise InvalidUsage(f"--steps is {parsed.steps}; at least 5 are needed")
-    if not parsed.script.is_file():
-        raise InvalidUsage(f"there is no file {parsed.script}")
-    from hvd_order.torch.profile_script import profile_script
-
-    profile = profile_script(parsed.script, parsed.arguments, parsed.steps)
-    output = parsed.output or parsed.script.with_suffix(".profile.json")
-    profile.write(output)
-    graph = profile.graph("median")
-    size = sum(parameter.size_bytes for parameter in graph.parameters)
-    sys.stdout.write(
-        f"{output}: {len(graph.ops)} ops, {graph.compute_s * 1e3:.1f} ms; "
-        f"{len(graph.parameters)} parameters, {size / 1e6:.1f} MB\n"
     )
     return 0
 
