@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hvd_order.check.command
 import hvd_order.cli.profile
+import hvd_order.cli.tune
 import hvd_order.doctor.command
 from hvd_order import __version__
 from hvd_order.errors import InvalidUsage
@@ -39,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _timeline(parsed)
         if parsed.subcommand == "profile":
             return hvd_order.cli.profile.main(parsed)
+        if parsed.subcommand == "tune":
+            return hvd_order.cli.tune.main(parsed)
         if parsed.subcommand == "check":
             return hvd_order.check.command.main(parsed)
         if parsed.subcommand == "doctor":
@@ -57,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hvd-order {__version__}")
     commands = parser.add_subparsers(
-        dest="subcommand", metavar="run | check | doctor | demo | bench | timeline | profile"
+        dest="subcommand", metavar="run | check | doctor | demo | bench | timeline | profile | tune"
     )
 
     start = commands.add_parser(
@@ -95,6 +98,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     hvd_order.cli.profile.add_options(profile)
+
+    tuning = commands.add_parser(
+        "tune",
+        help="search for order, slices and credit by the simulator, and write a plan",
+        description="Simulates a profile's steps in many settings. docs/planning.md says more.",
+        allow_abbrev=False,
+    )
+    hvd_order.cli.tune.add_options(tuning)
 
     draw = commands.add_parser("timeline", help="draw a timeline file as a picture")
     draw.add_argument("trace", type=Path, help="file that HVD_ORDER_TIMELINE named")
