@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from common.summary import Ratio, paired_ratio
 from common.turns import turns
 from fleet import Fleet
+from planned import write_plan
 from workloads import size_bytes
 
 from hvd_order.plan.bound import chain_optimum_s
@@ -146,6 +148,9 @@ def run_cell(
         name, fleet, extra = one.name, one.fleet, dict(one.options)
         if name == "ddp_tuned":
             extra["bucket_mib"] = _best_bucket(torch_fleet, setting.model, compute_s, tell)
+        elif name == "hvd_order_planned":
+            tell("plan")
+            write_plan(torch_fleet, setting.model, compute_s, Path(extra["env"]["HVD_ORDER_PLAN"]))
         results[name] = Measured()
         tell(f"build {name}")
         with fleet.awake():

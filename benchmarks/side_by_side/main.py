@@ -107,6 +107,12 @@ def _run_group(
                 )
                 env = {"HVD_ORDER_TRANSPORT": "horovod"}
                 contestants.append(Contestant(name, "hvd_order", fleet, {"env": env}))
+            elif name == "hvd_order_planned":
+                port = int(ranks[0]["MASTER_PORT"]) + 200
+                fleet = start("torch", [{**env, "MASTER_PORT": str(port)} for env in ranks])
+                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_order_plan_"))
+                env = {"HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}
+                contestants.append(Contestant(name, "hvd_order", fleet, {"env": env}))
             else:
                 contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet))
         for i, point in enumerate(options.sweep, start=1):
@@ -192,8 +198,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0],
                         help="computation over communication, of emulated models")  # fmt: skip
     parser.add_argument("--systems", nargs="+", default=list(PEERS),
-                        choices=["no_waiting", "ddp", "ddp_tuned", "fsdp2", "horovod",
-                                 "hvd_order", "hvd_order_on_horovod"])  # fmt: skip
+                        choices=["no_waiting", "ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order",
+                                 "hvd_order_planned", "hvd_order_on_horovod"])  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--steps", type=int, default=5, help="measured steps in each turn")
     parser.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE",

@@ -1,0 +1,57 @@
+"""A plan for one cell, as `hvd-order tune` makes it: from the model's times and the link."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from fleet import Fleet
+from profiles import PROFILES
+
+from hvd_order.plan.cut import Link
+from hvd_order.plan.graph import Graph, Op, Parameter
+from hvd_order.plan.profile import MeasuredLink
+from hvd_order.predict.network import Network
+from hvd_order.predict.tune import tune
+
+_ROUNDS = 3
+_SMALL = (64, 64 << 10)  # chunks, bytes of each
+_LARGE = (12, 2 << 20)
+
+
+def write_plan(fleet: Fleet, model: str, compute_s: float, path: Path) -> None:
+    """Measures the link between a fleet's ranks and writes the plan that fits an emulated model."""
+    network = Network.of_link(MeasuredLink(_measured(fleet), fleet.size, "gloo"))
+    tune(_graph(model, compute_s), network, model).plan.write(path)
+
+
+def _measured(fleet: Fleet) -> Link:
+    def stream_s(count: int, chunk_bytes: int) -> float:
+        answers = fleet("wire", size_bytes=count * chunk_bytes, rounds=_ROUNDS,
+                        chunk_bytes=chunk_bytes)  # fmt: skip
+        return statistics.median(max(seconds) for seconds in zip(*answers, strict=True))
+
+    return Link.from_streams(
+        stream_s(1, 4), (*_SMALL, stream_s(*_SMALL)), (*_LARGE, stream_s(*_LARGE))
+    )
+
+
+def _graph(model: str, compute_s: float) -> Graph:
+    """The chain of layers, with the names that the emulated model's parameters have."""
+    layers = PROFILES[model]().scaled_to(compute_s).layers
+    names = [
+        [f"{i}.tensors.{k}" for k in range(len(each.tensors))] for i, each in enumerate(layers)
+    ]
+    parameters = [
+        Parameter(name, 4 * size)
+        for layer, mine in zip(layers, names, strict=True)
+        for name, size in zip(mine, layer.tensors, strict=True)
+    ]
+    ops: list[Op] = []
+    for i, layer in enumerate(layers):
+        before = (ops[-1].name,) if ops else ()
+        ops.append(Op(f"forward {i}", layer.forward_s, before, reads=tuple(names[i])))
+    for i, layer in reversed(list(enumerate(layers))):
+        ops.append(Op(f"backward {i}", layer.backward_s, (ops[-1].name,), (), tuple(names[i]),
+                      phase="backward"))  # fmt: skip
+    return Graph(tuple(parameters), tuple(ops))
