@@ -11,6 +11,7 @@ from pathlib import Path
 import hvd_order.check.command
 import hvd_order.cli.profile
 import hvd_order.cli.tune
+import hvd_order.cli.what_if
 import hvd_order.doctor.command
 from hvd_order import __version__
 from hvd_order.errors import InvalidUsage
@@ -42,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return hvd_order.cli.profile.main(parsed)
         if parsed.subcommand == "tune":
             return hvd_order.cli.tune.main(parsed)
+        if parsed.subcommand == "advise":
+            return hvd_order.cli.what_if.advise_main(parsed)
+        if parsed.subcommand == "plan":
+            return hvd_order.cli.what_if.plan_main(parsed)
         if parsed.subcommand == "check":
             return hvd_order.check.command.main(parsed)
         if parsed.subcommand == "doctor":
@@ -60,7 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"hvd-order {__version__}")
     commands = parser.add_subparsers(
-        dest="subcommand", metavar="run | check | doctor | demo | bench | timeline | profile | tune"
+        dest="subcommand",
+        metavar="run | check | doctor | demo | bench | timeline | profile | advise | plan | tune",
     )
 
     start = commands.add_parser(
@@ -106,6 +112,20 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     hvd_order.cli.tune.add_options(tuning)
+
+    advise = commands.add_parser(
+        "advise",
+        help="what ordering can gain for a profile, on this and other networks",
+        description="Says from a profile what ordering can gain at best, and which mode to use.",
+    )
+    hvd_order.cli.what_if.add_advise_options(advise)
+
+    plan = commands.add_parser(
+        "plan",
+        help="what a step would take on a network, as today and in order",
+        description="Compares today's order of transfers with the planned one: table and picture.",
+    )
+    hvd_order.cli.what_if.add_plan_options(plan)
 
     draw = commands.add_parser("timeline", help="draw a timeline file as a picture")
     draw.add_argument("trace", type=Path, help="file that HVD_ORDER_TIMELINE named")

@@ -136,6 +136,11 @@ class Network:
         share = _ring_share(self.ranks)
         return share / self.link.seconds_per_byte if share else 0.0
 
+    @property
+    def rate_text(self) -> str:
+        """`bytes_per_s` as people name links."""
+        return rate_text(self.bytes_per_s)
+
     def at_rate(self, bytes_per_s: float) -> Network:
         """The same with links of another rate."""
         link = replace(self.link, seconds_per_byte=_ring_share(self.ranks) / bytes_per_s)

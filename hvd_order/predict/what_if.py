@@ -37,6 +37,7 @@ WayName = Literal["today", "arrival", "order"]
 _STEPS, _RECORDED = 12, 3  # the one but last is looked at: its transfers end in the last
 _QUICK_STEPS = 8
 _NOTHING_S = 1e-9  # rounding
+_HELD_UP = "something is ready: agreement, latency, or held back for what is more urgent"
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,12 @@ class Sent:
     """A slice that was ready or travelled in the step; seconds from its start.
 
     Attributes:
+        place: number of the slice; they are in consumption order.
         is_old: it belongs to the step before, whose update this step waits for.
     """
 
     name: str
+    place: int
     size_bytes: int
     ready_s: float
     started_s: float
@@ -89,11 +92,17 @@ class Wait:
 
 @dataclass(frozen=True)
 class Idle:
-    """The link stood still; ``cause`` says why."""
+    """The link stood still.
+
+    Attributes:
+        cause: why.
+        until: the slice that went next, if one did in this step.
+    """
 
     begin_s: float
     end_s: float
     cause: str
+    until: str | None
 
     @property
     def length_s(self) -> float:
@@ -307,10 +316,10 @@ def _step(way: _Way, result: Simulated, phases: dict[str, Phase]) -> Step:
     }
     before, mine = result.slices()[-_RECORDED:][:2]
     sent = [
-        Sent(s.name, s.size_bytes, s.ready_s - begin_s, s.started_s - begin_s,
+        Sent(s.name, i, s.size_bytes, s.ready_s - begin_s, s.started_s - begin_s,
              s.finished_s - begin_s, old)
         for slices, old in ((before, True), (mine, False))
-        for s in slices
+        for i, s in enumerate(slices)
         if s.finished_s > begin_s and s.ready_s < end_s
     ]  # fmt: skip
     sent.sort(key=lambda each: each.started_s)
@@ -369,10 +378,9 @@ def _idle(
     """When no link carried anything, and why."""
     carried = sorted(each for intervals in links.values() for each in intervals)
     for begin_s, end_s in _gaps(carried, step_s):
-        held = [s for s in sent if s.ready_s < begin_s + _NOTHING_S and s.started_s >= begin_s]
-        if held:
-            yield Idle(begin_s, end_s, f"{held[0].name} is ready, and on its way to the link "
-                       "(agreement, latency)")  # fmt: skip
+        following = next((s.name for s in sent if s.started_s >= end_s - _NOTHING_S), None)
+        if any(s.ready_s < begin_s + _NOTHING_S and s.started_s >= begin_s for s in sent):
+            yield Idle(begin_s, end_s, _HELD_UP, following)
             continue
         during: dict[str, float] = {}
         for each in busy:
@@ -380,9 +388,7 @@ def _idle(
             if both_s > 0:
                 during[each.phase] = during.get(each.phase, 0.0) + both_s
         doing = f" during {max(during, key=during.__getitem__)}" if during else ""
-        following = next((s.name for s in sent if s.started_s >= end_s - _NOTHING_S), None)
-        until = f" until {following}" if following else ""
-        yield Idle(begin_s, end_s, f"nothing to send{doing}{until}")
+        yield Idle(begin_s, end_s, f"nothing to send{doing}", following)
 
 
 def _gaps(intervals: Iterable[tuple[float, float]], end_s: float) -> Iterator[tuple[float, float]]:

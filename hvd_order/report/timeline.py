@@ -13,20 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.report.drawing import (
+    COMPUTE_COLOURS,
+    MOST_LABELS,
+    OTHER_COLOUR,
+    OUTLINE_COLOUR,
+    PRIORITY_COLOURS,
+    QUEUE_COLOUR,
+    UPDATE_COLOUR,
+    WAIT_COLOUR,
+    new_figure,
+    save,
+    strip_frame,
+)
 from hvd_order.report.trace_file import SliceEvent, Span, Trace, read_trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COMPUTE_COLOURS = {"forward": "#4c78a8", "backward": "#f2a154", "step": "#7f7f7f"}
-_OTHER_COMPUTE_COLOUR = "#bab0ac"
-_UPDATE_COLOUR = "#59a14f"
-_WAIT_COLOUR = "#d62728"
-_QUEUE_COLOUR = "#c9c9c9"
-_OUTLINE_COLOUR = "#111111"
-_PRIORITY_COLOURS = "viridis"  # dark is urgent, light can wait
-_MOST_LABELS = 48
 _DEFAULT_STEPS = 2
 
 _Row = tuple[int, int]  # (model, slice)
@@ -78,9 +83,7 @@ def draw_timeline(
     _draw_steps(top, bottom, trace, window)
     _write_title(figure, trace, window, late)
 
-    target = Path(png_path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, dpi=110)
+    save(figure, png_path)
 
 
 # --- what to draw ------------------------------------------------------------------------------
@@ -156,15 +159,9 @@ def _rows(trace: Trace, window: _Window) -> dict[_Row, int]:
 
 
 def _canvas(rows: int) -> tuple[Figure, Axes, Axes]:
-    # Imported here: only who draws needs matplotlib. Figure and canvas are made by hand, without
-    # pyplot, so no backend is chosen for the rest of the process.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     slices_in = min(max(0.17 * rows, 3.0), 13.0)
     training_in = 1.1
-    figure = Figure(figsize=(15.0, slices_in + training_in + 1.9), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(15.0, slices_in + training_in + 1.9)
     top, bottom = figure.subplots(
         2, 1, sharex=True, gridspec_kw={"height_ratios": [training_in, slices_in]}
     )
@@ -174,7 +171,7 @@ def _canvas(rows: int) -> tuple[Figure, Axes, Axes]:
 def _draw_training_thread(axes: Axes, trace: Trace, window: _Window) -> None:
     """Three rows of the thread that trains: compute, update, wait."""
     for span in filter(window.shows, trace.compute):
-        colour = _COMPUTE_COLOURS.get(span.name, _OTHER_COMPUTE_COLOUR)
+        colour = COMPUTE_COLOURS.get(span.name, OTHER_COLOUR)
         _bars(axes, [span], window, [0], 0.8, colour)
         width_ms = window.ms(span.end_us) - window.ms(span.begin_us)
         if width_ms > 0.05 * window.ms(window.end_us):
@@ -182,15 +179,15 @@ def _draw_training_thread(axes: Axes, trace: Trace, window: _Window) -> None:
             axes.text(centre, 0, span.name, ha="center", va="center", color="white", fontsize=9)
     updates = list(filter(window.shows, trace.updates))
     waits = list(filter(window.shows, trace.waits))
-    _bars(axes, updates, window, [1] * len(updates), 0.8, _UPDATE_COLOUR)
-    _bars(axes, waits, window, [2] * len(waits), 0.8, _WAIT_COLOUR)
+    _bars(axes, updates, window, [1] * len(updates), 0.8, UPDATE_COLOUR)
+    _bars(axes, waits, window, [2] * len(waits), 0.8, WAIT_COLOUR)
     axes.set_yticks(
         [0, 1, 2],
         ["compute", f"update ({_total_ms(updates):.1f} ms)", f"wait ({_total_ms(waits):.1f} ms)"],
     )
     axes.set_ylim(2.6, -0.6)
     axes.tick_params(axis="x", labelbottom=False)
-    _strip_frame(axes)
+    strip_frame(axes)
 
 
 def _draw_slices(
@@ -209,8 +206,8 @@ def _draw_slices(
     queued = list(filter(window.shows, trace.queued))
     transfers = list(filter(window.shows, trace.transfers))
     lowest = max((event.priority for event in transfers), default=0) or 1
-    colours = colormaps[_PRIORITY_COLOURS]
-    _bars(axes, queued, window, [_place(rows, event) for event in queued], 0.22, _QUEUE_COLOUR)
+    colours = colormaps[PRIORITY_COLOURS]
+    _bars(axes, queued, window, [_place(rows, event) for event in queued], 0.22, QUEUE_COLOUR)
     for outlined in (False, True):
         some = [event for event in transfers if (event in late) is outlined]
         _bars(
@@ -220,12 +217,12 @@ def _draw_slices(
             [_place(rows, event) for event in some],
             0.82,
             [colours(event.priority / lowest) for event in some],
-            _OUTLINE_COLOUR if outlined else None,
+            OUTLINE_COLOUR if outlined else None,
         )
     _label_rows(axes, [*queued, *transfers], rows)
     axes.set_xlim(0, window.ms(window.end_us))
     axes.set_xlabel("ms")
-    _strip_frame(axes)
+    strip_frame(axes)
     scale = figure.colorbar(
         ScalarMappable(Normalize(0, lowest), colours), ax=figure.axes, pad=0.01, aspect=40
     )
@@ -233,11 +230,11 @@ def _draw_slices(
     scale.set_label("priority (0 is needed first)")
     figure.legend(
         handles=[
-            Patch(facecolor=_QUEUE_COLOUR, label="ready, not yet sent"),
+            Patch(facecolor=QUEUE_COLOUR, label="ready, not yet sent"),
             Patch(facecolor=colours(0.0), label="travels"),
             Patch(
                 facecolor=colours(0.0),
-                edgecolor=_OUTLINE_COLOUR,
+                edgecolor=OUTLINE_COLOUR,
                 linewidth=1.4,
                 label="arrives after the next forward has begun",
             ),
@@ -255,7 +252,7 @@ def _draw_steps(top: Axes, bottom: Axes, trace: Trace, window: _Window) -> None:
             bottom.axvspan(
                 window.ms(span.begin_us),
                 window.ms(span.end_us),
-                color=_COMPUTE_COLOURS[span.name],
+                color=COMPUTE_COLOURS[span.name],
                 alpha=0.09,
                 linewidth=0,
                 zorder=0,
@@ -312,7 +309,7 @@ def _label_rows(axes: Axes, events: Iterable[SliceEvent], rows: Mapping[_Row, in
     names = {_place(rows, event): event.name for event in events}
     models = {model for model, _ in rows}
     owner = {place: model for (model, _), place in rows.items()}
-    stride = -(-len(rows) // _MOST_LABELS)
+    stride = -(-len(rows) // MOST_LABELS)
     places = range(0, len(rows), stride)
     axes.set_yticks(
         list(places),
@@ -331,7 +328,3 @@ def _place(rows: Mapping[_Row, int], event: SliceEvent) -> int:
 
 def _total_ms(spans: Iterable[Span]) -> float:
     return sum(span.duration_us for span in spans) / 1000.0
-
-
-def _strip_frame(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
