@@ -26,12 +26,29 @@ class _Reached:
 
 
 class _Ranks:
-    """Looks at one script. Functions are known by their names alone, methods included."""
+    """Looks at one script. Functions are known by their names alone, methods included.
+
+    A method is called on what is visibly of a class of the script: ``bar.update()`` may be tqdm's.
+    """
 
     def __init__(self, script: Script) -> None:
         self._script = script
         self._reached: dict[str, _Reached] = {}
         self._own = {function.name for function in script.functions}
+        classes = [node for node in script.nodes if isinstance(node, ast.ClassDef)]
+        self._classes = {node.name for node in classes}
+        self._methods = {
+            part.name
+            for node in classes
+            for part in node.body
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        self._objects = {"self", "cls"} | {
+            text_of(target)
+            for node in script.nodes
+            if isinstance(node, ast.Assign) and self._makes_object(node.value)
+            for target in node.targets
+        }
         self.findings: set[Finding] = set()
 
     def check(self) -> set[Finding]:
@@ -134,11 +151,6 @@ class _Ranks:
             for reached in (top, *self._reached.values())
             for call in reached.every
         }
-        called = everywhere | {
-            self._own_function(call)
-            for reached in (top, *self._reached.values())
-            for call in reached.some
-        }
         memory = {
             text_of(target)
             for node in self._script.nodes
@@ -146,7 +158,7 @@ class _Ranks:
             for target in node.targets
         }
         for name, reached in [("", top), *self._reached.items()]:
-            if name and (name not in everywhere or name not in called):
+            if name and name not in everywhere:
                 continue  # a function that one rank calls, or another file
             for call in reached.every:
                 target = argument(call, 1, "f")
@@ -158,8 +170,15 @@ class _Ranks:
 
     def _own_function(self, call: ast.Call) -> str:
         function = call.func
-        name = function.attr if isinstance(function, ast.Attribute) else text_of(function)
-        return name if name in self._own else ""
+        if not isinstance(function, ast.Attribute):
+            name = text_of(function)
+            return name if name in self._own else ""
+        owner = function.value
+        known = text_of(owner) in self._objects | self._classes or self._makes_object(owner)
+        return function.attr if known and function.attr in self._methods else ""
+
+    def _makes_object(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Call) and text_of(node.func) in self._classes
 
 
 def _leaves(body: Sequence[ast.stmt]) -> bool:

@@ -48,10 +48,17 @@ def check_paths(
         try:
             scripts[path.resolve()] = Script(path)
         except SyntaxError as error:
-            findings.add(_unreadable(path, error))
+            findings.add(_unreadable(path, error.msg, error.lineno or 1, error.offset or 1))
+        except UnicodeDecodeError:
+            raise
+        except (ValueError, RecursionError) as error:  # null bytes; expressions without end
+            findings.add(_unreadable(path, str(error)))
     for script in list(scripts.values()):
-        found = check_stepping(script) | check_wrapping(script) | check_ranks(script)
-        found |= check_missing(script, _program_of(script, scripts))
+        try:
+            found = check_stepping(script) | check_wrapping(script) | check_ranks(script)
+            found |= check_missing(script, _program_of(script, scripts))
+        except RecursionError as error:
+            found = {_unreadable(script.path, str(error))}
         findings |= {one for one in found if not _is_silenced(one, script.lines)}
     wanted = tuple(select) or ("",)
     return sorted(
@@ -96,7 +103,7 @@ def _program_of(script: Script, given: dict[Path, Script]) -> list[Script]:
         for file in current.local_modules:
             try:
                 imported.append(given.get(file) or Script(file))
-            except (SyntaxError, OSError, UnicodeDecodeError):
+            except (SyntaxError, ValueError, RecursionError, OSError):
                 continue  # reported if it was asked for
         for other in (*importers, *imported):
             if other.path.resolve() not in program:
@@ -113,8 +120,7 @@ def _is_silenced(one: Finding, lines: Sequence[str]) -> bool:
     return False
 
 
-def _unreadable(path: Path, error: SyntaxError) -> Finding:
+def _unreadable(path: Path, why: str, line: int = 1, column: int = 1) -> Finding:
     rule = RULES["HVD001"]
-    text = f"{rule.message.format(what=error.msg)} ({rule.cure})"
-    line = error.lineno or 1
-    return Finding(str(path), line, error.offset or 1, rule.code, text, line)
+    text = f"{rule.message.format(what=why)} ({rule.cure})"
+    return Finding(str(path), line, column, rule.code, text, line)

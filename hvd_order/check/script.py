@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from functools import cached_property
 from pathlib import Path
 
@@ -76,12 +77,13 @@ class Script:
         tree: its syntax tree.
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError, ValueError: it is no Python.
         OSError, UnicodeDecodeError: it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
-        source = path.read_text(encoding="utf-8")
+        with tokenize.open(path) as file:  # knows of coding lines and byte order marks
+            source = file.read()
         self.path = path
         self.lines = source.splitlines()
         self.tree = ast.parse(source, str(path))

@@ -335,6 +335,47 @@ def test_our_own_programs_are_quiet() -> None:
     assert len(found) <= 3  # learning rates of benchmarks, which compare with others
 
 
+def test_any_file_that_python_reads_is_read(tmp_path: Path) -> None:
+    (tmp_path / "mark.py").write_text("x = 1\n", encoding="utf-8-sig")
+    (tmp_path / "latin.py").write_text("# coding: latin-1\nx = 'ä'\n", encoding="latin-1")
+    assert check_paths([tmp_path]) == []
+
+
+def test_what_cannot_be_read_stops_no_other_file(tmp_path: Path) -> None:
+    (tmp_path / "null.py").write_text("x = 1\0\n")
+    (tmp_path / "long.py").write_text("x = " + " + ".join(["f()"] * 5000) + "\n")
+    name = "clip after step"
+    (tmp_path / "train.py").write_text(MISTAKES[name][1])
+    found = check_paths([tmp_path])
+    assert [one.code for one in found] == ["HVD001", "HVD001", MISTAKES[name][0]]
+
+
+def test_a_method_is_not_taken_for_one_of_another_class(tmp_path: Path) -> None:
+    script = (
+        HEAD
+        + START
+        + WRAP
+        + SHARDED
+        + """
+class Mean:
+    def update(self, value):
+        self.sum += hvd.allreduce(value)
+
+def train(epoch):
+    hvd.barrier()
+
+mean = Mean()
+if hvd.rank() == 0:
+    bar.update(1)
+    model.train()
+    mean.update(loss)  # this waits for the others in vain
+"""
+    )
+    (tmp_path / "train.py").write_text(script)
+    line = 1 + script[: script.index("# this waits")].count("\n")
+    assert [(one.code, one.line) for one in check_paths([tmp_path])] == [("HVD501", line)]
+
+
 def test_a_mistake_of_one_file_is_no_mistake_when_another_has_it(tmp_path: Path) -> None:
     trainer = tmp_path / "trainer.py"
     trainer.write_text(
