@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,9 +30,14 @@ Event = tuple["AgentProcess | None", dict[str, Any]]
 
 # Of this host or this login; elsewhere they would be wrong.
 _STAYS_HERE = re.compile(
-    r"HOSTNAME|HOST|PWD|OLDPWD|SHLVL|_|TERM_SESSION_ID|DISPLAY|XAUTHORITY|TMPDIR|SSH_.*|XDG_.*"
-    r"|DBUS_.*|BASH_FUNC_.*"
+    r"HOSTNAME|HOST|HOME|USER|LOGNAME|MAIL|SHELL|PWD|OLDPWD|SHLVL|_|TERM_SESSION_ID|DISPLAY"
+    r"|XAUTHORITY|TMPDIR|SSH_.*|XDG_.*|DBUS_.*|BASH_FUNC_.*"
 )
+# A line ends with \n, or with \r where progress bars overwrite theirs.
+_LINE_END = re.compile(rb"(?<=\n)|(?<=\r)(?!\n|\Z)")
+# BatchMode: a question for a password would wait for ever. Alive: a host that lost its power closes
+# no connection, so ssh asks it now and then, and gives it up after a minute without an answer.
+_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
 
 
 class AgentProcess:
@@ -60,19 +65,13 @@ class AgentProcess:
         self.remote = not is_this_host(host)
         self.last_errors: deque[str] = deque(maxlen=5)  # of standard error, for a message
         self._events = events
+        self._answered = False
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._prefix = prefix.encode()
         self._marker = f"\x1e{secrets.token_hex(8)}\x1e"
         program = [sys.executable, "-c", BOOT]
         if self.remote:
-            # BatchMode: a question for a password would wait for ever.
-            program = [
-                "ssh",
-                "-o",
-                "BatchMode=yes",
-                *request.ssh_options,
-                host,
-                shlex.join(program),
-            ]
+            program = [*_SSH, *request.ssh_options, host, shlex.join(program)]
         try:
             self._process = subprocess.Popen(
                 program,
@@ -91,21 +90,23 @@ class AgentProcess:
         ]
         for thread in self._threads:
             thread.start()
-        threading.Thread(target=self._wait, daemon=True).start()
+        for function in (self._wait, self._write):
+            threading.Thread(target=function, daemon=True).start()
         self.send(self._job(process_count, request))
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Sends a line; of an agent that has ended, its own end is the news."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
-            self._process.stdin.flush()
+        """Sends a line, without waiting for a host that does not take it."""
+        self._outgoing.put(json.dumps(message).encode() + b"\n")
 
     def stop(self) -> None:
         """Ends the agent and its workers, now; `wait` waits for it."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self._outgoing.put(None)
+        if not self._answered:  # it has no workers, and may never come to read
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends the agent at once, and with it its workers if they are on this host."""
+        self._process.kill()
 
     def wait(self, seconds: float) -> None:
         """Waits for the end, and kills what has not ended by then."""
@@ -136,17 +137,25 @@ class AgentProcess:
             "verbose": request.verbose,
         }
 
+    def _write(self) -> None:
+        """Sends what there is to send; of an agent that has ended, its own end is the news."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError), self._process.stdin as pipe:
+            while (line := self._outgoing.get()) is not None:
+                pipe.write(line)
+                pipe.flush()
+
     def _forward(self, source: IO[bytes], target: IO[str]) -> None:
         """Passes lines on, and messages among them to the queue."""
         marker = self._marker.encode()
-        for line in source:
+        for line in _lines(source):
             text, found, message = line.partition(marker)
             if text:
                 if target is sys.stderr:
                     self.last_errors.append(text.decode(errors="replace").strip())
-                target.buffer.write(self._prefix + text)  # type: ignore[attr-defined]
-                target.flush()
+                _pass_on(self._prefix + text, target)
             if found:
+                self._answered = True
                 self._events.put((self, json.loads(message)))
 
     def _wait(self) -> None:
@@ -154,3 +163,32 @@ class AgentProcess:
         for thread in self._threads:  # what it said comes before its end
             thread.join(5)
         self._events.put((self, {"what": "ended", "code": code}))
+
+
+def _lines(source: IO[bytes]) -> Iterator[bytes]:
+    """Lines with their ends, as soon as they have come."""
+    held: list[bytes] = []  # of a line whose end has not come
+    while chunk := source.read1():  # type: ignore[attr-defined]
+        held.append(chunk)
+        if b"\n" in chunk or b"\r" in chunk:
+            *whole, rest = _LINE_END.split(b"".join(held))
+            yield from whole
+            held = [rest]
+    if any(held):
+        yield b"".join(held)
+
+
+def _pass_on(text: bytes, target: IO[str]) -> None:
+    """Writes to an output of ours; where nobody reads it any more the job goes on without it."""
+    try:
+        target.buffer.write(text)  # type: ignore[attr-defined]
+        target.flush()
+    except OSError as error:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), target.fileno())
+        with contextlib.suppress(OSError):
+            sys.stderr.write(
+                f"hvd-order: {target.name} cannot be written ({error.strerror}); the job goes on "
+                "without it\n"
+            )
+            sys.stderr.flush()

@@ -7,6 +7,8 @@ go; workers then go on from their last commit (hvd_order/elastic).
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import queue
 import signal
@@ -32,9 +34,12 @@ _FAILURES_WITHOUT_COMMIT = 3
 
 def explain(failure: Failure, where: str = "") -> str:
     """Says how a worker ended."""
-    if failure.code < 0:
-        return f"rank {failure.rank}{where} was ended by {signal.Signals(-failure.code).name}"
-    return f"rank {failure.rank}{where} failed with exit code {failure.code}"
+    if failure.code >= 0:
+        return f"rank {failure.rank}{where} failed with exit code {failure.code}"
+    number = -failure.code
+    named = number in set(signal.Signals)  # most real-time signals have no name
+    by = signal.Signals(number).name if named else f"signal {number}"
+    return f"rank {failure.rank}{where} was ended by {by}"
 
 
 @dataclass
@@ -103,10 +108,14 @@ class Driver:
         finally:
             self._closing.set()
             processes = [*self._left, *(member.process for member in self._members.values())]
-            for process in processes:
-                process.stop()
-            for process in processes:
-                process.wait(_STOP_S)
+            try:
+                for process in processes:
+                    process.stop()
+                for process in processes:
+                    process.wait(_STOP_S)
+            except KeyboardInterrupt:  # whoever asks a second time does not want to wait
+                for process in processes:
+                    process.kill()
             signal.signal(signal.SIGTERM, before)
 
     # ---- events ----
@@ -137,23 +146,24 @@ class Driver:
             member.address, member.launcher = message["address"], message["launcher"]
             self._adapt()
         elif what == "serving" and message["round"] == self._round and host == self._serving:
-            self._announce(message["port"])
+            if not self._broken:  # else a host of the round is lost already
+                self._announce(message["port"])
         elif what == "began" and message["round"] == self._round:
             member.deadline = None
         elif what == "finished" and message["round"] == self._round:
             self._finished.add(host)
+            if self._finished >= {each.name for each in self._in_round}:
+                for each in self._members.values():
+                    each.process.send({"what": "leave"})
+                raise _Ended(0)
         elif what == "failed" and message["round"] == self._round:
             self._worker_failed(host, Failure(message["rank"], message["code"]))
         elif what == "error":
             _say(f"{host}: {message['text']}")
             self._lost(host, 2)
         elif what == "ended":
-            if host in self._finished and message["code"] == 0:
-                if self._finished >= {each.name for each in self._in_round}:
-                    raise _Ended(0)
-            else:
-                self._say_why_it_ended(host, member, message["code"])
-                self._lost(host, 1)
+            self._say_why_it_ended(host, member, message["code"])
+            self._lost(host, 1)
 
     def _tick(self) -> None:
         """Looks at the clock."""
@@ -243,15 +253,19 @@ class Driver:
         """Tells all hosts of the round, now that their meeting place is known."""
         assert self._serving is not None
         address = self._address_of(self._serving)
+        size, first_rank = sum(host.slots for host in self._in_round), 0
         for place, host in enumerate(self._in_round):
             numbers = {
                 "number": self._round,
                 "place": place,
                 "host_count": len(self._in_round),
+                "first_rank": first_rank,
                 "process_count": host.slots,
+                "size": size,
                 "address": address,
                 "port": port,
             }
+            first_rank += host.slots
             self._members[host.name].process.send({"what": "round", "round": numbers})
 
     def _worker_failed(self, host: str, failure: Failure) -> None:
@@ -279,15 +293,14 @@ class Driver:
         self._left.append(member.process)
         self._last_code = code
         self._broken = self._broken or host in {each.name for each in self._in_round}
-        others = [each for each in self._available if each.name != host]
-        enough = sum(each.slots for each in others) >= self._least()
         rules = self._rules
-        if rules is None or not (enough or rules.discovery_script or rules.cooldown_s is not None):
+        cooldown = None if rules is None else rules.cooldown_s
+        self._excluded[host] = math.inf if cooldown is None else time.monotonic() + cooldown
+        usable = [each for each in self._available if self._excluded.get(each.name) != math.inf]
+        enough = sum(each.slots for each in usable) >= self._least()
+        if rules is None or not (enough or rules.discovery_script):
             _say("all others were stopped" if self._several_hosts() else "the job has ended")
             raise _Ended(code)
-        cooldown = rules.cooldown_s
-        until = float("inf") if cooldown is None else time.monotonic() + cooldown
-        self._excluded[host] = until
         _say(f"going on without {host}" + ("" if cooldown is None else f" for {cooldown:g} s"))
         self._adapt()
 
@@ -358,8 +371,9 @@ class Driver:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"hvd-order: {text}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # nobody reads it any more, which must not end the job
+        sys.stderr.write(f"hvd-order: {text}\n")
+        sys.stderr.flush()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import IO, Any
 
 from hvd_order.elastic.agent import agent_folders
@@ -48,6 +49,8 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
         The exit code; the launcher goes by the messages.
     """
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # workers must not read the launcher's lines
+    # Under nohup it would be ignored here and by the workers; but no terminal reaches this session.
+    signal.signal(signal.SIGHUP, _stop)  # until torch's agent has a handler of its own
     os.environ.update(job["env"])
     launcher = _Launcher(job["marker"])
     try:
@@ -115,23 +118,32 @@ def _newest_commit() -> int:
 
 
 def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
-    """Takes the launcher's lines until there are no more."""
+    """Takes the launcher's lines until it lets this host go, or until there are no more."""
     from hvd_order.launch.torch_agent import serve_store
 
     stores: list[object] = []  # kept, for the workers of the latest round and of the one before
-    for line in pipe:
-        message = json.loads(line)
-        if message["what"] == "serve":
-            store = serve_store()
-            stores = [*stores[-1:], store]
-            launcher.tell("serving", round=message["round"], port=store.port)
-        elif message["what"] == "round":
-            inbox.announce(Round(**message["round"]))
-        elif message["what"] == "leave":
-            inbox.end()
+    try:
+        for line in pipe:
+            message = json.loads(line)
+            if message["what"] == "serve":
+                store = serve_store()
+                stores = [*stores[-1:], store]
+                launcher.tell("serving", round=message["round"], port=store.port)
+            elif message["what"] == "round":
+                inbox.announce(Round(**message["round"]))
+            elif message["what"] == "leave":
+                inbox.end()
+                return
+    except (RuntimeError, OSError) as error:  # no store could be made, or nobody listens any more
+        with contextlib.suppress(OSError):
+            launcher.tell("error", text=f"nothing can be served here: {error}")
     inbox.end()
     # Not SIGTERM: elastic workers take that for a change of the job and would finish their step.
     os.kill(os.getpid(), signal.SIGHUP)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)
 
 
 def _check(job: dict[str, Any]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
+import signal
 import socket
 import struct
 import subprocess
@@ -24,7 +26,9 @@ __all__ = [
     "share",
 ]
 
-_DISCOVERY_LIMIT_S = 60
+_DISCOVERY_LIMIT_S = 60.0
+# A name goes to ssh as an argument, where one that starts with a dash would be an option.
+_NAME = r"[\w@][\w.@\-]*"
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
 
@@ -57,8 +61,8 @@ def read_hostfile(path: Path) -> list[Host]:
         text = line.partition("#")[0].strip()
         if not text:
             continue
-        match = re.fullmatch(r"(\S+)(?:\s+slots\s*=\s*(\d+))?", text)
-        if match is None or match[2] == "0":
+        match = re.fullmatch(rf"({_NAME})(?:\s+slots\s*=\s*(\d+))?", text)
+        if match is None or (match[2] and int(match[2]) < 1):
             raise InvalidUsage(f"{path}, line {number}: expected 'host slots=N', got {text!r}")
         hosts.append(Host(match[1], int(match[2] or 1)))
     if not hosts:
@@ -77,17 +81,30 @@ def discover_hosts(script: str, default_slots: int) -> list[Host]:
         InvalidUsage: the script fails, takes longer than a minute, or prints something else.
     """
     try:
-        done = subprocess.run(
-            script, shell=True, capture_output=True, text=True, timeout=_DISCOVERY_LIMIT_S
+        asked = subprocess.Popen(
+            script,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired:
-        raise InvalidUsage(f"{script} took longer than {_DISCOVERY_LIMIT_S} s") from None
-    if done.returncode != 0:
+    except OSError as error:
+        raise InvalidUsage(f"{script} cannot be run: {error.strerror}") from None
+    with asked:
+        try:
+            output, errors = asked.communicate(timeout=_DISCOVERY_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            # With what it has started, which would keep the pipes open.
+            os.killpg(asked.pid, signal.SIGKILL)
+            raise InvalidUsage(f"{script} took longer than {_DISCOVERY_LIMIT_S:g} s") from None
+    if asked.returncode != 0:
         raise InvalidUsage(
-            f"{script} failed with exit code {done.returncode}: "
-            f"{done.stderr.strip() or 'no output'}"
+            f"{script} failed with exit code {asked.returncode}: {errors.strip() or 'no output'}"
         )
-    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    lines = [line for line in output.splitlines() if line.strip()]
     return _checked([_parse_host(line, default_slots, script) for line in lines], script)
 
 
@@ -137,8 +154,7 @@ def _parse_host(text: str, default_slots: int, where: str) -> Host:
     name, colon, slots = text.strip().rpartition(":")
     if not colon:
         name, slots = slots, str(default_slots)
-    # A name goes to ssh as an argument, where one that starts with a dash would be an option.
-    if not re.fullmatch(r"[\w@][\w.@\-]*", name) or not slots.isdecimal() or int(slots) < 1:
+    if not re.fullmatch(_NAME, name) or not slots.isdecimal() or int(slots) < 1:
         raise InvalidUsage(f"{where}: expected host:slots,host:slots, got {text.strip()!r}")
     return Host(name, int(slots))
 

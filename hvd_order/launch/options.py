@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 
+from hvd_order import __version__
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.hosts import Host, parse_hosts, read_hostfile
 from hvd_order.launch.request import ElasticRules, LaunchRequest
@@ -69,6 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="write each rank's output to DIR/rank.N/stdout and stderr, on its host")  # fmt: skip
     add("--start-timeout", type=float, metavar="S",
         help="seconds for all hosts to answer (default: HOROVOD_START_TIMEOUT or 30)")  # fmt: skip
+    add("-v", "--version", action="version", version=f"hvd-order {__version__}")
     add("-cb", "--check-build", action="store_true", help="show what is built in, and end")
 
     hosts = parser.add_argument_group("hosts; remote ones are reached by ssh without a password")

@@ -68,6 +68,7 @@ class LaunchRequest:
         slots = sum(host.slots for host in self.hosts)
         if self.process_count < 1:
             raise InvalidUsage(f"-np {self.process_count}: at least one process is needed")
+        _check_seconds("--start-timeout", self.start_timeout_s)
         if rules is None:
             if self.hosts and self.process_count > slots:
                 raise InvalidUsage(
@@ -75,6 +76,11 @@ class LaunchRequest:
                     f"{slots}"
                 )
             return
+        _check_seconds("--elastic-timeout", rules.timeout_s)
+        if rules.cooldown_s is not None:
+            _check_seconds("--blacklist-cooldown-range", rules.cooldown_s)
+        if rules.default_slots < 1:
+            raise InvalidUsage(f"--slots-per-host {rules.default_slots}: at least one is needed")
         if not 1 <= rules.min_count <= self.process_count:
             raise InvalidUsage(
                 f"--min-np {rules.min_count} must be between 1 and -np {self.process_count}"
@@ -86,3 +92,8 @@ class LaunchRequest:
                 f"-np {self.process_count} asks for more processes than the hosts have slots, "
                 f"{slots}, and without --host-discovery-script no host is ever added"
             )
+
+
+def _check_seconds(option: str, seconds: float) -> None:
+    if not seconds > 0:  # nor NaN
+        raise InvalidUsage(f"{option} {seconds:g}: expected a positive number of seconds")

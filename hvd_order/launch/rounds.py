@@ -17,14 +17,18 @@ class Round:
         number: counts up from 1.
         place: of this host among the hosts; ranks follow the hosts' order.
         host_count: how many hosts take part.
+        first_rank: of this host's workers.
         process_count: how many workers this host starts.
+        size: how many workers there are on all hosts.
         address, port: of the store at which all workers meet.
     """
 
     number: int
     place: int
     host_count: int
+    first_rank: int
     process_count: int
+    size: int
     address: str
     port: int
 
@@ -69,8 +73,9 @@ class OneRound:
         """See `RoundInbox`."""
         return self._only.number
 
-    def finished(self) -> None:
+    def finished(self) -> bool:
         """See `RoundInbox`."""
+        return True
 
 
 class RoundInbox:
@@ -121,6 +126,15 @@ class RoundInbox:
         number = 0 if self._latest is None else self._latest.number
         return number + 1 if self._ended else number
 
-    def finished(self) -> None:
-        """Called when all workers of this host have succeeded."""
+    def finished(self) -> bool:
+        """Called when all workers of this host have succeeded; returns when all hosts' have.
+
+        Until then others may need what is served here.
+
+        Returns:
+            Whether that is the end; False when the job forms anew nevertheless.
+        """
         self._report("finished", self._began, None)
+        with self._changed:
+            self._changed.wait_for(lambda: self.newest() > self._began)
+            return self._ended

@@ -55,14 +55,15 @@ def _run_here(request: LaunchRequest) -> int:
 
     for name in request.interfaces:
         interface_address(name)  # says what is wrong with it
-    with _environment({**request.env, **interface_variables(request.interfaces)}):
-        store = serve_store()
-        source = OneRound(Round(1, 0, 1, request.process_count, "127.0.0.1", store.port))
+    changes = {**request.env, **interface_variables(request.interfaces), **_heeded_signals()}
+    with _environment(changes):
+        store, count = serve_store(), request.process_count
+        source = OneRound(Round(1, 0, 1, 0, count, count, "127.0.0.1", store.port))
         try:
             failure = run_workers(
                 request.command,
                 source,
-                request.process_count,
+                count,
                 restart=False,
                 output_folder=request.output_folder,
                 verbose=request.verbose,
@@ -75,6 +76,16 @@ def _run_here(request: LaunchRequest) -> int:
         return 0
     sys.stderr.write(f"hvd-order: {explain(failure)}; all others were stopped\n")
     return failure.code if failure.code > 0 else 128 - failure.code
+
+
+def _heeded_signals() -> dict[str, str]:
+    """Has torch's agent go on ignoring what this process was told to ignore, as by nohup."""
+    variable = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    usual = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    heeded = [number.name for number in usual if signal.getsignal(number) != signal.SIG_IGN]
+    if variable in os.environ or len(heeded) == len(usual):
+        return {}
+    return {variable: ",".join(heeded)}
 
 
 def _check_command(command: Sequence[str]) -> None:

@@ -1,23 +1,32 @@
 """torch's elastic agent, led by the launcher's rounds (rounds.py) instead of a rendezvous server.
 
 So ranks follow the order of the hosts, hosts may have different numbers of processes, and no
-port of the launcher is open. The only module of this room that needs PyTorch.
+port of the launcher is open. Agents know from the round what torch's would ask each other for, so a
+host that freezes or dies while the job forms holds up no other. The only module of this room that
+needs PyTorch.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import signal
+import socket
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
-from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec, WorkerState
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
 from torch.distributed.elastic.rendezvous import (
@@ -27,11 +36,14 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
+from hvd_order.errors import InvalidUsage
 from hvd_order.launch.rounds import Failure, Round, Stopped
+from hvd_order.launch.tied import tied
 
 __all__ = ["RoundSource", "run_workers", "serve_store"]
 
 _STORE_TIMEOUT = timedelta(seconds=300)
+_REACH_S = 30.0  # for the first host to answer
 _NOT_LIMITED = 2**31 - 1  # restarts: the launcher decides, round by round
 
 
@@ -40,7 +52,7 @@ class RoundSource(Protocol):
 
     def next_round(self, after: int, failure: Failure | None) -> Round: ...  # noqa: D102
     def newest(self) -> int: ...  # noqa: D102
-    def finished(self) -> None: ...  # noqa: D102
+    def finished(self) -> bool: ...  # noqa: D102
 
 
 def serve_store() -> TCPStore:
@@ -73,6 +85,7 @@ def run_workers(
     Raises:
         JobEnded: this host has no part in the job any more.
         Stopped: by a signal.
+        InvalidUsage: the first host cannot be reached from here.
     """
     if not verbose:
         for name in list(logging.root.manager.loggerDict):
@@ -80,12 +93,13 @@ def run_workers(
                 logging.getLogger(name).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="hvd_order_run_") as scratch:
         rendezvous = _Rendezvous(source)
+        program, *arguments = tied(command)
         spec = WorkerSpec(
             role="worker",
             local_world_size=process_count,
             rdzv_handler=rendezvous,
-            entrypoint=command[0],
-            args=tuple(command[1:]),
+            entrypoint=program,
+            args=tuple(arguments),
             max_restarts=_NOT_LIMITED if restart else 0,
             numa_options=LaunchConfig(1, 1, process_count).numa_options,
         )
@@ -105,32 +119,51 @@ class _Rendezvous(RendezvousHandler):
 
     def __init__(self, source: RoundSource) -> None:
         self.spec: WorkerSpec | None = None
+        self.round: Round | None = None
         self.failure: Failure | None = None
         self._source = source
         self._run_id = uuid.uuid4().hex
-        self._round = 0
         self._threads_given = "OMP_NUM_THREADS" in os.environ
 
     def next_rendezvous(self) -> RendezvousInfo:
-        now = self._source.next_round(self._round, self.failure)
-        self._round, self.failure = now.number, None
+        before = 0 if self.round is None else self.round.number
+        now = self._source.next_round(before, self.failure)
+        self.round, self.failure = now, None
+        self._reach(now)
         assert self.spec is not None
         self.spec.local_world_size = now.process_count
         if not self._threads_given:
             threads = max(1, (os.cpu_count() or 1) // now.process_count)
             os.environ["OMP_NUM_THREADS"] = str(threads)
-        store = TCPStore(
-            now.address, now.port, is_master=False, wait_for_workers=False, timeout=_STORE_TIMEOUT
-        )
-        return RendezvousInfo(
-            PrefixStore("hvd_order_agents", store),
-            now.place,
-            now.host_count,
-            RendezvousStoreInfo(now.address, now.port),
-        )
+        # Agents have nothing to tell each other: the store is one of their own.
+        place = RendezvousStoreInfo(now.address, now.port)
+        return RendezvousInfo(HashStore(), now.place, now.host_count, place)
+
+    def _reach(self, now: Round) -> None:
+        """Looks whether workers will come to their meeting place; they would wait far longer.
+
+        Raises:
+            InvalidUsage: it cannot be reached, and no other round has been announced.
+        """
+        deadline = time.monotonic() + _REACH_S
+        while True:
+            try:
+                socket.create_connection((now.address, now.port), _REACH_S).close()
+                return
+            except OSError as error:
+                if self._source.newest() > now.number:
+                    return  # the job forms without that host; torch soon asks for the next round
+                if time.monotonic() > deadline:
+                    raise InvalidUsage(
+                        f"{socket.gethostname()} cannot reach the first host at {now.address}, "
+                        f"port {now.port} ({error}); hosts must reach each other on all ports: "
+                        "look for a firewall, or name the network with --network-interface"
+                    ) from None
+            time.sleep(0.2)
 
     def num_nodes_waiting(self) -> int:
-        return int(self._source.newest() > self._round)  # then torch comes for the next round
+        number = 0 if self.round is None else self.round.number
+        return int(self._source.newest() > number)  # then torch comes for the next round
 
     @property
     def use_agent_store(self) -> bool:
@@ -153,7 +186,7 @@ class _Rendezvous(RendezvousHandler):
 
 
 class _Agent(LocalElasticAgent):
-    """Remembers who failed first, and says when this host is done."""
+    """Takes from the round what torch's agents ask each other for; remembers who failed first."""
 
     def __init__(
         self, spec: WorkerSpec, source: RoundSource, rendezvous: _Rendezvous, logs: _RankFiles
@@ -162,16 +195,33 @@ class _Agent(LocalElasticAgent):
         self._source = source
         self._rendezvous_handler = rendezvous
 
+    def _assign_worker_ranks(
+        self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        now = self._rendezvous_handler.round
+        assert now is not None
+        return [
+            Worker(
+                local_rank=local_rank,
+                global_rank=now.first_rank + local_rank,
+                role_rank=now.first_rank + local_rank,
+                world_size=now.size,
+                role_world_size=now.size,
+            )
+            for local_rank in range(now.process_count)
+        ]
+
     def _monitor_workers(self, worker_group: WorkerGroup) -> Any:
         result = super()._monitor_workers(worker_group)
-        # Those that the agent itself has stopped are listed as well, but ended later.
-        failures = sorted(result.failures.items(), key=lambda item: _stopped(item[1].exitcode))
-        if failures:
-            rank, failure = failures[0]
+        # Those that the agent itself has stopped are listed as well, behind who ended before.
+        for rank, failure in list(result.failures.items())[:1]:
             self._rendezvous_handler.failure = Failure(rank, failure.exitcode)
-        elif result.state == WorkerState.SUCCEEDED:
-            self._source.finished()
+        if result.state == WorkerState.SUCCEEDED and not self._source.finished():
+            return RunResult(WorkerState.HEALTHY)  # so that torch comes for the next round
         return result
+
+    def _exit_barrier(self) -> None:
+        """`_monitor_workers` has waited for the other hosts, and without a limit on the time."""
 
 
 class _RankFiles(DefaultLogsSpecs):
@@ -198,7 +248,3 @@ class _RankFiles(DefaultLogsSpecs):
             destination.stdouts[local_rank] = str(folder / f"stdout{suffix}")
             destination.stderrs[local_rank] = str(folder / f"stderr{suffix}")
         return destination
-
-
-def _stopped(code: int) -> bool:
-    return code == -signal.SIGTERM

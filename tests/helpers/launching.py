@@ -18,10 +18,11 @@ from helpers.ranks import REPOSITORY
 
 __all__ = ["Job", "fake_ssh", "gone", "launcher", "launcher_environment", "write_script"]
 
-# Runs its command here. A host called "unreachable" cannot be reached.
+# Runs its command here. A host called "unreachable" cannot be reached; one called "silent" says
+# nothing and takes nothing.
 _FAKE_SSH = """\
 #!{python}
-import os, sys
+import os, sys, time
 args = sys.argv[1:]
 while args[0].startswith("-"):
     args = args[2:]
@@ -31,10 +32,13 @@ with open({log!r}, "a") as log:
 if host == "unreachable":
     sys.stderr.write("ssh: connect to host unreachable port 22: No route to host\\n")
     sys.exit(255)
-keep = ("PATH", "HOME", "LANG", "PYTHONPATH")  # as a login has: the job's variables come otherwise
+if host == "silent":
+    time.sleep(100)
+keep = ("PATH", "LANG", "PYTHONPATH")  # as a login has: the job's variables come otherwise
 env = {{name: os.environ[name] for name in keep if name in os.environ}}
+env["HOME"] = os.path.dirname({log!r})
 env["SSH_CONNECTION"] = "127.0.0.1 40000 127.0.0.1 22"
-os.execvpe("sh", ["sh", "-c", command], env)
+os.execvpe("sh", ["sh", "-c", "exec " + command], env)
 """
 
 

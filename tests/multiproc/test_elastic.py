@@ -137,6 +137,28 @@ def behind_ssh(job: Job) -> int:
 
 
 @pytest.mark.timeout(240)
+def test_a_host_that_freezes_while_the_job_forms_holds_up_nobody(tmp_path: Path) -> None:
+    path, _ = fake_ssh(tmp_path)
+    source = """
+        import os, time
+        os.write(1, f"pid {os.getpid()} of {os.environ['WORLD_SIZE']}\\n".encode())
+        time.sleep(100)
+    """
+    run = launcher("-H", "localhost:1,node1:1", "--min-np", "1", "--elastic-timeout", "5")
+    with Job([*run, *write_script(tmp_path, source)], launcher_environment(path)) as job:
+        workers = [job.wait_for(r"\[(\w+)\] pid (\d+) of 2") for _ in range(2)]
+        frozen = behind_ssh(job)
+        os.kill(frozen, signal.SIGSTOP)
+        here = next(int(match[2]) for match in workers if match[1] == "localhost")
+        os.kill(here, signal.SIGKILL)
+        try:
+            job.wait_for("node1 did not answer in time", timeout=60)
+            job.wait_for(r"\[localhost\] pid \d+ of 1", timeout=60)
+        finally:
+            os.kill(frozen, signal.SIGKILL)
+
+
+@pytest.mark.timeout(240)
 def test_a_job_whose_hosts_are_all_replaced_ends_instead_of_starting_over(tmp_path: Path) -> None:
     path, _ = fake_ssh(tmp_path)
     hosts = tmp_path / "hosts"

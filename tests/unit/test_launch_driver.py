@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from hvd_order.launch import driver as module
-from hvd_order.launch.driver import Driver
+from hvd_order.launch.driver import Driver, explain
 from hvd_order.launch.hosts import Host
 from hvd_order.launch.request import ElasticRules, LaunchRequest
+from hvd_order.launch.rounds import Failure
 
 Message = dict[str, Any]
 
@@ -22,8 +23,11 @@ class Agents:
     def __init__(self, play: Callable[[str, Message], list[Message]]) -> None:
         self.play = play
         self.rounds: dict[int, list[tuple[str, int, int]]] = {}  # number -> host, place, processes
+        self.ranks: list[tuple[str, int, int]] = []  # host, first rank, size
         self.told: list[tuple[str, str]] = []
         self.silent: set[str] = set()
+        self.lost_on_serve: list[str] = []
+        self.running: dict[str, Agent] = {}
 
     def __call__(
         self, host: str, count: int, request: object, events: queue.Queue[Any], prefix: str
@@ -35,17 +39,21 @@ class Agent:
     def __init__(self, agents: Agents, host: str, events: queue.Queue[Any]) -> None:
         self.host, self.remote, self.last_errors = host, True, ["ssh: no answer"]
         self._agents, self._events = agents, events
+        agents.running[host] = self
         if host not in agents.silent:
             self._say(what="ready", address=f"address of {host}", launcher=None)
 
     def send(self, message: Message) -> None:
         self._agents.told.append((self.host, message["what"]))
         if message["what"] == "serve":
+            for host in self._agents.lost_on_serve:
+                self._agents.running[host]._say(what="ended", code=255)
             self._say(what="serving", round=message["round"], port=7)
         elif message["what"] == "round":
             now = message["round"]
             seen = self._agents.rounds.setdefault(now["number"], [])
             seen.append((self.host, now["place"], now["process_count"]))
+            self._agents.ranks.append((self.host, now["first_rank"], now["size"]))
             self._say(what="began", round=now["number"])
             for answer in self._agents.play(self.host, now):
                 self._say(**answer)
@@ -61,7 +69,7 @@ class Agent:
 
 
 def succeed(host: str, now: Message) -> list[Message]:
-    return [{"what": "finished", "round": now["number"]}, {"what": "ended", "code": 0}]
+    return [{"what": "finished", "round": now["number"]}]
 
 
 def run(
@@ -91,6 +99,9 @@ def test_ranks_follow_the_order_of_the_hosts(monkeypatch: pytest.MonkeyPatch) ->
     agents = Agents(succeed)
     assert run(monkeypatch, agents, 3, [B, A, C]) == 0
     assert agents.rounds == {1: [("b", 0, 2), ("a", 1, 1)]}
+    assert agents.ranks == [("b", 0, 3), ("a", 2, 3)]
+    leave = agents.told.index(("b", "leave"))
+    assert agents.told[leave:] == [("b", "leave"), ("a", "leave"), ("b", "stop"), ("a", "stop")]
 
 
 def test_a_fixed_job_ends_with_its_first_failure(
@@ -151,6 +162,17 @@ def test_a_lost_host_comes_back_after_its_cooldown(monkeypatch: pytest.MonkeyPat
     assert agents.rounds[3] == [("a", 0, 2), ("b", 1, 2)]
 
 
+def test_a_host_lost_before_the_round_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agents = Agents(succeed)
+    agents.lost_on_serve = ["b"]
+    rules = ElasticRules(min_count=4, cooldown_s=99.0, timeout_s=0.1)
+    assert run(monkeypatch, agents, 4, [A, B], rules) == 1
+    assert "there were no hosts for 4 processes within 0.1 s" in capsys.readouterr().err
+    assert agents.rounds == {}
+
+
 def test_too_few_hosts_end_the_job_after_the_timeout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,3 +195,33 @@ def test_a_failure_after_others_have_finished_ends_the_job(
 
     assert run(monkeypatch, Agents(play), 4, [A, B], ElasticRules(min_count=2)) == 5
     assert "after others had finished; ending the job" in capsys.readouterr().err
+
+
+def test_hosts_that_are_left_out_for_good_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(host: str, now: Message) -> list[Message]:
+        lost = {1: "b", 2: "c", 3: "a"}[now["number"]]
+        return [{"what": "ended", "code": 255}] if host == lost else []
+
+    agents = Agents(play)
+    assert run(monkeypatch, agents, 6, [A, B, C], ElasticRules(min_count=2, timeout_s=5.0)) == 1
+    error = capsys.readouterr().err
+    assert error.endswith("all others were stopped\n")
+    assert "waiting for more" not in error
+
+
+def test_a_host_that_ends_before_the_others_have_finished_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def play(host: str, now: Message) -> list[Message]:
+        ended = {"what": "ended", "code": 255}
+        return [{"what": "finished", "round": 1}, ended] if host == "a" else []
+
+    assert run(monkeypatch, Agents(play), 4, [A, B]) == 1
+    assert "the connection to a broke, or its agent died" in capsys.readouterr().err
+
+
+def test_signals_without_a_name_are_numbered() -> None:
+    assert explain(Failure(3, -9)) == "rank 3 was ended by SIGKILL"
+    assert explain(Failure(3, -40)) == "rank 3 was ended by signal 40"
