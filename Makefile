@@ -34,6 +34,7 @@ BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(J
 key = $(shell cat $(1) | cksum | cut -d' ' -f1)
 RUN_STAMP := $(VENV)/.installed-run-$(call key,requirements/run.txt requirements/torch.txt)
 DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/dev.txt)
+TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow-$(call key,requirements/tensorflow.txt)
 PROJECT_STAMP := $(VENV)/.installed-project-$(call key,pyproject.toml setup.py)
 
 # A PyTorch that the user has installed, 2.8 or newer, is used rather than the pinned one.
@@ -68,6 +69,12 @@ $(DEV_STAMP): $(RUN_STAMP)
 	@$(PIP) install -r requirements/dev.txt
 	@rm -f "$(VENV)"/.installed-dev-* && touch "$@"
 
+# Only what tests TensorFlow needs it: half a minute, once.
+$(TENSORFLOW_STAMP): $(RUN_STAMP)
+	@echo "installing requirements/tensorflow.txt"
+	@$(PIP) install -r requirements/tensorflow.txt
+	@rm -f "$(VENV)"/.installed-tensorflow-* && touch "$@"
+
 # ------------------------------------------------------------------------------ build and run
 # Ninja knows what has changed, so it is always asked. The project itself is installed once, as a
 # link to this folder.
@@ -78,7 +85,9 @@ build: $(RUN_STAMP)
 	  rm -f "$(VENV)"/.installed-project-* && touch "$(PROJECT_STAMP)"; \
 	fi
 
-dev: build $(DEV_STAMP)
+# The build looks for TensorFlow, so it comes last.
+dev: $(DEV_STAMP) $(TENSORFLOW_STAMP)
+	@$(MAKE) --no-print-directory build
 
 demo: build
 	"$(BIN)/hvd-order" demo

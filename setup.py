@@ -1,13 +1,15 @@
-"""Builds the native modules through CMake: always ``_core``, and ``_torch`` where PyTorch is.
+"""Builds the native modules through CMake: always ``_core`` and the operators for TensorFlow
+``_tensorflow_ops``; ``_torch`` and ``_tensorflow_ops_cpp`` where PyTorch and TensorFlow are.
 
-PyTorch is looked for in the environment that runs this file, so ``pip install`` needs
-``--no-build-isolation`` to see it. Environment variables: ``CMAKE_ARGS`` (more arguments for
+Both are looked for in the environment that runs this file, so ``pip install`` needs
+``--no-build-isolation`` to see them. Environment variables: ``CMAKE_ARGS`` (more arguments for
 CMake), ``CMAKE_BUILD_PARALLEL_LEVEL`` (compilers at once; default: one a core) and
 ``HVD_ORDER_BUILD_DIR`` (where CMake works; default: setuptools' own folder in ``build``).
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -61,6 +63,30 @@ def torch_arguments() -> list[str]:
     ]
 
 
+def tensorflow_folder() -> Path | None:
+    """Where TensorFlow and its headers are installed, if anywhere. Does not import it."""
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent
+    header = folder / "include/tensorflow/core/framework/op_kernel.h"
+    return folder if header.exists() else None
+
+
+def tensorflow_version() -> str:
+    """Of the installed TensorFlow; its distributions have several names."""
+    names = importlib.metadata.packages_distributions().get("tensorflow", [])
+    return importlib.metadata.version(names[0]) if names else "unknown"
+
+
+def tensorflow_arguments() -> list[str]:
+    """What CMake must know about TensorFlow."""
+    return [
+        f"-DHVD_ORDER_TENSORFLOW_DIR={TENSORFLOW}",
+        f"-DHVD_ORDER_TENSORFLOW_VERSION={tensorflow_version()}",
+    ]
+
+
 def program(name: str) -> str:
     """Path of cmake or ninja: the one installed by pip, else the system's."""
     for folder in (Path(sys.executable).parent, None):
@@ -102,9 +128,11 @@ class CMakeBuild(build_ext):
     def _configure(self, folder: Path) -> None:
         """Runs CMake, unless what it would be told is what it was told last time."""
         torch = TORCH and [str(TORCH), (TORCH / "version.py").read_text()]
+        tensorflow = TENSORFLOW and [str(TENSORFLOW), tensorflow_version()]
         told = json.dumps(
             [
-                [str(ROOT), sys.executable, sys.version, torch, Path(__file__).read_text()],
+                [str(ROOT), sys.executable, sys.version, torch, tensorflow],
+                Path(__file__).read_text(),
                 [os.environ.get(name) for name in ("CMAKE_ARGS", "CXX", "CXXFLAGS", "LDFLAGS")],
             ]
         )
@@ -119,6 +147,7 @@ class CMakeBuild(build_ext):
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             *(torch_arguments() if TORCH else []),
+            *(tensorflow_arguments() if TENSORFLOW else []),
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
         folder.mkdir(parents=True, exist_ok=True)
@@ -184,11 +213,14 @@ class Build(build):
 
 
 TORCH = torch_folder()
+TENSORFLOW = tensorflow_folder()
 
 setup(
     ext_modules=[
         Extension("hvd_order._core", []),
         *([Extension("hvd_order._torch", [])] if TORCH else []),
+        Extension("hvd_order._tensorflow_ops", []),
+        *([Extension("hvd_order._tensorflow_ops_cpp", [])] if TENSORFLOW else []),
     ],
     cmdclass={"build": Build, "build_ext": CMakeBuild, "build_startup": BuildStartup},
 )

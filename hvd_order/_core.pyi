@@ -107,7 +107,7 @@ class Agreement:
 
 @final
 class SimulatedWorkload:
-    """What one rank computes in a step; hvd_order/predict/simulate.py wraps it."""
+    """What one rank computes in a step; hvd_order/predict/scenario.py wraps it."""
 
     def __init__(
         self,
@@ -314,3 +314,31 @@ class Engine:
     def start_recording(self) -> None: ...
     def stop_recording(self) -> None: ...
     def take_events(self) -> list[SliceEvent]: ...
+
+@final
+class Handover:
+    """Where operators post gradients and take their sums; whoever makes one also closes it.
+
+    Attributes:
+        number: by which operators know it; never used twice.
+        posts: how many gradients have been posted.
+    """
+
+    number: int
+    posts: int
+
+    def __init__(
+        self, engine: Engine, model: int, places: list[tuple[str, int, int, int]]
+    ) -> None:
+        """Opens it for a registered model.
+
+        Args:
+            places: name, TensorId, address and size in bytes of each gradient's part of its
+                buffer, which must outlive `close`.
+        """
+
+    def close(self) -> None:
+        """Ends all that is under way with an error."""
+
+def engine_api() -> int:
+    """Address of the C function table for libraries of operators."""

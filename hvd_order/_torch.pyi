@@ -10,6 +10,7 @@ from hvd_order._core import Agreement as Agreement
 from hvd_order._core import AgreementKind as AgreementKind
 from hvd_order._core import ControlChannel as ControlChannel
 from hvd_order._core import Engine as Engine
+from hvd_order._core import Handover as Handover
 from hvd_order._core import LoopbackWorld as LoopbackWorld
 from hvd_order._core import Policy as Policy
 from hvd_order._core import Scheduler as Scheduler
@@ -17,6 +18,7 @@ from hvd_order._core import Slice as Slice
 from hvd_order._core import SliceEvent as SliceEvent
 from hvd_order._core import SliceLayout as SliceLayout
 from hvd_order._core import Transport as Transport
+from hvd_order._core import engine_api as engine_api
 
 class TorchTransport(Transport):
     """Carries slices of tensors."""

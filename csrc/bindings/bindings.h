@@ -9,6 +9,7 @@ void bindErrors(pybind11::module_& m);
 void bindScheduler(pybind11::module_& m);
 void bindSimulate(pybind11::module_& m);
 void bindEngine(pybind11::module_& m);
+void bindHandover(pybind11::module_& m);
 void bindTransports(pybind11::module_& m);
 void bindGradients(pybind11::module_& m);
 

@@ -6,4 +6,5 @@ PYBIND11_MODULE(_core, m) {
   hvd_order::bindScheduler(m);
   hvd_order::bindSimulate(m);
   hvd_order::bindEngine(m);
+  hvd_order::bindHandover(m);
 }

@@ -1,6 +1,7 @@
 #include "engine/completion.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 
@@ -10,13 +11,16 @@ void Completion::addModel(ModelId model, std::size_t tensors) {
   const std::scoped_lock lock(mutex_);
   if (pending_.size() <= model) {
     pending_.resize(model + 1);
+    listeners_.resize(model + 1);
   }
   pending_[model].assign(tensors, 0);
+  listeners_[model].assign(tensors, {});
 }
 
 void Completion::removeModel(ModelId model) {
   const std::scoped_lock lock(mutex_);
   pending_.at(model).clear();
+  listeners_.at(model).clear();
 }
 
 bool Completion::begin(TensorKey tensor) {
@@ -33,7 +37,8 @@ bool Completion::begin(TensorKey tensor) {
 }
 
 void Completion::complete(const std::vector<TensorKey>& tensors) {
-  const std::scoped_lock lock(mutex_);
+  std::vector<Then> told;
+  std::unique_lock lock(mutex_);
   for (const TensorKey tensor : tensors) {
     pending_.at(tensor.model).at(tensor.tensor) = 0;
     --pendingCount_;
@@ -42,17 +47,35 @@ void Completion::complete(const std::vector<TensorKey>& tensors) {
         waiter->ready.notify_one();
       }
     }
+    std::vector<Then>& listeners = listeners_[tensor.model][tensor.tensor];
+    std::move(listeners.begin(), listeners.end(), std::back_inserter(told));
+    listeners.clear();
+  }
+  lock.unlock();
+  for (const Then& then : told) {
+    then(nullptr);
   }
 }
 
-bool Completion::fail(std::exception_ptr error) noexcept {
-  const std::scoped_lock lock(mutex_);
+bool Completion::fail(const std::exception_ptr& error) noexcept {
+  std::vector<Then> told;
+  std::unique_lock lock(mutex_);
   if (failure_) {
     return false;
   }
-  failure_ = std::move(error);
+  failure_ = error;
   for (Waiter* waiter : waiters_) {
     waiter->ready.notify_one();
+  }
+  for (auto& model : listeners_) {
+    for (std::vector<Then>& listeners : model) { // slices may still end, so their places stay
+      std::move(listeners.begin(), listeners.end(), std::back_inserter(told));
+      listeners.clear();
+    }
+  }
+  lock.unlock();
+  for (const Then& then : told) {
+    then(error);
   }
   return true;
 }
@@ -83,6 +106,17 @@ bool Completion::wait(TensorKey tensor, Clock::time_point deadline) {
     std::rethrow_exception(failure_);
   }
   return ended;
+}
+
+void Completion::then(TensorKey tensor, Then then) {
+  std::unique_lock lock(mutex_);
+  if (!failure_ && isPendingLocked(tensor)) {
+    listeners_[tensor.model][tensor.tensor].push_back(std::move(then));
+    return;
+  }
+  const std::exception_ptr failure = failure_;
+  lock.unlock();
+  then(failure);
 }
 
 std::vector<std::uint8_t> Completion::pending(ModelId model) const {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -26,7 +27,7 @@ class Completion final {
   void complete(const std::vector<TensorKey>& tensors);
 
   /// The first call decides; all waiters wake with `error`. @return whether it was the first.
-  bool fail(std::exception_ptr error) noexcept;
+  bool fail(const std::exception_ptr& error) noexcept;
   [[nodiscard]] bool failed() const;
   /// @throws the failure, if there is one.
   void check() const;
@@ -34,6 +35,12 @@ class Completion final {
   /// Blocks until the exchange of `tensor` has ended; returns at once if none is under way.
   /// @return whether it ended before the deadline. @throws the failure, if there is one.
   bool wait(TensorKey tensor, Clock::time_point deadline);
+
+  /// Null: the exchange has ended; else the failure. Called under locks: it may only hand on.
+  using Then = std::function<void(const std::exception_ptr& error)>;
+  /// Calls `then` once, when the exchange of `tensor` has ended or with the failure; at once if it
+  /// is no longer under way. Never, if the model is removed before.
+  void then(TensorKey tensor, Then then);
 
   /// For each tensor of the model, 1 while it is being exchanged. @throws the failure, if any.
   [[nodiscard]] std::vector<std::uint8_t> pending(ModelId model) const;
@@ -52,6 +59,7 @@ class Completion final {
   std::vector<std::vector<std::uint8_t>> pending_; // by model and tensor
   std::size_t pendingCount_ = 0;
   std::vector<Waiter*> waiters_; // linear search: hardly ever more than one thread trains
+  std::vector<std::vector<std::vector<Then>>> listeners_; // as pending_
   std::exception_ptr failure_;
 };
 

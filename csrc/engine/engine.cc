@@ -121,6 +121,10 @@ bool Engine::wait(TensorKey tensor, Completion::Clock::time_point deadline) {
   return completion_.wait(tensor, deadline);
 }
 
+void Engine::then(TensorKey tensor, Completion::Then then) {
+  completion_.then(tensor, std::move(then));
+}
+
 // Called under the lock.
 void Engine::endHold() {
   holding_ = false;

@@ -76,6 +76,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   /// Blocks until the tensor is summed over all ranks, at most until `deadline`.
   /// @return whether it is. @throws the engine's failure.
   bool wait(TensorKey tensor, Completion::Clock::time_point deadline);
+  /// As Completion::then. Unlike `wait` it ends no hold: nobody is known to be idle.
+  void then(TensorKey tensor, Completion::Then then);
   /// For each tensor of the model, 1 while it is being exchanged. @throws the engine's failure.
   [[nodiscard]] std::vector<std::uint8_t> pending(ModelId model) const {
     return completion_.pending(model);

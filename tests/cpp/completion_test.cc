@@ -123,6 +123,30 @@ TEST(theFirstFailureDecides) {
   CHECK(!completion.fail(errorOf("later")));
 }
 
+TEST(listenersAreToldOnce) {
+  Completion completion;
+  addModels(completion);
+  std::vector<int> told;
+  const auto note = [&](int number) {
+    return
+        [&told, number](const std::exception_ptr& error) { told.push_back(error ? -1 : number); };
+  };
+  completion.then({0, 1}, note(1)); // nothing is under way
+  CHECK_EQUAL(told, std::vector<int>{1});
+  completion.begin({0, 1});
+  completion.begin({0, 2});
+  completion.then({0, 1}, note(2));
+  completion.then({0, 1}, note(3));
+  completion.then({0, 2}, note(4));
+  completion.complete({{0, 1}});
+  CHECK_EQUAL(told, (std::vector<int>{1, 2, 3}));
+  completion.fail(errorOf("rank 1 is gone"));
+  CHECK_EQUAL(told, (std::vector<int>{1, 2, 3, -1}));
+  completion.complete({{0, 2}});    // a transfer may still end
+  completion.then({0, 0}, note(5)); // after the failure
+  CHECK_EQUAL(told, (std::vector<int>{1, 2, 3, -1, -1}));
+}
+
 TEST(aRemovedModelHasNothingUnderWay) {
   Completion completion;
   addModels(completion);

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace hvd_order {
+
+/// Gradients of one model for those who hand in memory and want to be called back, as operators of
+/// a framework do: `post` copies a gradient into its place and returns, `take` gives the sum back.
+///
+/// Each slot is posted and taken in turn. Sums are handed out by a thread of its own, since copying
+/// them on the transport's would hold up the next slice.
+///
+/// Thread safety: every method may be called from any thread. Create with `create`; whoever creates
+/// one also closes it.
+class Handover final : public std::enable_shared_from_this<Handover> {
+ public:
+  /// A tensor of the model and its part of the gradient buffer, which must outlive `close`.
+  struct Place {
+    TensorId tensor;
+    std::byte* memory;
+    std::size_t sizeBytes;
+    std::string name;
+  };
+
+  /// Gets a sum. `receive` may be left out after an error; `finish` is called exactly once, last.
+  class Taker {
+   public:
+    virtual ~Taker() = default;
+    /// The sum, to be copied: it is gone when this returns.
+    virtual void receive(const std::byte* sum, std::size_t sizeBytes) = 0;
+    /// @param error null if `receive` was called. The slot may be posted again from here on.
+    virtual void finish(const std::exception_ptr& error) = 0;
+  };
+
+  static std::shared_ptr<Handover>
+  create(std::shared_ptr<Engine> engine, ModelId model, std::vector<Place> places);
+  Handover(const Handover&) = delete;
+  Handover& operator=(const Handover&) = delete;
+
+  /// Copies the gradient of a slot into its place and marks it ready.
+  /// @throws InvalidUsage if there is no such slot, the size differs, or the last sum has not been
+  ///   taken; the engine's failure.
+  void post(std::size_t slot, const void* gradient, std::size_t sizeBytes);
+
+  /// Has the taker called when the sum of what was posted is there, or with the reason why not.
+  void take(std::size_t slot, std::unique_ptr<Taker> taker);
+
+  /// Ends all that is under way with an error. Harmless when called twice. Not from a taker.
+  void close() noexcept;
+
+  /// How often `post` has succeeded.
+  [[nodiscard]] std::uint64_t posts() const;
+
+ private:
+  struct Slot {
+    Place place;
+    bool posted = false; // from `post` until the sum has been received
+    std::unique_ptr<Taker> taker;
+  };
+  struct Settled {
+    std::size_t slot;
+    std::exception_ptr error;
+  };
+
+  Handover(std::shared_ptr<Engine> engine, ModelId model, std::vector<Place> places);
+  TensorId accept(std::size_t slot, std::unique_ptr<Taker>& taker);
+  void settled(std::size_t slot, const std::exception_ptr& error);
+  void run();
+  void deliver(std::unique_lock<std::mutex>& lock, const Settled& settled);
+
+  const std::shared_ptr<Engine> engine_;
+  const ModelId model_;
+
+  // Guards all below. Taken after the engine's locks, never before; takers are called without it.
+  mutable std::mutex mutex_;
+  std::condition_variable wakeUp_;
+  std::vector<Slot> slots_;
+  std::deque<Settled> settled_;
+  std::uint64_t posts_ = 0;
+  bool closed_ = false;
+  std::thread thread_; // keeps this alive until `close`
+};
+
+} // namespace hvd_order

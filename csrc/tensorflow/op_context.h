@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hvd_order::tensorflow {
+
+/// A tensor in host memory. Data types are TensorFlow's numbers.
+struct TensorView {
+  int dtype = 0;
+  std::vector<std::int64_t> shape;
+  const void* data = nullptr;
+  std::size_t sizeBytes = 0;
+};
+
+/// What a mistake or a failure becomes in TensorFlow: numbers of TF_Code.
+enum class Code {
+  kInvalidArgument = 3,
+  kFailedPrecondition = 9,
+  kAborted = 10,
+  kInternal = 13,
+};
+
+/// One execution of an operator. Ends with `succeed` or `fail`, from any thread, exactly once; it
+/// is gone afterwards. Inputs stay until then.
+///
+/// Two implementations: against TensorFlow's C interface, without its headers (c_api.cc), and
+/// against its C++ headers (cpp_api.cc).
+class OpContext {
+ public:
+  OpContext() = default;
+  OpContext(const OpContext&) = delete;
+  OpContext& operator=(const OpContext&) = delete;
+  virtual ~OpContext() = default;
+
+  [[nodiscard]] virtual int inputs() const = 0;
+  /// Not for a variable's handle. @throws std::runtime_error
+  virtual TensorView input(int index) = 0;
+  [[nodiscard]] virtual int outputs() const = 0;
+  /// Memory for an output, `sizeBytes` of it.
+  /// @throws std::runtime_error if the data type is not what the operator has, or memory lacks.
+  virtual void* allocate(
+      int output,
+      int dtype,
+      const std::vector<std::int64_t>& shape,
+      std::size_t sizeBytes) = 0;
+
+  virtual void succeed() noexcept = 0;
+  virtual void fail(Code code, const std::string& text) noexcept = 0;
+};
+
+} // namespace hvd_order::tensorflow

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tensorflow/collective_calls.h"
+#include "tensorflow/gradient_ops.h"
+
+// The operators as both interfaces register them: what they are called, what goes in and out, which
+// attributes a kernel reads, and what it does.
+
+namespace hvd_order::tensorflow {
+
+/// Attributes of one operator of a graph; those it does not have stay as they are.
+struct Attributes {
+  hvdo_slot slot{0, 0};
+  std::int64_t description = 0;
+  int dtype = 0;
+  std::vector<std::int64_t> shape;
+};
+
+struct OpEntry {
+  const char* name;
+  std::vector<const char*> attributes;
+  std::vector<const char*> inputs;
+  std::vector<const char*> outputs;
+  void (*run)(std::unique_ptr<OpContext> context, const Attributes& attributes);
+};
+
+/// All are stateful: TensorFlow neither drops, merges nor precomputes them.
+inline const std::vector<OpEntry>& opList() {
+  static const std::vector<OpEntry> list = {
+      {"HvdOrderPost",
+       {"T: type", "exchange: int", "slot: int"},
+       {"variable: resource", "gradient: T"},
+       {},
+       [](std::unique_ptr<OpContext> context, const Attributes& a) {
+         postGradient(std::move(context), a.slot);
+       }},
+      {"HvdOrderTake",
+       {"T: type", "shape: list(int)", "exchange: int", "slot: int"},
+       {"variable: resource"},
+       {"sum: T"},
+       [](std::unique_ptr<OpContext> context, const Attributes& a) {
+         takeGradient(std::move(context), a.slot, a.dtype, a.shape);
+       }},
+      {"HvdOrderReduce",
+       {"T: type", "exchange: int", "slot: int"},
+       {"variable: resource", "gradient: T"},
+       {"sum: T"},
+       [](std::unique_ptr<OpContext> context, const Attributes& a) {
+         reduceGradient(std::move(context), a.slot);
+       }},
+      {"HvdOrderCollective",
+       {"Tin: list(type) >= 0", "Tout: list(type) >= 0", "description: int"},
+       {"tensors: Tin"},
+       {"results: Tout"},
+       [](std::unique_ptr<OpContext> context, const Attributes& a) {
+         CollectiveCalls::instance().submit(std::move(context), a.description);
+       }},
+  };
+  return list;
+}
+
+/// "gradient: T" is called "gradient".
+inline std::string nameOf(const std::string& declaration) {
+  return declaration.substr(0, declaration.find(':'));
+}
+
+} // namespace hvd_order::tensorflow
