@@ -23,7 +23,7 @@ from hvd_order.plan.plan_file import AgreementName, Candidate, Plan
 from hvd_order.plan.registry import order
 from hvd_order.predict.condensed import condensed, with_wire_sizes
 from hvd_order.predict.network import Network
-from hvd_order.predict.simulate import Schedule, Workload, ddp, simulate
+from hvd_order.predict.simulate import Schedule, ddp, simulate
 from hvd_order.predict.workload import workload_of
 
 __all__ = ["BYTE_SCHEDULER", "DEFAULT_ORDER", "Outcome", "Setting", "Tuned", "tune"]
@@ -129,10 +129,9 @@ def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 
             name: Setting(DEFAULT_ORDER, "leader", cut) for name, cut in BYTE_SCHEDULER.items()
         }
         search.try_all([default, *published.values(), *last], _LAST_STEPS, prune=False)
-    outcomes = sorted((search.outcome(setting) for setting in {default: 0, **dict.fromkeys(last)}),
-                      key=_rank)  # fmt: skip
-    chosen = _choose(outcomes, search.outcome(default))
-    rivals = _rivals(chosen, search.best(None), search)
+        chosen = _choose(search.outcomes([default, *last]), search.outcome(default))
+        rivals = _rivals(chosen, search)
+        search.try_all(rivals, _LAST_STEPS, prune=False)
     buckets, schedule = ddp(search.works[DEFAULT_ORDER])
     wait_all = replace(schedule, control_latency_s=network.message_latency_s)
     ddp_s = simulate(
@@ -140,11 +139,11 @@ def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 
     ).steady_s
     single = len(graph.resources) == 1
     bound_s = (program_optimum_s if single else step_bound_s)(condensed(graph), network.link)
-    plan = _plan(graph, network, model, chosen, rivals, bound_s, search)
+    plan = _plan(graph, network, model, [chosen, *search.outcomes(rivals)], bound_s, search)
     return Tuned(
-        outcomes,
+        search.outcomes([default, *last]),
         chosen,
-        rivals,
+        search.outcomes(rivals),
         search.outcome(default),
         {name: search.outcome(setting) for name, setting in published.items()},
         ddp_s,
@@ -159,7 +158,12 @@ class _Search:
 
     def __init__(self, graph: Graph, network: Network) -> None:
         self.network = network
-        self.works = _workloads(graph, network)
+        self.orders = _orders(graph, network)
+        small = with_wire_sizes(condensed(graph))
+        self.works = {
+            name: workload_of(small, {p.name: i for i, p in enumerate(parameters)})
+            for name, parameters in self.orders.items()
+        }
         self.total_bytes = sum(self.works[DEFAULT_ORDER].parameter_bytes)
         self.threads: ThreadPoolExecutor
         self._found: dict[Setting, tuple[int, float]] = {}  # steps, step time
@@ -171,9 +175,12 @@ class _Search:
     def outcome(self, setting: Setting) -> Outcome:
         return Outcome(setting, self._found[setting][1])
 
+    def outcomes(self, settings: Iterable[Setting]) -> list[Outcome]:
+        """Of these, the fastest first."""
+        return sorted(map(self.outcome, dict.fromkeys(settings)), key=_rank)
+
     def best(self, count: int | None) -> list[Setting]:
-        outcomes = sorted((Outcome(s, t) for s, (_, t) in self._found.items()), key=_rank)
-        return [outcome.setting for outcome in outcomes[:count]]
+        return [outcome.setting for outcome in self.outcomes(self._found)[:count]]
 
     def grid(self) -> list[Setting]:
         """Every order by priority, and arrival, with all sizes and credits of two lists."""
@@ -262,27 +269,16 @@ class _Search:
         return [slice_ for _, _, slice_ in sorted(keys)]
 
 
-def _workloads(graph: Graph, network: Network) -> dict[str, Workload]:
-    """For each heuristic that gives an order of its own, what the simulator runs."""
-    small = with_wire_sizes(condensed(graph))
-    works: dict[str, Workload] = {}
-    orders = []
+def _orders(graph: Graph, network: Network) -> dict[str, list[Parameter]]:
+    """Parameters that travel, the most urgent first, by each heuristic that has an own opinion."""
+    travel = [p for p, makers in zip(graph.parameters, graph.producers, strict=True) if makers]
+    orders: dict[str, list[Parameter]] = {}
     for name in _ORDERS:
         priorities = order(name, graph, network.link)
-        names = [p.name for p in _in_order(graph, name, network)]
-        if names not in orders:
-            orders.append(names)
-            works[name] = workload_of(small, priorities)
-    return works
-
-
-def _in_order(graph: Graph, name: str, network: Network) -> list[Parameter]:
-    """Parameters that travel, the most urgent first."""
-    priorities = order(name, graph, network.link)
-    travel = [
-        p for p, producers in zip(graph.parameters, graph.producers, strict=True) if producers
-    ]
-    return sorted(travel, key=lambda parameter: priorities[parameter.name])
+        found = sorted(travel, key=lambda parameter: priorities[parameter.name])
+        if found not in orders.values():
+            orders[name] = found
+    return orders
 
 
 def _neighbours(setting: Setting, octave: float) -> list[Setting]:
@@ -334,10 +330,10 @@ def _choose(outcomes: Sequence[Outcome], default: Outcome) -> Outcome:
     return min((each for each in (default, *outcomes) if each.step_s <= limit_s), key=oddness)
 
 
-def _rivals(chosen: Outcome, best: Sequence[Setting], search: _Search) -> list[Outcome]:
+def _rivals(chosen: Outcome, search: _Search) -> list[Setting]:
     """Cuts that are almost as good and different enough for a trial to tell them apart."""
     wanted = [chosen.setting]
-    for setting in best:
+    for setting in search.best(None):
         if len(wanted) > _RIVALS:
             break
         same = (setting.order, setting.agreement) == (
@@ -349,24 +345,23 @@ def _rivals(chosen: Outcome, best: Sequence[Setting], search: _Search) -> list[O
             setting.cut.resembles(other.cut) for other in wanted
         ):  # fmt: skip
             wanted.append(setting)
-    return [search.outcome(setting) for setting in wanted[1:]]
+    return wanted[1:]
 
 
 def _plan(
     graph: Graph,
     network: Network,
     model: str,
-    chosen: Outcome,
-    rivals: Sequence[Outcome],
+    candidates: Sequence[Outcome],
     bound_s: float,
     search: _Search,
 ) -> Plan:
-    setting = chosen.setting
+    setting = candidates[0].setting
     names = None
     if setting.agreement == "planned":
         layout = search.works[setting.order].layout(setting.cut.slice_bytes)
         names = tuple(layout.slice_name(i) for i in search.issue_order(setting))
-    travelling = _in_order(graph, setting.order, network)
+    travelling = search.orders[setting.order]
     return Plan(
         model,
         network.ranks,
@@ -374,7 +369,7 @@ def _plan(
         setting.order,
         tuple(travelling),
         setting.agreement,
-        tuple(Candidate(each.setting.cut, each.step_s) for each in (chosen, *rivals)),
+        tuple(Candidate(each.setting.cut, each.step_s) for each in candidates),
         bound_s,
         idle=tuple(p for p in graph.parameters if p not in set(travelling)),
         issue_order=names,

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import RankError, RankPool
+from helpers.ranks import RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
 from hvd_order._core import SliceLayout
+from hvd_order.errors import InvalidUsage
 from hvd_order.plan import watch
 from hvd_order.plan.cut import Cut, Link
 from hvd_order.plan.graph import Parameter
@@ -204,18 +205,29 @@ def test_an_order_of_other_slices_is_replaced(two_ranks: RankPool, tmp_path: Pat
     assert "the plan orders 2 slices" in lines[0]
 
 
-@pytest.mark.parametrize("content", [None, "{}"], ids=["missing", "no plan"])
+def body_refused(file: str) -> str:
+    with pytest.raises(InvalidUsage) as raised:
+        body_train({"HVD_ORDER_PLAN": file}, SHORT)
+    hvd.shutdown()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "No such file"), ("{}", 'no plan: it does not say "format": "hvd_order plan"')],
+    ids=["missing", "no plan"],
+)
 def test_a_file_that_is_no_plan_ends_the_run_on_every_rank(
-    two_ranks: RankPool, tmp_path: Path, content: str | None
+    two_ranks: RankPool, tmp_path: Path, content: str | None, message: str
 ) -> None:
     file = tmp_path / "plan.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(RankError) as raised:
-        two_ranks.run(body_train, {"HVD_ORDER_PLAN": str(file)}, SHORT)
-    assert raised.value.kind == "InvalidUsage"
-    assert str(file) in raised.value.message
-    assert "rank 1:" in str(raised.value)
+    texts = two_ranks.run(body_refused, str(file))
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("HVD_ORDER_PLAN: ")
+    assert message in texts[0]
+    assert str(file) in texts[0]
 
 
 def body_profile(steps: int) -> Any:
