@@ -150,7 +150,7 @@ void Engine::tensorReady(TensorKey tensor) {
   }
   const bool first = completion_.begin(tensor);
   progress();
-  switch (hold_.ready(tensor, lastProgress_)) {
+  switch (hold_.ready(tensor, ready, lastProgress_)) {
     case Hold::Change::kBegin:
       holding_ = true;
       agreement_->hold(largestHeldBytes_);

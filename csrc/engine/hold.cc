@@ -1,5 +1,7 @@
 #include "engine/hold.h"
 
+#include <algorithm>
+
 namespace hvd_order {
 
 void Hold::addModel(ModelId model, std::size_t tensors) {
@@ -11,29 +13,32 @@ void Hold::removeModel(ModelId model) {
   models_.erase(model);
 }
 
-Hold::Change Hold::ready(TensorKey tensor, Clock::time_point now) {
+Hold::Change
+Hold::ready(TensorKey tensor, const std::vector<SliceKey>& slices, Clock::time_point now) {
   Model& model = models_.at(tensor.model);
   model.readyAt[tensor.tensor] = now;
   const std::uint32_t step = ++model.steps[tensor.tensor];
-  if (tensor.tensor == kFirst) {
-    model.herald = heraldOf(model);
+  // Slices are numbered in consumption order.
+  if (std::ranges::any_of(slices, [](SliceKey slice) { return slice.index == 0; })) {
+    ++model.firstSlices;
+    model.herald = heraldOf(model, now);
     return Change::kEnd;
   }
-  // In an unusual step the first tensor may have come before: nothing would end the hold.
-  const bool firstToCome = model.steps[kFirst] < step;
-  return tensor.tensor == model.herald && firstToCome ? Change::kBegin : Change::kNone;
+  // In an unusual step the first slice may have come before: nothing would end the hold.
+  const bool isToCome = model.firstSlices < step;
+  return tensor.tensor == model.herald && isToCome ? Change::kBegin : Change::kNone;
 }
 
-/// The last tensor that was ready a lead before the first one.
-TensorId Hold::heraldOf(const Model& model) const {
-  TensorId herald = kNone;
+/// The last tensor that was ready a lead before the first slice.
+std::optional<TensorId> Hold::heraldOf(const Model& model, Clock::time_point firstSliceAt) const {
   if (lead_.count() == 0) {
-    return herald;
+    return std::nullopt;
   }
-  const Clock::time_point latest = model.readyAt[kFirst] - lead_;
-  for (TensorId tensor = kFirst + 1; tensor < model.readyAt.size(); ++tensor) {
+  const Clock::time_point latest = firstSliceAt - lead_;
+  std::optional<TensorId> herald;
+  for (TensorId tensor = 0; tensor < model.readyAt.size(); ++tensor) {
     if (model.readyAt[tensor] <= latest &&
-        (herald == kNone || model.readyAt[tensor] > model.readyAt[herald])) {
+        (!herald || model.readyAt[tensor] > model.readyAt[*herald])) {
       herald = tensor;
     }
   }

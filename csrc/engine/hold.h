@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "base/types.h"
@@ -10,9 +11,10 @@ namespace hvd_order {
 
 /// Knows when to keep the link free for the gradient that the next forward pass reads first.
 ///
-/// That gradient comes last in backward, when the link is often busy with large slices that can
-/// wait and cannot be overtaken. Backward passes resemble each other: the tensor that became ready
-/// one lead before the first one in the last step tells when to begin no further large slice.
+/// Its slice, the model's first, comes last in backward, when the link is often busy with large
+/// slices that can wait and cannot be overtaken. Backward passes resemble each other: the tensor
+/// that became ready one lead before that slice in the last step tells when to begin no further
+/// large one.
 ///
 /// Thread safety: none; the engine calls it under its own lock.
 class Hold final {
@@ -27,19 +29,21 @@ class Hold final {
   void addModel(ModelId model, std::size_t tensors);
   void removeModel(ModelId model);
 
-  /// A tensor has become ready, its step's first or any other.
-  Change ready(TensorKey tensor, Clock::time_point now);
+  /// A tensor has become ready.
+  /// @param slices what became ready with it, which is more than one for a large tensor and none
+  ///     where a slice waits for further tensors.
+  Change ready(TensorKey tensor, const std::vector<SliceKey>& slices, Clock::time_point now);
 
  private:
   struct Model {
     std::vector<Clock::time_point> readyAt; // by tensor, in this step or the one before
     std::vector<std::uint32_t> steps;       // by tensor: how often it was ready
-    TensorId herald = kNone;                // its readiness begins the hold
+    std::uint32_t firstSlices = 0;          // how often the first slice was
+    std::optional<TensorId> herald;         // its readiness begins the hold
   };
-  static constexpr TensorId kFirst = 0; // tensors are numbered in consumption order
-  static constexpr TensorId kNone = kFirst;
 
-  [[nodiscard]] TensorId heraldOf(const Model& model) const;
+  [[nodiscard]] std::optional<TensorId> heraldOf(const Model& model, Clock::time_point firstSliceAt)
+      const;
 
   std::chrono::nanoseconds lead_{0};
   std::map<ModelId, Model> models_;

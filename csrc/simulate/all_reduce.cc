@@ -61,13 +61,12 @@ AllReduce::AllReduce(
 void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) {
   for (const std::size_t half : halvesOf_[device]) {
     for (const TensorId tensor : tensors) {
-      for (const SliceKey slice : halves_[half].agreement->tensorReady({kModel, tensor})) {
-        if (half == 0) {
+      const std::vector<SliceKey>& slices = halves_[half].agreement->tensorReady({kModel, tensor});
+      if (half == 0) {
+        for (const SliceKey slice : slices) {
           record(slice.index, rounds_[slice.index]).readyS = clock_.nowS();
         }
-      }
-      if (half == 0) {
-        holdOrGoOn(tensor);
+        holdOrGoOn(tensor, slices);
       }
     }
   }
@@ -77,10 +76,10 @@ void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) 
 }
 
 // As Engine::tensorReady.
-void AllReduce::holdOrGoOn(TensorId tensor) {
+void AllReduce::holdOrGoOn(TensorId tensor, const std::vector<SliceKey>& slices) {
   const std::chrono::duration<double> now(clock_.nowS());
   const Hold::Clock::time_point at(std::chrono::duration_cast<Hold::Clock::duration>(now));
-  switch (hold_.ready({kModel, tensor}, at)) {
+  switch (hold_.ready({kModel, tensor}, slices, at)) {
     case Hold::Change::kBegin:
       holding_ = true;
       halves_[0].agreement->hold(options_.creditBytes / 8);

@@ -43,7 +43,7 @@ class AllReduce final : public Exchange {
     std::vector<SliceKey> slices;
   };
 
-  void holdOrGoOn(TensorId tensor);
+  void holdOrGoOn(TensorId tensor, const std::vector<SliceKey>& slices);
   void endHold();
   void drive(std::size_t half);
   void post(std::size_t from, SliceMessage&& message);

@@ -12,11 +12,16 @@ using Time = Hold::Clock::time_point;
 
 constexpr Time kStart{1h};
 
+/// Every tensor has a slice of its own.
+Change ready(Hold& hold, TensorKey tensor, Time now) {
+  return hold.ready(tensor, {{tensor.model, tensor.tensor}}, now);
+}
+
 /// A backward pass over tensors 3, 2, 1, 0, which are ready after 10, 20, 30 and 40 ms.
 std::vector<Change> step(Hold& hold, Time start) {
   std::vector<Change> changes;
   for (const TensorId tensor : {3U, 2U, 1U, 0U}) {
-    changes.push_back(hold.ready({0, tensor}, start + (4 - tensor) * 10ms));
+    changes.push_back(ready(hold, {0, tensor}, start + (4 - tensor) * 10ms));
   }
   return changes;
 }
@@ -25,7 +30,7 @@ using Changes = std::vector<Change>;
 
 } // namespace
 
-TEST(theHoldBeginsOneLeadBeforeTheFirstTensor) {
+TEST(theHoldBeginsOneLeadBeforeTheFirstSlice) {
   Hold hold;
   hold.addModel(0, 4);
   hold.setLead(15ms);
@@ -55,10 +60,25 @@ TEST(noHoldBeginsAfterTheFirstTensorOfAStep) {
   hold.setLead(15ms);
   step(hold, kStart);
   // All gradients of a rank that has none: in the order of consumption.
-  CHECK(hold.ready({0, 0}, kStart + 1s) == Change::kEnd);
+  CHECK(ready(hold, {0, 0}, kStart + 1s) == Change::kEnd);
   for (const TensorId tensor : {1U, 2U, 3U}) {
-    CHECK(hold.ready({0, tensor}, kStart + 1s) == Change::kNone);
+    CHECK(ready(hold, {0, tensor}, kStart + 1s) == Change::kNone);
   }
+}
+
+TEST(theHoldLastsUntilTheFirstSliceIsWhole) {
+  Hold hold;
+  hold.addModel(0, 4);
+  hold.setLead(25ms);
+  // The first slice carries tensors 0 and 1, of one layer, whose hooks run in this order.
+  const auto pass = [&](Time start) {
+    return Changes{
+        hold.ready({0, 3}, {{0, 2}}, start + 10ms), hold.ready({0, 2}, {{0, 1}}, start + 20ms),
+        hold.ready({0, 0}, {}, start + 40ms), hold.ready({0, 1}, {{0, 0}}, start + 42ms)};
+  };
+  const Change none = Change::kNone;
+  CHECK(pass(kStart) == (Changes{none, none, none, Change::kEnd}));
+  CHECK(pass(kStart + 1s) == (Changes{Change::kBegin, none, none, Change::kEnd}));
 }
 
 TEST(modelsDoNotHearEachOther) {
@@ -67,11 +87,11 @@ TEST(modelsDoNotHearEachOther) {
   hold.addModel(1, 4);
   hold.setLead(15ms);
   step(hold, kStart);
-  CHECK(hold.ready({1, 2}, kStart + 1s) == Change::kNone);
-  CHECK(hold.ready({0, 2}, kStart + 1s) == Change::kBegin);
+  CHECK(ready(hold, {1, 2}, kStart + 1s) == Change::kNone);
+  CHECK(ready(hold, {0, 2}, kStart + 1s) == Change::kBegin);
   hold.removeModel(0);
   hold.addModel(0, 4);
-  CHECK(hold.ready({0, 2}, kStart + 2s) == Change::kNone);
+  CHECK(ready(hold, {0, 2}, kStart + 2s) == Change::kNone);
 }
 
 } // namespace hvd_order
