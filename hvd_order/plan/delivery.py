@@ -7,6 +7,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from hvd_order.errors import InvalidUsage
 from hvd_order.plan.cut import Link
 from hvd_order.plan.priorities import Priorities
 
@@ -34,9 +35,15 @@ def transfer_s(size_bytes: int, link: Link) -> float:
 
 
 def piece_times(size_bytes: int, link: Link, slice_bytes: int | None) -> list[float]:
-    """How long each slice of a tensor occupies the link; all of it at no cost if None (fluid)."""
+    """How long each slice of a tensor occupies the link; all of it at no cost if None (fluid).
+
+    Raises:
+        InvalidUsage: ``slice_bytes`` is not positive.
+    """
     if slice_bytes is None:
         return [size_bytes * link.seconds_per_byte]
+    if slice_bytes <= 0:
+        raise InvalidUsage(f"a slice of {slice_bytes} bytes carries nothing; give a positive size")
     whole, rest = divmod(size_bytes, slice_bytes)
     sizes = [slice_bytes] * whole + [rest] * (rest > 0 or whole == 0)
     return [transfer_s(size, link) for size in sizes]

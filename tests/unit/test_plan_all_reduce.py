@@ -140,6 +140,13 @@ def test_slices_cost_what_they_cost_and_delay_by_one_of_them() -> None:
         )
 
 
+@pytest.mark.parametrize("slice_bytes", [0, -4])
+def test_slices_without_bytes_are_refused(slice_bytes: int) -> None:
+    graph = training_graph(random.Random(9), transfers=3, ops=8)
+    with pytest.raises(InvalidUsage, match="carries nothing; give a positive size"):
+        steady_step_s(graph, due_date(graph, SECONDS), SECONDS, slice_bytes)
+
+
 # ------------------------------------------------------------------------- bounds
 
 

@@ -187,3 +187,14 @@ def test_a_scenario_that_cannot_be_is_refused() -> None:
         simulate(two_layers(), LINK, ONE_AT_A_TIME, ranks=0)
     with pytest.raises(InvalidUsage, match="parameter servers"):
         simulate(two_layers(), ParameterServers(0, 1, 1), ONE_AT_A_TIME)
+
+
+def test_a_word_that_is_none_of_those_expected_is_refused() -> None:
+    # A typing error must not silently simulate something else.
+    with pytest.raises(InvalidUsage, match="order is 'programme'; expected one of program, ready"):
+        simulate(two_layers(), LINK, ONE_AT_A_TIME, order="programme")  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsage, match="policy is 'fifo'; expected one of priority, arrival"):
+        simulate(two_layers(), LINK, Schedule(64, 64, "fifo"))  # type: ignore[arg-type]
+    servers = ParameterServers(1, 1, 1, pull="at once")  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsage, match="pull is 'at once'; expected one of at_once, next_step"):
+        simulate(two_layers(), servers, ONE_AT_A_TIME)
