@@ -8,7 +8,6 @@ import subprocess
 import sys
 from typing import Any
 
-from hvd_order.config import KNOBS
 from hvd_order.doctor import surroundings
 from hvd_order.doctor.self_test import SelfTest, clean_environment, run_self_test
 
@@ -35,7 +34,7 @@ def examine(timeout_s: float) -> dict[str, Any]:
     if versions["horovod"] != "not installed":
         horovod = _probe("horovod")
     alias = surroundings.alias_facts()
-    if not alias["variable works"]:
+    if alias["variable works"] is False:
         problems.append(
             "HVD_ORDER_ALIAS=1 would have no effect: hvd_order_alias.pth is not in site-packages; "
             "install hvd_order with pip (in a checkout: make build)"
@@ -44,7 +43,7 @@ def examine(timeout_s: float) -> dict[str, Any]:
         if not facts[name]["works"]:
             problems.append(f"{name}: {facts[name]['why']}")
     tests = {"torch.distributed": run_self_test(timeout_s)}
-    if horovod is not None and horovod["works"] and any(k.field == "transport" for k in KNOBS):
+    if horovod is not None and horovod["works"]:
         tests["horovod"] = run_self_test(timeout_s, {"HVD_ORDER_TRANSPORT": "horovod"})
     return {
         "versions": versions,

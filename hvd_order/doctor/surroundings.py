@@ -27,6 +27,7 @@ _VARIABLES = re.compile(
     r"^(HVD_ORDER_|HOROVOD_|MASTER_|TORCHELASTIC|GLOO_|NCCL_|UCC_|OMPI_COMM_|PMI_|SLURM_(PROC|STEP))"
     r"|^(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS)$"
 )
+_START_S = 60.0  # for Python to start
 _SECRET = re.compile(r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 
 
@@ -117,15 +118,21 @@ def environment_problems() -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def alias_facts() -> dict[str, bool]:
-    """Whether ``import horovod`` gives hvd_order here, and whether HVD_ORDER_ALIAS=1 would."""
+def alias_facts() -> dict[str, bool | None]:
+    """Whether ``import horovod`` gives hvd_order here, and whether HVD_ORDER_ALIAS=1 would.
+
+    None: Python did not start in time to tell.
+    """
     program = "import sys; print('hvd_order.horovod.startup' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"HVD_ORDER_ALIAS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return {"in force": finder.is_installed(), "variable works": "True" in done.stdout}
+    works = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"HVD_ORDER_ALIAS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=_START_S,
+            check=False,
+        )
+        works = "True" in done.stdout
+    return {"in force": finder.is_installed(), "variable works": works}

@@ -105,3 +105,10 @@ def test_a_name_that_does_not_resolve_is_reported(monkeypatch: pytest.MonkeyPatc
     assert "no-such-host.invalid, does not resolve" in problems[0]
     assert "/etc/hosts" in problems[0]
     assert problems[1].startswith("GLOO_SOCKET_IFNAME is eth77, which no interface")
+
+
+def test_a_python_that_takes_too_long_to_start_does_not_end_the_doctor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(surroundings, "_START_S", 0.0)
+    assert surroundings.alias_facts()["variable works"] is None
