@@ -27,6 +27,7 @@ class Agents:
         self.told: list[tuple[str, str]] = []
         self.silent: set[str] = set()
         self.lost_on_serve: list[str] = []
+        self.impatient = False  # Ctrl-C while the launcher waits for their ends
         self.running: dict[str, Agent] = {}
 
     def __call__(
@@ -65,7 +66,11 @@ class Agent:
         self._agents.told.append((self.host, "stop"))
 
     def wait(self, seconds: float) -> None:
-        pass
+        if self._agents.impatient:
+            raise KeyboardInterrupt
+
+    def kill(self) -> None:
+        self._agents.told.append((self.host, "kill"))
 
 
 def succeed(host: str, now: Message) -> list[Message]:
@@ -112,6 +117,13 @@ def test_a_fixed_job_ends_with_its_first_failure(
     error = capsys.readouterr().err
     assert error == "hvd-order: rank 2 on b was ended by SIGKILL; all others were stopped\n"
     assert agents.told[-2:] == [("a", "stop"), ("b", "stop")]
+
+
+def test_whoever_asks_twice_is_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = Agents(lambda host, now: [failed(now)] if host == "b" else [])
+    agents.impatient = True
+    assert run(monkeypatch, agents, 4, [A, B]) == 9
+    assert agents.told[-2:] == [("a", "kill"), ("b", "kill")]
 
 
 def test_a_silent_host_is_named(
