@@ -10,23 +10,22 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.torch import deferred_update
+from hvd_order.torch import deferred_update, optimizer_class
 from hvd_order.torch.adasum import check_count
 from hvd_order.torch.collectives import synchronize
 from hvd_order.torch.compression import Compressor
 from hvd_order.torch.grouped import grouped_allreduce_async_
+from hvd_order.torch.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT, check_passes
 from hvd_order.torch.process_sets import ProcessSet
 from hvd_order.torch.reduce_ops import Adasum
 from hvd_order.torch.slot import Slot
 
 __all__: list[str] = []
-
-AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 _made: Counter[int | None] = Counter()  # by process set, whose ranks make the same ones
 
@@ -53,11 +52,7 @@ class _Passes:
     def _one_more(self, name: str) -> None:
         self._counts[name] = self._counts.get(name, 0) + 1
         if self._counts[name] > self.allowed:
-            raise AssertionError(
-                "Gradients were computed more than backward_passes_per_step times before call to "
-                "step(). Increase backward_passes_per_step to accumulate gradients locally. "
-                f"(parameter '{name}')"
-            )
+            raise AssertionError(TOO_MANY_PASSES.format(name=name))
 
     @property
     def any(self) -> bool:
@@ -124,8 +119,7 @@ class _AdasumMethods:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes add up before a step."""
-        if passes < 1:
-            raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
+        check_passes(passes)
         self._hvd_passes.allowed = passes
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -135,11 +129,7 @@ class _AdasumMethods:
             AssertionError: between ``backward()`` and ``step()``.
         """
         if self._hvd_passes.any:
-            raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before "
-                "optimizer.step() or optimizer.synchronize(). This is prohibited as it can cause a "
-                "race condition."
-            )
+            raise AssertionError(ZEROED_IN_FLIGHT)
         cast("Any", self._hvd_base).zero_grad(self, set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -152,27 +142,24 @@ class _AdasumMethods:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the user's own class."""
-        state = cast("Any", self).__getstate__()
-        state = {key: value for key, value in state.items() if not key.startswith("_hvd_")}
-        return _rebuild, (self._hvd_base, state)
+        return optimizer_class.rebuild, (self._hvd_base, cast("Any", self).__getstate__())
 
 
 def distribute(
-    optimizer: AnyOptimizer,
+    optimizer: Optimizer,
     slots: list[Slot],
     compression: type[Compressor],
     passes: int,
     process_set: ProcessSet,
-) -> AnyOptimizer:
-    """Makes ``optimizer`` an Adasum optimizer and returns it.
+) -> None:
+    """Makes ``optimizer`` an Adasum optimizer.
 
     Raises:
         NotImplementedError: the number of ranks is no power of 2.
     """
     check_count(len(process_set.ranks))
-    base = type(optimizer)
+    optimizer_class.give_methods(optimizer, _AdasumMethods)
     changed = cast("Any", optimizer)
-    changed._hvd_base = base
     changed._hvd_exchange = None
     changed._hvd_passes = _Passes(slots, passes)
     changed._hvd_slots = slots
@@ -180,13 +167,6 @@ def distribute(
     _made[process_set.process_set_id] += 1
     changed._hvd_compression = compression
     changed._hvd_process_set = process_set
-    methods = {name: value for name, value in vars(_AdasumMethods).items() if callable(value)}
-    step: Any = Optimizer.profile_hook_step(_AdasumMethods.step)
-    step.hooked = True
-    changed.__class__ = type(
-        base.__name__, (base,), {**methods, "step": step, "__module__": base.__module__}
-    )
-    return optimizer
 
 
 def _by_device(parameters: Sequence[torch.Tensor]) -> list[list[int]]:
@@ -195,12 +175,6 @@ def _by_device(parameters: Sequence[torch.Tensor]) -> list[list[int]]:
     for i, parameter in enumerate(parameters):
         places.setdefault(parameter.device, []).append(i)
     return list(places.values())
-
-
-def _rebuild(optimizer_class: type[Optimizer], state: dict[str, Any]) -> Optimizer:
-    optimizer = optimizer_class.__new__(optimizer_class)
-    cast("Any", optimizer).__setstate__(state)
-    return optimizer
 
 
 def _remove(hooks: Sequence[Any]) -> None:

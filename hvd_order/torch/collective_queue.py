@@ -76,7 +76,6 @@ class CollectiveQueue:
         self._failure: HorovodInternalError | None = None
         self._broken = False  # nothing runs any more, not even what is decided
         self._thread: threading.Thread | None = None
-        self._moved_at = time.monotonic()  # when a request last began or ended
         self._decisions: queue.SimpleQueue[Decision | None] = queue.SimpleQueue()
         if negotiation is not None:
             negotiation.add_set(number, ranks, self)
@@ -129,8 +128,6 @@ class CollectiveQueue:
             handle = next(_handles)
             self._requests[handle] = request
             if self._negotiation is not None:
-                if not self._in_flight:
-                    self._moved_at = time.monotonic()
                 self._in_flight[key] = request
                 self._start_thread()
         if self._negotiation is None:
@@ -194,27 +191,32 @@ class CollectiveQueue:
 
     def _await(self, request: Request) -> None:
         config = self._context.config
+        began = time.monotonic()
         stall_warning_s = config.stall_warning.total_seconds()
         if request.done.wait(stall_warning_s) or request.done.wait(_LATE_NEWS_S):
             return
-        who = (
-            f"{ranks_have(request.lacking)} not called it" if request.lacking else "a rank is late"
-        )
+        cause = "a rank is late"
+        if request.decided:
+            cause = "all ranks have called it, and its transfer takes long"
+        elif request.lacking:
+            cause = f"{ranks_have(request.lacking)} not called it"
         warnings.warn(
-            f"rank {self._context.rank} has waited {stall_warning_s:g} s for {request.name}: {who}",
+            f"rank {self._context.rank} has waited {stall_warning_s:g} s for {request.name}: "
+            f"{cause}",
             RuntimeWarning,
             stacklevel=5,
         )
-        # Rank 0 ends what is not called everywhere, the group's timeout what does not get on;
-        # this is for a rank 0 that says nothing at all.
+        # Rank 0 ends what is not called everywhere; this is for a rank 0 that says nothing at all.
         patience_s = 1.25 * config.timeout.total_seconds() + 1
-        while not request.done.wait(max(0.0, self._moved_at + patience_s - time.monotonic())):
-            if time.monotonic() >= self._moved_at + patience_s:
-                self.failed(
-                    "TransferTimeout",
-                    f"rank {self._context.rank}, {request.name}: no word for {patience_s:g} s from "
-                    "rank 0, which decides when it is its turn",
-                )
+        left_s = began + patience_s - time.monotonic()
+        if not (request.done.wait(max(0.0, left_s)) or request.decided):
+            self.failed(
+                "TransferTimeout",
+                f"rank {self._context.rank}, {request.name}: no word for {patience_s:g} s from "
+                "rank 0, which decides when it is its turn",
+            )
+        # What has its turn may take many transfers, each of which ends by the group's timeout.
+        request.done.wait()
 
     def run(self, request: Request) -> Any:
         """`submit` and `synchronize`."""
@@ -277,7 +279,6 @@ class CollectiveQueue:
         if not request.done.is_set():
             request.error = error
             self._in_flight.pop(key_of(request.name), None)
-            self._moved_at = time.monotonic()
             request.done.set()
 
     def _start_thread(self) -> None:
@@ -293,7 +294,6 @@ class CollectiveQueue:
             while (decision := self._decisions.get()) is not None:
                 with self._lock:
                     request = self._in_flight.get(decision.key)
-                    self._moved_at = time.monotonic()
                     if self._broken and request is not None:
                         self._end(request, self._failure)
                     if self._broken or (

@@ -29,6 +29,7 @@ from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.exchange_guard import ExchangeGuard
 from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.learning import Learning
+from hvd_order.torch.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT
 from hvd_order.torch.outstanding import OutstandingUpdates
 from hvd_order.torch.slot import Slot
 from hvd_order.torch.slot_table import SlotTable
@@ -36,16 +37,6 @@ from hvd_order.torch.step_gradients import StepGradients
 from hvd_order.torch.step_log import StepLogs
 
 __all__: list[str] = []
-
-_TOO_MANY_PASSES = (
-    "Gradients were computed more than backward_passes_per_step times before call to step(). "
-    "Increase backward_passes_per_step to accumulate gradients locally. "
-    "(parameter '{name}')"
-)
-_ZEROED_IN_FLIGHT = (
-    "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
-)
 
 
 class GradientExchange:
@@ -153,9 +144,10 @@ class GradientExchange:
                 )
             if not self._sender.in_backward:
                 self._sender.in_backward = True
+                self._gradients.begin_pass()
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
             if slot.sent:
-                raise AssertionError(_TOO_MANY_PASSES.format(name=slot.name))
+                raise AssertionError(TOO_MANY_PASSES.format(name=slot.name))
             slot.passes_to_go -= 1
             if slot.passes_to_go == 0:
                 self._gradients.send(slot, self._guard)
@@ -251,16 +243,21 @@ class GradientExchange:
         """Finishes what this rank has begun; the others have its gradients, or will get zeros."""
         with self._lock:
             self.flush()
-            if not self._gradients.fresh and not self._gradients.synchronized:
+            if self._gradients.fresh or self._gradients.synchronized:
+                return
+            if self._gradients.announced:
                 self._gradients.send_nothing()
+            else:  # passes whose sum has not been sent
+                self._gradients.reset()
 
     def stand_in(self, event: str) -> None:
         """Does what another rank has done, with zeros and without an update; notes one event.
 
         Args:
-            event: "begin": the first gradient of a step has come. "give_up": the step ends without
-                an update. "sparse": while the model is learnt, the ranks tell each other whose
-                gradients are sparse. "loss": a closure has computed the loss. "end": ``step()``.
+            event: "begin": gradients of a step are about to be sent. "give_up": the step ends
+                without an update. "sparse": while the model is learnt, the ranks tell each other
+                whose gradients are sparse. "loss": a closure has computed the loss. "end":
+                ``step()``.
         """
         with self._lock:
             if event in ("begin", "end") and not self._gradients.fresh:
@@ -298,12 +295,12 @@ class GradientExchange:
         with self._lock:
             if self._gradients.fresh:
                 return
-            if self._gradients.synchronized or not self._gradients.any_sent():
+            if self._gradients.synchronized or not self._gradients.announced:
                 self._gradients.reset()
-            elif self._gradients.by_product():
+            elif self._gradients.unwanted():
                 self._gradients.give_up()
             else:
-                raise AssertionError(_ZEROED_IN_FLIGHT)
+                raise AssertionError(ZEROED_IN_FLIGHT)
 
     def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
         """Zeroes ``parameter.grad`` for its owner, leaving alone what still has to be applied.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import time
 import warnings
@@ -14,6 +15,7 @@ from hvd_order.torch import process
 from hvd_order.torch.messages import Message
 from hvd_order.torch.negotiation import Negotiation
 from hvd_order.torch.queues import all_queues, negotiation
+from hvd_order.torch.step_log import process_set_of
 
 __all__ = ["join"]
 
@@ -46,6 +48,7 @@ def join(device: int = -1) -> int:
     ranks = negotiation()
     if ranks is None:
         return context.rank
+    gc.collect()  # which exchanges there are must not depend on when each rank last did this
     for exchange in ranks.steps.exchanges():
         exchange.prepare_to_join()
     queues = all_queues()
@@ -57,8 +60,11 @@ def join(device: int = -1) -> int:
     ranks.tell(["join", ranks.steps.counts(), ranks.steps.recent(), unnamed])
     early: dict[tuple[str, int], str] = {}
     what, *rest = _next(ranks, context)
+    sets = {one.number for one in queues}
     while what == "step":
-        _stand_in(ranks, early, *rest)
+        key, number, event = rest
+        if process_set_of(key) in sets:
+            _stand_in(ranks, early, key, number, event)
         what, *rest = _next(ranks, context)
     if what == "failed":
         _, kind, text = rest

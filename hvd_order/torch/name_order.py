@@ -187,6 +187,8 @@ class NameOrder:
             steps: the last ones of its own; who joined before may not know all of them.
             unnamed: how many requests without a name it has made, by process set.
         """
+        if self._gone:  # then not all can join
+            return self._fail(0, *next(iter(self._gone.values())))
         earlier = list(self._joined)
         self._joined.append(rank)
         out: Outgoing = [(other, step) for other in earlier for step in steps]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, cast
@@ -12,10 +11,17 @@ import torch
 from torch.optim import Optimizer
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch import adasum_optimizer, deferred_update, engine_host, process
+from hvd_order.torch import (
+    adasum_optimizer,
+    deferred_update,
+    engine_host,
+    optimizer_class,
+    process,
+)
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.exchange import GradientExchange
 from hvd_order.torch.gradient_transfer import GradientTransfer
+from hvd_order.torch.misuse import check_passes
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_registered
 from hvd_order.torch.queues import negotiation
 from hvd_order.torch.reduce_ops import Adasum, Average, ReduceOp, Sum
@@ -77,7 +83,7 @@ class _Distributed:
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes add up before gradients are exchanged."""
-        _check_passes(passes)
+        check_passes(passes)
         if self._hvd_exchange is not None:
             self._hvd_exchange.set_passes(passes)
 
@@ -135,13 +141,7 @@ class _Distributed:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the user's own class, with finished updates."""
         self.flush()
-        return _rebuild, (self._hvd_base, cast("Any", self).__getstate__())
-
-
-def _rebuild(optimizer_class: type[Optimizer], state: dict[str, Any]) -> Optimizer:
-    optimizer = optimizer_class.__new__(optimizer_class)
-    cast("Any", optimizer).__setstate__(state)
-    return optimizer
+        return optimizer_class.rebuild, (self._hvd_base, cast("Any", self).__getstate__())
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -195,9 +195,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     step = deferred_update.inner_step(type(optimizer))
     size = len(process_set.ranks) if process_set.included() else 1
     if op == Adasum and size > 1:
-        return adasum_optimizer.distribute(
+        adasum_optimizer.distribute(
             optimizer, slots, compression, backward_passes_per_step, process_set
         )
+        return optimizer
 
     exchange = None
     if size > 1:
@@ -220,54 +221,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ranks.steps,
             backward_passes_per_step,
         )
-    base = type(optimizer)
-    changed = cast("Any", optimizer)
-    changed.__class__ = _distributed_class(base)
-    changed._hvd_base = base
-    changed._hvd_exchange = exchange
-    _redirect_scheduler(changed)
+    optimizer_class.give_methods(optimizer, _Distributed)
+    cast("Any", optimizer)._hvd_exchange = exchange
     if context.config.check_reads and exchange is not None:
         from hvd_order.torch import check_reads
 
         check_reads.install(exchange)
     return optimizer
-
-
-def _distributed_class(base: type[Optimizer]) -> type[Optimizer]:
-    methods = {
-        name: value
-        for name, value in vars(_Distributed).items()
-        if isinstance(value, types.FunctionType)
-    }
-    # Step hooks and the profiler's range: once for each step() of the user's.
-    step: Any = Optimizer.profile_hook_step(_Distributed.step)
-    step.hooked = True
-    members = {**methods, "step": step, "__module__": base.__module__}
-    return cast("type[Optimizer]", type(base.__name__, (base,), members))
-
-
-def _redirect_scheduler(optimizer: Any) -> None:
-    """A scheduler made before wrapping has put a wrapper of the old step() on the instance."""
-    patched = vars(optimizer).get("step")
-    if patched is None:
-        return
-    if not hasattr(patched, "_wrapped_by_lr_sched"):
-        raise InvalidUsage(
-            "something has replaced optimizer.step on this object, so its gradients would not be "
-            "exchanged; call DistributedOptimizer before it"
-        )
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        optimizer._opt_called = True
-        return type(optimizer).step(optimizer, *args, **kwargs)
-
-    cast("Any", step)._wrapped_by_lr_sched = True
-    optimizer.step = step
-
-
-def _check_passes(passes: int) -> None:
-    if passes < 1:
-        raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
 
 
 def _check_arguments(
@@ -280,7 +240,7 @@ def _check_arguments(
             f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}; wrap the "
             "optimizer, not the model"
         )
-    _check_passes(passes)
+    check_passes(passes)
     if op not in (Average, Sum, Adasum):
         raise InvalidUsage(f"op must be hvd.Average, hvd.Sum or hvd.Adasum, got {op}")
     if predivide_factor != 1.0 and op != Average:

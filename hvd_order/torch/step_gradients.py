@@ -19,7 +19,8 @@ class StepGradients:
     The exchange's lock is held in all methods.
 
     Attributes:
-        fresh: no gradient of the coming step has been sent.
+        fresh: no gradient of the coming step has come.
+        announced: ranks that have joined were told of the step, since gradients of it may be sent.
         synchronized: all gradients of this step are finished, ``step()`` is to come.
     """
 
@@ -33,6 +34,7 @@ class StepGradients:
     ) -> None:
         """No step has begun."""
         self.fresh = True
+        self.announced = False
         self.synchronized = False
         self._host = host
         self._transfer = transfer
@@ -53,16 +55,27 @@ class StepGradients:
         self._begun_at = self._host.steps
         self._transfer.model.raise_use_flags()
         self.fresh = False
-        self._log.note("begin")
+
+    def begin_pass(self) -> None:
+        """A backward pass has given its first gradient; what comes now may be sent unseen."""
+        if any(slot.passes_to_go == 1 for slot in self._table.slots):
+            self._announce()
+
+    def _announce(self) -> None:
+        if not self.announced:
+            self.announced = True
+            self._log.note("begin")
 
     def send(self, slot: Slot, guard: Guard) -> None:
         """Sends a gradient; ``guard`` is asked to finish it when somebody reads it meanwhile."""
+        self._announce()
         self._transfer.send(slot, guard, learning=not self._learning.order.complete)
         if self._first_sent is None and slot.parameter.grad is slot.gradient:
             self._first_sent = slot
 
     def send_the_rest(self, guard: Guard) -> None:
         """Sends what no hook has sent: set by hand, left from an unfinished pass, or absent."""
+        self._announce()
         for slot in self._table.slots:
             if slot.sent:
                 continue
@@ -73,6 +86,7 @@ class StepGradients:
 
     def send_nothing(self) -> None:
         """This rank has no more gradients for this step."""
+        self._announce()
         for slot in self._table.slots:
             if not slot.sent:
                 self._transfer.send_absent(slot)
@@ -103,6 +117,7 @@ class StepGradients:
     def reset(self) -> None:
         """Forgets the step; what was sent in it has been finished."""
         self.fresh = True
+        self.announced = False
         self.synchronized = False
         self._sender.in_backward = False
         self._first_sent = None
@@ -147,10 +162,9 @@ class StepGradients:
             if not slot.sparse and not slot.update_pending
         )
 
-    def any_sent(self) -> bool:
-        """Whether any gradient of this step has been sent."""
-        return any(slot.sent for slot in self._table.slots)
+    def unwanted(self) -> bool:
+        """Whether nobody waits for these gradients: a by-product, or none of them was sent.
 
-    def by_product(self) -> bool:
-        """Whether another optimizer has stepped since the first of these gradients came."""
-        return self._host.steps != self._begun_at
+        A by-product is what came before another optimizer has stepped.
+        """
+        return self._host.steps != self._begun_at or not any(s.sent for s in self._table.slots)

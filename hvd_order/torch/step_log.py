@@ -35,6 +35,11 @@ class StandIn(Protocol):
         """All ranks have joined; what was begun and not ended is given up."""
 
 
+def process_set_of(key: str) -> int:
+    """The number of the process set whose exchange has this key."""
+    return int(key.partition("/")[0])
+
+
 class StepLog:
     """The events of one exchange.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import shutil
@@ -296,6 +297,80 @@ def test_two_optimizers_and_a_step_that_does_not_end(
     a, b = ranks(size).run(body_two_models, last)[last]
     assert b == pytest.approx(-sum(here) / size)
     assert a == pytest.approx(-(sum(here) + sum(unended)) / size)
+
+
+def body_given_up_passes(last: int) -> list[float]:
+    """Gradients that add up are cleared before any is sent: of no step that others take part in."""
+    a = torch.nn.Parameter(torch.ones(2))
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD([a], lr=1.0), named_parameters=[("a", a)], backward_passes_per_step=2
+    )
+    for _ in range(3 if hvd.rank() == last else 0):
+        for passes in (1, 2):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                a.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    a.sum().backward()
+    optimizer.zero_grad()
+    a.sum().backward()
+    hvd.join()
+    return a.tolist()
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_passes_that_are_never_sent(two_ranks: RankPool, last: int) -> None:
+    assert two_ranks.run(body_given_up_passes, last)[last] == [-2.0, -2.0]
+
+
+def body_left_behind() -> int:
+    """A cycle holds a dropped optimizer until garbage is collected, on each rank at its time."""
+    a, b = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD([a, b], lr=1.0), named_parameters=[("a", a), ("b", b)]
+    )
+    a.sum().backward()
+    optimizer.itself = optimizer
+    gc.disable()
+    try:
+        del optimizer, a, b
+        if hvd.rank() == 1:
+            gc.collect()
+        return hvd.join()
+    finally:
+        gc.enable()
+
+
+def test_an_optimizer_that_was_dropped_in_a_step(two_ranks: RankPool) -> None:
+    assert len(set(two_ranks.run(body_left_behind))) == 1
+
+
+def body_process_set() -> list[float]:
+    ranks = negotiation()
+    assert ranks is not None
+    two = hvd.add_process_set([0, 1])
+    a = torch.nn.Parameter(torch.ones(2))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([a], lr=1.0), named_parameters=[("a", a)], process_set=two
+    )
+    hvd.barrier()
+    if hvd.rank() < 2:
+        heard = torch.tensor(0)
+        while not heard:  # until word of the join has come to both
+            heard.fill_(ranks.steps.report is not None)
+            hvd.allreduce_(heard, op=hvd.Min, process_set=two)
+        for _ in range(3):
+            optimizer.zero_grad()
+            a.sum().backward()
+            optimizer.step()
+    hvd.join()
+    hvd.remove_process_set(two)
+    return a.tolist()
+
+
+def test_a_rank_outside_of_a_process_set_may_wait_while_that_trains(ranks: RankFactory) -> None:
+    assert ranks(3).run(body_process_set) == [[-2.0, -2.0], [-2.0, -2.0], [1.0, 1.0]]
 
 
 # ---- mistakes ----

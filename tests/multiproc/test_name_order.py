@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
 from hvd_order.errors import ModelMismatch
+from hvd_order.torch.queues import collective_queue
+from hvd_order.torch.request import Request
 
 
 def body_shuffled(seed: int) -> None:
@@ -127,6 +130,35 @@ def test_a_request_that_never_comes_is_named_with_its_ranks(ranks: RankFactory) 
     assert results[0][1] == "rank 0 has waited 0.5 s for allreduce.x: rank 1 has not called it"
     assert results[1][1] == "rank 1 has waited 0.5 s for allreduce.y: ranks 0, 2 have not called it"
     assert all(took < 5 for _, _, took in results)
+
+
+def body_long() -> float:
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HVD_ORDER_TIMEOUT", "1")
+        patch.setenv("HVD_ORDER_STALL_WARNING", "0.5")
+        hvd.init()
+
+    def many_transfers(group: dist.ProcessGroup | None) -> None:
+        for _ in range(6):
+            time.sleep(0.5)
+            dist.all_reduce(torch.ones(1), group=group)
+
+    used_s = time.process_time()
+    with pytest.warns(RuntimeWarning, match="its transfer takes long"):
+        collective_queue().run(
+            Request("long", ["long"], many_transfers, lambda: None, torch.device("cpu"))
+        )
+    used_s = time.process_time() - used_s
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+    hvd.shutdown()
+    hvd.init()
+    return used_s
+
+
+def test_what_has_its_turn_may_take_many_transfers(two_ranks: RankPool) -> None:
+    """Each ends within the timeout, all together do not; nobody waits in a busy loop."""
+    assert max(two_ranks.run(body_long)) < 0.5
 
 
 def body_left() -> str:

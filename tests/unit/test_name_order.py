@@ -82,6 +82,13 @@ def test_a_rank_that_is_gone_fails_what_needs_it_and_nothing_else() -> None:
     assert order.requested(2, 1, "b", "d", True, 0.0)[0][1][:4] == ["go", 1, "b", "go"]
 
 
+def test_nobody_joins_where_a_rank_has_left() -> None:
+    order = table(2)
+    order.gone(1, "HorovodInternalError", "rank 1 has shut down")
+    told = ["failed", 0, "HorovodInternalError", "rank 1 has shut down"]
+    assert (0, told) in order.join(0, {}, [], {})
+
+
 def test_a_set_may_be_heard_of_after_its_first_request() -> None:
     order = table(2)
     assert order.requested(1, 5, "a", "d", True, 0.0) == []
