@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import os
 import random
 import signal
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ STEP = r"step (\d+) loss (\S+) at (\S+)$"
 
 def main() -> None:
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     found = environment()
     print(describe(found))
     losses, weights = elastic_training.reference(options.steps)
@@ -68,7 +71,7 @@ def trial(
     """Kills rank `victim` some time after step `moment`; compares with training in one process."""
     command = [sys.executable, elastic_training.__file__, str(options.steps), str(options.pace)]
     run = launcher("-np", str(options.ranks), "--min-np", str(options.ranks - 1))
-    with Job([*run, *command], launcher_environment()) as job:
+    with Job([*run, *command], launcher_environment()) as job, _told(job):
         job.wait_for(STEP, lambda match: int(match[1]) >= moment)
         pids = {int(match[1]): int(match[3]) for match in job.matches(BEGINS)}
         killed_at = time.time()
@@ -78,11 +81,13 @@ def trial(
         begin = int(job.wait_for(BEGINS)[4])
         next_step = float(job.wait_for(STEP)[3])
         code = job.wait(300)
-    steps = [(int(match[1]), float(match[2])) for match in job.matches(STEP)]
     ended = [ast.literal_eval(match[1]) for match in job.matches(r"weights (.*)$")]
+    if code != 0 or len(ended) != 1:
+        raise SystemExit(f"FAIL: the job ended with exit code {code}:\n{job.text()}")
+    steps = [(int(match[1]), float(match[2])) for match in job.matches(STEP)]
     loss_error = max(abs(loss - losses[step]) / abs(losses[step]) for step, loss in steps)
-    pairs = zip(ended[0] if ended else [], weights, strict=True)
-    weight_error = max((abs(a - b) / max(abs(b), 1e-12) for a, b in pairs), default=1.0)
+    pairs = zip(ended[0], weights, strict=True)
+    weight_error = max(abs(a - b) / max(abs(b), 1e-12) for a, b in pairs)
     whole = {step for step, _ in steps} == set(range(options.steps))
     return {
         "victim": victim,
@@ -92,8 +97,18 @@ def trial(
         "restart_s": next_step - killed_at,
         "loss_error": loss_error,
         "weight_error": weight_error,
-        "right": code == 0 and whole and loss_error < 1e-9 and weight_error < 1e-9,
+        "right": whole and loss_error < 1e-9 and weight_error < 1e-9,
     }
+
+
+@contextlib.contextmanager
+def _told(job: Job) -> Iterator[None]:
+    """Shows how far a job came that is given up, or ended from outside because it stands still."""
+    try:
+        yield
+    except SystemExit:
+        print(job.text(), file=sys.stderr)
+        raise
 
 
 def _options() -> argparse.Namespace:

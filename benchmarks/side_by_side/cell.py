@@ -15,6 +15,7 @@ from planned import write_plan
 from workloads import size_bytes
 
 from hvd_order.plan.bound import chain_optimum_s
+from hvd_order.plan.efficiency import Overlap
 
 DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
 """Tried beside the default of 25 for "tuned" DDP."""
@@ -91,15 +92,10 @@ class CellResult:
         """Computation over communication, as intended or else as measured."""
         return self.setting.ratio or self.local_s / self.wire_s
 
-    def efficiency(self, system: str) -> float:
-        """E of TicTac, section 3.2: 1 where the busier of device and link never idles."""
-        serial, bound = self.local_s + self.wire_s, max(self.local_s, self.wire_s)
-        return (serial - self.systems[system].step_s) / (serial - bound)
-
-    def speed_up_possible(self) -> float:
-        """S of TicTac, section 3.2: what perfect overlap would gain over none."""
-        serial, bound = self.local_s + self.wire_s, max(self.local_s, self.wire_s)
-        return (serial - bound) / bound
+    def overlap(self, system: str) -> Overlap:
+        """The system's step beside what device and link need alone; E and S follow from it."""
+        work = (self.local_s, self.wire_s)
+        return Overlap(self.systems[system].step_s, sum(work), max(work))
 
     def utilisation(self, system: str) -> float:
         """Share of the link's nominal rate that was used."""

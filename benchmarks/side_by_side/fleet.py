@@ -91,8 +91,10 @@ class Fleet:
     def awake(self) -> Iterator[None]:
         """Restless ranks run for this long only, and are stopped while others have their turn."""
         self._signal(signal.SIGCONT)
-        yield
-        self.sleep()
+        try:
+            yield
+        finally:
+            self.sleep()
 
     def sleep(self) -> None:
         """Stops the ranks where they are."""

@@ -149,9 +149,11 @@ def _rendezvous(hosts: EmulatedHosts, log: TextIO) -> Iterator[str]:
     port = server.stdout.readline()
     if not port:
         raise RankFailed(f"Horovod's rendezvous did not start; see {log.name}")
-    yield port
-    server.stdin.close()
-    server.wait()
+    try:
+        yield port
+    finally:
+        server.stdin.close()
+        server.wait(30)
 
 
 def _table(cells: list[CellResult], header: bool = True) -> str:
@@ -165,7 +167,7 @@ def _table(cells: list[CellResult], header: bool = True) -> str:
             name + (f" ({m.note})" if m.note else ""),
             f"{m.step_s:.3f}", f"{min(m.seconds):.3f}-{max(m.seconds):.3f}",
             f"{m.step_s / cell.optimum_s:.3f}",
-            f"{cell.efficiency(name):.2f}",
+            f"{cell.overlap(name).efficiency:.2f}",
             f"{100 * cell.utilisation(name):.0f}",
             f"{sum(m.cpu_s) / len(m.cpu_s):.2f}",
             str(cell.against(name, "hvd_order")) if "hvd_order" in names else "",

@@ -39,7 +39,7 @@ def draw_efficiency(cells: list[CellResult], path: Path) -> None:
     for model in dict.fromkeys(cell.setting.model for cell in cells):
         for i, name in enumerate(_names(cells)):
             points = sorted(
-                (c.ratio, c.efficiency(name))
+                (c.ratio, c.overlap(name).efficiency)
                 for c in cells
                 if c.setting.model == model and name in c.systems
             )
