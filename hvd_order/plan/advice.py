@@ -101,6 +101,8 @@ def run_line(link: Link, size_bytes: int, ranks: int, step_s: float | None) -> s
         size_bytes: of all gradients.
         step_s: median step as it runs now; None: not known.
     """
+    if ranks == 1:
+        return "one worker: nothing travels, so there is nothing to order"
     wire_s = size_bytes * link.seconds_per_byte
     sent = (
         f"{size_bytes / 1e6:.3g} MB of gradients need {_seconds(wire_s)} of the network in each "

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from hvd_order.plan.advice import run_line
 from hvd_order.plan.cut import Cut, arrival_cut, best_cut
 from hvd_order.plan.plan_file import Confirmed, Plan
 from hvd_order.plan.tuner import Tuner, Turn, candidates, distinct
@@ -50,7 +51,7 @@ class Tuning:
         self._watch: Watch | None = None
         self._patience = 1
         config = host.context.config
-        cut = self._measured_cut()
+        self._advised = cut = self._measured_cut()
         is_free = (
             config.slice_bytes is None
             and config.credit_bytes is None
@@ -59,7 +60,7 @@ class Tuning:
         if is_free and plan is not None:
             cut = plan.cut
         self._use(cut)
-        if is_free and config.tune and model.size_bytes > cut.slice_bytes // 2:
+        if is_free and config.tune and model.size_bytes > self._advised.slice_bytes // 2:
             confirmed = None if plan is None else plan.confirmed
             if confirmed is None or confirmed.ranks != host.size:
                 self._try_rivals()
@@ -68,6 +69,8 @@ class Tuning:
         host.settled = self.done
         if plan is not None:
             self._tell(plan)
+        if self.done:
+            self._tell_outlook(None if self._watch is None else self._watch.expected_s)
 
     def _measured_cut(self, again: bool = False) -> Cut:
         """What the model of the transport advises, with what the user has set."""
@@ -85,7 +88,6 @@ class Tuning:
             cut = Cut(min(cut.slice_bytes, config.credit_bytes), config.credit_bytes)
         # Whoever registers first measures first: all ranks take rank 0's word.
         chosen: Cut = registration.gather(self._host, replace(cut, policy=config.policy))[0]
-        self._advised = chosen
         return chosen
 
     def _use(self, cut: Cut) -> None:
@@ -141,6 +143,14 @@ class Tuning:
                 _text(cut),
                 "; order does not help this model on this network" if level > logging.INFO else "",
             )
+        if self._patience == 1:  # the first choice
+            self._tell_outlook(tuner.chosen_s)
+
+    def _tell_outlook(self, step_s: float | None) -> None:
+        """Says what order can gain at best, from what a run knows."""
+        if self._host.rank == 0:
+            link = self._host.link(self._device)
+            _log.info(run_line(link, self._model.size_bytes, self._host.size, step_s))
 
     def _compare(self, watch: Watch, mine_s: float, flush: Callable[[], object]) -> None:
         """What the last steps took, all ranks; when that has changed for good, tries again."""
@@ -167,7 +177,7 @@ class Tuning:
             )  # fmt: skip
         if measure:
             registration.gather(self._host, None)  # until all ranks have nothing in flight
-            self._measured_cut(again=True)
+            self._advised = self._measured_cut(again=True)
         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
         self._watch = None
         self._try_rivals()
