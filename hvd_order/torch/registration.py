@@ -53,8 +53,15 @@ def agree(host: EngineHost, slots: Sequence[Slot]) -> Agreed:
     Raises:
         ModelMismatch: on every rank, naming the first parameter that differs and where.
     """
-    mine = [(slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots]
-    everyone = gather(host, (mine, host.models))
+    return agree_on(
+        host,
+        [(slot.name, tuple(slot.parameter.shape), str(slot.parameter.dtype)) for slot in slots],
+    )
+
+
+def agree_on(host: EngineHost, mine: Sequence[tuple[str, tuple[int, ...], str]]) -> Agreed:
+    """The same for parameters of any framework, given as (name, shape, dtype)."""
+    everyone = gather(host, (list(mine), host.models))
     check_same([parameters for parameters, _ in everyone], host.ranks)
     place = {name: i for i, (name, _, _) in enumerate(mine)}
     taken = set().union(*(models for _, models in everyone))

@@ -1,0 +1,238 @@
+"""torch.distributed as the carrier: a thin layer over what `hvd_order.torch` has.
+
+The only module of this package that knows PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import hvd_order.torch as hvd
+from hvd_order import _torch as native
+from hvd_order.errors import InvalidUsage
+from hvd_order.tensorflow.carrier import Collective, Gradient, HostTensor
+from hvd_order.torch import process, registration, static_plan
+from hvd_order.torch.engine_host import EngineHost, engine_host
+
+__all__: list[str] = []
+
+is_initialized = hvd.is_initialized
+rank, size = hvd.rank, hvd.size
+local_rank, local_size = hvd.local_rank, hvd.local_size
+cross_rank, cross_size = hvd.cross_rank, hvd.cross_size
+join = hvd.join
+shutdown = hvd.shutdown
+
+_ALIGNMENT_BYTES = 64  # cache line; more than SliceLayout needs
+
+_process_sets: dict[int, hvd.ProcessSet] = {}
+
+
+def init(comm: object) -> None:
+    """Joins the other processes."""
+    hvd.init(comm)
+
+
+def on_shutdown(callback: Callable[[], None]) -> None:
+    """Has `callback` run before the processes part."""
+    process.current().on_shutdown(callback)
+
+
+def supports(what: str) -> int:
+    """Answers `nccl_built` and the like, by name."""
+    return int(getattr(hvd, what)())
+
+
+def start_timeline(path: str, mark_cycles: bool) -> Any:
+    """Starts to record."""
+    return hvd.start_timeline(path, mark_cycles)
+
+
+def stop_timeline() -> Any:
+    """Writes what was recorded."""
+    return hvd.stop_timeline()
+
+
+def engine_api() -> int:
+    """Address of the engine's function table for operators."""
+    return native.engine_api()
+
+
+# ---- process sets -----------------------------------------------------------------------------
+
+
+def add_process_set(ranks: Sequence[int]) -> int:
+    """Registers it on all ranks of the job and returns its number."""
+    added = hvd.add_process_set(ranks)
+    assert added.process_set_id is not None
+    _process_sets[added.process_set_id] = added
+    return added.process_set_id
+
+
+def remove_process_set(number: int) -> bool:
+    """Takes it back on all ranks of the job."""
+    removed = _process_sets.pop(number, None)
+    return removed is not None and hvd.remove_process_set(removed)
+
+
+def _process_set(number: int) -> hvd.ProcessSet:
+    if number == 0:
+        return hvd.global_process_set
+    found = _process_sets.get(number)
+    if found is None or found.process_set_id != number:
+        raise InvalidUsage(
+            f"process set {number} is not registered (any more); pass it to hvd.init() or "
+            "hvd.add_process_set()"
+        )
+    return found
+
+
+# ---- collectives ------------------------------------------------------------------------------
+
+
+def _tensor(host: HostTensor) -> torch.Tensor:
+    """The same memory as a tensor; valid as long as the caller keeps that."""
+    dtype: torch.dtype = getattr(torch, host.dtype)
+    if 0 in host.shape:
+        return torch.empty(host.shape, dtype=dtype)
+    count = torch.Size(host.shape).numel()
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(host.address)
+    return torch.frombuffer(memory, dtype=dtype).reshape(host.shape)
+
+
+def _host(tensor: torch.Tensor) -> HostTensor:
+    tensor = tensor.cpu().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    return HostTensor(name, tuple(tensor.shape), tensor.data_ptr(), tensor)
+
+
+def start(collective: Collective, tensors: Sequence[HostTensor]) -> Callable[[], list[HostTensor]]:
+    """Starts a collective; what is returned waits for it."""
+    handle = _start(collective, [_tensor(tensor) for tensor in tensors])
+
+    def finish() -> list[HostTensor]:
+        result = hvd.synchronize(handle)
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        if collective.kind == "alltoall":
+            results[1] = results[1].to(torch.int32)
+        return [_host(tensor) for tensor in results]
+
+    return finish
+
+
+def _start(collective: Collective, tensors: list[torch.Tensor]) -> int:
+    c = collective
+    members = _process_set(c.process_set)
+    scales = (c.prescale_factor, c.postscale_factor)
+    one = tensors[0]
+    if c.kind == "allreduce":
+        if c.grouped:
+            return hvd.grouped_allreduce_async(tensors, None, c.name, c.op, *scales, members)
+        return hvd.allreduce_async(one, None, c.name, c.op, *scales, members)
+    if c.kind == "allgather":
+        if c.grouped:
+            return hvd.grouped_allgather_async(tensors, c.name, members)
+        return hvd.allgather_async(one, c.name, members)
+    if c.kind == "broadcast":
+        return hvd.broadcast_async(one, c.root_rank, c.name, members)
+    if c.kind == "alltoall":
+        splits = tensors[1] if len(tensors) > 1 else None
+        return hvd.alltoall_async(one, splits, c.name, members)
+    if c.kind == "reducescatter":
+        if c.grouped:
+            return hvd.grouped_reducescatter_async(tensors, c.name, c.op, members, *scales)
+        return hvd.reducescatter_async(one, c.name, c.op, members, *scales)
+    raise InvalidUsage(f"there is no collective {c.kind!r}")
+
+
+def broadcast_object(obj: Any, root_rank: int, name: str | None, number: int) -> Any:
+    """The object of a rank, on every rank of a process set."""
+    return hvd.broadcast_object(obj, root_rank, name, _process_set(number))
+
+
+def allgather_object(obj: Any, name: str | None, number: int) -> list[Any]:
+    """Every rank's object."""
+    return hvd.allgather_object(obj, name, _process_set(number))
+
+
+# ---- gradients --------------------------------------------------------------------------------
+
+
+class RegisteredGradients:
+    """Gradients in buffers of the engine, for operators to post and take.
+
+    Dropping it lets the engine forget them; nothing may be under way then.
+    """
+
+    def __init__(self, host: EngineHost, gradients: Sequence[Gradient]) -> None:
+        """Lays them out in the given order, that of rank 0. Collective.
+
+        Raises:
+            ModelMismatch: the ranks have different gradients.
+        """
+        mine = [(one.name, one.shape, one.dtype) for one in gradients]
+        agreed = registration.agree_on(host, mine)
+        in_order = [gradients[i] for i in agreed.order]
+        kinds: dict[torch.dtype, int] = {}
+        sizes, tensors = [], []
+        for one in in_order:
+            dtype: torch.dtype = getattr(torch, one.dtype)
+            buffer = kinds.setdefault(dtype, len(kinds))
+            size_bytes = torch.Size(one.shape).numel() * dtype.itemsize
+            padded = -(-max(size_bytes, 1) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            sizes.append(size_bytes)
+            tensors.append((one.name, padded, buffer))
+        layout = native.SliceLayout(tensors, host.cut.slice_bytes)
+        self._flat = [
+            torch.zeros(size_bytes // dtype.itemsize, dtype=dtype)
+            for dtype, size_bytes in zip(kinds, layout.buffer_bytes, strict=True)
+        ]
+        planned = host.context.config.agreement == "planned"
+        plan = static_plan.arrival_plan(layout) if planned else []
+        host.add_model(agreed.model, layout, self._flat, plan)
+        places = [
+            (name, tensor, self._flat[buffer].data_ptr() + layout.tensor_offset(tensor), size_bytes)
+            for tensor, ((name, _, buffer), size_bytes) in enumerate(
+                zip(tensors, sizes, strict=True)
+            )
+        ]
+        # Slots count as the caller does, places as rank 0.
+        slots = sorted(range(len(places)), key=lambda place: agreed.order[place])
+        self._handover = native.Handover(
+            host.engine, agreed.model, [places[place] for place in slots]
+        )
+        self._host: Callable[[], EngineHost | None] = weakref.ref(host)
+        self._model = agreed.model
+
+    @property
+    def number(self) -> int:
+        """By which operators know it."""
+        return self._handover.number
+
+    @property
+    def posts(self) -> int:
+        """How many gradients this process has posted."""
+        return self._handover.posts
+
+    def close(self) -> None:
+        """Ends what is under way with an error; a second call does nothing."""
+        self._handover.close()
+        host = self._host()
+        self._host = lambda: None
+        if host is not None and host.context is _current_context():
+            host.remove_model(self._model)
+
+
+def _current_context() -> object:
+    return process.current() if process.is_initialized() else None
+
+
+def register(gradients: Sequence[Gradient], number: int) -> RegisteredGradients:
+    """Registers gradients on all ranks of a process set of several."""
+    members = _process_set(number)
+    return RegisteredGradients(engine_host(number, members.ranks), gradients)

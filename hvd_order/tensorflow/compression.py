@@ -1,0 +1,73 @@
+"""What travels instead of a tensor: the tensor itself, or 16 bits an element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["Compression", "Compressor"]
+
+
+class Compressor:
+    """Horovod's interface; derive from it and pass the class as ``compression=``."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """What to send, and whatever `decompress` needs to know."""
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The tensor again, from what arrived."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """`tensor` itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """`tensor` itself."""
+        return tensor
+
+
+class _CastCompressor(Compressor):
+    """Wider floating point numbers become `wire`; integers and narrow floats stay."""
+
+    wire = tf.float16
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """`tensor`, narrower, and its dtype."""
+        if tensor.dtype.is_floating and tensor.dtype.size > cls.wire.size:
+            return tf.cast(tensor, cls.wire), tensor.dtype
+        return tensor, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """`tensor` in its first dtype."""
+        return tf.cast(tensor, ctx)
+
+
+class FP16Compressor(_CastCompressor):
+    """Sends float32 and float64 as float16: half the bytes, 11 bits, largest value 65504."""
+
+
+class BF16Compressor(_CastCompressor):
+    """Sends float32 and float64 as bfloat16: half the bytes, 8 bits, the range of float32."""
+
+    wire = tf.bfloat16
+
+
+class Compression:
+    """The choices for ``compression=``."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor

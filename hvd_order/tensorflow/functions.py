@@ -1,0 +1,76 @@
+"""Bringing all ranks to one state: variables and any Python object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hvd_order.tensorflow.carrier import started_carrier
+from hvd_order.tensorflow.collectives import broadcast_
+from hvd_order.tensorflow.process_sets import ProcessSet, global_process_set, number_of
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn", "broadcast_variables"]
+
+
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> None:
+    """Overwrites variables on all ranks with those of rank `root_rank`.
+
+    Args:
+        variables: of TensorFlow or Keras, in the same order on every rank.
+        root_rank: whose values.
+        process_set: who takes part.
+        inplace: accepted for Horovod's sake; this makes no difference here.
+
+    Raises:
+        ModelMismatch: ranks have other shapes or dtypes (raised on every rank).
+        HorovodInternalError: another rank died, or did not come in time.
+    """
+    broadcast_(list(variables), root_rank, process_set=process_set)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The object of rank `root_rank`, on every rank; it travels pickled.
+
+    Args:
+        obj: what to send; looked at only on the root.
+        root_rank: whose object.
+        session: accepted for Horovod's sake.
+        name: shown in errors.
+        process_set: who takes part.
+
+    Raises:
+        HorovodInternalError: the root's object cannot be pickled (raised on every rank).
+    """
+    number = number_of(process_set)
+    return started_carrier().broadcast_object(obj, root_rank, name, number)
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """`broadcast_object` with all but the object fixed."""
+    return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
+
+
+def allgather_object(
+    obj: Any,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Every rank's object, in rank order, on every rank; they travel pickled."""
+    return started_carrier().allgather_object(obj, name, number_of(process_set))
