@@ -1,20 +1,21 @@
-"""The options that name a network, for every command that asks what would be."""
+"""The options that name a network, for every command that asks what would be.
+
+Nothing here or in the commands needs the extension before they run: `hvd-order doctor` has to work
+where it is not built.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.profile import Profile
-from hvd_order.predict.network import (
-    LANES,
-    USUAL_LATENCY_S,
-    Network,
-    parse_duration,
-    parse_rate,
-)
+from hvd_order.predict.units import parse_duration, parse_rate
+
+if TYPE_CHECKING:
+    from hvd_order.predict.network import Network
 
 __all__ = ["add_network_options", "network_from"]
 
@@ -47,6 +48,8 @@ def network_from(parsed: argparse.Namespace, profile: Profile) -> Network:
     Raises:
         InvalidUsage: something is missing, or makes no sense.
     """
+    from hvd_order.predict.network import LANES, USUAL_LATENCY_S, Network
+
     ranks: int | None = parsed.ranks
     rate: float | None = parsed.bandwidth
     latency_s: float | None = parsed.latency

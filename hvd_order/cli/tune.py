@@ -7,11 +7,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvd_order.cli.network_options import add_network_options, network_from
 from hvd_order.plan.cut import Cut
 from hvd_order.plan.profile import read_profile
-from hvd_order.predict.tune import Outcome, Tuned, tune
+
+if TYPE_CHECKING:
+    from hvd_order.predict.tune import Outcome, Tuned
 
 __all__ = ["add_options", "main"]
 
@@ -36,6 +39,8 @@ def main(parsed: argparse.Namespace) -> int:
         InvalidUsage: the profile is none, or the network is not known.
         OSError: a file cannot be read or written.
     """
+    from hvd_order.predict.tune import tune
+
     profile = read_profile(parsed.profile)
     network = network_from(parsed, profile)
     begin_s = time.perf_counter()

@@ -9,11 +9,7 @@ from pathlib import Path
 from hvd_order.cli.network_options import add_network_options, network_from
 from hvd_order.plan.advice import Outlook, advise
 from hvd_order.plan.profile import Profile, read_profile
-from hvd_order.predict.network import LANES, USUAL_LATENCY_S, Network
-from hvd_order.predict.what_if import WhatIf
 from hvd_order.report.drawing import save
-from hvd_order.report.gantt import draw_steps
-from hvd_order.report.what_if import advice_text, page_of, report_of, text_of
 
 __all__ = ["add_advise_options", "add_plan_options", "advise_main", "plan_main"]
 
@@ -47,6 +43,10 @@ def advise_main(parsed: argparse.Namespace) -> int:
         InvalidUsage: the profile is none, or the options make no sense.
         OSError: the profile cannot be read.
     """
+    from hvd_order.predict.network import LANES, USUAL_LATENCY_S, Network
+    from hvd_order.predict.what_if import WhatIf
+    from hvd_order.report.what_if import advice_text
+
     profile = read_profile(parsed.profile)
     if parsed.ranks == 1:
         compute_s = profile.graph("median").compute_s
@@ -79,6 +79,10 @@ def plan_main(parsed: argparse.Namespace) -> int:
         ImportError: there is no matplotlib for the picture.
         OSError: a file cannot be read or written.
     """
+    from hvd_order.predict.what_if import WhatIf
+    from hvd_order.report.gantt import draw_steps
+    from hvd_order.report.what_if import page_of, report_of, text_of
+
     profile = read_profile(parsed.profile)
     network = network_from(parsed, profile)
     what_if = WhatIf(profile.graph("median"), network, parsed.servers)

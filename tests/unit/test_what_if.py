@@ -20,8 +20,9 @@ from hvd_order.plan.graph import Graph, Op, Parameter
 from hvd_order.plan.link_fit import Stream, fit_link
 from hvd_order.plan.profile import MeasuredLink, Profile, Timing
 from hvd_order.plan.synthetic import chain, random_graph, with_backward
-from hvd_order.predict.network import Network, parse_duration, parse_rate, rate_text
+from hvd_order.predict.network import Network
 from hvd_order.predict.simulate import AllReduce, Schedule, simulate
+from hvd_order.predict.units import parse_duration, parse_rate, rate_text
 from hvd_order.predict.what_if import WhatIf
 from hvd_order.predict.workload import consumption_order, workload_of
 
@@ -428,3 +429,11 @@ def test_the_installed_command_advises(profile: Path) -> None:
          "--ranks", "4"], capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "Recommended: order" in done.stdout
+
+
+def test_commands_that_need_no_extension_work_where_it_is_not_built() -> None:
+    program = (
+        "import sys; sys.modules['hvd_order._core'] = None; "
+        "from hvd_order.cli.main import main; main(['check', '/dev/null'])"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
