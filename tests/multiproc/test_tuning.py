@@ -176,5 +176,7 @@ def body_message() -> list[str]:
 
 def test_the_choice_is_logged_once_on_rank_0(two_ranks: RankPool) -> None:
     first, second = two_ranks.run(body_message)
-    assert [line[:16] for line in first] == ["chosen: slices o"]
+    chosen, gain = first  # the choice, and what order can gain here
+    assert chosen.startswith("chosen: slices of")
+    assert gain.startswith("a step takes")
     assert second == []
