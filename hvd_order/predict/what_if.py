@@ -382,12 +382,12 @@ def _idle(
         if any(s.ready_s < begin_s + _NOTHING_S and s.started_s >= begin_s for s in sent):
             yield Idle(begin_s, end_s, _HELD_UP, following)
             continue
-        during: dict[str, float] = {}
-        for each in busy:
-            both_s = min(each.end_s, end_s) - max(each.begin_s, begin_s)
-            if both_s > 0:
-                during[each.phase] = during.get(each.phase, 0.0) + both_s
-        doing = f" during {max(during, key=during.__getitem__)}" if during else ""
+        during = dict.fromkeys(
+            each.phase
+            for each in busy
+            if min(each.end_s, end_s) - max(each.begin_s, begin_s) > _NOTHING_S
+        )
+        doing = f" during {' and '.join(during)}" if during else ""
         yield Idle(begin_s, end_s, f"nothing to send{doing}", following)
 
 

@@ -158,7 +158,7 @@ def test_todays_step_by_hand() -> None:
     assert link[-1][1] == pytest.approx(11)
     (idle,) = step.idle
     assert (idle.begin_s, idle.end_s, idle.until) == (0, pytest.approx(4), "w1")
-    assert "nothing to send" in idle.cause
+    assert idle.cause == "nothing to send during forward and backward"
     (wait,) = step.waits
     assert (wait.begin_s, wait.end_s) == pytest.approx((6, 11))
     assert (wait.waiting, wait.awaited) == ("the next step", "w0")
