@@ -166,21 +166,20 @@ def allgather_object(obj: Any, name: str | None, number: int) -> list[Any]:
 class RegisteredGradients:
     """Gradients in buffers of the engine, for operators to post and take.
 
-    Dropping it lets the engine forget them; nothing may be under way then.
+    Whoever makes one also closes it, when nothing is under way.
     """
 
     def __init__(self, host: EngineHost, gradients: Sequence[Gradient]) -> None:
-        """Lays them out in the given order, that of rank 0. Collective.
+        """Lays them out in the given order. Collective.
 
         Raises:
             ModelMismatch: the ranks have different gradients.
         """
-        mine = [(one.name, one.shape, one.dtype) for one in gradients]
+        mine = [(str(place), one.shape, one.dtype) for place, one in enumerate(gradients)]
         agreed = registration.agree_on(host, mine)
-        in_order = [gradients[i] for i in agreed.order]
         kinds: dict[torch.dtype, int] = {}
         sizes, tensors = [], []
-        for one in in_order:
+        for one in gradients:
             dtype: torch.dtype = getattr(torch, one.dtype)
             buffer = kinds.setdefault(dtype, len(kinds))
             size_bytes = torch.Size(one.shape).numel() * dtype.itemsize
@@ -201,11 +200,7 @@ class RegisteredGradients:
                 zip(tensors, sizes, strict=True)
             )
         ]
-        # Slots count as the caller does, places as rank 0.
-        slots = sorted(range(len(places)), key=lambda place: agreed.order[place])
-        self._handover = native.Handover(
-            host.engine, agreed.model, [places[place] for place in slots]
-        )
+        self._handover = native.Handover(host.engine, agreed.model, places)
         self._host: Callable[[], EngineHost | None] = weakref.ref(host)
         self._model = agreed.model
 

@@ -68,7 +68,12 @@ class Collective:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A gradient that will travel: the same on every rank."""
+    """A gradient that will travel: of the same shape and dtype on every rank.
+
+    Attributes:
+        name: for messages and the timeline; it may differ between ranks, since frameworks count
+            what a process has made before.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -133,6 +138,8 @@ class Carrier(Protocol):
 
     def register(self, gradients: Sequence[Gradient], number: int) -> GradientModel:
         """Registers gradients, most urgent first, on all ranks of a process set of several.
+
+        They are matched by their places.
 
         Raises:
             ModelMismatch: the ranks have different gradients.

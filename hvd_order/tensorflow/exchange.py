@@ -31,26 +31,32 @@ class Exchange:
     nobody else.
     """
 
-    def __init__(self, variables: Sequence[Any], dtypes: Sequence[tf.DType], process_set: int):
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        dtypes: Sequence[tf.DType],
+        names: Sequence[str],
+        process_set: int,
+    ) -> None:
         """Collective.
 
         Args:
             variables: of TensorFlow, of fully known shapes.
             dtypes: of the gradients, as they travel.
+            names: of the variables, for messages.
 
         Raises:
             ModelMismatch: the ranks have gradients of different shapes or dtypes.
         """
-        # By place, not by name: names count what a process has made before.
         gradients = [
-            Gradient(str(place), tuple(variable.shape.as_list()), dtype.name)
-            for place, (variable, dtype) in enumerate(zip(variables, dtypes, strict=True))
+            Gradient(name, tuple(variable.shape.as_list()), dtype.name)
+            for name, variable, dtype in zip(names, variables, dtypes, strict=True)
         ]
         try:
             self.model: GradientModel = started_carrier().register(gradients, process_set)
         except ModelMismatch as error:
-            names = ", ".join(f"{i}: {v.name}" for i, v in enumerate(variables))
-            raise ModelMismatch(f"{error}. On this rank they are {names}") from None
+            here = ", ".join(f"{place}: {name}" for place, name in enumerate(names))
+            raise ModelMismatch(f"{error}. On this rank they are {here}") from None
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The sums over all ranks, one gradient for each variable of the exchange."""
@@ -84,11 +90,13 @@ _exchanges: dict[_Key, Exchange] = {}
 _posted_before = 0  # by exchanges that are gone
 
 
-def exchange_of(variables: Sequence[Any], dtypes: Sequence[tf.DType], process_set: int) -> Exchange:
+def exchange_of(
+    variables: Sequence[Any], dtypes: Sequence[tf.DType], names: Sequence[str], process_set: int
+) -> Exchange:
     """The exchange of these variables; the first call for them is collective."""
     key = (process_set, tuple((id(v), d.name) for v, d in zip(variables, dtypes, strict=True)))
     if key not in _exchanges:
-        _exchanges[key] = Exchange(variables, dtypes, process_set)
+        _exchanges[key] = Exchange(variables, dtypes, names, process_set)
         # Graphs that could still run keep their variables; what has lost one can run no more, and
         # the next variable may get its id.
         for variable in variables:

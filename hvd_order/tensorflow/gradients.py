@@ -99,7 +99,8 @@ class GradientReducer:
             variables = [tensorflow_variable(sources[i]) for i in engine]
             packed = [self.compression.compress(self._predivided(results[i])) for i in engine]
             wires = [wire for wire, _ in packed]
-            exchange = exchange_of(variables, [wire.dtype for wire in wires], number)
+            names = [getattr(sources[i], "path", sources[i].name) for i in engine]
+            exchange = exchange_of(variables, [wire.dtype for wire in wires], names, number)
             sums = exchange.reduce(wires, variables)
             for i, total, (_, context) in zip(engine, sums, packed, strict=True):
                 results[i] = self._averaged(self.compression.decompress(total, context))
