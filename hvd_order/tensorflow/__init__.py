@@ -60,6 +60,13 @@ from hvd_order.tensorflow.process_sets import (
     global_process_set,
     remove_process_set,
 )
+from hvd_order.tensorflow.rank_ops import (
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
 from hvd_order.tensorflow.tape import (
     DistributedGradientTape,
     PartialDistributedGradientTape,
@@ -105,17 +112,22 @@ __all__ = [
     "is_initialized",
     "join",
     "local_rank",
+    "local_rank_op",
     "local_size",
+    "local_size_op",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "process_set_included_op",
     "rank",
+    "rank_op",
     "reducescatter",
     "remove_process_set",
     "rocm_built",
     "shutdown",
     "size",
+    "size_op",
     "start_timeline",
     "stop_timeline",
 ]

@@ -172,6 +172,15 @@ def body_state() -> None:
     assert hvd.allgather_object(rank) == [0, 1]
     alone = hvd.add_process_set([1])
     assert alone.size() == 1
+
+    @tf.function
+    def numbers() -> list[Any]:
+        included = hvd.process_set_included_op(alone.process_set_id)
+        return [hvd.rank_op(), hvd.size_op(), hvd.size_op(alone.process_set_id), included]
+
+    assert [int(number) for number in numbers()] == [rank, 2, 1, rank]
+    assert int(hvd.local_rank_op()) == hvd.local_rank()
+    assert int(hvd.local_size_op()) == hvd.local_size()
     if alone.included():
         assert alone.rank() == 0
         assert float(hvd.allreduce(tf.constant(5.0), op=hvd.Sum, process_set=alone)) == 5.0
