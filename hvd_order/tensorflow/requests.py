@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import queue
 import threading
 from collections.abc import Callable
 
@@ -63,12 +64,52 @@ def _count(collective: Collective) -> None:
         _reductions += collective.kind != "broadcast"
 
 
+class _Waiters:
+    """Threads that wait for collectives, as many as are under way at a time; they stay.
+
+    They are daemons: one that waits for a rank which does not come must not hold up the exit.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the two below
+        self._idle = 0  # threads that wait for work that is not meant for another
+        self._stopped = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Calls `work` on a thread that has nothing else to do."""
+        with self._lock:
+            found = self._idle > 0
+            if found:
+                self._idle -= 1
+        self._work.put(work)
+        if not found:
+            threading.Thread(target=self._serve, name="hvd_order collective", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the threads, each when it has nothing to do."""
+        with self._lock:
+            self._stopped = True
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            with self._lock:
+                if self._stopped:
+                    return
+                self._idle += 1
+
+
 class _Server:
     """The thread that serves the operators from ``init()`` to ``shutdown()``."""
 
     def __init__(self, library: OpLibrary, carrier: Carrier) -> None:
         self._native = library.native
         self._carrier = carrier
+        self._waiters = _Waiters()
         self._native.hvdo_open_collectives()
         self._thread = threading.Thread(
             target=self._serve, name="hvd_order tensorflow", daemon=True
@@ -79,6 +120,7 @@ class _Server:
         """Ends what has not been started; the rest ends with the carrier."""
         self._native.hvdo_close_collectives()
         self._thread.join()
+        self._waiters.stop()
 
     def _serve(self) -> None:
         while (call := self._native.hvdo_next_call()) is not None:
@@ -90,10 +132,7 @@ class _Server:
             except Exception as error:
                 self._fail(call, error)
                 continue
-            # Daemons: one that waits for a rank which does not come must not hold up the exit.
-            threading.Thread(
-                target=self._finish, args=(call, finish), name="hvd_order collective", daemon=True
-            ).start()
+            self._waiters.run(functools.partial(self._finish, call, finish))
 
     def _inputs(self, call: int) -> list[HostTensor]:
         tensors = []
