@@ -29,20 +29,26 @@ Hold::ready(TensorKey tensor, const std::vector<SliceKey>& slices, Clock::time_p
   return tensor.tensor == model.herald && isToCome ? Change::kBegin : Change::kNone;
 }
 
-/// The last tensor that was ready a lead before the first slice.
+/// The last tensor that was ready a lead before the first slice. Where layers are so few or slow
+/// that it came more than two leads before, the next one: a hold that long costs more than it
+/// saves.
 std::optional<TensorId> Hold::heraldOf(const Model& model, Clock::time_point firstSliceAt) const {
   if (lead_.count() == 0) {
     return std::nullopt;
   }
   const Clock::time_point latest = firstSliceAt - lead_;
-  std::optional<TensorId> herald;
+  std::optional<TensorId> before;
+  std::optional<TensorId> after;
   for (TensorId tensor = 0; tensor < model.readyAt.size(); ++tensor) {
-    if (model.readyAt[tensor] <= latest &&
-        (!herald || model.readyAt[tensor] > model.readyAt[*herald])) {
-      herald = tensor;
+    const Clock::time_point at = model.readyAt[tensor];
+    if (at <= latest && (!before || at > model.readyAt[*before])) {
+      before = tensor;
+    } else if (at > latest && (!after || at < model.readyAt[*after])) {
+      after = tensor;
     }
   }
-  return herald;
+  const bool isEarly = before && model.readyAt[*before] < latest - lead_;
+  return isEarly ? after : before;
 }
 
 } // namespace hvd_order

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,45 +46,66 @@ def snapshot(optimizer: Optimizer) -> HyperParameters:
     ]
 
 
-def run(
-    optimizer: Optimizer,
-    step: InnerStep,
-    hyper_parameters: HyperParameters,
-    due: Collection[torch.Tensor],
-) -> None:
-    """Updates the parameters in ``due``, whose ``.grad`` is set, and no others.
+class RecordedStep:
+    """One ``step()``, put off: what it would do now can be done later, to some at a time."""
 
-    Args:
-        hyper_parameters: from :func:`snapshot`, one entry for each parameter group.
-    """
-    wanted = {id(parameter) for parameter in due}
-    groups = optimizer.param_groups
-    partial = []
-    for group, values in zip(groups, hyper_parameters, strict=True):
-        parameters = [p for p in group["params"] if id(p) in wanted]
-        if parameters:
-            partial.append({"params": parameters, **values})
-    optimizer.param_groups = partial
-    try:
-        with _as_in_step(due):
-            step(optimizer)
-    finally:
-        optimizer.param_groups = groups
+    def __init__(self, optimizer: Optimizer, step: InnerStep) -> None:
+        """Takes down groups and hyper-parameters.
 
+        Args:
+            step: from :func:`inner_step`.
+        """
+        self._optimizer = optimizer
+        self._step = step
+        self._hyper_parameters = snapshot(optimizer)
+        groups = optimizer.param_groups
+        self._group_of = {id(p): i for i, group in enumerate(groups) for p in group["params"]}
+        self._devices = {p.device.type for group in groups for p in group["params"]}
 
-@contextlib.contextmanager
-def _as_in_step(due: Collection[torch.Tensor]) -> Iterator[None]:
-    """The modes that ``step()`` runs under, whatever the reader of a parameter runs under.
+    def run(self, due: Iterable[torch.Tensor]) -> None:
+        """Updates the parameters in ``due``, whose ``.grad`` is set, and no others."""
+        # It runs once for every few parameters: what it costs must not depend on how many there
+        # are.
+        members: list[list[torch.Tensor]] = [[] for _ in self._hyper_parameters]
+        for parameter in due:
+            group = self._group_of.get(id(parameter))
+            if group is not None:
+                members[group].append(parameter)
+        optimizer = self._optimizer
+        groups = optimizer.param_groups
+        optimizer.param_groups = [
+            {"params": parameters, **values}
+            for parameters, values in zip(members, self._hyper_parameters, strict=True)
+            if parameters
+        ]
+        try:
+            if self._is_as_in_step():
+                self._step(optimizer)
+            else:
+                with self._as_in_step():
+                    self._step(optimizer)
+        finally:
+            optimizer.param_groups = groups
 
-    State made in inference mode could never be changed outside of it; autocast would round.
-    """
-    with contextlib.ExitStack() as modes:
-        modes.enter_context(torch.inference_mode(False))
-        modes.enter_context(torch.enable_grad())
-        for device in {parameter.device.type for parameter in due}:
-            if torch.is_autocast_enabled(device):
+    def _is_as_in_step(self) -> bool:
+        return (
+            torch.is_grad_enabled()
+            and not torch.is_inference_mode_enabled()
+            and not any(map(torch.is_autocast_enabled, self._devices))
+        )
+
+    @contextlib.contextmanager
+    def _as_in_step(self) -> Iterator[None]:
+        """The modes that ``step()`` runs under, whatever the reader of a parameter runs under.
+
+        State made in inference mode could never be changed outside of it; autocast would round.
+        """
+        with contextlib.ExitStack() as modes:
+            modes.enter_context(torch.inference_mode(False))
+            modes.enter_context(torch.enable_grad())
+            for device in self._devices:
                 modes.enter_context(torch.autocast(device, enabled=False))
-        yield
+            yield
 
 
 def is_separable(optimizer: Optimizer, step: InnerStep) -> bool:

@@ -36,9 +36,8 @@ class OutstandingUpdates:
         self._table = table
         self._pending: list[Slot] = []  # in consumption order
         self._portion = Portion()
-        # Held while updates are outstanding: dropping the optimizer must not lose them.
-        self._optimizer: Optimizer | None = None
-        self._hyper_parameters: deferred_update.HyperParameters = []
+        # Holds the optimizer while updates are outstanding: dropping it must not lose them.
+        self._recorded: deferred_update.RecordedStep | None = None
 
     def put_off(self, optimizer: Optimizer, guard: Guard) -> None:
         """Puts off the updates of all parameters; of those whose readers may go unseen, does not.
@@ -47,8 +46,7 @@ class OutstandingUpdates:
             guard: is told of the first reader of each.
         """
         slots = self._table.slots
-        self._hyper_parameters = deferred_update.snapshot(optimizer)
-        self._optimizer = optimizer
+        self._recorded = deferred_update.RecordedStep(optimizer, self._inner_step)
         self._pending = sorted(slots, key=lambda slot: slot.tensor)
         for slot in slots:
             slot.update_pending = True
@@ -67,15 +65,15 @@ class OutstandingUpdates:
 
     def apply(self, slots: Iterable[Slot]) -> None:
         """Waits for the gradients of ``slots`` and updates their parameters."""
-        optimizer = self._optimizer
+        recorded = self._recorded
         slots = list(slots)
         self._transfer.finish(slots)
-        applied = set(slots)
-        self._pending = [slot for slot in self._pending if slot not in applied]
+        for slot in slots:
+            slot.update_pending = False
+        self._pending = [slot for slot in self._pending if slot.update_pending]
         due: list[Slot] = []
         gradients_before: list[torch.Tensor | None] = []
         for slot in slots:
-            slot.update_pending = False
             disarm_parameter(slot.parameter)
             if slot.used:
                 due.append(slot)
@@ -83,12 +81,9 @@ class OutstandingUpdates:
                 if not slot.sparse:
                     slot.parameter.grad = slot.gradient
         if due:
-            assert optimizer is not None
+            assert recorded is not None
             with timeline.span("update", "update", tensors=len(due)), self._portion.timed(due):
-                deferred_update.run(
-                    optimizer, self._inner_step, self._hyper_parameters,
-                    [slot.parameter for slot in due],
-                )  # fmt: skip
+                recorded.run(slot.parameter for slot in due)
         for slot, before in zip(due, gradients_before, strict=True):
             # A gradient that only other ranks had stays, as all do until they are cleared.
             if not (slot.absent and not slot.cleared):
@@ -96,7 +91,7 @@ class OutstandingUpdates:
         for slot in slots:
             slot.begin_step(self._table.passes)
         if not self._pending:
-            self._optimizer = None
+            self._recorded = None
 
     def bring_up_to_date(self, wanted: Sequence[Slot]) -> None:
         """Applies those of ``wanted`` as soon as it can, and puts the wait for them to use."""

@@ -54,6 +54,18 @@ TEST(withoutALeadOrInAShortPassNothingIsHeld) {
   CHECK(step(hold, kStart + 3s) == nothing);
 }
 
+TEST(noHoldLastsMoreThanTwoLeads) {
+  Hold hold;
+  hold.addModel(0, 4);
+  hold.setLead(4ms); // tensor 1 comes 10 ms before the first, and nothing between
+  step(hold, kStart);
+  const Change none = Change::kNone;
+  CHECK(step(hold, kStart + 1s) == (Changes{none, none, none, Change::kEnd}));
+  hold.setLead(6ms);
+  step(hold, kStart + 2s);
+  CHECK(step(hold, kStart + 3s) == (Changes{none, none, Change::kBegin, Change::kEnd}));
+}
+
 TEST(noHoldBeginsAfterTheFirstTensorOfAStep) {
   Hold hold;
   hold.addModel(0, 4);
