@@ -327,9 +327,7 @@ class Handover:
     number: int
     posts: int
 
-    def __init__(
-        self, engine: Engine, model: int, places: list[tuple[str, int, int, int]]
-    ) -> None:
+    def __init__(self, engine: Engine, model: int, places: list[tuple[str, int, int, int]]) -> None:
         """Opens it for a registered model.
 
         Args:
