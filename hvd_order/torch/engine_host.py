@@ -6,7 +6,7 @@ different ranks can hang.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -193,6 +193,8 @@ def _new_groups(
 _hosts: dict[int, EngineHost] = {}  # by process set
 _groups: dict[int, dict[str, dist.ProcessGroup]] = {}  # of sets whose engine is not needed yet
 _hosts_context: process.ProcessContext | None = None
+_is_recording = False
+_before_close: list[Callable[[], None]] = []
 
 
 def engine_host(process_set: int = 0, ranks: Sequence[int] | None = None) -> EngineHost:
@@ -213,7 +215,9 @@ def engine_host(process_set: int = 0, ranks: Sequence[int] | None = None) -> Eng
     if process_set not in _hosts:
         members = range(context.size) if ranks is None else ranks
         groups = _groups.pop(process_set, None) or _new_groups(context, None)
-        _hosts[process_set] = EngineHost(context, process_set, members, groups)
+        host = _hosts[process_set] = EngineHost(context, process_set, members, groups)
+        if _is_recording:
+            host.engine.start_recording()
         context.on_shutdown(_close)  # the last registered runs first: before the transport ends
     return _hosts[process_set]
 
@@ -238,6 +242,22 @@ def running_hosts() -> list[EngineHost]:
     return list(_hosts.values())
 
 
+def record(on: bool) -> None:
+    """Has all engines, those to come as well, note what happens when, or note no more."""
+    global _is_recording
+    _is_recording = on
+    for host in running_hosts():
+        if on:
+            host.engine.start_recording()
+        else:
+            host.engine.stop_recording()
+
+
+def before_close(callback: Callable[[], None]) -> None:
+    """Has `callback` run at every shutdown while the engines still run."""
+    _before_close.append(callback)
+
+
 def close_host(process_set: int) -> None:
     """Ends the engine of a process set that is given up, if it has one."""
     host = _hosts.pop(process_set, None)
@@ -249,7 +269,11 @@ def close_host(process_set: int) -> None:
 
 
 def _close() -> None:
-    _groups.clear()
-    while _hosts:
-        _, host = _hosts.popitem()
-        host.close()
+    try:
+        for callback in _before_close:
+            callback()
+    finally:
+        _groups.clear()
+        while _hosts:
+            _, host = _hosts.popitem()
+            host.close()

@@ -173,6 +173,7 @@ class ProcessContext:
 _lock = threading.Lock()  # guards the two names below; held by init() while it waits for others
 _context: ProcessContext | None = None
 _init_count = 0  # keeps the keys of one init() apart from those of the next in the same store
+_at_init: list[Callable[[], None]] = []
 _stores: dict[tuple[str, int], TCPStore] = {}  # kept: rank 0's is the server of all
 
 
@@ -195,6 +196,13 @@ def init(comm: object = None) -> None:
             context = _alone(config) if info.size == 1 else _start(info, config, _init_count)
         _init_count += 1
         _context = context
+    for callback in _at_init:
+        callback()
+
+
+def at_init(callback: Callable[[], None]) -> None:
+    """Has `callback` run at the end of every ``init()`` to come."""
+    _at_init.append(callback)
 
 
 def shutdown() -> None:

@@ -23,8 +23,9 @@ _ROWS = {"queue": 1, "transfer": 2, "compute": 3, "wait": 4, "update": 5}
 
 
 class _Recording:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, rank: int) -> None:
         self.path = path
+        self.rank = rank
         self.spans: list[dict[str, Any]] = []
 
 
@@ -50,12 +51,9 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         raise ValueError(
             f"a timeline is being recorded to {_recording.path}; call stop_timeline() first"
         )
-    _recording = _Recording(file_path)
-    if context.size > 1:
-        engine_host.engine_host()
-        for host in engine_host.running_hosts():
-            host.engine.start_recording()
-    context.on_shutdown(_stop_at_shutdown)
+    _recording = _Recording(file_path, context.rank)
+    engine_host.record(True)
+    context.on_shutdown(stop_timeline)  # where there is no engine
 
 
 def stop_timeline() -> None:
@@ -64,26 +62,31 @@ def stop_timeline() -> None:
     recording, _recording = _recording, None
     if recording is None:
         return
-    context = process.current()
+    engine_host.record(False)
     events = list(recording.spans)
     for host in engine_host.running_hosts():
-        host.engine.stop_recording()
         events += _transfers(host)
-    if context.rank != 0 and "{rank}" not in recording.path:
+    rank = recording.rank
+    if rank != 0 and "{rank}" not in recording.path:
         return
-    path = os.path.abspath(recording.path.replace("{rank}", str(context.rank)))
+    path = os.path.abspath(recording.path.replace("{rank}", str(rank)))
     os.makedirs(os.path.dirname(path), exist_ok=True)
     for event in events:
-        event["pid"] = context.rank
-    names = [_metadata("process_name", context.rank, 0, f"rank {context.rank}")]
-    names += [_metadata("thread_name", context.rank, tid, row) for row, tid in _ROWS.items()]
+        event["pid"] = rank
+    names = [_metadata("process_name", rank, 0, f"rank {rank}")]
+    names += [_metadata("thread_name", rank, tid, row) for row, tid in _ROWS.items()]
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": names + events, "displayTimeUnit": "ms"}, file)
 
 
-def _stop_at_shutdown() -> None:
-    if process.is_initialized():
-        stop_timeline()
+def _start_if_asked() -> None:
+    path = process.current().config.timeline
+    if path:
+        start_timeline(path)
+
+
+process.at_init(_start_if_asked)
+engine_host.before_close(stop_timeline)
 
 
 def span(category: str, name: str, **args: Any) -> contextlib.AbstractContextManager[None]:

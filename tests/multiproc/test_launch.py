@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -67,6 +68,34 @@ def test_options_reach_the_processes(tmp_path: Path) -> None:
     assert sorted(done.stdout.splitlines()) == [
         f"({r}, 2, {r}, 2, 3) {tmp_path / 't.json'} a=b" for r in range(2)
     ]
+
+
+def test_the_timeline_that_was_asked_for_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "traces" / "t.json"
+    done = launch(
+        tmp_path,
+        """
+        import torch
+        import hvd_order.torch as hvd
+
+        hvd.init()
+        model = torch.nn.Linear(4, 2)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+        )
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        optimizer.flush()
+        hvd.shutdown()
+        """,
+        "-np", "2", "--timeline-filename", str(path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    events = json.loads(path.read_text("utf-8"))["traceEvents"]
+    transfers = [event for event in events if event.get("cat") == "transfer"]
+    assert len({event["args"]["step"] for event in transfers}) >= 2, transfers
 
 
 def test_the_first_failure_decides_the_exit_code(tmp_path: Path) -> None:
