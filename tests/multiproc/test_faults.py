@@ -39,7 +39,7 @@ except hvd.HorovodInternalError as error:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("trials", [5, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("trials", [3, pytest.param(20, marks=pytest.mark.long)])
 def test_the_others_raise_and_exit_when_a_rank_is_killed(trials: int) -> None:
     moments = random.Random(trials)
     for trial in range(trials):

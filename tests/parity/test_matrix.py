@@ -114,10 +114,20 @@ CASES = [
 ]
 
 
+# With three ranks the sums are rounded otherwise; which optimizer uses them matters less.
+ALSO_ON_THREE = {"SGD", "AdamW-foreach"}
+ON_RANKS = [
+    pytest.param(
+        *case, size, marks=[pytest.mark.long] if size == 3 and case[1] not in ALSO_ON_THREE else []
+    )
+    for case in CASES
+    for size in (2, 3)
+]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize(("program", "optimizer"), CASES)
-def test_equals_one_process(ranks: RankFactory, size: int, program: str, optimizer: str) -> None:
+@pytest.mark.parametrize(("program", "optimizer", "size"), ON_RANKS)
+def test_equals_one_process(ranks: RankFactory, program: str, optimizer: str, size: int) -> None:
     results = ranks(size).run(body_compare, program, optimizer, timeout=240)
     for rank, result in enumerate(results):
         assert result["errors"] == {}, f"rank {rank} differs from one process"
