@@ -191,8 +191,7 @@ class RegisteredGradients:
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype)
             for dtype, size_bytes in zip(kinds, layout.buffer_bytes, strict=True)
         ]
-        planned = host.context.config.agreement == "planned"
-        plan = static_plan.arrival_plan(layout) if planned else []
+        plan = static_plan.arrival_plan(layout) if host.agreement == "planned" else []
         host.add_model(agreed.model, layout, self._flat, plan)
         places = [
             (name, tensor, self._flat[buffer].data_ptr() + layout.tensor_offset(tensor), size_bytes)
