@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.process_set import RankSet
 from hvd_order.tensorflow.carrier import started_carrier
 
 __all__ = [
@@ -19,54 +19,12 @@ __all__ = [
 ]
 
 
-class ProcessSet:
-    """A set of ranks; usable once it was given to ``init`` or `add_process_set`.
+class ProcessSet(RankSet):
+    """A set of ranks; usable once it was given to ``init`` or `add_process_set`."""
 
-    Attributes:
-        process_set_id: number of the set, the same on all ranks; None while it is not registered.
-        mpi_comm: None; for Horovod's sake.
-    """
-
-    def __init__(self, ranks_or_comm: Any) -> None:
-        """Describes the set; registers nothing.
-
-        Args:
-            ranks_or_comm: ranks of the job. MPI communicators are not supported.
-
-        Raises:
-            ValueError: these are not ranks.
-        """
-        ranks = list(ranks_or_comm) if isinstance(ranks_or_comm, Iterable) else [ranks_or_comm]
-        if not all(isinstance(rank, int) for rank in ranks):
-            raise ValueError(f"ProcessSet takes a list of ranks; got {ranks_or_comm!r}")
-        self._ranks = sorted(ranks)
-        self.process_set_id: int | None = None
-        self.mpi_comm: Any = None
-
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks in the job of the set's members, ascending."""
-        return self._ranks
-
-    def rank(self) -> int | None:
-        """This process's place in the set; None while the set is not registered.
-
-        Raises:
-            ValueError: this process does not belong to it.
-        """
-        if self.process_set_id is None:
-            return None
-        if not self.included():
-            raise ValueError("Process is not part of provided process set.")
-        return self.ranks.index(started_carrier().rank())
-
-    def size(self) -> int | None:
-        """How many processes the set has; None while it is not registered."""
-        return None if self.process_set_id is None else len(self.ranks)
-
-    def included(self) -> bool:
-        """Whether this process belongs to the set."""
-        return started_carrier().rank() in self.ranks
+    @staticmethod
+    def _own_rank() -> int:
+        return started_carrier().rank()
 
     def __str__(self) -> str:
         ranks = "all" if self is global_process_set else self.ranks

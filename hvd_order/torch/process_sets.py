@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.process_set import RankSet
 from hvd_order.torch import process
 from hvd_order.torch.collective_queue import CollectiveQueue
 from hvd_order.torch.engine_host import close_host, open_groups
@@ -27,58 +27,12 @@ __all__ = [
 ]
 
 
-class ProcessSet:
-    """A set of ranks; usable once it was given to `init` or `add_process_set`.
+class ProcessSet(RankSet):
+    """A set of ranks; usable once it was given to `init` or `add_process_set`."""
 
-    Attributes:
-        process_set_id: number of the set, the same on all ranks; None while it is not registered.
-        mpi_comm: None; for Horovod's sake.
-    """
-
-    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
-        """Describes the set; registers nothing.
-
-        Args:
-            ranks_or_comm: ranks of the job. MPI communicators are not supported.
-
-        Raises:
-            ValueError: these are not ranks.
-        """
-        if not isinstance(ranks_or_comm, Iterable):
-            raise ValueError(
-                f"ProcessSet takes a list of ranks, not {type(ranks_or_comm).__name__}"
-            )
-        ranks = sorted(ranks_or_comm)
-        if any(not isinstance(rank, int) for rank in ranks):
-            raise ValueError(f"ProcessSet takes a list of ranks; got {ranks}")
-        self._ranks = ranks
-        self.process_set_id: int | None = None
-        self.mpi_comm: Any = None
-
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks in the job of the set's members, ascending."""
-        return self._ranks
-
-    def rank(self) -> int | None:
-        """This process's place in the set; None while the set is not registered.
-
-        Raises:
-            ValueError: this process does not belong to it.
-        """
-        if self.process_set_id is None:
-            return None
-        if process.rank() not in self.ranks:
-            raise ValueError("Process is not part of provided process set.")
-        return self.ranks.index(process.rank())
-
-    def size(self) -> int | None:
-        """How many processes the set has; None while it is not registered."""
-        return None if self.process_set_id is None else len(self.ranks)
-
-    def included(self) -> bool:
-        """Whether this process belongs to the set."""
-        return process.rank() in self.ranks
+    @staticmethod
+    def _own_rank() -> int:
+        return process.rank()
 
     def __str__(self) -> str:
         ranks = self.ranks if self is not global_process_set or process.is_initialized() else "all"
