@@ -121,7 +121,7 @@ cpp-test: build
 CPP_FILES = $(shell find csrc tests/cpp benchmarks -name '*.cc' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
 TIDY_FILES = $(wildcard $(foreach room,base scheduler simulate engine,csrc/$(room)/*.cc)) \
-  csrc/transport/loopback.cc
+  csrc/transport/loopback.cc csrc/transport/polled.cc
 HEADERS = $(wildcard $(foreach room,base scheduler simulate engine transport,csrc/$(room)/*.h))
 
 lint: dev

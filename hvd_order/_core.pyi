@@ -262,6 +262,32 @@ class LoopbackWorld:
     def control(self, rank: int) -> ControlChannel: ...
 
 @final
+class PolledPort:
+    """Transport and control channel whose bytes a thread of Python moves."""
+
+    def __init__(self) -> None: ...
+    def transport(self) -> Transport: ...
+    def control(self) -> ControlChannel: ...
+    def set_buffers(self, model: int, addresses: list[int]) -> None: ...
+    def remove_buffers(self, model: int) -> None: ...
+    def wait(self, seconds: float) -> None:
+        """Until there is something to do, at most so long."""
+
+    def next_slice(self) -> tuple[int, int, int, int, int] | None:
+        """(number, model, buffer, address, size in bytes) of a slice to be summed."""
+
+    def next_message(self) -> tuple[int, list[int]] | None:
+        """(rank, words) of a message to be sent."""
+
+    def done(self, number: int, error: str = "") -> None:
+        """A slice has been summed, or why it was not."""
+
+    def received(self, sender: int, words: list[int]) -> None: ...
+    def lost(self, peer: int, why: str) -> None: ...
+    def close(self) -> None:
+        """Fails what has not been summed; nothing is taken any more."""
+
+@final
 class SliceEvent:
     """One journey of one slice; times in nanoseconds of ``time.monotonic_ns``."""
 

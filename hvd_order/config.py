@@ -22,6 +22,7 @@ from hvd_order.errors import InvalidUsage
 __all__ = [
     "KNOBS",
     "Agreement",
+    "Carrier",
     "Config",
     "Knob",
     "Policy",
@@ -33,6 +34,7 @@ __all__ = [
 Policy = Literal["priority", "arrival"]
 Agreement = Literal["leader", "negotiated", "planned"]
 Transport = Literal["c10d", "horovod"]
+Carrier = Literal["c10d", "mpi"]
 
 _UNITS = {
     "": 1,
@@ -195,6 +197,15 @@ KNOBS: tuple[Knob, ...] = (
         _optional("c10d", "horovod"),
     ),
     Knob(
+        "carrier",
+        "HVD_ORDER_CARRIER",
+        "",
+        "`c10d` or `mpi`",
+        "TensorFlow only: what carries the bytes, torch.distributed or MPI. Not set: the first of "
+        "them that is installed.",
+        _optional("c10d", "mpi"),
+    ),
+    Knob(
         "cross_iteration",
         "HVD_ORDER_CROSS_ITERATION",
         "1",
@@ -273,6 +284,7 @@ class Config:
     policy: Policy = "priority"
     agreement: Agreement | None = None
     transport: Transport | None = None
+    carrier: Carrier | None = None
     cross_iteration: bool = True
     timeout: timedelta = timedelta(seconds=1800)
     stall_warning: timedelta = timedelta(seconds=60)
@@ -304,6 +316,8 @@ class Config:
             )
         if self.transport not in (None, "c10d", "horovod"):
             raise InvalidUsage(f"transport is {self.transport!r}; expected c10d or horovod")
+        if self.carrier not in (None, "c10d", "mpi"):
+            raise InvalidUsage(f"carrier is {self.carrier!r}; expected c10d or mpi")
         for name in ("timeout", "stall_warning"):
             value: timedelta = getattr(self, name)
             if value <= timedelta(0):

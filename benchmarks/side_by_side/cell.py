@@ -133,14 +133,21 @@ def run_cell(
     contestants: Sequence[Contestant],
     setting: Setting,
     tell: Callable[[str], None],
+    local_fleet: Fleet | None = None,
 ) -> CellResult:
-    """Measures every system in turns; ``tell`` takes a line about what is going on."""
+    """Measures every system in turns.
+
+    Args:
+        torch_fleet: measures the wire time, and what no other fleet does.
+        tell: takes a line about what is going on.
+        local_fleet: makes the local steps; None: the same.
+    """
     total_bytes = size_bytes(setting.model)
     wire = _wire(torch_fleet, total_bytes)
     compute_s = (setting.ratio or 0.0) * statistics.median(wire)
     jobs: dict[str, Fleet] = {}
     results: dict[str, Measured] = {}
-    for one in (Contestant("local", "local", torch_fleet), *contestants):
+    for one in (Contestant("local", "local", local_fleet or torch_fleet), *contestants):
         name, fleet, extra = one.name, one.fleet, dict(one.options)
         if name == "ddp_tuned":
             extra["bucket_mib"] = _best_bucket(torch_fleet, setting.model, compute_s, tell)

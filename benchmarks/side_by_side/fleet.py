@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from hosts import EmulatedHosts
 
-_WORKER = str(Path(__file__).with_name("worker.py"))
+_FOLDER = Path(__file__).parent
 
 
 class RankFailed(RuntimeError):  # noqa: N818  (says what happened)
@@ -36,7 +36,7 @@ class Fleet:
         """Starts one rank on each host and waits until they have met.
 
         Args:
-            peer: as in worker.py.
+            peer: as in worker.py or, where it begins with "tensorflow", tensorflow_worker.py.
             log: takes what the ranks write to standard error.
             env: variables by rank, on top of those of the host.
             restless: the ranks run Horovod, which talks a thousand times a second even when idle.
@@ -45,9 +45,10 @@ class Fleet:
         self.peer = peer
         self._restless = restless
         self._log = log
+        own = "tensorflow_worker.py" if peer.startswith("tensorflow") else "worker.py"
         self._ranks = [
             hosts.popen(
-                rank, [sys.executable, _WORKER, peer],
+                rank, [sys.executable, str(_FOLDER / own), peer],
                 env={**os.environ, "OMP_NUM_THREADS": "1", **env[rank]},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )

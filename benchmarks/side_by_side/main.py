@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,7 +24,15 @@ from hosts import EmulatedHosts, why_not
 from pictures import draw_bars, draw_efficiency, draw_steps
 from workloads import MODELS, is_real
 
-PEERS = ["ddp", "ddp_tuned", "horovod", "hvd_order"]
+SYSTEMS = {
+    "torch": ["no_waiting", "ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order",
+              "hvd_order_planned", "hvd_order_on_horovod"],
+    "tensorflow": ["mirrored", "horovod", "hvd_order"],
+}  # fmt: skip
+PEERS = {
+    "torch": ["ddp", "ddp_tuned", "horovod", "hvd_order"],
+    "tensorflow": ["mirrored", "horovod", "hvd_order"],
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,47 +90,12 @@ def _run_group(
 
         ranks = [hosts.rank_environment(rank) for rank in range(count)]
         torch_fleet = start("torch", ranks)
-        contestants = []
-        for name in options.systems:
-            if name == "horovod":
-                port = int(stack.enter_context(_rendezvous(hosts, log)))
-                fleet = start("horovod", [
-                    {
-                        **horovod_env(
-                            hosts.addresses[0], port, rank, count, hosts.names[rank], "eth0"
-                        ),
-                        "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # it is stopped for long
-                        "GLOO_SOCKET_IFNAME": "eth0",  # whose bytes are counted
-                    }
-                    for rank in range(count)
-                ], restless=True)  # fmt: skip
-                fleet.sleep()
-                contestants.append(Contestant(name, name, fleet))
-            elif name == "hvd_order":
-                env = dict(pair.split("=", 1) for pair in options.env)
-                contestants.append(Contestant(name, name, torch_fleet, {"env": env}))
-            elif name == "hvd_order_on_horovod":
-                port = int(ranks[0]["MASTER_PORT"]) + 100
-                fleet = start(
-                    "torch", [{**env, "MASTER_PORT": str(port)} for env in ranks], restless=True
-                )
-                env = {"HVD_ORDER_TRANSPORT": "horovod"}
-                contestants.append(Contestant(name, "hvd_order", fleet, {"env": env}))
-            elif name == "hvd_order_planned":
-                port = int(ranks[0]["MASTER_PORT"]) + 200
-                fleet = start("torch", [{**env, "MASTER_PORT": str(port)} for env in ranks])
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_order_plan_"))
-                env = {"HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}
-                contestants.append(Contestant(name, "hvd_order", fleet, {"env": env}))
-            else:
-                contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet))
-        for i, point in enumerate(options.sweep, start=1):
-            # Knobs are read once a process, so each point has ranks of its own.
-            port = str(int(ranks[0]["MASTER_PORT"]) + i)
-            fleet = start("torch", [{**env, "MASTER_PORT": port} for env in ranks])
-            slice_bytes, _, credit_bytes = point.partition("/")
-            knobs = {"HVD_ORDER_SLICE_BYTES": slice_bytes, "HVD_ORDER_CREDIT_BYTES": credit_bytes}
-            contestants.append(Contestant(point, "hvd_order", fleet, {"env": knobs}))
+        local_fleet = torch_fleet
+        if options.framework == "tensorflow":
+            contestants = _tensorflow(hosts, ranks, options, stack, start, log)
+            local_fleet = next(c.fleet for c in contestants if c.name == "hvd_order")
+        else:
+            contestants = _torch(hosts, ranks, options, stack, start, log, torch_fleet)
         for setting in settings:
 
             def tell(text: str, setting: Setting = setting) -> None:
@@ -131,9 +105,109 @@ def _run_group(
                 if sys.stderr.isatty():
                     print(f"\r\x1b[K{where}: {text}", end="", file=sys.stderr, flush=True)
 
-            yield run_cell(torch_fleet, contestants, setting, tell)
+            yield run_cell(torch_fleet, contestants, setting, tell, local_fleet)
             if sys.stderr.isatty():
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _torch(
+    hosts: EmulatedHosts,
+    ranks: list[dict[str, str]],
+    options: argparse.Namespace,
+    stack: contextlib.ExitStack,
+    start: Callable[..., Fleet],
+    log: TextIO,
+    torch_fleet: Fleet,
+) -> list[Contestant]:
+    """PyTorch's systems that were asked for, with their ranks."""
+
+    def another(port: int, restless: bool = False) -> Fleet:
+        own = str(int(ranks[0]["MASTER_PORT"]) + port)
+        return start("torch", [{**env, "MASTER_PORT": own} for env in ranks], restless)
+
+    contestants = []
+    for name in options.systems:
+        if name == "horovod":
+            fleet = _horovod(hosts, "horovod", {}, stack, start, log)
+            contestants.append(Contestant(name, name, fleet))
+        elif name == "hvd_order":
+            env = dict(pair.split("=", 1) for pair in options.env)
+            contestants.append(Contestant(name, name, torch_fleet, {"env": env}))
+        elif name == "hvd_order_on_horovod":
+            env = {"HVD_ORDER_TRANSPORT": "horovod"}
+            contestants.append(Contestant(name, "hvd_order", another(100, True), {"env": env}))
+        elif name == "hvd_order_planned":
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_order_plan_"))
+            env = {"HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}
+            contestants.append(Contestant(name, "hvd_order", another(200), {"env": env}))
+        else:
+            contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet))
+    for i, point in enumerate(options.sweep, start=1):
+        # Knobs are read once a process, so each point has ranks of its own.
+        slice_bytes, _, credit_bytes = point.partition("/")
+        knobs = {"HVD_ORDER_SLICE_BYTES": slice_bytes, "HVD_ORDER_CREDIT_BYTES": credit_bytes}
+        contestants.append(Contestant(point, "hvd_order", another(i), {"env": knobs}))
+    return contestants
+
+
+def _tensorflow(
+    hosts: EmulatedHosts,
+    ranks: list[dict[str, str]],
+    options: argparse.Namespace,
+    stack: contextlib.ExitStack,
+    start: Callable[..., Fleet],
+    log: TextIO,
+) -> list[Contestant]:
+    """TensorFlow's systems that were asked for, with their ranks."""
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    own = {**quiet, "MASTER_PORT": str(int(ranks[0]["MASTER_PORT"]) + 300)}
+    contestants = []
+    for name in options.systems:
+        if name == "horovod":
+            fleet = _horovod(hosts, "tensorflow_horovod", quiet, stack, start, log)
+            contestants.append(Contestant(name, name, fleet))
+        elif name == "mirrored":
+            workers = [f"{address}:12345" for address in hosts.addresses]
+            fleet = start("tensorflow_mirrored", [
+                {
+                    **env, **quiet,
+                    "TF_CONFIG": json.dumps({
+                        "cluster": {"worker": workers}, "task": {"type": "worker", "index": rank},
+                    }),
+                }
+                for rank, env in enumerate(ranks)
+            ])  # fmt: skip
+            contestants.append(Contestant(name, name, fleet))
+        else:
+            knobs = dict(pair.split("=", 1) for pair in options.env)
+            fleet = start("tensorflow_hvd_order", [{**env, **own} for env in ranks])
+            contestants.append(Contestant(name, name, fleet, {"env": knobs}))
+    return contestants
+
+
+def _horovod(
+    hosts: EmulatedHosts,
+    peer: str,
+    extra: dict[str, str],
+    stack: contextlib.ExitStack,
+    start: Callable[..., Fleet],
+    log: TextIO,
+) -> Fleet:
+    """Ranks of Horovod; they sleep."""
+    port = int(stack.enter_context(_rendezvous(hosts, log)))
+    count = len(hosts.names)
+    fleet = start(peer, [
+        {
+            **horovod_env(hosts.addresses[0], port, rank, count, hosts.names[rank], "eth0"),
+            "RANK": str(rank),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # it is stopped for long
+            "GLOO_SOCKET_IFNAME": "eth0",  # whose bytes are counted
+            **extra,
+        }
+        for rank in range(count)
+    ], restless=True)  # fmt: skip
+    fleet.sleep()
+    return fleet
 
 
 @contextlib.contextmanager
@@ -199,9 +273,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate-mbit", nargs="+", type=float, default=[1000.0])
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0],
                         help="computation over communication, of emulated models")  # fmt: skip
-    parser.add_argument("--systems", nargs="+", default=list(PEERS),
-                        choices=["no_waiting", "ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order",
-                                 "hvd_order_planned", "hvd_order_on_horovod"])  # fmt: skip
+    parser.add_argument("--framework", choices=list(SYSTEMS), default="torch")
+    parser.add_argument("--systems", nargs="+", metavar="SYSTEM",
+                        help="; ".join(f"{framework}: {', '.join(names)}"
+                                       for framework, names in SYSTEMS.items()))  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--steps", type=int, default=5, help="measured steps in each turn")
     parser.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE",
@@ -210,13 +285,33 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="hvd_order with these sizes as well, say 1MiB/2MiB")  # fmt: skip
     parser.add_argument("--name", default="side_by_side", help="of the files in out/benchmarks")
     options = parser.parse_args(argv)
+    known = SYSTEMS[options.framework]
+    options.systems = options.systems or list(PEERS[options.framework])
+    for name in options.systems:
+        if name not in known:
+            parser.error(f"{options.framework} has no system {name!r}: {', '.join(known)}")
+    if options.framework == "tensorflow":
+        if find_spec("tensorflow") is None:
+            parser.error("TensorFlow is not installed: pip install -r requirements/tensorflow.txt")
+        if "hvd_order" not in options.systems:
+            parser.error("hvd_order's ranks make the local steps; name it among --systems")
+        if options.sweep or any(is_real(model) for model in options.models):
+            parser.error("with --framework tensorflow: no --sweep, and emulated models alone")
     if options.quick:
         options.models, options.rounds, options.steps = ["resnet50", "densenet121"], 1, 3
         options.systems = ["ddp", "hvd_order"]
-    if "horovod" in options.systems and find_spec("horovod") is None:
-        print("Horovod is not installed and left out; 'make horovod' builds it", file=sys.stderr)
+    if "horovod" in options.systems and not _has_horovod(options.framework):
+        print(f"Horovod for {options.framework} is not installed and left out; 'make horovod' "
+              "builds it", file=sys.stderr)  # fmt: skip
         options.systems.remove("horovod")
     return options
+
+
+def _has_horovod(framework: str) -> bool:
+    found = find_spec("horovod")
+    if found is None or found.origin is None:
+        return False
+    return any((Path(found.origin).parent / framework).glob("mpi_lib*.so"))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One rank. Obeys commands from its standard input, one JSON object a line, and answers likewise.
+"""One rank of PyTorch, which obeys the commands of its standard input (commands.py).
 
 The commander (fleet.py) lets systems take turns: it builds several in the same ranks, then asks
 for some steps of one, some of the next, and so on.
@@ -7,30 +7,21 @@ for some steps of one, some of the next, and so on.
 from __future__ import annotations
 
 import gc
-import json
-import os
-import resource
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from commands import cpu_s, sent_bytes, serve
 from systems import SYSTEMS, Trainer, saturated_all_reduce
 from workloads import Workload, build
 
-_INTERFACE = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
 _SAMPLE_S = 0.01
-
-
-def sent_bytes() -> int:
-    """Bytes that have left this host since it exists."""
-    return int(Path(f"/sys/class/net/{_INTERFACE}/statistics/tx_bytes").read_text())
 
 
 @dataclass
@@ -120,17 +111,17 @@ class Worker:
         sent = sent_bytes()
         for number in range(warm_up + count):
             if number == warm_up:
-                cpu_s = _cpu_s()
+                began_s = cpu_s()
             recorder.events.clear()
             starts.append(time.monotonic())
             trainer.step()
         starts.append(time.monotonic())
-        cpu_s = _cpu_s() - cpu_s
+        used_s = cpu_s() - began_s
         trainer.finish()
         self._barrier()
         return {
             "seconds": [b - a for a, b in pairwise(starts)][warm_up:],
-            "cpu_s": cpu_s / count,
+            "cpu_s": used_s / count,
             "sent_bytes": (sent_bytes() - sent) / (warm_up + count),
         }
 
@@ -184,30 +175,10 @@ class Worker:
             dist.destroy_process_group()
 
 
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def _serve(commands: TextIO, answers: TextIO, peer: str) -> None:
+def _worker() -> Worker:
     torch.set_num_threads(1)
-    worker = Worker(peer)
-    _answer(answers, "ready")
-    for line in commands:
-        command = json.loads(line)
-        name = command.pop("do")
-        _answer(answers, getattr(worker, name)(**command))
-        if name == "quit":
-            return
-
-
-def _answer(answers: TextIO, value: Any) -> None:
-    answers.write(json.dumps(value) + "\n")
-    answers.flush()
+    return Worker(sys.argv[1])
 
 
 if __name__ == "__main__":
-    # What libraries print must not look like an answer.
-    answers_out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    _serve(sys.stdin, answers_out, sys.argv[1])
+    serve(_worker)

@@ -10,6 +10,7 @@ void bindScheduler(pybind11::module_& m);
 void bindSimulate(pybind11::module_& m);
 void bindEngine(pybind11::module_& m);
 void bindHandover(pybind11::module_& m);
+void bindPolled(pybind11::module_& m);
 void bindTransports(pybind11::module_& m);
 void bindGradients(pybind11::module_& m);
 

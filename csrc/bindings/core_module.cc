@@ -7,4 +7,5 @@ PYBIND11_MODULE(_core, m) {
   hvd_order::bindSimulate(m);
   hvd_order::bindEngine(m);
   hvd_order::bindHandover(m);
+  hvd_order::bindPolled(m);
 }

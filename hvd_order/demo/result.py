@@ -34,9 +34,10 @@ class Options:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What was measured; lists of two hold plain DDP first, then hvd_order.
+    """What was measured; lists of two hold the system to compare with first, then hvd_order.
 
     Attributes:
+        systems: what the two are called.
         size: number of ranks.
         block_steps: steps in a timed block.
         weights: parameters of the model.
@@ -50,6 +51,7 @@ class DemoResult:
         versions: of what the numbers depend on.
     """
 
+    systems: list[str]
     size: int
     block_steps: int
     weights: int

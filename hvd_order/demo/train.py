@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from hvd_order.demo.curve import draw_curve, text_curve
@@ -15,6 +16,10 @@ from hvd_order.demo.verdict import step_time_table, weight_check
 from hvd_order.launch.run import LaunchRequest, run
 from hvd_order.report.timeline import draw_timeline
 
+_WORKERS = {
+    "torch": "hvd_order.demo.worker",
+    "tensorflow": "hvd_order.demo.tensorflow_worker",
+}
 _BLOCK_STEPS = 10
 _RECORDED_STEPS = 5
 _SEQUENCES_A_RANK = 4
@@ -33,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0 when both systems reached the same weights, 1 when not; a worker's when it
         failed, 130 after Ctrl-C.
     """
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.framework == "tensorflow" and find_spec("tensorflow") is None:
+        parser.error("TensorFlow is not installed; install it with: pip install tensorflow")
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     options = Options(
@@ -47,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     begin_s = time.monotonic()
     code = run(
         LaunchRequest(
-            command=[sys.executable, "-m", "hvd_order.demo.worker", options.to_json()],
+            command=[sys.executable, "-m", _WORKERS[arguments.framework], options.to_json()],
             process_count=arguments.np,
             env={name: os.environ.get(name, value) for name, value in _SHOWN.items()},
         )
@@ -60,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(result: DemoResult, trace: Path, out: Path) -> bool:
-    curves = dict(zip(("plain DDP", "hvd_order"), result.train_loss, strict=True))
+    curves = dict(zip(result.systems, result.train_loss, strict=True))
     checks, same = weight_check(result)
     for lines in (text_curve(curves), step_time_table(result), checks):
         print("", *lines, sep="\n")
@@ -77,8 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="hvd-order demo",
         description="Trains a small GPT on local workers with plain DDP and with hvd_order, in "
-        "turns, and compares step times and weights.",
+        "turns, and compares step times and weights. With TensorFlow: with updates in each step, "
+        "and with updates that the next step applies.",
     )
+    parser.add_argument("--framework", choices=list(_WORKERS), default="torch")
     parser.add_argument(
         "--steps", type=_at_least(2 * _RECORDED_STEPS), help="training steps of each system"
     )

@@ -25,6 +25,7 @@ _CAVEAT = (
 def step_time_table(result: DemoResult) -> list[str]:
     """Step times of both systems and the ratio within pairs of neighbouring blocks."""
     plain, ordered = result.step_ms
+    first, second = result.systems
     ratios = [theirs / mine for mine, theirs in zip(plain, ordered, strict=True)]
     if not ratios:
         return ["step time: too few steps for a measurement"]
@@ -32,9 +33,9 @@ def step_time_table(result: DemoResult) -> list[str]:
         f"step time, ms: mean of a block of {result.block_steps} steps, "
         f"{len(ratios)} blocks each, in turns",
         f"{'':<22}{'median':>9}{'min':>9}{'max':>9}",
-        _row("plain DDP", plain, 1),
-        _row("hvd_order", ordered, 1),
-        _row("hvd_order / plain DDP", ratios, 3),
+        _row(first, plain, 1),
+        _row(second, ordered, 1),
+        _row(f"{second} / {first}", ratios, 3),
     ]
     return lines + _reading(ratios) + [_CAVEAT]
 
@@ -48,11 +49,12 @@ def weight_check(result: DemoResult) -> tuple[list[str], bool]:
         f"{result.largest_difference:.1e}, tolerance {TOLERANCE:.0e}"
         + (" (bitwise equal)" if result.largest_difference == 0 else "")
     ]
-    for name, equal in zip(("plain DDP", "hvd_order"), result.ranks_equal, strict=True):
+    for name, equal in zip(result.systems, result.ranks_equal, strict=True):
         say = "bitwise equal" if equal else "NOT EQUAL"
         lines.append(f"  {name}: {say} on all {result.size} ranks")
-    first, second = result.validation_loss
-    lines.append(f"validation loss: plain DDP {first:.4f}, hvd_order {second:.4f} nats a byte")
+    losses = zip(result.systems, result.validation_loss, strict=True)
+    values = ", ".join(f"{name} {loss:.4f}" for name, loss in losses)
+    lines.append(f"validation loss: {values} nats a byte")
     return lines, close and all(result.ranks_equal)
 
 

@@ -78,6 +78,7 @@ def _train(options: Options) -> None:
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)  # a step ends when its last rank ends
     dist.all_reduce(losses)
     result = DemoResult(
+        systems=[system.name for system in systems],
         size=size,
         block_steps=options.block,
         weights=weights,

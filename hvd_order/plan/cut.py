@@ -10,10 +10,21 @@ at ``s = sqrt(alpha B / (beta k))``.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from statistics import quantiles
 from typing import Literal
 
-__all__ = ["Cut", "Link", "arrival_cut", "best_cut", "cut_of", "hold_lead_s"]
+__all__ = [
+    "PROBE_BYTES",
+    "Cut",
+    "Link",
+    "arrival_cut",
+    "best_cut",
+    "cut_of",
+    "hold_lead_s",
+    "measured_link",
+]
 
 _SMALLEST_BYTES = 64 * 1024
 _LARGEST_BYTES = 16 * 2**20
@@ -36,6 +47,21 @@ class Cut:
     slice_bytes: int
     credit_bytes: int
     policy: Literal["priority", "arrival"] = "priority"
+
+    def with_settings(
+        self,
+        slice_bytes: int | None,
+        credit_bytes: int | None,
+        policy: Literal["priority", "arrival"],
+    ) -> Cut:
+        """The same but for what a user has set."""
+        cut = self
+        if slice_bytes is not None:
+            in_flight = cut.credit_bytes // cut.slice_bytes
+            cut = Cut(slice_bytes, in_flight * slice_bytes)
+        if credit_bytes is not None:
+            cut = Cut(min(cut.slice_bytes, credit_bytes), credit_bytes)
+        return replace(cut, policy=policy)
 
     def resembles(self, other: Cut) -> bool:
         """Whether trials could hardly tell the two apart."""
@@ -81,6 +107,34 @@ class Link:
         # Slices in flight hide each other's latency on an idle machine only: threads that hand
         # them on wait for a core while a model trains.
         return cls(latency_s, max(cost_s, latency_s / 2, 1e-6), beta)
+
+
+_ROUNDS = 5
+_TINY_BYTES = 1024
+_SMALL = (16, 128 * 1024)  # slices, bytes of each
+_LARGE = (4, 2**20)
+PROBE_BYTES = _LARGE[0] * _LARGE[1]
+"""How much memory a transport needs to be measured."""
+
+
+def measured_link(time_stream: Callable[[list[int]], float]) -> Link:
+    """Times some all-reduces of up to 4 MiB together, several times each.
+
+    Args:
+        time_stream: carries out all-reduces of these sizes, in bytes, two or more of them in
+            flight at a time, and returns the seconds that took; nothing else travels.
+    """
+    latency_s = _undisturbed(time_stream([_TINY_BYTES]) for _ in range(4 * _ROUNDS))
+    times = []
+    for count, size_bytes in (_SMALL, _LARGE):
+        took = _undisturbed(time_stream([size_bytes] * count) for _ in range(_ROUNDS))
+        times.append((count, size_bytes, took))
+    return Link.from_streams(latency_s, *times)
+
+
+def _undisturbed(seconds: Iterable[float]) -> float:
+    """The lower quartile: what else a machine has to do only adds."""
+    return quantiles(seconds, n=4)[0]
 
 
 def best_cut(link: Link, total_bytes: int, in_flight: int = 2) -> Cut:

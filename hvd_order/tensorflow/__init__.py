@@ -1,6 +1,7 @@
 """hvd_order for TensorFlow, with Horovod's names: ``import hvd_order.tensorflow as hvd``."""
 
 import importlib.util
+from typing import TYPE_CHECKING, Any
 
 if importlib.util.find_spec("tensorflow") is None:
     raise ImportError(
@@ -11,6 +12,7 @@ if importlib.util.find_spec("tensorflow") is None:
 from hvd_order.errors import HorovodInternalError
 from hvd_order.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvd_order.tensorflow import differentiation as differentiation
+from hvd_order.tensorflow import elastic
 from hvd_order.tensorflow.collectives import (
     allgather,
     allreduce,
@@ -73,6 +75,9 @@ from hvd_order.tensorflow.tape import (
 )
 from hvd_order.tensorflow.wrapping import DistributedOptimizer
 
+if TYPE_CHECKING:
+    from hvd_order.tensorflow.keras.sync_batch_norm import SyncBatchNormalization
+
 __all__ = [
     "Adasum",
     "Average",
@@ -86,6 +91,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -101,6 +107,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -131,3 +138,12 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Keras takes a second to import, and not everybody needs it.
+    if name == "SyncBatchNormalization":
+        from hvd_order.tensorflow.keras.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,9 +14,12 @@ import torch
 
 import hvd_order.torch as hvd
 from hvd_order import _torch as native
+from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage
 from hvd_order.tensorflow.carrier import Collective, Gradient, HostTensor
+from hvd_order.tensorflow.layout import Arrangement
 from hvd_order.torch import process, registration, static_plan
+from hvd_order.torch.advised_cut import advised_cut
 from hvd_order.torch.engine_host import EngineHost, engine_host
 
 __all__: list[str] = []
@@ -28,14 +31,17 @@ cross_rank, cross_size = hvd.cross_rank, hvd.cross_size
 join = hvd.join
 shutdown = hvd.shutdown
 
-_ALIGNMENT_BYTES = 64  # cache line; more than SliceLayout needs
-
 _process_sets: dict[int, hvd.ProcessSet] = {}
 
 
 def init(comm: object) -> None:
     """Joins the other processes."""
     hvd.init(comm)
+
+
+def config() -> Config:
+    """The knobs, as `init` has read them."""
+    return process.current().config
 
 
 def on_shutdown(callback: Callable[[], None]) -> None:
@@ -169,36 +175,34 @@ class RegisteredGradients:
     Whoever makes one also closes it, when nothing is under way.
     """
 
-    def __init__(self, host: EngineHost, gradients: Sequence[Gradient]) -> None:
-        """Lays them out in the given order. Collective.
+    def __init__(
+        self, host: EngineHost, gradients: Sequence[Gradient], order: Sequence[int]
+    ) -> None:
+        """Lays them out in rank 0's order. Collective.
 
         Raises:
             ModelMismatch: the ranks have different gradients.
         """
-        mine = [(str(place), one.shape, one.dtype) for place, one in enumerate(gradients)]
+        mine = [(str(i), gradients[i].shape, gradients[i].dtype) for i in order]
         agreed = registration.agree_on(host, mine)
-        kinds: dict[torch.dtype, int] = {}
-        sizes, tensors = [], []
-        for one in gradients:
-            dtype: torch.dtype = getattr(torch, one.dtype)
-            buffer = kinds.setdefault(dtype, len(kinds))
-            size_bytes = torch.Size(one.shape).numel() * dtype.itemsize
-            padded = -(-max(size_bytes, 1) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-            sizes.append(size_bytes)
-            tensors.append((one.name, padded, buffer))
-        layout = native.SliceLayout(tensors, host.cut.slice_bytes)
+        laid_out = Arrangement.of(
+            gradients,
+            [order[i] for i in agreed.order],
+            lambda name: int(getattr(torch, name).itemsize),
+        )
+        if agreed.alone and not host.tuned:  # one engine has one credit
+            host.tuned = True
+            cut = advised_cut(host, torch.device("cpu"), laid_out.size_bytes)
+            host.retune(cut, agreed.model)
+        layout = native.SliceLayout(laid_out.tensors, host.cut.slice_bytes)
+        dtypes: list[torch.dtype] = [getattr(torch, name) for name in laid_out.dtypes]
         self._flat = [
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype)
-            for dtype, size_bytes in zip(kinds, layout.buffer_bytes, strict=True)
+            for dtype, size_bytes in zip(dtypes, layout.buffer_bytes, strict=True)
         ]
         plan = static_plan.arrival_plan(layout) if host.agreement == "planned" else []
         host.add_model(agreed.model, layout, self._flat, plan)
-        places = [
-            (name, tensor, self._flat[buffer].data_ptr() + layout.tensor_offset(tensor), size_bytes)
-            for tensor, ((name, _, buffer), size_bytes) in enumerate(
-                zip(tensors, sizes, strict=True)
-            )
-        ]
+        places = laid_out.places(lambda i: self._flat[i].data_ptr(), layout.tensor_offset)
         self._handover = native.Handover(host.engine, agreed.model, places)
         self._host: Callable[[], EngineHost | None] = weakref.ref(host)
         self._model = agreed.model
@@ -226,7 +230,9 @@ def _current_context() -> object:
     return process.current() if process.is_initialized() else None
 
 
-def register(gradients: Sequence[Gradient], number: int) -> RegisteredGradients:
+def register(
+    gradients: Sequence[Gradient], order: Sequence[int], number: int
+) -> RegisteredGradients:
     """Registers gradients on all ranks of a process set of several."""
     members = _process_set(number)
-    return RegisteredGradients(engine_host(number, members.ranks), gradients)
+    return RegisteredGradients(engine_host(number, members.ranks), gradients, order)

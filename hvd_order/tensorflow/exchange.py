@@ -16,9 +16,10 @@ import tensorflow as tf
 from hvd_order.errors import HvdOrderError, ModelMismatch
 from hvd_order.tensorflow import op_library
 from hvd_order.tensorflow.carrier import Gradient, GradientModel, started_carrier
+from hvd_order.tensorflow.consumption import consumption_order
 from hvd_order.tensorflow.failures import translated
 
-__all__ = ["Exchange", "close_all", "exchange_of", "gradients_posted"]
+__all__ = ["Exchange", "close", "close_all", "exchange_of", "gradients_posted"]
 
 _Key = tuple[int, tuple[tuple[int, str], ...]]  # process set; id of each variable, dtype
 
@@ -53,7 +54,9 @@ class Exchange:
             for name, variable, dtype in zip(names, variables, dtypes, strict=True)
         ]
         try:
-            self.model: GradientModel = started_carrier().register(gradients, process_set)
+            self.model: GradientModel = started_carrier().register(
+                gradients, consumption_order(variables), process_set
+            )
         except ModelMismatch as error:
             here = ", ".join(f"{place}: {name}" for place, name in enumerate(names))
             raise ModelMismatch(f"{error}. On this rank they are {here}") from None
@@ -70,20 +73,29 @@ class Exchange:
             return sums
         # An operator that waits blocks an eager program: all are sent before the first wait.
         try:
-            for slot, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
-                ops.hvd_order_post(variable.handle, gradient, exchange=number, slot=slot)
-            return [
-                ops.hvd_order_take(
-                    variable.handle,
-                    T=gradient.dtype,
-                    shape=gradient.shape.as_list(),
-                    exchange=number,
-                    slot=slot,
-                )
-                for slot, (variable, gradient) in enumerate(zip(variables, gradients, strict=True))
-            ]
+            self.post(gradients, variables)
+            return self.take([gradient.dtype for gradient in gradients], variables)
         except tf.errors.OpError as error:
             raise translated(error) from error
+
+    def post(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Hands over a gradient for each variable; returns before they are summed."""
+        ops, number = op_library.load().ops, self.model.number
+        for slot, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            ops.hvd_order_post(variable.handle, gradient, exchange=number, slot=slot)
+
+    def take(self, dtypes: Sequence[tf.DType], variables: Sequence[Any]) -> list[Any]:
+        """The sums of what was posted. In a graph, each waits for itself alone."""
+        ops, number = op_library.load().ops, self.model.number
+        sums = []
+        for slot, (variable, dtype) in enumerate(zip(variables, dtypes, strict=True)):
+            shape = variable.shape.as_list()
+            total = ops.hvd_order_take(
+                variable.handle, T=dtype, shape=shape, exchange=number, slot=slot
+            )
+            total.set_shape(shape)
+            sums.append(total)
+        return sums
 
 
 _exchanges: dict[_Key, Exchange] = {}
@@ -102,6 +114,12 @@ def exchange_of(
         for variable in variables:
             weakref.finalize(variable, _drop, key).atexit = False
     return _exchanges[key]
+
+
+def close(exchange: Exchange) -> None:
+    """Ends what is under way with an error; its variables get a new exchange when next needed."""
+    for key in [key for key, one in _exchanges.items() if one is exchange]:
+        _drop(key)
 
 
 def gradients_posted() -> int:

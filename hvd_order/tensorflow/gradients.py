@@ -12,10 +12,10 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.reduce_op import Adasum, Average, ReduceOp, Sum, choose_op
 from hvd_order.tensorflow.collectives import allreduce
 from hvd_order.tensorflow.compression import Compression, Compressor
-from hvd_order.tensorflow.exchange import exchange_of
+from hvd_order.tensorflow.exchange import Exchange, exchange_of
 from hvd_order.tensorflow.process_sets import ProcessSet, global_process_set, number_of
 
-__all__ = ["GradientReducer", "scaled", "tensorflow_variable"]
+__all__ = ["GradientReducer", "Packed", "SortedOut", "scaled", "tensorflow_variable"]
 
 
 def tensorflow_variable(source: Any) -> Any:
@@ -32,6 +32,24 @@ def scaled(gradient: Any, factor: float) -> Any:
             scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
         )
     return gradient * tf.cast(factor, gradient.dtype)
+
+
+@dataclass(frozen=True)
+class SortedOut:
+    """Gradients of a step, and the places of those that the engine takes and of the others."""
+
+    gradients: list[Any]
+    engine: list[int]
+    others: list[int]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Gradients as they travel, and what turns them back."""
+
+    variables: list[Any]
+    wires: list[Any]
+    contexts: list[Any]
 
 
 @dataclass(frozen=True)
@@ -78,33 +96,59 @@ class GradientReducer:
             Gradients in the same order; None where there was none. On a rank outside of the
             process set they are its own.
         """
-        results = list(gradients)
+        if not self.is_collective():
+            return list(gradients)
+        sorted_out = self.sort_out(gradients, sources)
+        results = sorted_out.gradients
+        for i in sorted_out.others:
+            results[i] = self.reduce_one(results[i])
+        if sorted_out.engine:
+            packed, exchange = self.pack(sorted_out, sources)
+            sums = exchange.reduce(packed.wires, packed.variables)
+            for i, gradient in zip(sorted_out.engine, self.unpack(packed, sums), strict=True):
+                results[i] = gradient
+        return results
+
+    def is_collective(self) -> bool:
+        """Whether this rank combines anything with others."""
         if not self.process_set.included():  # as in Horovod
-            return results
-        number = number_of(self.process_set)
-        if len(self.process_set.ranks) == 1:
-            return results
-        engine: list[int] = []  # those that the engine takes
+            return False
+        number_of(self.process_set)
+        return len(self.process_set.ranks) > 1
+
+    def sort_out(self, gradients: Sequence[Any], sources: Sequence[Any]) -> SortedOut:
+        """Which gradients the engine takes, and which go by collectives of their own."""
+        results = list(gradients)
+        engine: list[int] = []
+        others: list[int] = []
         for i, source in enumerate(sources):
             gradient = results[i]
             if gradient is None:
                 continue
             if isinstance(gradient, tf.IndexedSlices) and self.sparse_as_dense:
                 gradient = results[i] = tf.convert_to_tensor(gradient)
-            if self._is_for_engine(gradient, tensorflow_variable(source)):
-                engine.append(i)
-            else:
-                results[i] = self._reduce_one(gradient)
-        if engine:
-            variables = [tensorflow_variable(sources[i]) for i in engine]
-            packed = [self.compression.compress(self._predivided(results[i])) for i in engine]
-            wires = [wire for wire, _ in packed]
-            names = [getattr(sources[i], "path", sources[i].name) for i in engine]
-            exchange = exchange_of(variables, [wire.dtype for wire in wires], names, number)
-            sums = exchange.reduce(wires, variables)
-            for i, total, (_, context) in zip(engine, sums, packed, strict=True):
-                results[i] = self._averaged(self.compression.decompress(total, context))
-        return results
+            is_for_engine = self._is_for_engine(gradient, tensorflow_variable(source))
+            (engine if is_for_engine else others).append(i)
+        return SortedOut(results, engine, others)
+
+    def pack(self, sorted_out: SortedOut, sources: Sequence[Any]) -> tuple[Packed, Exchange]:
+        """Those for the engine, as they travel, and with what. Collective when they are new."""
+        variables = [tensorflow_variable(sources[i]) for i in sorted_out.engine]
+        pairs = [
+            self.compression.compress(self._predivided(sorted_out.gradients[i]))
+            for i in sorted_out.engine
+        ]
+        packed = Packed(variables, [wire for wire, _ in pairs], [context for _, context in pairs])
+        names = [getattr(sources[i], "path", sources[i].name) for i in sorted_out.engine]
+        dtypes = [wire.dtype for wire in packed.wires]
+        return packed, exchange_of(variables, dtypes, names, number_of(self.process_set))
+
+    def unpack(self, packed: Packed, sums: Sequence[Any]) -> list[Any]:
+        """Gradients from the sums of what `pack` made."""
+        return [
+            self._averaged(self.compression.decompress(total, context))
+            for total, context in zip(sums, packed.contexts, strict=True)
+        ]
 
     def _is_for_engine(self, gradient: Any, variable: Any) -> bool:
         """Whether it is dense, of a variable, and of a size that is known while it is traced."""
@@ -117,7 +161,8 @@ class GradientReducer:
             and gradient.dtype.is_floating
         )
 
-    def _reduce_one(self, gradient: Any) -> Any:
+    def reduce_one(self, gradient: Any) -> Any:
+        """A gradient that the engine does not take, by a collective of its own."""
         if isinstance(gradient, tf.IndexedSlices):
             return allreduce(gradient, op=self.op, process_set=self.process_set)
         reduced = allreduce(

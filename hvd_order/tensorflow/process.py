@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.tensorflow import exchange, op_library, requests
+from hvd_order.errors import HvdOrderError, InvalidUsage
+from hvd_order.tensorflow import exchange, op_library, pending, requests
 from hvd_order.tensorflow.carrier import carrier, started_carrier
 from hvd_order.tensorflow.process_sets import ProcessSet, add_process_set, forget_all
 
@@ -34,6 +35,7 @@ __all__ = [
     "stop_timeline",
 ]
 
+_log = logging.getLogger("hvd_order")
 _serving = False  # from init() to the shutdown, whichever framework's that is
 
 
@@ -72,6 +74,10 @@ def _end() -> None:
     """Before the processes part: what operators wait for ends with an error."""
     global _serving
     _serving = False
+    try:
+        pending.flush()
+    except HvdOrderError as error:
+        _log.warning("the updates of the last step were not applied: %s", error)
     requests.stop_serving()
     exchange.close_all()
     forget_all()

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from statistics import quantiles
-
 import torch
 
 from hvd_order import _torch as native
-from hvd_order.plan.cut import Link
+from hvd_order.plan.cut import PROBE_BYTES, Link, measured_link
 
 __all__: list[str] = []
 
-_ROUNDS = 5
-_TINY_BYTES = 1024
-_SMALL = (16, 128 * 1024)  # slices, bytes of each
-_LARGE = (4, 2**20)
-
 
 def measure(transport: native.TorchTransport, device: torch.device, in_flight: int) -> Link:
-    """Times some all-reduces of up to 4 MiB, several times each. Collective.
+    """Times some all-reduces (plan/cut.py). Collective.
 
     Args:
         transport: that of the gradients, which must be idle.
@@ -29,17 +21,11 @@ def measure(transport: native.TorchTransport, device: torch.device, in_flight: i
     Raises:
         HorovodInternalError: a transfer failed.
     """
-    buffer = torch.zeros(_LARGE[0] * _LARGE[1] // 4, device=device)
-    tiny = buffer[: _TINY_BYTES // 4]
-    latency_s = _undisturbed(transport.time_stream([tiny], 1) for _ in range(4 * _ROUNDS))
-    times = []
-    for count, size_bytes in (_SMALL, _LARGE):
-        slices = list(buffer[: count * size_bytes // 4].split(size_bytes // 4))
-        took = _undisturbed(transport.time_stream(slices, in_flight) for _ in range(_ROUNDS))
-        times.append((count, size_bytes, took))
-    return Link.from_streams(latency_s, *times)
+    buffer = torch.zeros(PROBE_BYTES // 4, device=device)
 
+    def time_stream(sizes: list[int]) -> float:
+        ends = [sum(sizes[: i + 1]) // 4 for i in range(len(sizes))]
+        pieces = [buffer[end - size // 4 : end] for end, size in zip(ends, sizes, strict=True)]
+        return transport.time_stream(pieces, min(in_flight, len(pieces)))
 
-def _undisturbed(seconds: Iterable[float]) -> float:
-    """The lower quartile: what else a machine has to do only adds."""
-    return quantiles(seconds, n=4)[0]
+    return measured_link(time_stream)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_order.errors import ModelMismatch
+from hvd_order.same_model import check_same
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.request_errors import translate_failure
 from hvd_order.torch.slot import Slot
@@ -67,31 +67,6 @@ def agree_on(host: EngineHost, mine: Sequence[tuple[str, tuple[int, ...], str]])
     taken = set().union(*(models for _, models in everyone))
     order = [place[name] for name, _, _ in everyone[0][0]]
     return Agreed(host.free_id(taken), order, alone=not taken)
-
-
-def check_same(
-    everyone: Sequence[Sequence[tuple[str, tuple[int, ...], str]]], ranks: Sequence[int]
-) -> None:
-    """Raises ModelMismatch unless all ranks list the same (name, shape, dtype), in any order."""
-    first = {name: (shape, dtype) for name, shape, dtype in everyone[0]}
-    for rank, parameters in zip(ranks[1:], everyone[1:], strict=True):
-        other = {name: (shape, dtype) for name, shape, dtype in parameters}
-        for name in [*first, *other]:
-            if first.get(name) != other.get(name):
-                raise ModelMismatch(
-                    f"the ranks train different models: parameter '{name}' is "
-                    f"{_describe(first.get(name))} on rank {ranks[0]} and "
-                    f"{_describe(other.get(name))} on rank {rank} "
-                    f"(rank {ranks[0]} has {len(first)} parameters, rank {rank} has "
-                    f"{len(other)}); build the same model on every rank"
-                )
-
-
-def _describe(parameter: tuple[tuple[int, ...], str] | None) -> str:
-    if parameter is None:
-        return "missing"
-    shape, dtype = parameter
-    return f"{dtype} of shape {list(shape)}"
 
 
 def union(host: EngineHost, indices: Iterable[int]) -> list[int]:

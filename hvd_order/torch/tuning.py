@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 
 from hvd_order.plan.advice import run_line
-from hvd_order.plan.cut import Cut, arrival_cut, best_cut
+from hvd_order.plan.cut import Cut, arrival_cut
 from hvd_order.plan.plan_file import Confirmed, Plan
 from hvd_order.plan.tuner import Tuner, Turn, candidates, distinct
 from hvd_order.plan.watch import Drift, Watch
 from hvd_order.torch import followed_plan, registration
+from hvd_order.torch.advised_cut import advised_cut
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.registered_model import RegisteredModel
-from hvd_order.torch.request_errors import translate_failure
 
 __all__: list[str] = []
 
@@ -51,7 +50,7 @@ class Tuning:
         self._watch: Watch | None = None
         self._patience = 1
         config = host.context.config
-        self._advised = cut = self._measured_cut()
+        self._advised = cut = advised_cut(host, device, model.size_bytes)
         is_free = (
             config.slice_bytes is None
             and config.credit_bytes is None
@@ -71,24 +70,6 @@ class Tuning:
             self._tell(plan)
         if self.done:
             self._tell_outlook(None if self._watch is None else self._watch.expected_s)
-
-    def _measured_cut(self, again: bool = False) -> Cut:
-        """What the model of the transport advises, with what the user has set."""
-        config = self._host.context.config
-        try:
-            link = self._host.link(self._device, again)
-        except RuntimeError as error:
-            self._host.engine.check()  # knows better which rank is to blame, if it has noticed
-            raise translate_failure(error, "first steps of training", self._host.context) from error
-        cut = best_cut(link, self._model.size_bytes, self._host.in_flight)
-        if config.slice_bytes is not None:
-            in_flight = cut.credit_bytes // cut.slice_bytes
-            cut = Cut(config.slice_bytes, in_flight * config.slice_bytes)
-        if config.credit_bytes is not None:
-            cut = Cut(min(cut.slice_bytes, config.credit_bytes), config.credit_bytes)
-        # Whoever registers first measures first: all ranks take rank 0's word.
-        chosen: Cut = registration.gather(self._host, replace(cut, policy=config.policy))[0]
-        return chosen
 
     def _use(self, cut: Cut) -> None:
         self._model.retune(cut, None if self._plan is None else self._plan.issue_order_of(cut))
@@ -177,7 +158,8 @@ class Tuning:
             )  # fmt: skip
         if measure:
             registration.gather(self._host, None)  # until all ranks have nothing in flight
-            self._advised = self._measured_cut(again=True)
+            size_bytes = self._model.size_bytes
+            self._advised = advised_cut(self._host, self._device, size_bytes, again=True)
         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
         self._watch = None
         self._try_rivals()

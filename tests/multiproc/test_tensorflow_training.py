@@ -331,3 +331,46 @@ def test_one_process_alone() -> None:
     """
     for end in run_script(1, program, env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=200):
         assert end.returncode == 0, end.stderr
+
+
+def body_batch_norm() -> float:
+    """Normalizes over batches of different sizes; how far that is from one process."""
+    import tensorflow as tf
+
+    keras, hvd = shim()
+    from hvd_order.tensorflow import SyncBatchNormalization
+
+    rank = hvd.rank()
+    random = np.random.default_rng(0)
+    x = random.normal(size=(10, 4, 3)).astype(np.float32)
+    mask = random.integers(0, 2, (10, 4)).astype(bool)
+    rows = slice(0, 4) if rank == 0 else slice(4, 10)
+    worst = 0.0
+    for marked in (None, mask):
+        results = []
+        for layer, mine in (
+            (keras.layers.BatchNormalization(), slice(0, 10)),
+            (SyncBatchNormalization(), rows),
+        ):
+            layer.build((None, 4, 3))
+
+            @tf.function
+            def run(x: Any, marks: Any, layer: Any = layer) -> Any:
+                with tf.GradientTape() as tape:
+                    tape.watch(x)
+                    y = layer(x, training=True, mask=marks)
+                    loss = tf.reduce_sum(y**3)
+                return y, tape.gradient(loss, x)
+
+            marks = None if marked is None else tf.constant(marked[mine])
+            y, slope = run(tf.constant(x[mine]), marks)
+            keep = slice(None) if mine == rows else rows
+            results.append([y[keep], slope[keep], *layer.non_trainable_variables])
+        for one, ours in zip(*results, strict=True):
+            worst = max(worst, float(np.abs(np.asarray(one) - np.asarray(ours)).max()))
+    return worst
+
+
+def test_batch_statistics_of_all_ranks(ranks: RankFactory) -> None:
+    for worst in ranks(2).run(body_batch_norm, timeout=PATIENCE_S):
+        assert worst < 1e-4

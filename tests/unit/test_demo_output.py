@@ -22,6 +22,7 @@ def result(
     ranks_equal: tuple[bool, bool] = (True, True),
 ) -> DemoResult:
     return DemoResult(
+        systems=["plain DDP", "hvd_order"],
         size=2,
         block_steps=10,
         weights=100,

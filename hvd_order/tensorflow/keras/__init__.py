@@ -4,7 +4,7 @@ from hvd_order.errors import HorovodInternalError
 from hvd_order.reduce_op import Adasum, Average, Sum
 from hvd_order.tensorflow.compression import Compression
 from hvd_order.tensorflow.functions import broadcast_object, broadcast_variables
-from hvd_order.tensorflow.keras import callbacks
+from hvd_order.tensorflow.keras import callbacks, elastic
 from hvd_order.tensorflow.keras.api import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
@@ -14,6 +14,8 @@ from hvd_order.tensorflow.keras.api import (
     load_model,
     reducescatter,
 )
+from hvd_order.tensorflow.keras.overlap import overlapped_function
+from hvd_order.tensorflow.pending import flush
 from hvd_order.tensorflow.process import (
     ccl_built,
     cross_rank,
@@ -65,6 +67,8 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
+    "flush",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -77,6 +81,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "overlapped_function",
     "rank",
     "reducescatter",
     "remove_process_set",

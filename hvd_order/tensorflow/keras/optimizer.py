@@ -11,6 +11,7 @@ without this package.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +20,20 @@ import keras
 import tensorflow as tf
 
 from hvd_order.errors import HvdOrderError, InvalidUsage
+from hvd_order.tensorflow.deferred import DeferredGradients, NotDeferrable
 from hvd_order.tensorflow.gradients import GradientReducer, scaled, tensorflow_variable
+from hvd_order.tensorflow.keras.fit import change_trainer
+from hvd_order.tensorflow.keras.overlap import deferring_step
 
 __all__ = ["is_distributed", "wrap"]
 
 _STATE = "_hvd_order_state"
-_HOOKS = ("apply", "_backend_apply_gradients", "_clip_gradients")
+_HOOKS = (
+    "apply",
+    "_backend_apply_gradients",
+    "_clip_gradients",
+    "_get_current_learning_rate",
+)
 
 
 def wrap(
@@ -68,8 +77,9 @@ def wrap(
     if is_distributed(optimizer):
         raise InvalidUsage("this optimizer is a DistributedOptimizer already")
     factor = _accumulate(optimizer, passes, average_passes)
-    _Reduction(optimizer, reducer, factor, local, scale_local)
+    Reduction(optimizer, reducer, factor, local, scale_local)
     _patch_loss_scaling()
+    change_trainer(is_distributed)
     return optimizer
 
 
@@ -78,7 +88,7 @@ def is_distributed(optimizer: Any) -> bool:
     return _reduction_of(getattr(optimizer, "inner_optimizer", optimizer)) is not None
 
 
-def _reduction_of(optimizer: Any) -> _Reduction | None:
+def _reduction_of(optimizer: Any) -> Reduction | None:
     state = getattr(optimizer, _STATE, None)
     return None if state is None else state.reduction
 
@@ -102,7 +112,7 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
     return 1.0 if average else float(passes)
 
 
-class _Reduction:
+class Reduction:
     """Where the gradients of one optimizer are reduced, and the proof that they were."""
 
     def __init__(
@@ -121,18 +131,23 @@ class _Reduction:
         self._variables: Sequence[Any] = ()
         self._done = False  # in the call of apply() that is under way
         self._outside = False  # loss scaling has done it before
+        self._rate: Any = None  # the learning rate of updates that are applied late
         self._apply: Callable[..., Any] = optimizer.apply
+        self._current_rate: Callable[[], Any] = optimizer._get_current_learning_rate
         self._backend_apply: Callable[..., Any] = optimizer._backend_apply_gradients
         self._clip: Callable[..., Any] = optimizer._clip_gradients
         optimizer.apply = self.apply
         optimizer._backend_apply_gradients = self.backend_apply
         optimizer._clip_gradients = self.clip
+        optimizer._get_current_learning_rate = self.current_rate
         # Keras replaces containers among attributes by copies of its own.
         setattr(optimizer, _STATE, SimpleNamespace(reduction=self))
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """As the optimizer's own; finds gradients that were not reduced."""
+        """As the optimizer's own, or later; finds gradients that were not reduced."""
         grads = list(grads)
+        if not self._outside and self._deferred(self._optimizer, grads, trainable_variables):
+            return None
         self._done = self._outside
         result = self._apply(grads, trainable_variables)
         if not self._done and any(gradient is not None for gradient in grads):
@@ -142,6 +157,10 @@ class _Reduction:
                 "use hvd.DistributedGradientTape in a loop of your own"
             )
         return result
+
+    def current_rate(self) -> Any:
+        """As the optimizer's own; what it was for gradients that are applied late."""
+        return self._current_rate() if self._rate is None else self._rate
 
     def backend_apply(self, grads: Any, trainable_variables: Any) -> Any:
         """As the optimizer's own; remembers whose gradients come."""
@@ -175,29 +194,83 @@ class _Reduction:
         """The gradients of all ranks, combined."""
         self._done = True
         results = list(grads)
-        local = [id(tensorflow_variable(variable)) in self._local for variable in variables]
-        shared = [i for i, is_local in enumerate(local) if not is_local]
+        shared = [
+            i for i, v in enumerate(variables) if id(tensorflow_variable(v)) not in self._local
+        ]
         reduced = self._reducer.reduce([results[i] for i in shared], [variables[i] for i in shared])
         for i, gradient in zip(shared, reduced, strict=True):
             results[i] = gradient
+        return self._finished(results, variables)
+
+    def _finished(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         own_factor = self._factor
         if self._scale_local:
             own_factor /= len(self._reducer.process_set.ranks)
         return [
-            scaled(gradient, own_factor if is_local else self._factor)
-            for gradient, is_local in zip(results, local, strict=True)
+            scaled(
+                gradient,
+                own_factor if id(tensorflow_variable(variable)) in self._local else self._factor,
+            )
+            for gradient, variable in zip(grads, variables, strict=True)
         ]
 
-    def before_finite_test(
-        self, grads: Any, variables: Any, then: Callable[[list[Any]], Any]
+    def apply_scaled(self, optimizer: Any, grads: Any, variables: Sequence[Any]) -> Any:
+        """The part of a ``LossScaleOptimizer`` around this one: reduces before it looks at them."""
+        grads = list(grads)
+        if self._deferred(optimizer, grads, variables):
+            return None
+        return self.apply_reduced(optimizer, self.reduce(grads, variables), variables)
+
+    def apply_reduced(
+        self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any], rate: Any = None
     ) -> Any:
-        """Reduces, and calls `then`, inside which nothing is reduced again."""
-        reduced = self.reduce(grads, variables)
-        self._outside = True
+        """Applies gradients that are reduced already.
+
+        Args:
+            optimizer: this one, or the ``LossScaleOptimizer`` around it.
+            rate: learning rate to apply them with, instead of the current one.
+        """
+        own = self._apply
+        if optimizer is not self._optimizer:
+            assert _own_loss_scale_apply is not None
+            own = functools.partial(_own_loss_scale_apply, optimizer)
+        self._outside, self._rate = True, rate
         try:
-            return then(reduced)
+            return own(grads, list(variables))
         finally:
-            self._outside = False
+            self._outside, self._rate = False, None
+
+    def _deferred(self, optimizer: Any, grads: list[Any], variables: Sequence[Any] | None) -> bool:
+        """Whether the step that is being traced leaves these gradients to the next one."""
+        step = deferring_step()
+        if step is None or not self._reducer.is_collective():
+            return False
+        known = optimizer._trainable_variables if variables is None else list(variables)
+        if not optimizer.built:
+            with tf.init_scope():
+                optimizer.build(known)
+        step.defer(self, optimizer, grads, known)
+        return True
+
+    def refuse_to_defer(self) -> None:
+        """Raises NotDeferrable if the optimizer needs its gradients in the step."""
+        if self._optimizer.gradient_accumulation_steps:
+            raise NotDeferrable("the optimizer accumulates gradients")
+        if type(self._optimizer).apply is not keras.optimizers.Optimizer.apply:
+            raise NotDeferrable(f"{type(self._optimizer).__name__} has an apply() of its own")
+
+    def defer(self, grads: Sequence[Any], variables: Sequence[Any], to: DeferredGradients) -> None:
+        """Hands over gradients, which the next step takes by `taken`."""
+        own = {i for i, v in enumerate(variables) if id(tensorflow_variable(v)) in self._local}
+        to.post(grads, variables, own)
+
+    def deferred_gradients(self) -> DeferredGradients:
+        """A place for gradients of this optimizer on their way from step to step."""
+        return DeferredGradients(self._reducer)
+
+    def taken(self, deferred: DeferredGradients) -> list[Any]:
+        """What was handed over, combined."""
+        return self._finished(deferred.take(), deferred.sources)
 
 
 _own_loss_scale_apply: Callable[..., Any] | None = None
@@ -216,9 +289,6 @@ def _patch_loss_scaling() -> None:
             return own(self, grads, trainable_variables)
         if trainable_variables is None:
             trainable_variables = self._trainable_variables
-        variables = list(trainable_variables)
-        return reduction.before_finite_test(
-            list(grads), variables, lambda reduced: own(self, reduced, variables)
-        )
+        return reduction.apply_scaled(self, grads, list(trainable_variables))
 
     keras.optimizers.LossScaleOptimizer.apply = apply

@@ -1,0 +1,170 @@
+"""Elastic training with Horovod's names: ``hvd.elastic.run``, ``TensorFlowKerasState``.
+
+A worker dies or a host joins: the elastic agent (``hvd-order run --min-np``, torchrun) starts all
+workers again, and training goes on from the last commit; docs/elastic.md has the whole picture.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_order.elastic.run import run_fn
+from hvd_order.elastic.state import ObjectState, State
+from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt
+from hvd_order.tensorflow.failures import translated
+from hvd_order.tensorflow.functions import allgather_object, broadcast_object, broadcast_variables
+from hvd_order.tensorflow.process import init, rank, shutdown, size
+
+__all__ = [
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "run",
+]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates the training function of an elastic job.
+
+    Before `func` starts, all ranks get the same state: the last commit's, or, before the first
+    commit, rank 0's. The script around it must not call a collective before `func`, and must make
+    model, optimizer and state anew each time it is started.
+
+    Args:
+        func: takes the `State` first, and trains from wherever that is.
+
+    Returns:
+        A function with the same arguments, which returns what `func` returns.
+    """
+
+    @functools.wraps(func)
+    def raising_ours(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except tf.errors.OpError as error:
+            raise translated(error) from error
+
+    return run_fn(raising_ours, _reset)
+
+
+def _reset() -> None:
+    """Joins the job again, in this process; for jobs without an elastic agent."""
+    if size() > 1:
+        raise HorovodInternalError(
+            f"the {size()} ranks of this job cannot form anew, since nothing starts them again; "
+            "start it with: hvd-order run -np N --min-np M ..., or torchrun --max-restarts"
+        )
+    shutdown()
+    init()
+
+
+class TensorFlowState(ObjectState):
+    """State of a list of variables; every further keyword becomes an attribute.
+
+    Args:
+        variables: of TensorFlow or Keras, in the same order on every rank.
+        session: accepted for Horovod's sake.
+        kwargs: picklable objects (epoch, batch, ...).
+
+    Raises:
+        ValueError: no variables; TensorFlow 2 does not keep a list of all.
+    """
+
+    def __init__(
+        self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any
+    ) -> None:
+        if not variables:
+            raise ValueError(
+                "TensorFlow 2 keeps no list of all variables: name those of the state, say "
+                "TensorFlowState(model.variables)"
+            )
+        self.variables = list(variables)
+        self.session = session
+        self._save_variables()
+        super().__init__(
+            bcast_object=broadcast_object,
+            get_rank=rank,
+            allgather_object=allgather_object,
+            **kwargs,
+        )
+
+    def save(self) -> None:
+        """See `hvd_order.elastic.State.save`."""
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        """See `hvd_order.elastic.State.restore`."""
+        for variable, value in zip(self.variables, self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """See `hvd_order.elastic.State.sync`."""
+        broadcast_variables(self.variables, root_rank=0)
+        self._save_variables()  # else restore() would go back to before this rank joined
+        super().sync()
+
+    def saved(self) -> Any:
+        """See `hvd_order.elastic.State.saved`."""
+        return self._values, super().saved()
+
+    def set_saved(self, saved: Any) -> None:
+        """See `hvd_order.elastic.State.set_saved`.
+
+        Raises:
+            ValueError: the commit is of other variables.
+        """
+        values, objects = saved
+        found, expected = [[one.shape for one in each] for each in (values, self._values)]
+        if found != expected:
+            raise ValueError(
+                f"the last commit has {len(found)} variables of shapes {found}, this program "
+                f"{len(expected)} of shapes {expected}: it is another model's, or its optimizer "
+                "was not built yet (optimizer.build(model.trainable_variables))"
+            )
+        self._values = values
+        super().set_saved(objects)
+
+    def _save_variables(self) -> None:
+        self._values = [variable.numpy() for variable in self.variables]
+
+
+class TensorFlowKerasState(TensorFlowState):
+    """State of a model and its optimizer; every further keyword becomes an attribute.
+
+    The seeds of dropout and the like stay each rank's own.
+
+    Args:
+        model: of Keras 3, built.
+        optimizer: None: the one that it is compiled with.
+        backend: accepted for Horovod's sake.
+        kwargs: picklable objects (epoch, batch, ...).
+
+    Raises:
+        ValueError: the model is not built, or there is no optimizer.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+    ) -> None:
+        if not getattr(model, "built", True):
+            raise ValueError("Model must be built first. Run `model.build(input_shape)`.")
+        optimizer = optimizer or getattr(model, "optimizer", None)
+        if optimizer is None:
+            raise ValueError("the model is not compiled: give its optimizer")
+        if not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        self.model, self.optimizer, self.backend = model, optimizer, backend
+        weights = list(model.weights)
+        known = {id(weight) for weight in weights}
+        super().__init__(
+            [*weights, *(v for v in optimizer.variables if id(v) not in known)], **kwargs
+        )

@@ -1,0 +1,94 @@
+"""Elastic training with Keras: the state, and callbacks that keep it up to date."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvd_order.elastic.state import State
+from hvd_order.tensorflow.elastic import TensorFlowKerasState, run
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+
+class KerasState(TensorFlowKerasState):
+    """State of a model and its optimizer; see `TensorFlowKerasState`."""
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer=optimizer, **kwargs)
+
+
+class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Commits the state after every so many batches, and at the end of each epoch.
+
+    Put it behind the callbacks that change the state. A commit waits for the updates of the last
+    step, so one after every batch leaves nothing to overlap.
+    """
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        """Commits nothing yet."""
+        super().__init__()
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Counts anew, so that all ranks do it alike."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Commits when it is time."""
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self.state.commit()
+            self.batches_remaining = self.batches_per_commit
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Commits."""
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes in ``state.batch`` which batch of the epoch has been trained on, 0 between epochs.
+
+    Keras does not leave out those that are done: give ``fit`` a ``steps_per_epoch`` that is
+    ``state.batch`` shorter, as Horovod's examples do.
+    """
+
+    def __init__(self, state: Any) -> None:
+        """Changes nothing yet."""
+        super().__init__()
+        self.state = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Notes the batch."""
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begins anew."""
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Notes in ``state.epoch`` how many epochs have been trained, over all starts of the job."""
+
+    def __init__(self, state: Any) -> None:
+        """Counts from ``state.epoch``."""
+        super().__init__()
+        self.state = state
+        self.initial_epoch = state.epoch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Counts from here."""
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """One more; Keras counts from 0 in each call of fit."""
+        self.state.epoch = self.initial_epoch + epoch + 1

@@ -1,0 +1,125 @@
+"""``model.fit`` with updates that the next step applies.
+
+Keras makes the function of a step in `make_train_function`. For a model with a DistributedOptimizer
+that function is replaced here by one that overlaps; Keras calls it as before. The class is changed
+once a process, as late as the first DistributedOptimizer: an optimizer does not know its model.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_order.tensorflow import pending
+from hvd_order.tensorflow.carrier import started_carrier
+from hvd_order.tensorflow.keras.overlap import OverlappedStep
+
+__all__ = ["change_trainer"]
+
+_log = logging.getLogger("hvd_order")
+
+
+class _TrainFunction:
+    """What ``fit`` calls for each batch; in ``train_on_batch`` a step ends with its update."""
+
+    def __init__(self, model: Any, within: Callable[[Any], Any]) -> None:
+        self._model = model
+        self._within = within
+        self._overlapped = OverlappedStep(model.train_step, model._make_function, within)
+
+    def __call__(self, iterator: Any) -> Any:
+        if not any(model is self._model for model in _fitting):
+            pending.flush()
+            return self._within(iterator)
+        steps = self._model.steps_per_execution
+        if steps == 1 or self._overlapped in pending.outstanding:
+            return self._overlapped(iterator)
+        return self._one_by_one(iterator, steps)
+
+    def _one_by_one(self, iterator: Any, steps: int) -> Any:
+        """Steps that all follow another, as several in one call do, need one before them."""
+        outputs = None
+        self._model.steps_per_execution = 1
+        try:
+            for step in range(steps):
+                self._overlapped.flush()
+                try:
+                    outputs = self._overlapped(iterator)
+                except (StopIteration, tf.errors.OutOfRangeError):
+                    if step == 0:
+                        raise
+                    break
+        finally:
+            self._model.steps_per_execution = steps
+        return outputs
+
+
+_fitting: list[Any] = []  # models whose fit() is running
+_changed = False
+
+
+def change_trainer(is_distributed: Callable[[Any], bool]) -> None:
+    """Has models with a DistributedOptimizer overlap; a second call does nothing."""
+    global _changed
+    if _changed:
+        return
+    _changed = True
+    trainer = next(c for c in keras.Model.__mro__ if "make_train_function" in vars(c))
+    own_make, own_fit = trainer.make_train_function, trainer.fit
+
+    @functools.wraps(own_make)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        before = self.train_function
+        own_make(self, force)
+        if self.train_function is before or not is_distributed(self.optimizer):
+            return self.train_function
+        if self.jit_compile:
+            _log.warning(
+                "XLA has no operators that communicate, so this model is trained without "
+                "(jit_compile=False in compile() says the same)"
+            )
+            self.jit_compile = False
+        if not self.run_eagerly and started_carrier().config().cross_iteration:
+            self.train_function = _TrainFunction(self, self.train_function)
+        return self.train_function
+
+    @functools.wraps(own_fit)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _fitting.append(self)
+        try:
+            result = own_fit(self, *args, **kwargs)
+        finally:
+            _fitting.pop()
+        pending.flush()
+        return result
+
+    trainer.make_train_function, trainer.fit = make_train_function, fit
+    for name in ("test", "predict"):
+        make = f"make_{name}_function"
+        setattr(trainer, make, _flushing(getattr(trainer, make), f"{name}_function"))
+
+
+def _flushing(own_make: Callable[..., Any], attribute: str) -> Callable[..., Any]:
+    """A maker of functions that finish outstanding updates before they run."""
+
+    @functools.wraps(own_make)
+    def make(self: Any, force: bool = False) -> Any:
+        before = getattr(self, attribute)
+        own_make(self, force)
+        own = getattr(self, attribute)
+        if own is not before:
+
+            @functools.wraps(own)
+            def function(*args: Any, **kwargs: Any) -> Any:
+                pending.flush()
+                return own(*args, **kwargs)
+
+            setattr(self, attribute, function)
+        return getattr(self, attribute)
+
+    return make

@@ -1,0 +1,289 @@
+"""A step whose updates the next one applies, while their gradients travel.
+
+Step t only hands its gradients over. Step t + 1 begins with the update of every variable, and since
+each update names its variable's handle, TensorFlow lets the first read of a variable wait for the
+update of that variable alone: the step starts when the first layer's gradient is there. Each
+forward pass sees the weights that it would see otherwise; nothing is stale.
+
+The step is traced twice: as the first one, and as one that follows another.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from hvd_order.errors import HvdOrderError
+from hvd_order.tensorflow import pending
+from hvd_order.tensorflow.carrier import started_carrier
+from hvd_order.tensorflow.deferred import DeferredGradients, NotDeferrable
+from hvd_order.tensorflow.failures import translated
+from hvd_order.tensorflow.gradients import tensorflow_variable
+
+__all__ = ["OverlappedStep", "deferring_step", "overlapped_function"]
+
+_log = logging.getLogger("hvd_order")
+
+
+class Deferring(Protocol):
+    """An optimizer's side (keras/optimizer.py)."""
+
+    def refuse_to_defer(self) -> None: ...
+    def deferred_gradients(self) -> DeferredGradients: ...
+    def defer(
+        self, grads: Sequence[Any], variables: Sequence[Any], to: DeferredGradients
+    ) -> None: ...
+    def taken(self, deferred: DeferredGradients) -> list[Any]: ...
+    def current_rate(self) -> Any: ...
+    def apply_reduced(
+        self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any], rate: Any
+    ) -> Any: ...
+
+
+class _Update:
+    """What one optimizer does in a step: handed over in one, applied in the next."""
+
+    def __init__(self, reduction: Deferring, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.gradients = reduction.deferred_gradients()
+        self._reduction = reduction
+        with tf.init_scope():
+            self._rate = tf.Variable(0.0, trainable=False)
+
+    def post(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        self._reduction.defer(grads, variables, self.gradients)
+        # Callbacks may change the learning rate before these are applied. At the end of the data
+        # nothing may be assigned.
+        with tf.control_dependencies([g for g in tf.nest.flatten(grads) if g is not None]):
+            self._rate.assign(tf.cast(self._reduction.current_rate(), self._rate.dtype))
+
+    def apply(self) -> None:
+        grads = self._reduction.taken(self.gradients)
+        rate = self._rate.read_value()
+        self._reduction.apply_reduced(self.optimizer, grads, self.gradients.sources, rate)
+
+    def variables(self) -> list[Any]:
+        """All that an update changes."""
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        own = [*self.optimizer.variables, *inner.variables]
+        rate = getattr(inner, "_learning_rate", None)
+        return [*self.gradients.sources, *(v for v in own if v is not rate)]
+
+
+class _Trace:
+    """A step while it is traced: collects its updates, and looks what comes after them."""
+
+    def __init__(self, graph: Any, known: Sequence[_Update]) -> None:
+        self.updates: list[_Update] = []
+        self._graph = graph
+        self._known = known
+        self._traced: list[int] = []  # operations that there were when each was handed over
+
+    def defer(
+        self, reduction: Deferring, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> None:
+        """Hands over gradients in place of applying them.
+
+        Raises:
+            NotDeferrable: the step does not work that way.
+        """
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise NotDeferrable("it is applied inside of a condition or a function of its own")
+        if any(update.optimizer is optimizer for update in self.updates):
+            raise NotDeferrable("it is applied more than once in a step")
+        reduction.refuse_to_defer()
+        found = [update for update in self._known if update.optimizer is optimizer]
+        update = found[0] if found else _Update(reduction, optimizer)
+        update.post(grads, variables)
+        self.updates.append(update)
+        self._traced.append(len(self._graph.get_operations()))
+
+    def check_nothing_is_read(self) -> None:
+        """Raises NotDeferrable if the step uses what its update has changed."""
+        operations = self._graph.get_operations()
+        captured = {id(outer): inner for outer, inner in self._graph.captures}
+        for update, traced in zip(self.updates, self._traced, strict=True):
+            names = {
+                id(captured[id(variable.handle)]): source.name
+                for source in update.variables()
+                if id((variable := tensorflow_variable(source)).handle) in captured
+            }
+            for op in operations[traced:]:
+                for read in op.inputs:
+                    if id(read) in names and not op.type.startswith("HvdOrder"):
+                        raise NotDeferrable(
+                            f"the step goes on with '{names[id(read)]}' after the update"
+                        )
+
+
+_tracing: contextvars.ContextVar[_Trace | None] = contextvars.ContextVar("step", default=None)
+
+
+def deferring_step() -> _Trace | None:
+    """The step that is being traced, if its updates may be left to the next one."""
+    return _tracing.get()
+
+
+def _tensors(*nested: Any) -> list[Any]:
+    return [part for part in tf.nest.flatten(nested, expand_composites=True) if tf.is_tensor(part)]
+
+
+class OverlappedStep:
+    """A function that trains, called again and again, each time on more data.
+
+    Where its updates cannot be left to the next call it applies them itself, and says so once.
+    Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        build: Callable[[Callable[..., Any]], Callable[..., Any]],
+        within: Callable[..., Any],
+    ) -> None:
+        """Traces nothing yet.
+
+        Args:
+            step: applies one or more DistributedOptimizers to gradients.
+            build: makes a traced function of such a step, or what calls one in the end.
+            within: what it makes of `step` itself, whose updates are applied within it.
+        """
+        self._first = build(lambda *args, **kwargs: self._trace(step, False, args, kwargs))
+        self._next = build(lambda *args, **kwargs: self._trace(step, True, args, kwargs))
+        self._within = within
+        self._apply = tf.function(self._apply_all, autograph=False)
+        self._updates: list[_Update] = []
+        self._refusal = ""
+        self._broken = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the step.
+
+        Raises:
+            HvdOrderError: an earlier step failed, and the variables have to be restored.
+        """
+        if any(one is not self for one in pending.outstanding):
+            pending.flush()
+        if self._refusal:
+            return self._within(*args, **kwargs)
+        if self._broken:
+            raise HvdOrderError(
+                "an earlier step failed when some of its updates had been applied: restore the "
+                "variables and make the function again (model.make_train_function(force=True))"
+            )
+        try:
+            return self._run(args, kwargs)
+        except Exception:
+            if not self._refusal:
+                raise
+            # It was found while it was traced: nothing of this step has been executed.
+            _log.info(
+                "updates are applied within each step, not while the next one runs: %s",
+                self._refusal,
+            )
+            self.flush()
+            return self._within(*args, **kwargs)
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        was_outstanding = self in pending.outstanding
+        try:
+            with pending.busy():
+                if was_outstanding:
+                    return self._next(*args, **kwargs)
+                pending.outstanding.append(self)  # before: Ctrl-C comes right after the call
+                return self._first(*args, **kwargs)
+        except (StopIteration, tf.errors.OutOfRangeError):  # no data: nothing was executed
+            if not was_outstanding:
+                pending.outstanding.remove(self)
+            raise
+        except Exception:
+            if not was_outstanding:
+                pending.outstanding.remove(self)
+            if not self._refusal:
+                self._give_up()
+            raise
+
+    def flush(self) -> None:
+        """Applies what is outstanding.
+
+        Raises:
+            HorovodInternalError: a rank is gone or late; the variables have to be restored.
+        """
+        if self not in pending.outstanding:
+            return
+        pending.outstanding.remove(self)
+        try:
+            with pending.busy():
+                self._apply()
+        except Exception as error:
+            self._give_up()
+            if isinstance(error, tf.errors.OpError):
+                raise translated(error) from error
+            raise
+
+    def _give_up(self) -> None:
+        self._broken = bool(self._updates)
+        if self in pending.outstanding:
+            pending.outstanding.remove(self)
+        for update in self._updates:
+            update.gradients.close()
+
+    def _apply_all(self) -> None:
+        for update in self._updates:
+            update.apply()
+
+    def _trace(self, step: Callable[..., Any], follows: bool, args: Any, kwargs: Any) -> Any:
+        try:
+            if tf.executing_eagerly():
+                raise NotDeferrable("the step is not traced")
+            graph = tf.compat.v1.get_default_graph()
+            if follows:
+                # When the data has ended the step fails, and then nothing may have been applied.
+                with tf.control_dependencies(_tensors(args, kwargs)):
+                    self._apply_all()
+            trace = _Trace(graph, self._updates)
+            token = _tracing.set(trace)
+            try:
+                result = step(*args, **kwargs)
+            finally:
+                _tracing.reset(token)
+            trace.check_nothing_is_read()
+            if not trace.updates:
+                raise NotDeferrable("the step applies no DistributedOptimizer over several ranks")
+            if self._updates and trace.updates != self._updates:
+                raise NotDeferrable("the optimizers are not the same in every step")
+        except NotDeferrable as reason:
+            self._refusal = str(reason)
+            raise
+        self._updates = trace.updates
+        for update in trace.updates:
+            pending.watch(update.variables())
+        return result
+
+
+def overlapped_function(step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """``tf.function`` for a training step that applies DistributedOptimizers of Keras.
+
+    The updates are applied at the beginning of the next call, while gradients of other variables
+    still travel; whoever reads a variable before, eagerly, waits for them. A traced function of
+    your own that does needs `flush` before it.
+
+    Args:
+        step: takes a batch; calls ``optimizer.apply`` (or ``apply_gradients``).
+        options: of ``tf.function``; ``jit_compile`` is not possible.
+
+    Raises:
+        ValueError: jit_compile is given.
+    """
+    if options.get("jit_compile"):
+        raise ValueError("XLA has no operators that communicate: leave jit_compile out")
+
+    def build(one: Callable[..., Any]) -> Callable[..., Any]:
+        return tf.function(one, **options)  # type: ignore[no-any-return]
+
+    overlap = started_carrier().config().cross_iteration
+    return OverlappedStep(step, build, build(step)) if overlap else build(step)

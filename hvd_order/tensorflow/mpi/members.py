@@ -1,0 +1,98 @@
+"""The ranks of a process set, and what they tell each other. No wait is without an end."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hvd_order.errors import HorovodInternalError, TransferTimeout
+
+__all__ = ["Members"]
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5e-5, 2e-3
+
+
+class Members:
+    """A communicator with a timeout.
+
+    MPI's own waits burn a core; here a request is asked now and then whether it is done.
+
+    Thread safety: one thread at a time, since MPI matches collectives by their order.
+
+    Attributes:
+        comm: the communicator.
+        ranks: of the job, by place in the set.
+        rank, size: this process's place, and how many there are.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, ranks: list[int], timeout_s: float) -> None:
+        self.comm = comm
+        self.ranks = ranks
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self._timeout_s = timeout_s
+
+    def another(self) -> Members:
+        """The same ranks with connections of their own. Collective."""
+        return Members(self.comm.Dup(), self.ranks, self._timeout_s)
+
+    def finish(self, request: MPI.Request, what: str) -> None:
+        """Waits for a request.
+
+        Raises:
+            TransferTimeout: it is not done in time.
+            HorovodInternalError: MPI failed.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while not request.Test():
+                if time.monotonic() > deadline:
+                    raise TransferTimeout(
+                        f"rank {self.ranks[self.rank]}, {what}: not done within "
+                        f"{self._timeout_s:g} s (HVD_ORDER_TIMEOUT); another rank is late or does "
+                        "not call it"
+                    )
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        except MPI.Exception as error:
+            raise HorovodInternalError(
+                f"rank {self.ranks[self.rank]}, {what}: {error.Get_error_string()}"
+            ) from error
+
+    def gather(self, value: Any, what: str) -> list[Any]:
+        """Every member's value, by place."""
+        mine = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = np.zeros(self.size, np.int64)
+        self.finish(self.comm.Iallgather(np.array([mine.size], np.int64), sizes), what)
+        everyone = np.zeros(int(sizes.sum()), np.uint8)
+        self.finish(self.comm.Iallgatherv(mine, [everyone, sizes.tolist()]), what)
+        ends = np.cumsum(sizes)
+        return [
+            pickle.loads(everyone[end - size : end].tobytes())
+            for end, size in zip(ends, sizes, strict=True)
+        ]
+
+    def broadcast(self, value: Any, root: int, what: str) -> Any:
+        """The value of the member at place `root`.
+
+        Raises:
+            HorovodInternalError: it cannot be pickled (raised on every rank).
+        """
+        packed, error = b"", ""
+        if self.rank == root:
+            try:
+                packed = pickle.dumps(value)
+            except Exception as why:
+                error = f"rank {self.ranks[root]}, {what}: cannot be pickled: {why}"
+        size = np.array([-1 if error else len(packed)], np.int64)
+        self.finish(self.comm.Ibcast(size, root), what)
+        if size[0] < 0:
+            raise HorovodInternalError(error or f"rank {self.ranks[root]} cannot pickle: {what}")
+        content = np.frombuffer(packed, np.uint8).copy() if packed else np.zeros(size[0], np.uint8)
+        self.finish(self.comm.Ibcast(content, root), what)
+        return pickle.loads(content.tobytes())

@@ -1,0 +1,448 @@
+"""Updates that the next step applies: nobody sees that they are late, and they do come late."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.ranks import RankFactory, run_script
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None,
+        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
+    ),
+    pytest.mark.timeout(300),
+]
+PATIENCE_S = 240.0
+BATCH = 12
+ROWS = 5 * BATCH
+
+
+def shim() -> tuple[Any, Any]:
+    """Keras, and ours for it."""
+    import keras
+
+    import hvd_order.keras as hvd
+
+    hvd.init()
+    return keras, hvd
+
+
+def rows_of(rank: int, size: int, whole: bool = False) -> tuple[Any, Any]:
+    """A rank's part of every batch; with whole numbers, or numbers from 0 to 1."""
+    random = np.random.default_rng(0)
+    words, wanted = random.integers(0, 6, (ROWS, 6)), random.normal(size=(ROWS, 2))
+    words = words if whole else words / 5
+    parts = (
+        rows.reshape(-1, size, BATCH // size, rows.shape[-1])[:, rank].reshape(-1, rows.shape[-1])
+        for rows in (words.astype(np.float32), wanted.astype(np.float32))
+    )
+    return next(parts), next(parts)
+
+
+# ---- models ------------------------------------------------------------------------------------
+
+
+def functional(keras: Any) -> Any:
+    """With a branch, a shared layer, and layers that are made in another order than they run."""
+    last, shared = keras.layers.Dense(2), keras.layers.Dense(6, activation="tanh")
+    entry = keras.Input((6,))
+    left = shared(entry)
+    right = keras.layers.Dense(6, activation="tanh")(shared(left))
+    return keras.Model(entry, last(keras.layers.Add()([left, right])))
+
+
+def with_words(keras: Any) -> Any:
+    """With a table, whose gradient is sparse, a normalization, and dropout of nothing."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            layers.Embedding(6, 4),
+            layers.Flatten(),
+            layers.LayerNormalization(),
+            layers.Dense(2),
+        ]
+    )
+
+
+def recurrent(keras: Any) -> Any:
+    """Reads its variables inside of a loop of the graph."""
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Reshape((3, 2)), layers.LSTM(4), layers.Dense(2)]
+    )
+
+
+def subclassed(keras: Any) -> Any:
+    class Own(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.second = keras.layers.Dense(2, kernel_regularizer="l2")
+            self.first = keras.layers.Dense(5, activation="tanh", kernel_constraint="max_norm")
+
+        def call(self, x: Any) -> Any:
+            return self.second(self.first(x))
+
+    return Own()
+
+
+def plain(keras: Any) -> Any:
+    layers = keras.layers
+    return keras.Sequential(
+        [keras.Input((6,)), layers.Dense(5, activation="tanh"), layers.Dense(2)]
+    )
+
+
+MODELS: dict[str, Callable[[Any], Any]] = {
+    made.__name__: made for made in (functional, with_words, recurrent, subclassed, plain)
+}
+
+
+# ---- what a callback sees ----------------------------------------------------------------------
+
+
+def watching(keras: Any, everything: bool) -> Any:
+    """Notes how many updates are outstanding after each batch and, if asked for, all variables."""
+    from hvd_order.tensorflow import pending
+
+    class Watch(keras.callbacks.Callback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.outstanding: list[int] = []
+            self.seen: list[Any] = []
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.1 / (1 + batch)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.outstanding.append(len(pending.outstanding))
+            if everything:
+                optimizer = self.model.optimizer
+                self.seen += [
+                    v.numpy().ravel() for v in (*self.model.weights, *optimizer.variables)
+                ]
+
+    return Watch()
+
+
+def distance(wanted: Any, got: Any) -> float:
+    """The largest difference, of what is beyond 1 relative to its largest."""
+    wanted, got = np.asarray(wanted), np.asarray(got)
+    return float(np.abs(wanted - got).max() / max(1.0, np.abs(wanted).max()))
+
+
+def body_fit(kind: str, everything: bool, settings: dict[str, Any]) -> dict[str, Any]:
+    """Trains alone and together; the largest differences of all that can be seen."""
+    keras, hvd = shim()
+    rank, size = hvd.rank(), hvd.size()
+    results = []
+    for distributed in (False, True):
+        keras.utils.set_random_seed(1)
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        model = MODELS[kind](keras)
+        if distributed:
+            hvd.DistributedOptimizer(optimizer)
+        model.compile(optimizer, loss="mse", metrics=["mae"], **settings)
+        watch = watching(keras, everything)
+        whole = kind == "with_words"
+        x, y = rows_of(rank, size, whole) if distributed else rows_of(0, 1, whole)
+        test = rows_of(0, 1, whole)
+        callbacks = [hvd.callbacks.MetricAverageCallback()] if distributed else []
+        history = model.fit(
+            x, y, batch_size=BATCH // (size if distributed else 1), epochs=2, shuffle=False,
+            verbose=0, validation_data=test, validation_batch_size=ROWS,
+            callbacks=[watch, *callbacks],
+        )  # fmt: skip
+        final = [model.predict(test[0], verbose=0), *model.get_weights()]
+        results.append((watch, history.history, final))
+    (alone, wanted_history, wanted), (watch, got_history, got) = results
+    assert list(got_history) == list(wanted_history)
+    differences = {
+        "weights": [distance(a, b) for a, b in zip(wanted, got, strict=True)],
+        "seen": [distance(a, b) for a, b in zip(alone.seen, watch.seen, strict=True)],
+        "history": [
+            distance(wanted_history[name], got_history[name])
+            for name in wanted_history
+            if name.startswith("val_") or name == "loss"
+        ],
+    }
+    return {
+        "outstanding": watch.outstanding,
+        "differences": {
+            what: float(max(values, default=0)) for what, values in differences.items()
+        },
+        "weights": np.concatenate([part.ravel() for part in got]).tobytes(),
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "everything", "settings"),
+    [
+        *((2, kind, everything, {}) for kind in MODELS for everything in (False, True)),
+        (3, "plain", False, {}),
+        (2, "plain", False, {"steps_per_execution": 2}),
+        (2, "plain", False, {"steps_per_execution": 4}),
+    ],
+)
+def test_fit_overlaps_and_equals_one_process(
+    ranks: RankFactory, size: int, kind: str, everything: bool, settings: dict[str, Any]
+) -> None:
+    results = ranks(size).run(body_fit, kind, everything, settings, timeout=PATIENCE_S)
+    for result in results:
+        assert set(result["outstanding"]) == {1}
+        assert max(result["differences"].values()) < 1e-6, result["differences"]
+    assert len({result["weights"] for result in results}) == 1
+
+
+# ---- steps that cannot be left to the next -------------------------------------------------------
+
+
+def body_within(kind: str) -> tuple[str, float]:
+    """What is said, and how far the weights are from one process's."""
+    import logging
+
+    import tensorflow as tf
+
+    keras, hvd = shim()
+    said: list[str] = []
+
+    class Listen(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logger = logging.getLogger("hvd_order")
+    listen = Listen()
+    logger.addHandler(listen)
+    logger.setLevel(logging.INFO)
+
+    class ReadsAfterwards(keras.Model):  # type: ignore[misc]
+        """Two updates a step, of which the second depends on the first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = keras.layers.Dense(2)
+
+        def call(self, x: Any) -> Any:
+            return self.layer(x)
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            own = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, own), own)
+            return {"loss": loss, "norm": tf.reduce_sum(self.layer.kernel)}
+
+    trained = []
+    try:
+        for distributed in (False, True):
+            keras.utils.set_random_seed(1)
+            rank, size = (hvd.rank(), hvd.size()) if distributed else (0, 1)
+            settings: dict[str, Any] = {}
+            model = ReadsAfterwards() if kind == "reads" else plain(keras)
+            optimizer = keras.optimizers.SGD(
+                0.05, gradient_accumulation_steps=2 if kind == "accumulates" else None
+            )
+            if kind == "xla":
+                settings["jit_compile"] = distributed
+            if distributed:
+                hvd.DistributedOptimizer(optimizer)
+            model.compile(optimizer, loss="mse", **settings)
+            x, y = rows_of(rank, size)
+            model.fit(x, y, batch_size=BATCH // size, epochs=2, shuffle=False, verbose=0)
+            trained.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+    finally:
+        logger.removeHandler(listen)
+    return "\n".join(said), float(np.abs(trained[0] - trained[1]).max())
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("reads", "goes on with 'kernel' after the update"),
+        ("accumulates", "accumulates gradients"),
+        ("xla", "XLA has no operators that communicate"),
+    ],
+)
+def test_what_cannot_wait_is_said_and_right(ranks: RankFactory, kind: str, reason: str) -> None:
+    for said, difference in ranks(2).run(body_within, kind, timeout=PATIENCE_S):
+        assert reason in said
+        assert difference < 1e-6
+
+
+# ---- loops of one's own --------------------------------------------------------------------------
+
+
+def body_loop() -> dict[str, float]:
+    """Two models trained by turns, as adversaries: each step reads what the other has changed."""
+    import tensorflow as tf
+
+    from hvd_order.tensorflow import pending
+
+    keras, hvd = shim()
+    trained = []
+    outstanding = set()
+    for distributed in (False, True):
+        keras.utils.set_random_seed(1)
+        first, second = plain(keras), plain(keras)
+        optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9)]
+        make = hvd.overlapped_function if distributed else tf.function
+        steps = []
+        for model, other, optimizer in zip(
+            (first, second), (second, first), optimizers, strict=True
+        ):
+            if distributed:
+                hvd.DistributedOptimizer(optimizer)
+
+            def step(x: Any, y: Any, model=model, other=other, optimizer=optimizer) -> Any:  # type: ignore[no-untyped-def]
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean((model(x) + 0.5 * other(x) - y) ** 2)
+                own = model.trainable_variables
+                optimizer.apply(tape.gradient(loss, own), own)
+                return loss
+
+            steps.append(make(step))
+        rank, size = (hvd.rank(), hvd.size()) if distributed else (0, 1)
+        x, y = rows_of(rank, size)
+        width = BATCH // size
+        for start in range(0, len(x), width):
+            for step in steps * 2 if start else steps:
+                step(tf.constant(x[start : start + width]), tf.constant(y[start : start + width]))
+                if distributed:
+                    outstanding.add(len(pending.outstanding))
+        hvd.flush()
+        assert not pending.outstanding
+        variables = [*first.weights, *second.weights, *optimizers[0].variables]
+        trained.append(np.concatenate([np.ravel(v.numpy()) for v in variables]))
+    assert outstanding == {1}
+    return {"difference": float(np.abs(trained[0] - trained[1]).max())}
+
+
+def test_functions_of_ones_own_overlap(ranks: RankFactory) -> None:
+    for found in ranks(2).run(body_loop, timeout=PATIENCE_S):
+        assert found["difference"] < 1e-6
+
+
+# ---- when fit ends early -------------------------------------------------------------------------
+
+
+def body_ends() -> None:
+    """Data of unknown length, an exception in a callback, saving in the middle of an epoch."""
+    import tensorflow as tf
+
+    from hvd_order.tensorflow import pending
+
+    keras, hvd = shim()
+    x, y = rows_of(hvd.rank(), hvd.size())
+    model = plain(keras)
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+    data = tf.data.Dataset.from_generator(
+        lambda: zip(x[:20].reshape(5, 4, 6), y[:20].reshape(5, 4, 2), strict=True),
+        output_signature=(tf.TensorSpec((4, 6)), tf.TensorSpec((4, 2))),
+    )
+    model.fit(data, epochs=3, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 15
+    assert not pending.outstanding
+
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        model.fit(data, verbose=0, callbacks=[Stop()])
+    assert pending.outstanding
+    assert int(model.optimizer.iterations.numpy()) == 18  # who looks gets all that was computed
+    assert not pending.outstanding
+    model.fit(data, verbose=0)
+    assert int(model.optimizer.iterations.numpy()) == 23
+    everyone = np.asarray(hvd.allgather(model.get_weights()[0][None]))
+    assert np.ptp(everyone, axis=0).max() == 0.0
+
+
+def test_fit_that_ends_early_leaves_nothing_behind(ranks: RankFactory) -> None:
+    ranks(2).run(body_ends, timeout=PATIENCE_S)
+
+
+def test_overlap_can_be_switched_off() -> None:
+    program = """
+    import keras
+    import numpy as np
+    import hvd_order.keras as hvd
+    from hvd_order.tensorflow import pending
+
+    hvd.init()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    seen = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(len(pending.outstanding))
+
+    model.fit(np.ones((8, 2)), np.ones((8, 1)), batch_size=2, verbose=0, callbacks=[Watch()])
+    assert seen == [0] * 4, seen
+    print("done")
+    """
+    env = {"HVD_ORDER_CROSS_ITERATION": "0", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    for ended in run_script(2, program, env=env, timeout=PATIENCE_S):
+        assert ended.stdout.strip().endswith("done"), ended.stderr
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def test_order_of_consumption_is_that_of_the_graph() -> None:
+    program = """
+    import keras
+    import tensorflow as tf
+    from hvd_order.tensorflow.consumption import consumption_order
+
+    layers = keras.layers
+    last, first = layers.Dense(2, name="last"), layers.Conv1D(3, 2, name="first")
+    table = layers.Embedding(5, 4, name="table")
+    entry = keras.Input((6,), dtype="int32")
+    loop = layers.LSTM(3, name="loop")
+    model = keras.Model(entry, last(loop(first(table(entry)))))
+    variables = [v for layer in (last, loop, first, table) for v in layer.trainable_variables]
+    unused = tf.Variable(1.0)
+    names = []
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x)) + 1e-3 * tf.add_n([tf.nn.l2_loss(v) for v in variables])
+        tape.gradient(loss, [v.value for v in variables])
+        order = consumption_order([v.value for v in variables] + [unused])
+        names.append([([*variables, unused][i]).name if i == len(variables)
+                      else variables[i].path for i in order])
+
+    step(tf.zeros([2, 6], tf.int32))
+    layer_of = [name.split("/")[0] for name in names[0]]
+    assert list(dict.fromkeys(layer_of[:-1])) == ["table", "first", "loop", "last"], names
+    assert names[0][-1] == unused.name
+    print("done")
+    """
+    (ended,) = run_script(1, program, env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=PATIENCE_S)
+    assert ended.stdout.strip().endswith("done"), ended.stderr
+
+
+def test_the_demo_trains_to_the_same_weights(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hvd_order.demo", "--framework", "tensorflow", "--steps", "12",
+         "--out", str(tmp_path)],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True,
+        timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "final weights: same" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} >= {"loss.png", "timeline.png", "trace.json"}
