@@ -22,7 +22,7 @@ from hvd_order.errors import InvalidUsage
 __all__ = [
     "KNOBS",
     "Agreement",
-    "Carrier",
+    "CarrierName",
     "Config",
     "Knob",
     "Policy",
@@ -34,7 +34,7 @@ __all__ = [
 Policy = Literal["priority", "arrival"]
 Agreement = Literal["leader", "negotiated", "planned"]
 Transport = Literal["c10d", "horovod"]
-Carrier = Literal["c10d", "mpi"]
+CarrierName = Literal["c10d", "mpi"]
 
 _UNITS = {
     "": 1,
@@ -284,7 +284,7 @@ class Config:
     policy: Policy = "priority"
     agreement: Agreement | None = None
     transport: Transport | None = None
-    carrier: Carrier | None = None
+    carrier: CarrierName | None = None
     cross_iteration: bool = True
     timeout: timedelta = timedelta(seconds=1800)
     stall_warning: timedelta = timedelta(seconds=60)

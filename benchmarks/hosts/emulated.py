@@ -98,7 +98,7 @@ class EmulatedHosts:
         # Entering a mount namespace leads to its root folder, so the way back is told.
         folder = os.path.abspath(cwd or os.getcwd())
         process = subprocess.Popen(
-            [*self._inside(host), "env", f"--chdir={folder}", "--", *command],
+            [*self.inside(host), "env", f"--chdir={folder}", "--", *command],
             env={**(os.environ if env is None else env), guardian.MARK_VARIABLE: self._mark},
             **options,
         )
@@ -124,7 +124,7 @@ class EmulatedHosts:
         """Changes the rate of a host's link, both ways, while traffic runs."""
         shape = _tbf(rate_mbit)
         change = ["tc", "qdisc", "change", "root", "handle", "1:"]
-        _run([*self._inside(host), *change, "dev", "eth0", "tbf", *shape])
+        _run([*self.inside(host), *change, "dev", "eth0", "tbf", *shape])
         _run([*self._inside_switch(), *change, "dev", _port(host), "tbf", *shape])
 
     def cut(self, host: int) -> None:
@@ -196,7 +196,7 @@ class EmulatedHosts:
         choose = f"echo {shlex.quote(wanted)} 2>/dev/null > {_CHOICE} || true; cat {_CHOICE}"
         with permitted(wanted):
             chosen = [
-                _run([*self._inside(host), "sh", "-c", choose]) for host in range(len(self.names))
+                _run([*self.inside(host), "sh", "-c", choose]) for host in range(len(self.names))
             ]
         return chosen[0].strip()
 
@@ -214,7 +214,8 @@ class EmulatedHosts:
         self._keepers.append(keeper)
         return keeper
 
-    def _inside(self, host: int) -> list[str]:
+    def inside(self, host: int) -> list[str]:
+        """The start of a command line that runs on a host."""
         return entry(self._hosts[host].pid, self._flags)
 
     def _inside_switch(self) -> list[str]:

@@ -13,10 +13,8 @@ from profiles import Layer, Profile
 from recorder import Recorder
 
 
-def _asleep(
-    name: str, kind: str, seconds: float, recorder: Recorder
-) -> Callable[[np.ndarray], np.ndarray]:
-    def sleep(x: np.ndarray) -> np.ndarray:
+def _asleep(name: str, kind: str, seconds: float, recorder: Recorder) -> Callable[..., np.ndarray]:
+    def sleep(x: np.ndarray, *_: np.ndarray) -> np.ndarray:
         begin = time.monotonic()
         time.sleep(seconds)
         recorder.events.append((name, kind, begin, time.monotonic()))
@@ -44,9 +42,9 @@ class EmulatedLayer(keras.layers.Layer):  # type: ignore[misc]
     def call(self, x: Any) -> Any:
         """Reads the first element of each variable, and sleeps."""
 
-        def sleep(function: Callable[[np.ndarray], np.ndarray], x: Any) -> Any:
+        def sleep(function: Callable[..., np.ndarray], x: Any, *after: Any) -> Any:
             # Not stateful: TensorFlow would let no two of these run at once, in any model.
-            y = tf.numpy_function(function, [x], tf.float32, stateful=False)
+            y = tf.numpy_function(function, [x, *after], tf.float32, stateful=False)
             y.set_shape(x.shape)
             return y
 
@@ -56,12 +54,13 @@ class EmulatedLayer(keras.layers.Layer):  # type: ignore[misc]
             y = sleep(self._forward, x + seen[0])
 
             def gradients(dy: Any) -> Any:
-                dx = sleep(self._backward, dy)
-                with tf.control_dependencies([dx]):
-                    mine = [
-                        tf.fill(value.shape, dy[0, 0] * self._push * (1.0 + one))
-                        for value, one in zip(values, seen, strict=True)
-                    ]
+                # The gradient of the loss is a constant; what has constants alone before it is
+                # computed once, when the graph is optimized.
+                dx = sleep(self._backward, dy, y)
+                mine = [
+                    tf.fill(value.shape, dx[0, 0] * self._push * (1.0 + one))
+                    for value, one in zip(values, seen, strict=True)
+                ]
                 return dx, *mine
 
             return y, gradients
@@ -91,8 +90,8 @@ class EmulatedModel(keras.Sequential):  # type: ignore[misc]
         with tf.GradientTape() as tape:
             loss = self.compute_loss(x, y, self(x, training=True))
         tape = self.wrap_tape(tape)
-        variables = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, variables), variables)
+        variables = self.trainable_variables  # Horovod 0.28 knows TensorFlow's own alone
+        self.optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
         return {"loss": loss}
 
 

@@ -1,7 +1,8 @@
 """One rank of TensorFlow, which obeys the commands of its standard input (commands.py).
 
 A process can be part of one distributed system only, so each has ranks of its own. All train by
-``model.fit``.
+``model.fit``, but for `MultiWorkerMirroredStrategy`, with which Keras 3.15's ``fit`` ends with an
+error: it has a loop as in TensorFlow's guide to custom training.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -61,9 +63,10 @@ class Worker:
         """``peer``: whose ranks these are; see ``build``."""
         tf.config.threading.set_inter_op_parallelism_threads(8)  # sleeping layers hold one each
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        self._rank = int(os.environ["RANK"])
+        self._rank = int(os.environ.get("RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
         self._jobs: dict[str, _Job] = {}
         self._strategy: Any = None
+        self._mirrored: Callable[[], Any] | None = None
         self._hvd: Any = None
         if peer == "tensorflow_mirrored":
             self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -101,6 +104,7 @@ class Worker:
             import hvd_order.keras as hvd
 
             hvd.init()
+            self._hvd = hvd
             optimizer = hvd.DistributedOptimizer(optimizer)
         elif system == "horovod":
             model.wrap_tape = self._hvd.DistributedGradientTape
@@ -110,6 +114,7 @@ class Worker:
     def drop(self, job: str) -> None:
         """Frees a system and its model."""
         del self._jobs[job]
+        self._mirrored = None
         gc.collect()
 
     def settle(self, job: str, at_least: int) -> str:
@@ -126,8 +131,34 @@ class Worker:
         options = tf.data.Options()  # a strategy deals out the rows of each batch
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         rows = tf.data.Dataset.from_tensors((row, row)).repeat().with_options(options)
-        model.fit(rows, steps_per_epoch=steps, epochs=1, verbose=0, callbacks=[stamps])
+        if self._strategy is None:
+            model.fit(rows, steps_per_epoch=steps, epochs=1, verbose=0, callbacks=[stamps])
+            return stamps
+        if self._mirrored is None:
+            self._mirrored = self._loop(model, rows)
+        for batch in range(steps):
+            stamps.on_train_batch_begin(batch)
+            self._mirrored()
+            stamps.on_train_batch_end(batch)
         return stamps
+
+    def _loop(self, model: EmulatedModel, rows: Any) -> Callable[[], Any]:
+        """A step of a loop of one's own, under the strategy."""
+        strategy = self._strategy
+        batches = iter(strategy.experimental_distribute_dataset(rows))
+
+        def replica(x: Any, y: Any) -> None:
+            with tf.GradientTape() as tape:
+                outputs = sum_of_outputs(y, model(x, training=True))
+                loss = tf.reduce_mean(outputs) / strategy.num_replicas_in_sync
+            variables = model.trainable_variables
+            model.optimizer.apply(tape.gradient(loss, variables), variables)
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def step(x: Any, y: Any) -> None:
+            strategy.run(replica, args=(x, y))
+
+        return lambda: step(*next(batches))
 
     def steps(self, job: str, count: int, warm_up: int) -> dict[str, Any]:
         """Runs steps back to back, as one epoch; answers as worker.py does."""

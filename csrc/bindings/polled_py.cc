@@ -31,8 +31,9 @@ void bindPolled(py::module_& m) {
       .def(
           "wait",
           [](PolledPort& port, double seconds) {
-            port.wait(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                std::chrono::duration<double>(seconds)));
+            port.wait(
+                std::chrono::duration_cast<std::chrono::nanoseconds>(
+                    std::chrono::duration<double>(seconds)));
           },
           py::arg("seconds"), Release(), "Until there is something to do, at most so long.")
       .def(

@@ -74,10 +74,9 @@ def _end() -> None:
     """Before the processes part: what operators wait for ends with an error."""
     global _serving
     _serving = False
-    try:
-        pending.flush()
-    except HvdOrderError as error:
-        _log.warning("the updates of the last step were not applied: %s", error)
+    if pending.outstanding:  # another framework's shutdown(), or the end of the program
+        _log.warning("the updates of the last step are not applied any more")
+        pending.outstanding.clear()
     requests.stop_serving()
     exchange.close_all()
     forget_all()
@@ -85,8 +84,13 @@ def _end() -> None:
 
 def shutdown() -> None:
     """Leaves the job; ``init()`` may be called again. Without ``init()`` it does nothing."""
-    if _serving:
-        started_carrier().shutdown()
+    if not _serving:
+        return
+    try:
+        pending.flush()
+    except HvdOrderError as error:
+        _log.warning("the updates of the last step were not applied: %s", error)
+    started_carrier().shutdown()
 
 
 def is_initialized() -> bool:

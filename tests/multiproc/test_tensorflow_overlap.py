@@ -446,3 +446,37 @@ def test_the_demo_trains_to_the_same_weights(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "final weights: same" in done.stdout
     assert {path.name for path in tmp_path.iterdir()} >= {"loss.png", "timeline.png", "trace.json"}
+
+
+def body_shutdown() -> float:
+    """Nothing but shutdown() follows the last step; how far the weights are from one process's."""
+    import tensorflow as tf
+
+    keras, hvd = shim()
+    trained = []
+    for distributed in (False, True):
+        keras.utils.set_random_seed(1)
+        model = plain(keras)
+        optimizer = keras.optimizers.SGD(0.1)
+        if distributed:
+            hvd.DistributedOptimizer(optimizer)
+
+        def step(x: Any, y: Any, model: Any = model, optimizer: Any = optimizer) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+            own = model.trainable_variables
+            optimizer.apply(tape.gradient(loss, own), own)
+
+        x, y = rows_of(hvd.rank(), hvd.size()) if distributed else rows_of(0, 1)
+        run = hvd.overlapped_function(step) if distributed else tf.function(step)
+        for _ in range(3):
+            run(tf.constant(x), tf.constant(y))
+        if distributed:
+            hvd.shutdown()
+        trained.append(np.concatenate([w.ravel() for w in model.get_weights()]))
+    return float(np.abs(trained[0] - trained[1]).max())
+
+
+def test_shutdown_applies_the_last_updates(ranks: RankFactory) -> None:
+    for difference in ranks(2).run(body_shutdown, timeout=PATIENCE_S):
+        assert difference < 1e-6

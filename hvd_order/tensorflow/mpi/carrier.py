@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import threading
 from collections import Counter
@@ -67,6 +68,7 @@ class _Job:
 
 
 _job: _Job | None = None
+_ends_with_program = False
 _lock = threading.Lock()  # init() and shutdown() one at a time
 
 
@@ -91,7 +93,7 @@ def _set(number: int) -> _Set:
 
 def init(comm: object = None) -> None:
     """Joins the processes that mpirun started; alone without it."""
-    global _job
+    global _job, _ends_with_program
     if comm not in (None, []):
         raise InvalidUsage("init(comm=...) is not supported: all processes take part")
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -105,6 +107,9 @@ def init(comm: object = None) -> None:
             size = MPI.COMM_WORLD.Get_size()
             timeout_s = config.timeout.total_seconds()
             _job = _Job(config, Members(MPI.COMM_WORLD.Dup(), list(range(size)), timeout_s))
+            if not _ends_with_program:
+                _ends_with_program = True
+                atexit.register(shutdown)  # before MPI itself ends, which no thread may use then
 
 
 def shutdown() -> None:

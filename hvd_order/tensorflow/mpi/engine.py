@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from hvd_order import _core as native
 from hvd_order.config import Config
+from hvd_order.errors import InvalidUsage
 from hvd_order.plan.cut import PROBE_BYTES, Cut, best_cut, hold_lead_s, measured_link
 from hvd_order.same_model import check_same
 from hvd_order.tensorflow.carrier import Gradient
@@ -41,7 +42,9 @@ class SetEngine:
         self._cut = _FIRST.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
         self._measured = False
         self._models: set[int] = set()
-        agreement = "leader" if config.agreement in (None, "planned") else config.agreement
+        if config.agreement == "planned":
+            raise InvalidUsage("HVD_ORDER_AGREEMENT=planned is not there over MPI; leave it out")
+        agreement = config.agreement or "leader"
         port = self._served.port
         mover.serve(self._served)
         self.engine = native.Engine(

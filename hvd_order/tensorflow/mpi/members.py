@@ -35,6 +35,7 @@ class Members:
         self.rank = comm.Get_rank()
         self.size = comm.Get_size()
         self._timeout_s = timeout_s
+        self._abandoned: list[MPI.Request] = []
 
     def another(self) -> Members:
         """The same ranks with connections of their own. Collective."""
@@ -52,6 +53,7 @@ class Members:
         try:
             while not request.Test():
                 if time.monotonic() > deadline:
+                    self._abandoned.append(request)  # MPI may still write into its memory
                     raise TransferTimeout(
                         f"rank {self.ranks[self.rank]}, {what}: not done within "
                         f"{self._timeout_s:g} s (HVD_ORDER_TIMEOUT); another rank is late or does "

@@ -77,7 +77,11 @@ class Mover:
         busy_until_s = 0.0
         while not self._stopped:
             with self._lock:
-                busy = [_serve(one) for one in self._served]
+                try:
+                    busy = [_serve(one) for one in self._served]
+                except MPI.Exception as error:
+                    self._give_up(error.Get_error_string())
+                    return
                 first = self._served[0].port if self._served else None
             now_s = time.monotonic()
             if any(busy):
@@ -87,6 +91,13 @@ class Mover:
                 time.sleep(pause_s)
             else:
                 first.wait(pause_s)  # a new slice of the engine of all ranks ends it
+
+    def _give_up(self, why: str) -> None:
+        """MPI is of no use any more: whoever waits hears of it."""
+        for one in self._served:
+            for peer in range(one.control.size):
+                if peer != one.control.rank:
+                    one.port.lost(peer, f"rank {one.control.ranks[peer]} is gone: {why}")
 
 
 def _serve(one: Served) -> bool:

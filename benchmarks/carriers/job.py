@@ -1,0 +1,30 @@
+"""One rank: trains the emulated device by model.fit; rank 0 prints the seconds of each step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
+from tensorflow_worker import Worker
+
+import hvd_order.keras as hvd
+from hvd_order.tensorflow import allgather_object
+
+
+def main(model: str, compute_s: float, steps: int) -> None:
+    worker = Worker("tensorflow_hvd_order")
+    worker.build("job", "hvd_order", model, compute_s, {})
+    worker.settle("job", at_least=3)
+    measured = worker.steps("job", count=steps, warm_up=2)
+    everyone = allgather_object(measured)
+    if hvd.rank() == 0:
+        seconds = [max(step) for step in zip(*(one["seconds"] for one in everyone), strict=True)]
+        print(json.dumps({"seconds": seconds, "cpu_s": sum(one["cpu_s"] for one in everyone)}))
+        sys.stdout.flush()
+    worker.quit()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
