@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from commands import cpu_s, sent_bytes, serve
 from systems import SYSTEMS, Trainer, saturated_all_reduce
+from torch.distributed.tensor import DTensor
 from workloads import Workload, build
 
 _SAMPLE_S = 0.01
@@ -159,7 +160,11 @@ class Worker:
     def weights(self, job: str) -> list[float]:
         """The first and the last element of every parameter."""
         self._jobs[job].trainer.finish()
-        ends = [p.detach().view(-1)[[0, -1]] for p in self._jobs[job].work.model.parameters()]
+        whole = [
+            p.full_tensor() if isinstance(p, DTensor) else p  # FSDP2 keeps a part on each rank
+            for p in self._jobs[job].work.model.parameters()
+        ]
+        ends = [p.detach().view(-1)[[0, -1]] for p in whole]
         values: list[float] = torch.cat(ends).tolist()
         return values
 
