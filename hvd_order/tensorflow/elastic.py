@@ -86,6 +86,7 @@ class TensorFlowState(ObjectState):
                 "TensorFlowState(model.variables)"
             )
         self.variables = list(variables)
+        self._values: list[Any] = []
         self.session = session
         self._save_variables()
         super().__init__(

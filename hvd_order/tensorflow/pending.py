@@ -63,7 +63,7 @@ def watch(variables: Iterable[Any]) -> None:
     """Has eager reads and writes of these variables wait for outstanding updates, from now on."""
     for source in variables:
         variable = tensorflow_variable(source)
-        kind = type(variable)
+        kind: Any = type(variable)
         if isinstance(variable, tf.Variable) and not getattr(kind, "_hvd_watched", False):
             variable.__class__ = _watched_kind(kind)
 

@@ -42,14 +42,14 @@ TEST(aSliceGoesOutAndItsEndComesBack) {
   port->wait(100s); // returns at once: there is something to do
   const auto slice = port->nextSlice();
   CHECK(slice.has_value());
-  CHECK_EQ(slice->model, 3U);
+  CHECK_EQUAL(slice->model, 3U);
   CHECK(slice->memory == memory.data() + 64);
-  CHECK_EQ(slice->sizeBytes, 64U);
+  CHECK_EQUAL(slice->sizeBytes, 64U);
   CHECK(!port->nextSlice().has_value());
-  CHECK_EQ(outcome.times, 0);
+  CHECK_EQUAL(outcome.times, 0);
   port->done(slice->number, "");
   port->done(slice->number, "said twice");
-  CHECK_EQ(outcome.times, 1);
+  CHECK_EQUAL(outcome.times, 1);
   CHECK(!outcome.error);
 }
 
@@ -75,7 +75,7 @@ TEST(closingFailsWhatIsUnderWayAndTakesNothingMore) {
   port->close();
   CHECK(taken.error && queued.error);
   port->done(number, ""); // MPI is done after all
-  CHECK_EQ(taken.times, 1);
+  CHECK_EQUAL(taken.times, 1);
   CHECK_THROWS(
       CollectiveError, port->transport()->issue(SliceKey{0, 1}, kSecondHalf, queued.done()));
   const ControlMessage leave{ControlMessage::Kind::kLeave, {}};
@@ -97,18 +97,18 @@ TEST(messagesGoBothWays) {
   control->send(2, {ControlMessage::Kind::kQuery, {7, 8}});
   const auto message = port->nextMessage();
   CHECK(message.has_value());
-  CHECK_EQ(message->to, 2);
+  CHECK_EQUAL(message->to, 2);
   port->received(1, message->words);
   CHECK(
       heard ==
       (std::vector<std::uint32_t>{
           7, 8, 1, static_cast<std::uint32_t>(ControlMessage::Kind::kQuery)}));
   port->lost(2, "gone");
-  CHECK_EQ(gone, 2);
+  CHECK_EQUAL(gone, 2);
   control->stop();
   gone = -1;
   port->lost(1, "after the end");
-  CHECK_EQ(gone, -1);
+  CHECK_EQUAL(gone, -1);
 }
 
 TEST(theEndWaitsUntilMessagesAreOut) {

@@ -187,10 +187,16 @@ def body_fit(kind: str, everything: bool, settings: dict[str, Any]) -> dict[str,
 @pytest.mark.parametrize(
     ("size", "kind", "everything", "settings"),
     [
-        *((2, kind, everything, {}) for kind in MODELS for everything in (False, True)),
+        *((2, kind, False, {}) for kind in MODELS),
+        (2, "with_words", True, {}),
+        *(
+            pytest.param(2, kind, True, {}, marks=pytest.mark.long)
+            for kind in MODELS
+            if kind != "with_words"
+        ),
         (3, "plain", False, {}),
         (2, "plain", False, {"steps_per_execution": 2}),
-        (2, "plain", False, {"steps_per_execution": 4}),
+        pytest.param(2, "plain", False, {"steps_per_execution": 4}, marks=pytest.mark.long),
     ],
 )
 def test_fit_overlaps_and_equals_one_process(

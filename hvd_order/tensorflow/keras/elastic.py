@@ -25,7 +25,7 @@ class KerasState(TensorFlowKerasState):
         super().__init__(model, optimizer=optimizer, **kwargs)
 
 
-class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class CommitStateCallback(keras.callbacks.Callback):
     """Commits the state after every so many batches, and at the end of each epoch.
 
     Put it behind the callbacks that change the state. A commit waits for the updates of the last
@@ -55,7 +55,7 @@ class CommitStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class UpdateBatchStateCallback(keras.callbacks.Callback):
     """Notes in ``state.batch`` which batch of the epoch has been trained on, 0 between epochs.
 
     Keras does not leave out those that are done: give ``fit`` a ``steps_per_epoch`` that is
@@ -76,7 +76,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.state.batch = 0
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class UpdateEpochStateCallback(keras.callbacks.Callback):
     """Notes in ``state.epoch`` how many epochs have been trained, over all starts of the job."""
 
     def __init__(self, state: Any) -> None:

@@ -168,7 +168,7 @@ class OverlappedStep:
         """
         if any(one is not self for one in pending.outstanding):
             pending.flush()
-        if self._refusal:
+        if self._is_refused():
             return self._within(*args, **kwargs)
         if self._broken:
             raise HvdOrderError(
@@ -178,7 +178,7 @@ class OverlappedStep:
         try:
             return self._run(args, kwargs)
         except Exception:
-            if not self._refusal:
+            if not self._is_refused():
                 raise
             # It was found while it was traced: nothing of this step has been executed.
             _log.info(
@@ -203,9 +203,13 @@ class OverlappedStep:
         except Exception:
             if not was_outstanding:
                 pending.outstanding.remove(self)
-            if not self._refusal:
+            if not self._is_refused():
                 self._give_up()
             raise
+
+    def _is_refused(self) -> bool:
+        """Whether the updates have to be applied within the step."""
+        return bool(self._refusal)
 
     def flush(self) -> None:
         """Applies what is outstanding.

@@ -14,7 +14,7 @@ from hvd_order.tensorflow.collectives import allreduce
 __all__ = ["SyncBatchNormalization"]
 
 
-class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
+class SyncBatchNormalization(keras.layers.BatchNormalization):
     """Normalizes with mean and variance of all ranks' batches together.
 
     Batches may differ in size: each element counts alike.

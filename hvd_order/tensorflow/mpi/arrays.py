@@ -25,7 +25,8 @@ def view(address: int, size_bytes: int, dtype: np.dtype[Any]) -> Any:
     """Memory as a flat array; valid as long as somebody keeps the memory."""
     if size_bytes == 0:
         return np.zeros(0, dtype)
-    return np.frombuffer((ctypes.c_char * size_bytes).from_address(address), np.uint8).view(dtype)
+    memory = memoryview((ctypes.c_uint8 * size_bytes).from_address(address))
+    return np.frombuffer(memory, np.uint8).view(dtype)
 
 
 def array_of(tensor: HostTensor) -> Any:
