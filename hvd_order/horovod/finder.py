@@ -30,7 +30,17 @@ MODULES = {
     "horovod.common.exceptions": f"{_HERE}.common.exceptions",
     "horovod.common.process_sets": f"{_HERE}.common.process_sets",
     "horovod.common.util": f"{_HERE}.common.util",
+    "horovod.keras": "hvd_order.keras",
+    "horovod.keras.callbacks": "hvd_order.keras.callbacks",
+    "horovod.keras.elastic": "hvd_order.keras.elastic",
     "horovod.runner": f"{_HERE}.runner",
+    "horovod.tensorflow": "hvd_order.tensorflow",
+    "horovod.tensorflow.compression": "hvd_order.tensorflow.compression",
+    "horovod.tensorflow.elastic": "hvd_order.tensorflow.elastic",
+    "horovod.tensorflow.functions": "hvd_order.tensorflow.functions",
+    "horovod.tensorflow.keras": "hvd_order.tensorflow.keras",
+    "horovod.tensorflow.keras.callbacks": "hvd_order.tensorflow.keras.callbacks",
+    "horovod.tensorflow.keras.elastic": "hvd_order.tensorflow.keras.elastic",
     "horovod.torch": f"{_HERE}.torch",
     "horovod.torch.compression": "hvd_order.torch.compression",
     "horovod.torch.elastic": "hvd_order.torch.elastic",
@@ -44,8 +54,6 @@ MODULES = {
 """Horovod's modules that programs import, and ours in their place."""
 
 _ADVICE = {
-    "tensorflow": "hvd_order has no TensorFlow interface",
-    "keras": "hvd_order has no Keras interface",
     "mxnet": "hvd_order has no MXNet interface",
     "spark": "start the job with hvd-order run or torchrun instead of Spark",
     "ray": "start the job with hvd-order run or torchrun, or use Ray's own TorchTrainer",

@@ -1,5 +1,6 @@
 """hvd_order for TensorFlow, with Horovod's names: ``import hvd_order.tensorflow as hvd``."""
 
+import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from hvd_order.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from hvd_order.tensorflow.pending import flush
 from hvd_order.tensorflow.process import (
     ccl_built,
     cross_rank,
@@ -76,6 +78,7 @@ from hvd_order.tensorflow.tape import (
 from hvd_order.tensorflow.wrapping import DistributedOptimizer
 
 if TYPE_CHECKING:
+    from hvd_order.tensorflow.keras.overlap import overlapped_function
     from hvd_order.tensorflow.keras.sync_batch_norm import SyncBatchNormalization
 
 __all__ = [
@@ -108,6 +111,7 @@ __all__ = [
     "cuda_built",
     "ddl_built",
     "elastic",
+    "flush",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -126,6 +130,7 @@ __all__ = [
     "mpi_enabled",
     "mpi_threads_supported",
     "nccl_built",
+    "overlapped_function",
     "process_set_included_op",
     "rank",
     "rank_op",
@@ -140,10 +145,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Keras takes a second to import, and not everybody needs it.
-    if name == "SyncBatchNormalization":
-        from hvd_order.tensorflow.keras.sync_batch_norm import SyncBatchNormalization
+# Keras takes a second to import, and not everybody needs it.
+_OF_KERAS = {
+    "SyncBatchNormalization": "hvd_order.tensorflow.keras.sync_batch_norm",
+    "overlapped_function": "hvd_order.tensorflow.keras.overlap",
+}
 
-        return SyncBatchNormalization
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_KERAS:
+        return getattr(importlib.import_module(_OF_KERAS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

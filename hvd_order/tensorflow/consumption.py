@@ -7,33 +7,40 @@ operations, not what was created first, since branches run side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["consumption_order"]
+__all__ = ["Join", "consumption_order", "joins"]
 
 _READS = {"ReadVariableOp", "VarHandleOp", "VarIsInitializedOp", "VariableShape"}
 
 
-def consumption_order(variables: Sequence[Any]) -> list[int]:
-    """Places of the variables, the one that is needed first in front.
+@dataclass(frozen=True)
+class Join:
+    """An operation that depends on data.
 
-    Call it in the function that is being traced, when its forward pass is there. Outside of one
-    the given order is returned; what no operation joins with data comes last.
+    Attributes:
+        op: TensorFlow's operation.
+        depth: operations on the longest way from the data.
+        reads: places of variables whose values it joins with data.
     """
-    graph = tf.compat.v1.get_default_graph()
-    places = range(len(variables))
-    if tf.executing_eagerly() or not hasattr(graph, "captures"):
-        return list(places)
+
+    op: Any
+    depth: int
+    reads: tuple[int, ...]
+
+
+def joins(graph: Any, variables: Sequence[Any]) -> Iterator[Join]:
+    """All operations of a function's graph that depend on data, in an order that fits."""
     place_of_handle = {id(variable.handle): place for place, variable in enumerate(variables)}
     captured = {inner.op: outer for outer, inner in graph.captures}
-    depth: dict[Any, int] = {}  # operations that depend on data; longest way from it
-    weights: dict[Any, list[int]] = {}  # others: the variables that they are made of
-    needed: dict[int, tuple[int, int]] = {}
+    depth: dict[Any, int] = {}
+    weights: dict[Any, list[int]] = {}  # the other operations: the variables they are made of
     # While it is traced, operations come after their inputs.
-    for position, op in enumerate(graph.get_operations()):
+    for op in graph.get_operations():
         if op in captured:
             place = place_of_handle.get(id(captured[op]))
             weights[op] = [] if place is None else [place]
@@ -46,10 +53,24 @@ def consumption_order(variables: Sequence[Any]) -> list[int]:
         )
         if behind or brings_data:
             depth[op] = max(behind, default=-1) + 1
-            for place in made_of:
-                found = (depth[op], position)
-                needed[place] = min(needed.get(place, found), found)
+            yield Join(op, depth[op], tuple(dict.fromkeys(made_of)))
         else:
             weights[op] = made_of
-    never = (len(depth) + 1, 0)
-    return sorted(places, key=lambda place: needed.get(place, never))
+
+
+def consumption_order(variables: Sequence[Any]) -> list[int]:
+    """Places of the variables, the one that is needed first in front.
+
+    Call it in the function that is being traced, when its forward pass is there. Outside of one
+    the given order is returned; what no operation joins with data comes last.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    places = range(len(variables))
+    if tf.executing_eagerly() or not hasattr(graph, "captures"):
+        return list(places)
+    needed: dict[int, tuple[float, int]] = {}
+    for position, join in enumerate(joins(graph, variables)):
+        for place in join.reads:
+            found = (join.depth, position)
+            needed[place] = min(needed.get(place, found), found)
+    return sorted(places, key=lambda place: needed.get(place, (float("inf"), 0)))

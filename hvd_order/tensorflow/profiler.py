@@ -1,0 +1,166 @@
+"""Records the profile of a training step for the planner (docs/planning.md), op by op.
+
+The dependency graph is that of the traced step; how long its operations take is what TensorFlow's
+profiler says of some runs.
+"""
+
+from __future__ import annotations
+
+import platform
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.graph import Op, Parameter, Phase
+from hvd_order.plan.profile import LEAST_RUNS, Profile, Timing
+from hvd_order.tensorflow.consumption import joins
+from hvd_order.tensorflow.gradients import tensorflow_variable
+
+__all__ = ["record_profile"]
+
+_WARM_UP = 3
+_EVENT = re.compile(r"^([^:\s]+):(\w+)$")  # node:Type
+
+
+def record_profile(
+    loss_of: Callable[..., Any],
+    variables: Sequence[Any],
+    batch: Sequence[Any],
+    *,
+    model: str = "model",
+    runs: int = 8,
+) -> Profile:
+    """Runs forward and backward passes of one batch in this process, and profiles them.
+
+    Args:
+        loss_of: the loss of a batch, say ``lambda x, y: loss(y, model(x, training=True))``.
+        variables: of TensorFlow or Keras, whose gradients will travel.
+        batch: tensors or arrays for `loss_of`.
+        model: name, for people.
+        runs: how often each operation is timed.
+
+    Returns:
+        A profile without a link; ``.write(path)`` makes the file that ``hvd-order advise``,
+        ``plan`` and ``tune`` read.
+
+    Raises:
+        InvalidUsage: fewer than 5 runs, or no variable has a gradient.
+    """
+    if runs < LEAST_RUNS:
+        raise InvalidUsage(f"{runs} runs; at least {LEAST_RUNS} are needed")
+    plain = [tensorflow_variable(variable) for variable in variables]
+    forward: set[str] = set()
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def step(*tensors: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(*tensors)
+        forward.update(op.name for op in tf.compat.v1.get_default_graph().get_operations())
+        return [_dense_part(gradient) for gradient in tape.gradient(loss, plain)]
+
+    tensors = [tf.convert_to_tensor(part) for part in batch]
+    concrete = step.get_concrete_function(*tensors)
+    gradients = concrete.structured_outputs
+    used = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if not used:
+        raise InvalidUsage("no variable has a gradient: the loss depends on none of them")
+    names = _unique([str(getattr(v, "path", v.name)) for v in variables])
+    produced: dict[str, list[str]] = defaultdict(list)
+    found = list(joins(concrete.graph, plain))
+    known = {join.op.name for join in found}
+    for i, output in zip(used, concrete.graph.outputs, strict=True):
+        source = output.op
+        while source.type == "Identity" and source.inputs[0].op.name in known:
+            source = source.inputs[0].op  # of the return, behind all that computes
+        produced[source.name].append(names[i])
+    seconds = _timed(lambda: concrete(*tensors), known, runs)
+    ops, timings = [], {}
+    for join in found:
+        name = join.op.name
+        phase: Phase = "forward" if name in forward else "backward"
+        inputs = dict.fromkeys(one.op.name for one in join.op.inputs if one.op.name in known)
+        reads = tuple(names[i] for i in join.reads if i in used)
+        ops.append(Op(name, 0.0, tuple(inputs), reads, tuple(produced.get(name, ())), phase=phase))
+        timings[name] = Timing.of(seconds[name])
+    parameters = tuple(
+        Parameter(names[i], plain[i].shape.num_elements() * plain[i].dtype.size) for i in used
+    )
+    return Profile(model, _machine(tensors), parameters, tuple(ops), timings)
+
+
+def _dense_part(gradient: Any) -> Any:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _timed(run: Callable[[], Any], known: set[str], runs: int) -> dict[str, list[float]]:
+    """The seconds of each operation in each run; 0 where the profiler does not mention it."""
+    for _ in range(_WARM_UP):
+        run()
+    seconds: dict[str, list[float]] = {name: [0.0] * runs for name in known}
+    for number in range(runs):
+        for name, took in _run_times(run).items():
+            owner = _owner(name, known)
+            if owner is not None:
+                seconds[owner][number] += took
+    return seconds
+
+
+def _run_times(run: Callable[[], Any]) -> dict[str, float]:
+    """How long each node of the graph took in one run, by name."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    with tempfile.TemporaryDirectory(prefix="hvd_order_profile_") as folder:
+        tf.profiler.experimental.start(folder)
+        try:
+            run()
+        finally:
+            tf.profiler.experimental.stop()
+        space = xplane_pb2.XSpace()
+        for file in Path(folder).rglob("*.xplane.pb"):
+            space.MergeFromString(file.read_bytes())
+    times: dict[str, float] = defaultdict(float)
+    for plane in space.planes:
+        for line in plane.lines:
+            for event in line.events:
+                match = _EVENT.match(plane.event_metadata[event.metadata_id].name)
+                if match:
+                    times[match[1]] += event.duration_ps * 1e-12
+    return times
+
+
+def _owner(node: str, known: set[str]) -> str | None:
+    """The operation of the traced graph that a node belongs to.
+
+    Functions that it calls are taken apart when the graph is optimized: their nodes are called
+    after the call.
+    """
+    while node not in known:
+        node, slash, _ = node.rpartition("/")
+        if not slash:
+            return None
+    return node
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return unique
+
+
+def _machine(batch: Sequence[Any]) -> dict[str, str]:
+    devices = tf.config.list_logical_devices("GPU")
+    return {
+        "host": platform.node(),
+        "processor": devices[0].name if devices else platform.processor() or platform.machine(),
+        "tensorflow": tf.__version__,
+        "batch": " ".join(str(list(one.shape)) for one in batch),
+    }
