@@ -57,7 +57,7 @@ def record_profile(
     plain = [tensorflow_variable(variable) for variable in variables]
     forward: set[str] = set()
 
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    @tf.function(autograph=False)
     def step(*tensors: Any) -> Any:
         with tf.GradientTape() as tape:
             loss = loss_of(*tensors)

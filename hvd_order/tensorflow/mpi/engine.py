@@ -18,7 +18,7 @@ from hvd_order.tensorflow.carrier import Gradient
 from hvd_order.tensorflow.layout import Arrangement
 from hvd_order.tensorflow.mpi.arrays import dtype_of
 from hvd_order.tensorflow.mpi.members import Members
-from hvd_order.tensorflow.mpi.mover import Mover, Served
+from hvd_order.tensorflow.mpi.mover import BUSY_S, Mover, Served
 
 __all__ = ["SetEngine"]
 
@@ -113,11 +113,11 @@ class SetEngine:
             under_way: list[MPI.Request] = []
             for size in sizes:
                 if len(under_way) == _IN_FLIGHT:
-                    data.finish(under_way.pop(0), "first step of training")
+                    data.finish(under_way.pop(0), "first step of training", BUSY_S)
                 part = buffer[: size // 4] if not under_way else buffer[-(size // 4) :]
                 under_way.append(data.comm.Iallreduce(MPI.IN_PLACE, part, MPI.SUM))
             for request in under_way:
-                data.finish(request, "first step of training")
+                data.finish(request, "first step of training", BUSY_S)
             return time.monotonic() - begin
 
         link = measured_link(time_stream)

@@ -41,8 +41,14 @@ class Members:
         """The same ranks with connections of their own. Collective."""
         return Members(self.comm.Dup(), self.ranks, self._timeout_s)
 
-    def finish(self, request: MPI.Request, what: str) -> None:
+    def finish(
+        self, request: MPI.Request, what: str, longest_pause_s: float = _LONGEST_PAUSE_S
+    ) -> None:
         """Waits for a request.
+
+        Args:
+            what: for messages.
+            longest_pause_s: between two looks.
 
         Raises:
             TransferTimeout: it is not done in time.
@@ -60,7 +66,7 @@ class Members:
                         "not call it"
                     )
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, longest_pause_s)
         except MPI.Exception as error:
             raise HorovodInternalError(
                 f"rank {self.ranks[self.rank]}, {what}: {error.Get_error_string()}"

@@ -20,9 +20,11 @@ from hvd_order._core import PolledPort
 from hvd_order.tensorflow.mpi.arrays import sendable, summing, view
 from hvd_order.tensorflow.mpi.members import Members
 
-__all__ = ["Mover", "Served"]
+__all__ = ["BUSY_S", "Mover", "Served"]
 
-_BUSY_S, _IDLE_S = 2e-4, 2e-3
+BUSY_S = 2e-4
+"""Between two looks at what is under way."""
+_IDLE_S = 2e-3
 _LINGER_S = 0.1  # what is answered to a message comes soon
 _TAG = 1
 
@@ -86,7 +88,7 @@ class Mover:
             now_s = time.monotonic()
             if any(busy):
                 busy_until_s = now_s + _LINGER_S
-            pause_s = _BUSY_S if now_s < busy_until_s else _IDLE_S
+            pause_s = BUSY_S if now_s < busy_until_s else _IDLE_S
             if first is None:
                 time.sleep(pause_s)
             else:
