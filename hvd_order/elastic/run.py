@@ -23,7 +23,7 @@ from hvd_order.elastic.agent import restarts_workers
 from hvd_order.elastic.state import State
 from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt
 
-__all__ = ["run_fn"]
+__all__ = ["rejoin", "run_fn"]
 
 _BROKEN_WAIT_S = 5.0  # for the agent's signal; torch's agents look at each other every second
 _CHANGE_WAIT_S = 60.0
@@ -68,6 +68,21 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
                 state.on_reset()
 
     return wrapper
+
+
+def rejoin(size: int, shutdown: Callable[[], None], init: Callable[[], None]) -> None:
+    """Joins the job again, in this process; for jobs without an elastic agent.
+
+    Raises:
+        HorovodInternalError: there are other ranks, which nothing starts again.
+    """
+    if size > 1:
+        raise HorovodInternalError(
+            f"the {size} ranks of this job cannot form anew, since nothing starts them again; "
+            "start it with: hvd-order run -np N --min-np M ..., or torchrun --max-restarts"
+        )
+    shutdown()
+    init()
 
 
 def _start(state: State) -> None:

@@ -23,7 +23,6 @@ class _Held:
     def __init__(self, gradient: Any) -> None:
         self.sparse = isinstance(gradient, tf.IndexedSlices)
         parts = [gradient.values, gradient.indices] if self.sparse else [gradient]
-        self._shape = gradient.dense_shape if self.sparse else gradient.shape
         self._variables = []
         for part in parts:
             shape = part.shape

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.elastic.run import run_fn
+from hvd_order.elastic.run import rejoin, run_fn
 from hvd_order.elastic.state import ObjectState, State
 from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt
 from hvd_order.tensorflow.failures import translated
@@ -55,14 +55,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reset() -> None:
-    """Joins the job again, in this process; for jobs without an elastic agent."""
-    if size() > 1:
-        raise HorovodInternalError(
-            f"the {size()} ranks of this job cannot form anew, since nothing starts them again; "
-            "start it with: hvd-order run -np N --min-np M ..., or torchrun --max-restarts"
-        )
-    shutdown()
-    init()
+    rejoin(size(), shutdown, init)
 
 
 class TensorFlowState(ObjectState):

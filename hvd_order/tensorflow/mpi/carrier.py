@@ -31,7 +31,7 @@ class _Set:
     def __init__(self, number: int, members: Members) -> None:
         self.number = number
         self.members = members
-        self.objects = members.another()
+        self.objects = members.another("process set")
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="hvd_order collective")
         self.engine: SetEngine | None = None
 
@@ -55,7 +55,7 @@ class _Job:
         peers.sort(key=hosts.index)
         self.cross_rank, self.cross_size = peers.index(names[world.rank]), len(peers)
         self.mover = Mover()
-        self.sets = {0: _Set(0, world.another())}
+        self.sets = {0: _Set(0, world.another("init()"))}
         self.next_set = 1
         self.callbacks: list[Callable[[], None]] = []
 
@@ -106,7 +106,8 @@ def init(comm: object = None) -> None:
             config = Config.from_environment()
             size = MPI.COMM_WORLD.Get_size()
             timeout_s = config.timeout.total_seconds()
-            _job = _Job(config, Members(MPI.COMM_WORLD.Dup(), list(range(size)), timeout_s))
+            everybody = Members(MPI.COMM_WORLD, list(range(size)), timeout_s)
+            _job = _Job(config, everybody.another("init()"))
             if not _ends_with_program:
                 _ends_with_program = True
                 atexit.register(shutdown)  # before MPI itself ends, which no thread may use then
@@ -119,14 +120,16 @@ def shutdown() -> None:
         job = _job
         if job is None:
             return
-        while job.callbacks:
-            job.callbacks.pop()()
-        for one in job.sets.values():
-            if one.engine is not None:
-                one.engine.close()
-            one.thread.shutdown(wait=False, cancel_futures=True)
-        job.mover.stop()
-        _job = None
+        try:
+            while job.callbacks:
+                job.callbacks.pop()()
+            for one in job.sets.values():
+                if one.engine is not None:
+                    one.engine.close()
+                one.thread.shutdown(wait=False, cancel_futures=True)
+        finally:
+            job.mover.stop()
+            _job = None
 
 
 def config() -> Config:

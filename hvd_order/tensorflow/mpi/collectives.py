@@ -35,9 +35,8 @@ def carry_out(members: Members, one: Collective, arrays: Sequence[Any]) -> list[
     what = f"{one.kind} {one.name or ''}".rstrip()
     if one.op == Adasum and one.kind in ("allreduce", "reducescatter"):
         raise NotImplementedError("hvd.Adasum over MPI; install PyTorch: pip install torch")
-    shapes = [[tuple(array.shape) for array in arrays]]
     described = (dataclasses.replace(one, name=one.name or ""), [a.dtype.name for a in arrays])
-    told = members.gather((described, shapes[0]), what)
+    told = members.gather((described, [tuple(array.shape) for array in arrays]), what)
     shapes = [each[1] for each in told]
     _check(members, told, what)
     if one.kind == "barrier":

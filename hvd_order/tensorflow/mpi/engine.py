@@ -24,6 +24,7 @@ __all__ = ["SetEngine"]
 
 _FIRST = Cut(2 * 2**20, 8 * 2**20)  # until the transport has been measured
 _IN_FLIGHT = 2
+_FIRST_STEP = "first step of training"
 
 
 class SetEngine:
@@ -38,7 +39,9 @@ class SetEngine:
         self._objects = objects
         self._mover = mover
         self._config = config
-        self._served = Served(native.PolledPort(), objects.another(), objects.another())
+        self._served = Served(
+            native.PolledPort(), objects.another(_FIRST_STEP), objects.another(_FIRST_STEP)
+        )
         self._cut = _FIRST.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
         self._measured = False
         self._models: set[int] = set()
@@ -75,7 +78,7 @@ class SetEngine:
             ModelMismatch: the ranks have different gradients.
         """
         mine = [(str(i), gradients[i].shape, gradients[i].dtype) for i in order]
-        everyone = self._objects.gather((mine, self._models), "first step of training")
+        everyone = self._objects.gather((mine, self._models), _FIRST_STEP)
         check_same([each[0] for each in everyone], self._objects.ranks)
         taken = set().union(*(models for _, models in everyone))
         number = next(i for i in range(256) if i not in taken)
@@ -113,18 +116,18 @@ class SetEngine:
             under_way: list[MPI.Request] = []
             for size in sizes:
                 if len(under_way) == _IN_FLIGHT:
-                    data.finish(under_way.pop(0), "first step of training", BUSY_S)
+                    data.finish(under_way.pop(0), _FIRST_STEP, BUSY_S)
                 part = buffer[: size // 4] if not under_way else buffer[-(size // 4) :]
                 under_way.append(data.comm.Iallreduce(MPI.IN_PLACE, part, MPI.SUM))
             for request in under_way:
-                data.finish(request, "first step of training", BUSY_S)
+                data.finish(request, _FIRST_STEP, BUSY_S)
             return time.monotonic() - begin
 
         link = measured_link(time_stream)
         cut = best_cut(link, size_bytes).with_settings(
             self._config.slice_bytes, self._config.credit_bytes, self._config.policy
         )
-        self._cut, link = self._objects.gather((cut, link), "first step of training")[0]
+        self._cut, link = self._objects.gather((cut, link), _FIRST_STEP)[0]
         self.engine.retune(self._policy, self._cut.credit_bytes, hold_lead_s(link, self._cut))
 
 

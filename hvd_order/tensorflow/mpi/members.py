@@ -37,9 +37,15 @@ class Members:
         self._timeout_s = timeout_s
         self._abandoned: list[MPI.Request] = []
 
-    def another(self) -> Members:
-        """The same ranks with connections of their own. Collective."""
-        return Members(self.comm.Dup(), self.ranks, self._timeout_s)
+    def another(self, what: str) -> Members:
+        """The same ranks with connections of their own. Collective.
+
+        Args:
+            what: for messages.
+        """
+        comm, request = self.comm.Idup()
+        self.finish(request, what)
+        return Members(comm, self.ranks, self._timeout_s)
 
     def finish(
         self, request: MPI.Request, what: str, longest_pause_s: float = _LONGEST_PAUSE_S

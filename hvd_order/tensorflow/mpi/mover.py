@@ -81,8 +81,8 @@ class Mover:
             with self._lock:
                 try:
                     busy = [_serve(one) for one in self._served]
-                except MPI.Exception as error:
-                    self._give_up(error.Get_error_string())
+                except Exception as error:  # nobody else would hear of it
+                    self._give_up(f"{type(error).__name__}: {error}")
                     return
                 first = self._served[0].port if self._served else None
             now_s = time.monotonic()
@@ -95,11 +95,11 @@ class Mover:
                 first.wait(pause_s)  # a new slice of the engine of all ranks ends it
 
     def _give_up(self, why: str) -> None:
-        """MPI is of no use any more: whoever waits hears of it."""
+        """Nothing can be moved any more: whoever waits hears of it."""
         for one in self._served:
             for peer in range(one.control.size):
                 if peer != one.control.rank:
-                    one.port.lost(peer, f"rank {one.control.ranks[peer]} is gone: {why}")
+                    one.port.lost(peer, f"rank {one.control.ranks[peer]} cannot be reached: {why}")
 
 
 def _serve(one: Served) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvd_order.elastic.run import run_fn
+from hvd_order.elastic.run import rejoin, run_fn
 from hvd_order.elastic.state import ObjectState, State
 from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt
 from hvd_order.torch import process
@@ -45,11 +45,4 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reset() -> None:
-    """Joins the job again, in this process; for jobs without an elastic agent."""
-    if process.size() > 1:
-        raise HorovodInternalError(
-            f"the {process.size()} ranks of this job cannot form anew, since nothing starts them "
-            "again; start it with: hvd-order run -np N --min-np M ..., or torchrun --max-restarts"
-        )
-    process.shutdown()
-    init()
+    rejoin(process.size(), process.shutdown, init)
