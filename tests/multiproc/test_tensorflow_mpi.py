@@ -178,6 +178,28 @@ signal.pause()  # mpirun ends this rank when the other has ended with an error
 """
 
 
+def test_a_rank_that_does_not_join_is_told(tmp_path: Path) -> None:
+    program = """
+    import os
+    import signal
+    import hvd_order.tensorflow as hvd
+    from hvd_order.errors import TransferTimeout
+
+    if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+        import mpi4py.MPI
+        signal.pause()  # mpirun ends this rank when the other has ended with an error
+    try:
+        hvd.init()
+    except TransferTimeout as error:
+        assert "rank 0, init(): not done within 3 s" in str(error), error
+        print("told", flush=True)
+    os._exit(3)
+    """
+    done = mpirun(tmp_path, 2, program, HVD_ORDER_TIMEOUT="3")
+    assert done.returncode != 0
+    assert "told" in done.stdout, done.stderr
+
+
 def test_a_rank_that_does_not_come_is_told(tmp_path: Path) -> None:
     done = mpirun(tmp_path, 2, LATE, HVD_ORDER_TIMEOUT="3")
     assert done.returncode != 0

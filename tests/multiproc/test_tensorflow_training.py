@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 PATIENCE_S = 240.0
-BATCH = 8
+BATCH = 12
 
 
 def shim() -> tuple[Any, Any]:
@@ -130,8 +130,9 @@ ALL = [
 ]  # fmt: skip
 
 
-def test_fit_equals_one_process(ranks: RankFactory) -> None:
-    check(ranks(2).run(body_fit, ALL, {}, timeout=PATIENCE_S), ALL)
+@pytest.mark.parametrize("size", [2, 3])
+def test_fit_equals_one_process(ranks: RankFactory, size: int) -> None:
+    check(ranks(size).run(body_fit, ALL, {}, timeout=PATIENCE_S), ALL)
 
 
 @pytest.mark.parametrize(
