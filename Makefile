@@ -1,6 +1,7 @@
 # make build    environment and extensions        make test     everything a change must pass
 # make demo     train a small GPT on two workers  make lint     style, types, import rules
 # make sanitize C++ tests under ThreadSanitizer and AddressSanitizer
+# make fuzz     arbitrary bytes into what reads bytes of others (needs clang++)
 # make bench    all benchmarks                    make format   rewrite sources in the project's style
 # make check    = make test                       make clean    remove what was built, keep .venv
 # make test-long  what takes too long for every change
@@ -25,8 +26,8 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR)"
 
-.PHONY: build dev demo test test-long check lint lint-python lint-cpp format cpp-test sanitize bench \
-  horovod clean
+.PHONY: build dev demo test test-long check lint lint-python lint-cpp format cpp-test sanitize fuzz \
+  bench horovod clean
 
 # ------------------------------------------------------------------------------ environment
 # A stamp is named after the content of the files it stands for, so a changed pin installs again and
@@ -118,11 +119,11 @@ cpp-test: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_tests
 	"$(BIN)/ctest" --test-dir $(CMAKE_DIR) --output-on-failure --no-tests=error
 
-CPP_FILES = $(shell find csrc tests/cpp benchmarks -name '*.cc' -o -name '*.h' | sort)
+CPP_FILES = $(shell find csrc tests/cpp tests/fuzz benchmarks -name '*.cc' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
-TIDY_FILES = $(wildcard $(foreach room,base scheduler simulate engine,csrc/$(room)/*.cc)) \
+TIDY_FILES = $(wildcard $(foreach room,base scheduler simulate engine server,csrc/$(room)/*.cc)) \
   csrc/transport/loopback.cc csrc/transport/polled.cc
-HEADERS = $(wildcard $(foreach room,base scheduler simulate engine transport,csrc/$(room)/*.h))
+HEADERS = $(wildcard $(foreach room,base scheduler simulate engine server transport,csrc/$(room)/*.h))
 
 lint: dev
 	@$(MAKE) --no-print-directory lint-python lint-cpp
@@ -159,6 +160,30 @@ sanitize-thread sanitize-address: $(RUN_STAMP)
 	  -DHVD_ORDER_PYTHON=OFF -DHVD_ORDER_SANITIZE=$(SANITIZERS) -DHVD_ORDER_WERROR=$(WERROR)
 	"$(BIN)/cmake" --build build/$@ --target cpp_tests
 	"$(BIN)/ctest" --test-dir build/$@ --output-on-failure --no-tests=error
+
+# One program a file of tests/fuzz; see the README there.
+CLANGXX ?= clang++
+FUZZ_RUNS ?= 1000000
+FUZZ_TARGETS ?= $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.cc)))
+FUZZ_SOURCES = $(wildcard csrc/base/*.cc csrc/server/*.cc)
+FUZZ_FLAGS = -std=c++20 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -Icsrc \
+  -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+fuzz:
+	@echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' | \
+	  "$(CLANGXX)" -fsanitize=fuzzer,address,undefined -x c++ - -o /dev/null 2>/dev/null || \
+	  { echo "make fuzz needs clang++ with libFuzzer; on Debian and Ubuntu: apt-get install clang" \
+	    "(or name one with: make fuzz CLANGXX=...)" >&2; exit 1; }
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(FUZZ_TARGETS:%=build/fuzz/%)
+	@for target in $(FUZZ_TARGETS); do \
+	  echo "$$target: $(FUZZ_RUNS) inputs"; \
+	  mkdir -p build/fuzz/corpus/$$target; \
+	  build/fuzz/$$target -runs=$(FUZZ_RUNS) -max_len=4096 -timeout=10 -print_final_stats=1 \
+	    -artifact_prefix=build/fuzz/ build/fuzz/corpus/$$target; \
+	done
+
+build/fuzz/%: tests/fuzz/%.cc $(FUZZ_SOURCES) $(HEADERS)
+	@mkdir -p "$(@D)"
+	"$(CLANGXX)" $(FUZZ_FLAGS) $< $(FUZZ_SOURCES) -o $@
 
 clean:
 	rm -rf build out ./*.egg-info hvd_order/*.so

@@ -5,6 +5,8 @@ Contracts: the headers in csrc/.
 
 from typing import final
 
+from typing_extensions import Buffer
+
 @final
 class Policy:
     """In which order ready slices are issued."""
@@ -348,10 +350,12 @@ class Handover:
     Attributes:
         number: by which operators know it; never used twice.
         posts: how many gradients have been posted.
+        rounds: how often that was done which was posted most often.
     """
 
     number: int
     posts: int
+    rounds: int
 
     def __init__(self, engine: Engine, model: int, places: list[tuple[str, int, int, int]]) -> None:
         """Opens it for a registered model.
@@ -361,8 +365,64 @@ class Handover:
                 buffer, which must outlive `close`.
         """
 
+    def stand_in(self, round: int) -> None:
+        """Sees to it that every gradient is posted so often in all, by zeros; does not wait."""
+
+    def wait_for_round(self, known: int) -> int | None:
+        """Waits until there are more rounds than `known`; how many, None after `close`."""
+
+    def wait_until_idle(self) -> None:
+        """Waits until all sums are back, those of zeros as well; or for `close`."""
+
     def close(self) -> None:
         """Ends all that is under way with an error."""
+
+@final
+class UpdateRule:
+    """An optimizer as parameter servers apply it; buffers are contiguous and of float32."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        lr: float = ...,
+        weight_decay: float = ...,
+        momentum: float = ...,
+        dampening: float = ...,
+        beta1: float = ...,
+        beta2: float = ...,
+        eps: float = ...,
+        alpha: float = ...,
+        lr_decay: float = ...,
+        initial_accumulator_value: float = ...,
+        nesterov: bool = ...,
+        amsgrad: bool = ...,
+        centered: bool = ...,
+        maximize: bool = ...,
+    ) -> None:
+        """Takes "sgd", "adam", "adamw", "adagrad" or "rmsprop".
+
+        Raises:
+            InvalidUsage: torch.optim refuses such hyper-parameters.
+        """
+
+    @property
+    def slots(self) -> int:
+        """How many buffers of state it needs."""
+
+    def initialise_slots(self, slots: list[Buffer]) -> None: ...
+    def apply(self, step: int, gradient: Buffer, value: Buffer, slots: list[Buffer]) -> None:
+        """One step, counted from 1; runs without the GIL."""
+
+def delay_bounded_order(updates: list[tuple[int, float]]) -> tuple[list[int], list[int]]:
+    """In which order updates are sent, and which are late: indices (csrc/server/delay_order.h).
+
+    Args:
+        updates: for each, how many others may be applied before it, and the seconds that it takes.
+    """
+
+def sum_elements(dtype: str, inputs: list[Buffer], out: Buffer) -> None:
+    """Adds up float32, float64, float16 or bfloat16 in the order given; runs without the GIL."""
 
 def engine_api() -> int:
     """Address of the C function table for libraries of operators."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import final
 
 import torch
+from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup
 
 from hvd_order._core import Agreement as Agreement
@@ -18,7 +19,9 @@ from hvd_order._core import Slice as Slice
 from hvd_order._core import SliceEvent as SliceEvent
 from hvd_order._core import SliceLayout as SliceLayout
 from hvd_order._core import Transport as Transport
+from hvd_order._core import UpdateRule as UpdateRule
 from hvd_order._core import engine_api as engine_api
+from hvd_order._core import sum_elements as sum_elements
 
 class TorchTransport(Transport):
     """Carries slices of tensors."""
@@ -106,3 +109,151 @@ def tensor_ready(
     engine: Engine, transport: TorchTransport, model: int, tensor: int, gradient: torch.Tensor
 ) -> None:
     """Marks a gradient ready once its device has computed it."""
+
+class Link:
+    """Carries frames between a parameter server and another."""
+
+@final
+class PairLink(Link):
+    """A link over a Gloo group of two members."""
+
+    def __init__(self, group: Backend, session: int, largest_payload: int) -> None:
+        """Takes the group for itself.
+
+        Args:
+            session: number that both ends know and nobody else.
+            largest_payload: bytes; both ends say the same.
+        """
+
+@final
+class ServerCore:
+    """A parameter server: frames come in through links, answers go out.
+
+    A peer is "worker", "server" or "observer", and its number.
+    """
+
+    def __init__(
+        self,
+        *,
+        server: int,
+        workers: int,
+        synchronous: bool,
+        staleness: int | None,
+        delay_bound: int | None,
+        ordered: bool,
+        divergence_bound: float,
+        log: Callable[[str], None],
+        on_control: Callable[[tuple[str, int], str], None],
+        on_gone: Callable[[tuple[str, int], str], None],
+    ) -> None:
+        """Has no links yet. The callbacks come on threads of links.
+
+        Args:
+            staleness: rounds that a worker may be ahead of the slowest; None: any.
+            delay_bound: updates that may be made between what a worker has read and its own; what
+                would come later is not wanted. None: any.
+            ordered: answers go most urgent first; else as they became ready.
+            divergence_bound: sum of norms that a replica may lag by; 0: answers wait for it.
+            log: takes a line about a frame that was refused.
+            on_control: a peer has sent a text.
+            on_gone: a peer is gone; why is empty if it said so before.
+        """
+
+    def connect(self, kind: str, number: int, link: Link) -> None:
+        """Takes up a connection and starts it."""
+
+    def send_control(self, kind: str, number: int, text: str) -> None:
+        """Sends a text; dropped if the peer is gone."""
+
+    def peers(self) -> list[tuple[str, int]]: ...
+    def audit(self) -> list[tuple[int, int, int, bool, int, int]]:
+        """Slices held: model, layout, slice, whether it owns it, version, CRC-32C of the value."""
+
+    def late_workers(self) -> set[int]:
+        """The workers that slices wait for."""
+
+    def stop(self) -> None:
+        """Ends all links."""
+
+@final
+class ServerTransport(TorchTransport):
+    """Carries slices to parameter servers, and the sums or parameters that they answer back.
+
+    Places are the owner and the replica of each slice; -1: no replica.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        workers: int,
+        ordered: bool,
+        asks_first: bool,
+        on_lost: Callable[[int, str], None],
+        on_control: Callable[[int, str], None],
+    ) -> None:
+        """Has no links yet. The callbacks come on threads of links.
+
+        Args:
+            ordered: the most urgent slice goes first; else the first that is ready.
+            asks_first: servers bound the delay of updates.
+            on_lost: a server is gone, and why.
+            on_control: a server has sent a text.
+        """
+
+    def connect(self, server: int, link: Link) -> None:
+        """Takes up a connection and tells the server of all models."""
+
+    def servers(self) -> list[int]: ...
+    def send_control(self, server: int, text: str) -> None:
+        """Sends a text; dropped if the server is gone."""
+
+    def prepare(
+        self, model: int, places: list[tuple[int, int]], parameters: list[tuple[int, int]]
+    ) -> None:
+        """Says what the next ``set_buffers`` of the model is for.
+
+        Args:
+            parameters: by tensor, elements and group of its rule; empty: servers only sum.
+        """
+
+    def begin_with_buffers(self, model: int, part: int, parts: int, steps_before: int) -> None:
+        """Worker 0: the buffers hold a part of the state to begin with.
+
+        Args:
+            part: 1 for parameters, 2 and up for the optimizer's moments.
+            parts: their number and one.
+            steps_before: that the optimizer has taken.
+        """
+
+    def set_rules(self, model: int, rules: list[UpdateRule]) -> None:
+        """Worker 0: the rules for all pushes that come, one for each group."""
+
+    def set_map(self, model: int, places: list[tuple[int, int]]) -> None:
+        """Worker 0: who holds what from now on."""
+
+    def places(self, model: int) -> list[tuple[int, int]]: ...
+    def pull(self, model: int, part: int, timeout_s: float) -> list[int]:
+        """Fills the idle buffers with what the servers have.
+
+        Args:
+            part: as in ``begin_with_buffers``.
+
+        Returns:
+            The slices in the order in which they came.
+
+        Raises:
+            TransferTimeout, PeerLost: not all came.
+        """
+
+    def steps(self, model: int) -> int:
+        """Updates that the last answer had seen, with those before the registration."""
+
+    def take_figures(self) -> list[tuple[int, int, float]]:
+        """Since the last call: server, bytes of answers, seconds with something under way."""
+
+    def dropped(self) -> tuple[int, int]:
+        """Updates of slices that came too late and were not sent, and their bytes."""
+
+    def close(self) -> None:
+        """Takes leave of all servers; what is under way fails."""

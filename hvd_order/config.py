@@ -22,11 +22,15 @@ from hvd_order.errors import InvalidUsage
 __all__ = [
     "KNOBS",
     "Agreement",
+    "AssignmentName",
     "CarrierName",
+    "Comm",
     "Config",
+    "Consistency",
     "Knob",
     "Policy",
     "Transport",
+    "Updater",
     "parse_bytes",
     "reference_page",
 ]
@@ -35,6 +39,10 @@ Policy = Literal["priority", "arrival"]
 Agreement = Literal["leader", "negotiated", "planned"]
 Transport = Literal["c10d", "horovod"]
 CarrierName = Literal["c10d", "mpi"]
+Comm = Literal["allreduce", "ps"]
+Updater = Literal["worker", "server"]
+Consistency = Literal["sync", "async"]
+AssignmentName = Literal["even", "round_robin", "hash", "mxnet"]
 
 _UNITS = {
     "": 1,
@@ -101,6 +109,24 @@ def _optional(*choices: str) -> Callable[[str], str | None]:
 
 def _parse_size(text: str) -> int | None:
     return parse_bytes(text) if text.strip() else None
+
+
+def _parse_count(text: str) -> int | None:
+    if not text.strip():
+        return None
+    if not text.strip().isdecimal():
+        raise ValueError(f"expected a whole number, got {text!r}")
+    return int(text)
+
+
+def _parse_norm(text: str) -> float:
+    try:
+        norm = float(text)
+    except ValueError:
+        norm = math.nan
+    if not 0 <= norm < math.inf:
+        raise ValueError(f"expected a number from 0 on, got {text!r}")
+    return norm
 
 
 def _parse_path(text: str) -> str | None:
@@ -206,6 +232,115 @@ KNOBS: tuple[Knob, ...] = (
         _optional("c10d", "mpi"),
     ),
     Knob(
+        "comm",
+        "HVD_ORDER_COMM",
+        "allreduce",
+        "`allreduce` or `ps`",
+        "Who sums gradients: all ranks together, or parameter servers (docs/parameter-server.md).",
+        _one_of("allreduce", "ps"),
+    ),
+    Knob(
+        "server_store",
+        "HVD_ORDER_SERVER_STORE",
+        "",
+        "host:port",
+        "Where workers and parameter servers find each other; `hvd-order run --servers` sets it.",
+        lambda text: text or None,
+    ),
+    Knob(
+        "servers",
+        "HVD_ORDER_SERVERS",
+        "",
+        "number",
+        "Parameter servers that a job begins with; `hvd-order run --servers` sets it.",
+        _parse_count,
+    ),
+    Knob(
+        "min_servers",
+        "HVD_ORDER_MIN_SERVERS",
+        "",
+        "number",
+        "Let servers go that nobody would miss, down to so many; `hvd-order run --min-servers` "
+        "sets it. Not set: the fewest that work, if the other limit is set; else none goes.",
+        _parse_count,
+    ),
+    Knob(
+        "max_servers",
+        "HVD_ORDER_MAX_SERVERS",
+        "",
+        "number",
+        "Ask the launcher for servers while they make steps shorter, up to so many; `hvd-order run "
+        "--max-servers` sets it. Not set: none comes.",
+        _parse_count,
+    ),
+    Knob(
+        "ps_update",
+        "HVD_ORDER_PS_UPDATE",
+        "worker",
+        "`worker` or `server`",
+        "Who applies gradients: servers answer with sums, or update and answer with parameters.",
+        _one_of("worker", "server"),
+    ),
+    Knob(
+        "ps_mode",
+        "HVD_ORDER_PS_MODE",
+        "sync",
+        "`sync` or `async`",
+        "Servers apply a step's gradients together, or each push as it comes (updates on servers "
+        "only).",
+        _one_of("sync", "async"),
+    ),
+    Knob(
+        "ps_staleness",
+        "HVD_ORDER_PS_STALENESS",
+        "",
+        "number",
+        "With `async`: how many steps a worker may be ahead of the slowest. Not set: any.",
+        _parse_count,
+    ),
+    Knob(
+        "ps_delay_bound",
+        "HVD_ORDER_PS_DELAY_BOUND",
+        "",
+        "number",
+        "With `async`: no update is applied more than so many updates after the one that its "
+        "worker had read; what would come later is not sent. Not set: all are sent.",
+        _parse_count,
+    ),
+    Knob(
+        "ps_replicas",
+        "HVD_ORDER_PS_REPLICAS",
+        "0",
+        "`0` or `1`",
+        "Keep a copy of each slice on another server, which takes over when its owner is lost.",
+        _parse_bool,
+    ),
+    Knob(
+        "ps_divergence",
+        "HVD_ORDER_PS_DIVERGENCE",
+        "0",
+        "norm",
+        "How far a copy may lag: answers wait while the updates that it lacks have norms that add "
+        "up to more. `0`: answers wait for the copy.",
+        _parse_norm,
+    ),
+    Knob(
+        "ps_assignment",
+        "HVD_ORDER_PS_ASSIGNMENT",
+        "even",
+        "`even`, `round_robin`, `hash` or `mxnet`",
+        "Which server holds which slice at the start.",
+        _one_of("even", "round_robin", "hash", "mxnet"),
+    ),
+    Knob(
+        "ps_balance",
+        "HVD_ORDER_PS_BALANCE",
+        "1",
+        "`1` or `0`",
+        "Move slices away from servers that are slow.",
+        _parse_bool,
+    ),
+    Knob(
         "cross_iteration",
         "HVD_ORDER_CROSS_ITERATION",
         "1",
@@ -285,6 +420,19 @@ class Config:
     agreement: Agreement | None = None
     transport: Transport | None = None
     carrier: CarrierName | None = None
+    comm: Comm = "allreduce"
+    server_store: str | None = None
+    servers: int | None = None
+    min_servers: int | None = None
+    max_servers: int | None = None
+    ps_update: Updater = "worker"
+    ps_mode: Consistency = "sync"
+    ps_staleness: int | None = None
+    ps_delay_bound: int | None = None
+    ps_replicas: bool = False
+    ps_divergence: float = 0.0
+    ps_assignment: AssignmentName = "even"
+    ps_balance: bool = True
     cross_iteration: bool = True
     timeout: timedelta = timedelta(seconds=1800)
     stall_warning: timedelta = timedelta(seconds=60)
@@ -318,10 +466,55 @@ class Config:
             raise InvalidUsage(f"transport is {self.transport!r}; expected c10d or horovod")
         if self.carrier not in (None, "c10d", "mpi"):
             raise InvalidUsage(f"carrier is {self.carrier!r}; expected c10d or mpi")
+        self._check_servers()
         for name in ("timeout", "stall_warning"):
             value: timedelta = getattr(self, name)
             if value <= timedelta(0):
                 raise InvalidUsage(f"{name} is {value.total_seconds():g} s; it must be positive")
+
+    def _check_servers(self) -> None:
+        if self.comm not in ("allreduce", "ps"):
+            raise InvalidUsage(f"comm is {self.comm!r}; expected allreduce or ps")
+        if self.comm == "ps" and self.transport == "horovod":
+            raise InvalidUsage("parameter servers (comm=ps) do not go through Horovod's transport")
+        if self.ps_mode == "async" and self.ps_update != "server":
+            raise InvalidUsage(
+                "asynchronous workers need servers that update: set HVD_ORDER_PS_UPDATE=server"
+            )
+        if self.ps_staleness is not None and self.ps_mode != "async":
+            raise InvalidUsage("HVD_ORDER_PS_STALENESS is for HVD_ORDER_PS_MODE=async")
+        if self.ps_delay_bound is not None and self.ps_mode != "async":
+            raise InvalidUsage("HVD_ORDER_PS_DELAY_BOUND is for HVD_ORDER_PS_MODE=async")
+        if self.servers is not None and self.servers < 1 + self.ps_replicas:
+            raise InvalidUsage(
+                f"{self.servers} parameter servers are too few; a copy of each slice needs two"
+                if self.ps_replicas
+                else "at least one parameter server is needed"
+            )
+        self._check_limits_of_servers()
+
+    def _check_limits_of_servers(self) -> None:
+        if self.min_servers is None and self.max_servers is None:
+            return
+        fewest = 1 + self.ps_replicas
+        least = fewest if self.min_servers is None else self.min_servers
+        if least < fewest:
+            raise InvalidUsage(
+                f"HVD_ORDER_MIN_SERVERS is {least}; {fewest} is the least"
+                + (" with a copy of each slice" if self.ps_replicas else "")
+            )
+        if self.servers is not None and self.servers < least:
+            raise InvalidUsage(f"the job begins with {self.servers} servers, less than {least}")
+        most = self.servers if self.max_servers is None else self.max_servers
+        if most is not None and most < (least if self.servers is None else self.servers):
+            raise InvalidUsage(
+                f"HVD_ORDER_MAX_SERVERS is {most}; the job has more from the beginning"
+            )
+        if not self.ps_balance:
+            raise InvalidUsage(
+                "servers come and go by the measurements that balance them: HVD_ORDER_MIN_SERVERS "
+                "and HVD_ORDER_MAX_SERVERS need HVD_ORDER_PS_BALANCE=1"
+            )
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -367,10 +560,14 @@ class Config:
         return dataclasses.replace(self, **changes)
 
 
+# Read by hvd_order.server.secret alone, so that no one shows a secret among the settings.
+_NOT_KNOBS = ("HVD_ORDER_SECRET", "HVD_ORDER_SECRET_FILE")
+
+
 def _warn_about_unknown(environ: Mapping[str, str]) -> None:
     known = [knob.env for knob in KNOBS]
     for name in environ:
-        if not name.startswith("HVD_ORDER_") or name in known:
+        if not name.startswith("HVD_ORDER_") or name in known or name in _NOT_KNOBS:
             continue
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

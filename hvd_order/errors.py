@@ -18,6 +18,7 @@ __all__ = [
     "InvalidUsage",
     "ModelMismatch",
     "NotInitialized",
+    "NotTrusted",
     "PeerLost",
     "StaleRead",
     "TransferTimeout",
@@ -34,6 +35,10 @@ class NotInitialized(HvdOrderError, ValueError):
 
 class InvalidUsage(HvdOrderError, ValueError):
     """A mistake in the calling program; the message says which and what to write instead."""
+
+
+class NotTrusted(InvalidUsage):
+    """Another process did not prove that it knows the secret of this job, or refused this one."""
 
 
 class HorovodInternalError(HvdOrderError):

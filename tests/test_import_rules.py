@@ -25,6 +25,7 @@ FRAMEWORK_FREE = [
     ".horovod",
     ".horovod.startup",
     ".predict.simulate",
+    ".server.secret",
     ".cli.main",
     ".array",
 ]
@@ -70,6 +71,7 @@ def test_cpp_reads_no_environment() -> None:
         ("base", {"base"}),
         ("scheduler", {"base", "scheduler"}),
         ("simulate", {"base", "scheduler", "simulate", "engine/hold.h"}),
+        ("server", {"base", "server"}),
         ("engine", {"base", "scheduler", "engine", "transport/transport.h"}),
     ],
 )

@@ -11,7 +11,10 @@ void bindSimulate(pybind11::module_& m);
 void bindEngine(pybind11::module_& m);
 void bindHandover(pybind11::module_& m);
 void bindPolled(pybind11::module_& m);
+void bindDelayOrder(pybind11::module_& m);
+void bindUpdateRule(pybind11::module_& m);
 void bindTransports(pybind11::module_& m);
 void bindGradients(pybind11::module_& m);
+void bindServer(pybind11::module_& m);
 
 } // namespace hvd_order

@@ -157,6 +157,18 @@ class ListedHandover {
   [[nodiscard]] std::uint64_t posts() const {
     return handover_->posts();
   }
+  void standIn(std::uint64_t round) {
+    handover_->standIn(round);
+  }
+  [[nodiscard]] std::uint64_t rounds() const {
+    return handover_->rounds();
+  }
+  std::optional<std::uint64_t> waitForRound(std::uint64_t known) {
+    return handover_->waitForRound(known);
+  }
+  void waitUntilIdle() {
+    handover_->waitUntilIdle();
+  }
 
  private:
   std::shared_ptr<Handover> handover_;
@@ -174,6 +186,16 @@ void bindHandover(py::module_& m) {
           py::arg("engine"), py::arg("model"), py::arg("places"))
       .def_property_readonly("number", &ListedHandover::number)
       .def_property_readonly("posts", &ListedHandover::posts)
+      .def(
+          "stand_in", &ListedHandover::standIn, py::arg("round"),
+          py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("rounds", &ListedHandover::rounds)
+      .def(
+          "wait_for_round", &ListedHandover::waitForRound, py::arg("known"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "wait_until_idle", &ListedHandover::waitUntilIdle,
+          py::call_guard<py::gil_scoped_release>())
       .def("close", &ListedHandover::close, py::call_guard<py::gil_scoped_release>());
   m.def(
       "engine_api", [] { return reinterpret_cast<std::uintptr_t>(&kApi); },

@@ -352,7 +352,7 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
   if (!completion_.failed() && completion_.pendingCount() > 0) {
     const auto stalled = now - lastProgress_;
     if (stalled >= options_.timeout) {
-      const std::string report = asked_ ? health_.report(agreement_->scheduler()) : "";
+      const std::string report = asked_ ? stallReport() : "";
       untold_ = errorOf<TransferTimeout>(concat(
           "nothing moved for ", std::chrono::duration<double>(options_.timeout).count(),
           " s: ", report));
@@ -362,14 +362,14 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
       const auto questions =
           health_.ask(agreement_->scheduler(), waitingTensors(), agreement_->head());
       lock.unlock();
+      transport_->inquire();
       sendAll(questions);
       lock.lock();
     } else if (asked_ && !warned_ && stalled >= options_.stallWarning + kAnswerTime) {
       warned_ = true;
       const std::string text = concat(
           "hvd_order: nothing has moved for ",
-          std::chrono::duration_cast<std::chrono::seconds>(stalled).count(),
-          " s: ", health_.report(agreement_->scheduler()));
+          std::chrono::duration_cast<std::chrono::seconds>(stalled).count(), " s: ", stallReport());
       lock.unlock();
       if (options_.warn) {
         options_.warn(text);
@@ -386,6 +386,11 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
     tellOthers({ControlMessage::Kind::kFailed, packText(textOf(error))});
     lock.lock();
   }
+}
+
+std::string Engine::stallReport() const {
+  const std::string known = transport_->report();
+  return known.empty() ? health_.report(agreement_->scheduler()) : known;
 }
 
 Engine::Clock::time_point Engine::nextWatch() const {

@@ -113,6 +113,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void sendAll(const std::vector<Health::Addressed>& messages);
   void endHold();
   void watch(std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] std::string stallReport() const;
   [[nodiscard]] Clock::time_point nextWatch() const;
   [[nodiscard]] std::vector<TensorKey> waitingTensors() const;
   void wake();

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,7 +18,8 @@ namespace hvd_order {
 /// a framework do: `post` copies a gradient into its place and returns, `take` gives the sum back.
 ///
 /// Each slot is posted and taken in turn. Sums are handed out by a thread of its own, since copying
-/// them on the transport's would hold up the next slice.
+/// them on the transport's would hold up the next slice. A round is one post of every slot; a rank
+/// without gradients takes part in the others' rounds with `standIn`.
 ///
 /// Thread safety: every method may be called from any thread. Create with `create`; whoever creates
 /// one also closes it.
@@ -54,6 +56,18 @@ class Handover final : public std::enable_shared_from_this<Handover> {
   /// Has the taker called when the sum of what was posted is there, or with the reason why not.
   void take(std::size_t slot, std::unique_ptr<Taker> taker);
 
+  /// Sees to it that every slot is posted `round` times in all: what lacks is posted as zeros,
+  /// whose sums nobody gets. Does not wait: a slot that is under way follows when it is back. What
+  /// was posted and not taken is not to be taken any more.
+  /// @throws InvalidUsage after `close`; the engine's failure.
+  void standIn(std::uint64_t round);
+  /// How often the slot that is furthest ahead was posted, or is to be by `standIn`.
+  [[nodiscard]] std::uint64_t rounds() const;
+  /// Blocks until there are more than `known` rounds. @return how many; none after `close`.
+  [[nodiscard]] std::optional<std::uint64_t> waitForRound(std::uint64_t known);
+  /// Blocks until all that was taken has been received and all zeros are back, or `close`.
+  void waitUntilIdle();
+
   /// Ends all that is under way with an error. Harmless when called twice. Not from a taker.
   void close() noexcept;
 
@@ -65,6 +79,8 @@ class Handover final : public std::enable_shared_from_this<Handover> {
     Place place;
     bool posted = false; // from `post` until the sum has been received
     std::unique_ptr<Taker> taker;
+    std::uint64_t rounds = 0; // posts so far, of zeros as well
+    std::uint64_t wanted = 0; // how many there have to be, by zeros if need be
   };
   struct Settled {
     std::size_t slot;
@@ -73,6 +89,9 @@ class Handover final : public std::enable_shared_from_this<Handover> {
 
   Handover(std::shared_ptr<Engine> engine, ModelId model, std::vector<Place> places);
   TensorId accept(std::size_t slot, std::unique_ptr<Taker>& taker);
+  void listen(std::size_t slot, TensorId tensor);
+  void begin(Slot& slot);
+  void sendZeros(std::size_t slot);
   void settled(std::size_t slot, const std::exception_ptr& error);
   void run();
   void deliver(std::unique_lock<std::mutex>& lock, const Settled& settled);
@@ -82,10 +101,12 @@ class Handover final : public std::enable_shared_from_this<Handover> {
 
   // Guards all below. Taken after the engine's locks, never before; takers are called without it.
   mutable std::mutex mutex_;
-  std::condition_variable wakeUp_;
+  std::condition_variable wakeUp_;  // of the thread
+  std::condition_variable changed_; // of who waits for a round, or for the end of all
   std::vector<Slot> slots_;
   std::deque<Settled> settled_;
   std::uint64_t posts_ = 0;
+  std::uint64_t rounds_ = 0;
   bool closed_ = false;
   std::thread thread_; // keeps this alive until `close`
 };

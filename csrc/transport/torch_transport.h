@@ -18,10 +18,11 @@ namespace hvd_order {
 class TorchTransport : public Transport {
  public:
   /// Registers the flat gradient buffers of a model, by BufferId, cut as `layout` says.
-  void setBuffers(ModelId model, const std::vector<at::Tensor>& buffers, const SliceLayout& layout);
-  void removeBuffers(ModelId model);
+  virtual void
+  setBuffers(ModelId model, const std::vector<at::Tensor>& buffers, const SliceLayout& layout);
+  virtual void removeBuffers(ModelId model);
 
-  void issue(SliceKey key, const Slice& slice, Done done) final;
+  void issue(SliceKey key, const Slice& slice, Done done) override;
 
   /// Calls `then` when all work enqueued so far on the current stream of `device` has run: at once
   /// on the CPU.

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <functional>
+#include <string>
 
 #include "base/types.h"
 #include "scheduler/slice_layout.h"
@@ -23,6 +24,13 @@ class Transport {
   /// issue the same slices in the same order; one thread at a time calls this.
   /// @throws anything: the slice then counts as failed and `done` is not called.
   virtual void issue(SliceKey key, const Slice& slice, Done done) = 0;
+
+  /// Nothing moves: finds out who is to blame, if the transport can. Must not block.
+  virtual void inquire() {}
+  /// What is known of that, in words; empty: nothing.
+  [[nodiscard]] virtual std::string report() const {
+    return {};
+  }
 
   /// Gives up on everything in flight as far as the backend can. Must not block.
   virtual void abort() noexcept = 0;

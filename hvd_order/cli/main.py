@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hvd_order.check.command
 import hvd_order.cli.profile
+import hvd_order.cli.servers
 import hvd_order.cli.tune
 import hvd_order.cli.what_if
 import hvd_order.doctor.command
@@ -49,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return hvd_order.cli.what_if.plan_main(parsed)
         if parsed.subcommand == "check":
             return hvd_order.check.command.main(parsed)
+        if parsed.subcommand == "serve":
+            return hvd_order.cli.servers.serve_main(parsed)
+        if parsed.subcommand == "servers":
+            return hvd_order.cli.servers.servers_main(parsed)
         if parsed.subcommand == "doctor":
             return hvd_order.doctor.command.main(parsed)
     except (InvalidUsage, ImportError, OSError, UnicodeDecodeError) as error:
@@ -66,7 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hvd-order {__version__}")
     commands = parser.add_subparsers(
         dest="subcommand",
-        metavar="run | check | doctor | demo | bench | timeline | profile | advise | plan | tune",
+        metavar="run | check | doctor | demo | bench | timeline | profile | advise | plan | tune "
+        "| serve | servers",
     )
 
     start = commands.add_parser(
@@ -126,6 +132,22 @@ def _parser() -> argparse.ArgumentParser:
         description="Compares today's order of transfers with the planned one: table and picture.",
     )
     hvd_order.cli.what_if.add_plan_options(plan)
+
+    serve = commands.add_parser(
+        "serve",
+        help="be a parameter server of a job; hvd-order run --servers N starts N of them",
+        description="Serves until all workers have gone. docs/parameter-server.md says more.",
+        allow_abbrev=False,
+    )
+    hvd_order.cli.servers.add_serve_options(serve)
+
+    servers = commands.add_parser(
+        "servers",
+        help="take a parameter server out of a running job",
+        description="Gives an order to a running job; `serve` adds a server to one.",
+        allow_abbrev=False,
+    )
+    hvd_order.cli.servers.add_servers_options(servers)
 
     draw = commands.add_parser("timeline", help="draw a timeline file as a picture")
     draw.add_argument("trace", type=Path, help="file that HVD_ORDER_TIMELINE named")

@@ -65,6 +65,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("-np", "--num-proc", type=int, metavar="N", help="how many processes")
     add("-x", "--env", action="append", default=[], metavar="NAME=VALUE",
         help="set a variable for the processes; they also have all of this shell's")  # fmt: skip
+    add("--servers", type=int, default=0, metavar="N",
+        help="start N parameter servers as well, and use them (HVD_ORDER_COMM=ps)")  # fmt: skip
+    add("--min-servers", type=int, metavar="N",
+        help="let servers go that nobody would miss, but keep N")  # fmt: skip
+    add("--max-servers", type=int, metavar="N",
+        help="start more servers while they make steps shorter, N at most")  # fmt: skip
     add("--verbose", action="store_true", help="show the launcher's log as well")
     add("--output-filename", type=Path, metavar="DIR",
         help="write each rank's output to DIR/rank.N/stdout and stderr, on its host")  # fmt: skip
@@ -156,6 +162,9 @@ def request_from(parsed: argparse.Namespace) -> LaunchRequest:
         start_timeout_s=_seconds(parsed.start_timeout, "HOROVOD_START_TIMEOUT", 30.0),
         output_folder=parsed.output_filename,
         verbose=parsed.verbose,
+        servers=parsed.servers,
+        min_servers=parsed.min_servers,
+        max_servers=parsed.max_servers,
     )
 
 

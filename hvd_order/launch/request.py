@@ -50,6 +50,9 @@ class LaunchRequest:
         ssh_options: for ``ssh``, before the host.
         start_timeout_s: longest wait for the hosts to answer.
         output_folder: where the output of each rank goes; None: to ours.
+        servers: parameter servers beside the processes, over the same hosts.
+        min_servers: the job may let some go, down to so many; None: see `max_servers`.
+        max_servers: it may get some more, up to so many. If both are None, their number stays.
     """
 
     command: Sequence[str]
@@ -62,12 +65,18 @@ class LaunchRequest:
     ssh_options: Sequence[str] = ()
     start_timeout_s: float = 30.0
     output_folder: Path | None = None
+    servers: int = 0
+    min_servers: int | None = None
+    max_servers: int | None = None
 
     def __post_init__(self) -> None:
         rules = self.elastic
         slots = sum(host.slots for host in self.hosts)
         if self.process_count < 1:
             raise InvalidUsage(f"-np {self.process_count}: at least one process is needed")
+        if self.servers < 0:
+            raise InvalidUsage(f"--servers {self.servers}: expected a number from 0 on")
+        self._check_limits_of_servers()
         _check_seconds("--start-timeout", self.start_timeout_s)
         if rules is None:
             if self.hosts and self.process_count > slots:
@@ -91,6 +100,22 @@ class LaunchRequest:
             raise InvalidUsage(
                 f"-np {self.process_count} asks for more processes than the hosts have slots, "
                 f"{slots}, and without --host-discovery-script no host is ever added"
+            )
+
+    def _check_limits_of_servers(self) -> None:
+        for option, limit in (
+            ("--min-servers", self.min_servers),
+            ("--max-servers", self.max_servers),
+        ):
+            if limit is not None and self.servers == 0:
+                raise InvalidUsage(f"{option} {limit} needs servers to begin with: --servers N")
+        if self.min_servers is not None and not 1 <= self.min_servers <= self.servers:
+            raise InvalidUsage(
+                f"--min-servers {self.min_servers} must be between 1 and --servers {self.servers}"
+            )
+        if self.max_servers is not None and self.max_servers < self.servers:
+            raise InvalidUsage(
+                f"--max-servers {self.max_servers} is less than --servers {self.servers}"
             )
 
 

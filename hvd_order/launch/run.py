@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hvd_order.errors import InvalidUsage
@@ -21,6 +22,7 @@ from hvd_order.launch.driver import Driver, explain
 from hvd_order.launch.hosts import interface_address, interface_variables, is_this_host, share
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.rounds import OneRound, Round, Stopped
+from hvd_order.launch.servers import servers_running
 
 __all__ = ["LaunchRequest", "run"]
 
@@ -37,6 +39,11 @@ def run(request: LaunchRequest) -> int:
         ImportError: PyTorch is not installed.
     """
     _check_command(request.command)
+    with servers_running(request) as variables:
+        return _run_workers(replace(request, env={**request.env, **variables}))
+
+
+def _run_workers(request: LaunchRequest) -> int:
     hosts = share(request.hosts, request.process_count)
     here = len(hosts) <= 1 and all(is_this_host(host.name) for host in hosts)
     if here and request.elastic is None:

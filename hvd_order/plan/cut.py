@@ -102,8 +102,14 @@ class Link:
         small_count, small_bytes, small_s = small
         large_count, large_bytes, large_s = large
         each_small, each_large = small_s / small_count, large_s / large_count
-        beta = max((each_large - each_small) / (large_bytes - small_bytes), 1e-13)
-        cost_s = each_small - small_bytes * beta
+        if each_large > each_small:
+            beta = (each_large - each_small) / (large_bytes - small_bytes)
+            cost_s = each_small - small_bytes * beta
+        else:
+            # Something else held up the small slices. The large ones took no more than they did,
+            # and how much of that was cost is unknown: without it, bytes count for too much rather
+            # than for nothing.
+            beta, cost_s = each_large / large_bytes, 0.0
         # Slices in flight hide each other's latency on an idle machine only: threads that hand
         # them on wait for a core while a model trains.
         return cls(latency_s, max(cost_s, latency_s / 2, 1e-6), beta)

@@ -23,7 +23,6 @@ from hvd_order.tensorflow.collectives import (
     grouped_allgather,
     grouped_allreduce,
     grouped_reducescatter,
-    join,
     reducescatter,
 )
 from hvd_order.tensorflow.compression import Compression
@@ -33,6 +32,7 @@ from hvd_order.tensorflow.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
+from hvd_order.tensorflow.join import join
 from hvd_order.tensorflow.pending import flush
 from hvd_order.tensorflow.process import (
     ccl_built,

@@ -6,6 +6,7 @@ The only module of this package that knows PyTorch.
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ from hvd_order.tensorflow.layout import Arrangement
 from hvd_order.torch import process, registration, static_plan
 from hvd_order.torch.advised_cut import advised_cut
 from hvd_order.torch.engine_host import EngineHost, engine_host
+from hvd_order.torch.queues import negotiation
+from hvd_order.torch.step_log import StepLog, StepLogs
 
 __all__: list[str] = []
 
@@ -169,6 +172,44 @@ def allgather_object(obj: Any, name: str | None, number: int) -> list[Any]:
 # ---- gradients --------------------------------------------------------------------------------
 
 
+class _Rounds:
+    """Notes in the log what operators do, so that ranks that have joined can do the same.
+
+    A round, one post of every gradient, is one event. Operators need no Python; a thread notes
+    what they have begun.
+    """
+
+    def __init__(self, handover: native.Handover, log: StepLog) -> None:
+        self._handover = handover
+        self._log = log
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="hvd_order rounds", daemon=True)
+        self._thread.start()
+
+    @property
+    def noted(self) -> int:
+        """How many rounds are in the log."""
+        return self._log.count
+
+    def catch_up(self) -> None:
+        """Notes what has begun until now."""
+        with self._lock:
+            while self._log.count < self._handover.rounds:
+                self._log.note("round")
+
+    def end(self) -> None:
+        """The handover is closed; waits for the thread, which must not outlive the interpreter."""
+        # Not for long: garbage may be collected on that very thread, or under the log's lock.
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        known = 0
+        while (rounds := self._handover.wait_for_round(known)) is not None:
+            known = rounds
+            self.catch_up()
+
+
 class RegisteredGradients:
     """Gradients in buffers of the engine, for operators to post and take.
 
@@ -182,7 +223,12 @@ class RegisteredGradients:
 
         Raises:
             ModelMismatch: the ranks have different gradients.
+            InvalidUsage: a rank has joined.
         """
+        steps = _step_logs()
+        steps.check_nobody_joined(
+            "gradients are to be exchanged for the first time (a function that has them is traced)"
+        )
         mine = [(str(i), gradients[i].shape, gradients[i].dtype) for i in order]
         agreed = registration.agree_on(host, mine)
         laid_out = Arrangement.of(
@@ -204,8 +250,10 @@ class RegisteredGradients:
         host.add_model(agreed.model, layout, self._flat, plan)
         places = laid_out.places(lambda i: self._flat[i].data_ptr(), layout.tensor_offset)
         self._handover = native.Handover(host.engine, agreed.model, places)
+        self._rounds = _Rounds(self._handover, steps.open(host.process_set, self))
         self._host: Callable[[], EngineHost | None] = weakref.ref(host)
         self._model = agreed.model
+        self._is_closed = False
 
     @property
     def number(self) -> int:
@@ -217,13 +265,42 @@ class RegisteredGradients:
         """How many gradients this process has posted."""
         return self._handover.posts
 
+    def prepare_to_join(self) -> None:
+        """Finishes a round that an operator which failed has left unfinished."""
+        if self._is_closed:
+            return
+        self._handover.stand_in(self._handover.rounds)
+        self._rounds.catch_up()
+
+    def stand_in(self, event: str) -> None:
+        """Takes part with zeros in a round of the others."""
+        if self._is_closed:
+            raise InvalidUsage(
+                "another rank exchanges gradients that this rank has given up after an error; "
+                "join() cannot stand in for them"
+            )
+        self._handover.stand_in(self._rounds.noted + 1)
+        self._rounds.catch_up()
+
+    def end_join(self) -> None:
+        """Waits until the last zeros are back: the next gradients may come."""
+        self._handover.wait_until_idle()
+
     def close(self) -> None:
         """Ends what is under way with an error; a second call does nothing."""
+        self._is_closed = True
         self._handover.close()
+        self._rounds.end()
         host = self._host()
         self._host = lambda: None
         if host is not None and host.context is _current_context():
             host.remove_model(self._model)
+
+
+def _step_logs() -> StepLogs:
+    ranks = negotiation()
+    assert ranks is not None  # the job has several ranks
+    return ranks.steps
 
 
 def _current_context() -> object:

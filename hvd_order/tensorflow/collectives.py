@@ -14,7 +14,7 @@ import tensorflow as tf
 from hvd_order.errors import InvalidUsage
 from hvd_order.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvd_order.tensorflow import op_library
-from hvd_order.tensorflow.carrier import Collective, started_carrier
+from hvd_order.tensorflow.carrier import Collective
 from hvd_order.tensorflow.compression import Compression, Compressor
 from hvd_order.tensorflow.failures import translated
 from hvd_order.tensorflow.process_sets import ProcessSet, global_process_set, number_of
@@ -30,7 +30,6 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "join",
     "reducescatter",
 ]
 
@@ -361,16 +360,3 @@ def _scatter(
         one.set_shape(_rows_of(wire.shape))
         results.append(compression.decompress(one, context))
     return results
-
-
-def join() -> int:
-    """Says that this rank has no more data, and waits until all ranks have said so.
-
-    Until then it takes part in the others' allreduce and reducescatter with zeros and in their
-    allgather without rows. It cannot stand in for the gradients of `DistributedGradientTape` and
-    `DistributedOptimizer`: when the others still need those, they end with an error that says so.
-
-    Returns:
-        The rank that joined last, the same on all ranks.
-    """
-    return started_carrier().join()

@@ -85,6 +85,7 @@ class GradientReducer:
             raise ValueError("gradient_predivide_factor not supported with op != Average")
         return cls(chosen, compression, sparse_as_dense, gradient_predivide_factor, process_set)
 
+    @tf.autograph.experimental.do_not_convert
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
         """The gradients of all ranks, combined.
 

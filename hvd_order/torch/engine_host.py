@@ -11,9 +11,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hvd_order import _torch as native
-from hvd_order.config import Agreement, Policy
+from hvd_order.config import Agreement, Comm, Policy
+from hvd_order.errors import InvalidUsage
 from hvd_order.plan.cut import Cut, Link, hold_lead_s
 from hvd_order.torch import followed_plan, horovod_library, link_probe, process
+from hvd_order.torch.parameter_server.client import ParameterServers
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _MAX_MODELS = 256  # SliceKey::kMaxModels
+_ALL_BYTES = 2**62
 # Until the transport has been measured.
 _FIRST_SLICE_BYTES = 2 * 2**20
 _FIRST_SLICES_IN_FLIGHT = 4
@@ -36,6 +39,7 @@ class EngineHost:
         rank, size: this process's place in the set, and how many it has.
         plan: that the job was told to follow, whatever model it is for; None: none.
         agreement: how the ranks agree on an order.
+        servers: that sum, in place of the ranks; None: there are none.
     """
 
     def __init__(
@@ -44,11 +48,13 @@ class EngineHost:
         process_set: int,
         ranks: Sequence[int],
         groups: dict[str, dist.ProcessGroup],
+        comm: Comm = "allreduce",
     ) -> None:
         """Collective among the members.
 
         Args:
             groups: as `_new_groups` makes them.
+            comm: who sums; sets other than that of all ranks sum themselves.
         """
         config = context.config
         self.context = context
@@ -64,10 +70,16 @@ class EngineHost:
         self.agreement: Agreement = config.agreement or (
             "leader" if self.plan is None else self.plan.agreement
         )
-        self.transport = self._transport()
+        self.servers: ParameterServers | None = None
+        self.transport = self._transport(comm)
         # Horovod takes up what has come once a cycle: with two it would take up one at a time.
         self.in_flight = 3 if isinstance(self.transport, native.HorovodTransport) else 2
-        control = native.C10dControl(groups["control"], self.rank, self.size)
+        # What goes to servers needs no common order, so each rank's engine is one by itself, and
+        # leads.
+        alone = self.servers is not None
+        if alone:
+            self.agreement = "leader"
+        control = None if alone else native.C10dControl(groups["control"], self.rank, self.size)
         slice_bytes = config.slice_bytes or min(
             _FIRST_SLICE_BYTES, config.credit_bytes or _FIRST_SLICE_BYTES
         )
@@ -75,11 +87,11 @@ class EngineHost:
         self.cut = Cut(slice_bytes, credit_bytes, config.policy)
         self._link: Link | None = None
         self.engine = native.Engine(
-            rank=self.rank,
-            size=self.size,
+            rank=0 if alone else self.rank,
+            size=1 if alone else self.size,
             agreement=getattr(native.AgreementKind, self.agreement.upper()),
             policy=self._policy(config.policy),
-            credit_bytes=self.cut.credit_bytes,
+            credit_bytes=self._engine_credit(self.cut.credit_bytes),
             timeout_s=config.timeout.total_seconds(),
             stall_warning_s=config.stall_warning.total_seconds(),
             transport=self.transport,
@@ -92,9 +104,12 @@ class EngineHost:
         self.settled = False  # and it has chosen
         self.layouts: dict[int, native.SliceLayout] = {}
 
-    def _transport(self) -> native.TorchTransport:
+    def _transport(self, comm: Comm) -> native.TorchTransport:
         """The adapter to what carries the gradients. Collective."""
-        # Horovod is started once, for all ranks; a smaller set goes its own way.
+        # Servers and Horovod are there once, for all ranks; a smaller set goes its own way.
+        if self.process_set == 0 and comm == "ps":
+            self.servers = ParameterServers(self.context, self.registration_group)
+            return self.servers.transport
         if self.process_set == 0 and horovod_library.chosen(self.context, self.registration_group):
             patience = _patience(self.context)
             path = horovod_library.start(self.context, patience, self.registration_group)
@@ -127,8 +142,19 @@ class EngineHost:
         largest = max((layout.largest_slice_bytes for layout in others), default=0)
         credit_bytes = max(cut.credit_bytes, largest)
         lead_s = hold_lead_s(self._link, cut) if self._link is not None else 0.0
-        self.engine.retune(self._policy(cut.policy), credit_bytes, lead_s)
+        if self.servers is not None:
+            lead_s = 0.0
+        self.engine.retune(self._policy(cut.policy), self._engine_credit(credit_bytes), lead_s)
         self.cut = cut
+
+    def _engine_credit(self, credit_bytes: int) -> int:
+        """What the engine may have in flight.
+
+        For servers: all. Workers push in orders of their own, so if each waited for the sums of
+        what it has sent, they could wait for each other. The lines to the servers have the order
+        and the credit instead.
+        """
+        return credit_bytes if self.servers is None else _ALL_BYTES
 
     def _policy(self, name: Policy) -> native.Policy:
         """A static plan holds whatever policy it was made with."""
@@ -142,11 +168,21 @@ class EngineHost:
         layout: native.SliceLayout,
         buffers: list[torch.Tensor],
         plan: list[int],
+        parameters: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Registers gradient buffers under an id that is free on every rank."""
+        """Registers gradient buffers under an id that is free on every rank.
+
+        Args:
+            parameters: by tensor, elements and group, where servers update.
+        """
         if isinstance(self.transport, native.HorovodTransport):
             horovod_library.check(buffers)
+        if self.servers is not None:
+            element_bytes = [buffer.element_size() for buffer in buffers]
+            self.servers.prepare(model, layout, element_bytes, parameters)
         self.transport.set_buffers(model, buffers, layout)
+        if self.servers is not None:
+            self.servers.registered(model)
         self.engine.add_model(model, layout, plan)
         self.models.add(model)
         self.layouts[model] = layout
@@ -154,8 +190,16 @@ class EngineHost:
     def remove_model(self, model: int) -> None:
         """Forgets an idle model. Its layout is kept for the names in the timeline."""
         self.engine.remove_model(model)
+        if self.servers is not None:
+            self.servers.forget(model)
         self.transport.remove_buffers(model)
         self.models.discard(model)
+
+    def step_taken(self) -> None:
+        """An optimizer has taken a step."""
+        self.steps += 1
+        if self.servers is not None and self.servers.coordinator is not None:
+            self.servers.coordinator.step_taken()
 
     def free_id(self, taken_anywhere: set[int]) -> int:
         """The lowest model id that no rank uses."""
@@ -164,6 +208,8 @@ class EngineHost:
     def close(self) -> None:
         """Tells the other ranks and stops the engine."""
         self.engine.shutdown()
+        if self.servers is not None:
+            self.servers.close()
 
     def drop_groups(self) -> None:
         """Gives the process groups back before the shutdown of the job; the engine is closed."""
@@ -197,15 +243,19 @@ _is_recording = False
 _before_close: list[Callable[[], None]] = []
 
 
-def engine_host(process_set: int = 0, ranks: Sequence[int] | None = None) -> EngineHost:
+def engine_host(
+    process_set: int = 0, ranks: Sequence[int] | None = None, comm: Comm | None = None
+) -> EngineHost:
     """The engine of a process set, of which this process is a member. First called together.
 
     Args:
         process_set: its number; 0 is all ranks.
         ranks: the members; None: all ranks.
+        comm: who sums; None: as the engine that there is does, else as HVD_ORDER_COMM says.
 
     Raises:
         NotInitialized: before ``init()``.
+        InvalidUsage: another optimizer's gradients go another way.
     """
     global _hosts_context
     context = process.current()
@@ -215,10 +265,17 @@ def engine_host(process_set: int = 0, ranks: Sequence[int] | None = None) -> Eng
     if process_set not in _hosts:
         members = range(context.size) if ranks is None else ranks
         groups = _groups.pop(process_set, None) or _new_groups(context, None)
-        host = _hosts[process_set] = EngineHost(context, process_set, members, groups)
+        host = _hosts[process_set] = EngineHost(
+            context, process_set, members, groups, comm or context.config.comm
+        )
         if _is_recording:
             host.engine.start_recording()
         context.on_shutdown(_close)  # the last registered runs first: before the transport ends
+    if comm is not None and (comm == "ps") != (_hosts[process_set].servers is not None):
+        raise InvalidUsage(
+            f"comm={comm!r}, but gradients of another optimizer go the other way; all optimizers "
+            "of a job go one way"
+        )
     return _hosts[process_set]
 
 

@@ -31,6 +31,7 @@ from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.learning import Learning
 from hvd_order.torch.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT
 from hvd_order.torch.outstanding import OutstandingUpdates
+from hvd_order.torch.server_update import ServerUpdate
 from hvd_order.torch.slot import Slot
 from hvd_order.torch.slot_table import SlotTable
 from hvd_order.torch.step_gradients import StepGradients
@@ -56,6 +57,7 @@ class GradientExchange:
         transfer: GradientTransfer,
         steps: StepLogs,
         passes: int,
+        server_update: ServerUpdate | None = None,
     ) -> None:
         """Collective: registers the model on every rank.
 
@@ -64,7 +66,9 @@ class GradientExchange:
             frozen: the others, which may become trainable later.
             steps: where the exchange says what it does, for ranks that have joined.
             passes: backward passes whose gradients add up before they are exchanged.
+            server_update: where servers update; ``step`` is its step then.
         """
+        self._server_update = transfer.model.server_update = server_update
         self._optimizer = weakref.ref(optimizer)
         self._inner_step = step
         self._host = host
@@ -165,11 +169,13 @@ class GradientExchange:
         if unfrozen := self._table.take_unfrozen():
             self._take_in(unfrozen)
         self._gradients.begin()
+        self._transfer.model.begin_step()
 
     # ---- synchronize, step, flush -------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Finishes all gradients of this step; without any, finishes outstanding updates."""
+        self._guard.refuse_on_servers()
         with self._lock:
             if self._gradients.fresh and not self._gradients.set_by_hand():
                 self.flush()
@@ -186,6 +192,8 @@ class GradientExchange:
         with self._lock:
             optimizer = self._optimizer()
             assert optimizer is not None
+            if self._server_update is not None:
+                self._server_update.check()
             if closure is not None:
                 return self._step_with_closure(optimizer, closure)
             if self._gradients.fresh:  # nobody here had a gradient; the others may wait for ours
@@ -236,6 +244,17 @@ class GradientExchange:
         """Finishes every outstanding update."""
         with self._lock:
             self._updates.flush()
+
+    def fetch_state(self) -> None:
+        """The same, and brings the optimizer's state back from servers that keep it."""
+        with self._lock:
+            self._updates.flush()
+            self._transfer.model.fetch()
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether servers have the optimizer's state."""
+        return self._transfer.model.on_servers
 
     # ---- join ---------------------------------------------------------------------------------
 

@@ -81,9 +81,18 @@ class ExchangeGuard:
                 self._check_all_sent(slots)
                 self._transfer.finish(slots)
             elif not self._gradients.fresh and not self._gradients.synchronized:
+                self.refuse_on_servers()
                 self._gradients.finish(self)
             for slot in slots:
                 disarm_gradient(slot.gradient)
+
+    def refuse_on_servers(self) -> None:
+        """Raises where there will be no gradient to read: servers answer with parameters."""
+        if self._transfer.model.on_servers and not self._gradients.fresh:
+            raise InvalidUsage(
+                "gradients cannot be read between backward() and step(): the servers apply them as "
+                "they come. To clip or unscale them set HVD_ORDER_PS_UPDATE=worker"
+            )
 
     def _check_all_sent(self, read: Sequence[Slot]) -> None:
         """Raises rather than wait for gradients that the waiting backward pass has yet to make."""

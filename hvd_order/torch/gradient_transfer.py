@@ -150,8 +150,9 @@ class GradientTransfer:
         disarm_gradient(slot.gradient)
         if slot.absent:
             slot.used = bool(slot.use_flag.item() > 0)
-            if not slot.used:
+            if not slot.used and not self.model.on_servers:
                 return
+            slot.used = True
         with torch.no_grad():
             if slot.gradient is not slot.wire:
                 slot.gradient.copy_(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hvd_order.torch import followed_plan
+from hvd_order.torch import followed_plan, misuse
 from hvd_order.torch.consumption import ReadOrder
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.gradient_transfer import GradientTransfer
@@ -34,13 +34,13 @@ class Learning:
     def start(self, slots: Sequence[Slot]) -> None:
         """Begins, or begins anew when parameters have come. Collective."""
         self.order = ReadOrder()
-        self._register(slots)
+        self._register(slots, on_servers=False)
 
-    def _register(self, order: Sequence[Slot]) -> None:
+    def _register(self, order: Sequence[Slot], on_servers: bool) -> None:
         for slot in order:
             slot.placed = not slot.sparse
         dense = [slot for slot in order if slot.placed]
-        self._transfer.model.register(dense, observed=self.order.complete)
+        self._transfer.model.register(dense, observed=self.order.complete, on_servers=on_servers)
 
     def gradient_came(self, slots: Sequence[Slot]) -> None:
         """Ends the watch: whoever reads from now on reads for the backward pass."""
@@ -76,7 +76,9 @@ class Learning:
         # What nobody was seen reading is updated in step(): it is needed first of all.
         unseen = [slot for slot in slots if slot not in seen]
         plan = followed_plan.fitting(self._host, slots)
-        self._register(followed_plan.in_order(plan, unseen, list(seen)))
+        if self._transfer.model.server_update is not None:
+            misuse.refuse_sparse([slot.name for slot in slots if slot.sparse])
+        self._register(followed_plan.in_order(plan, unseen, list(seen)), on_servers=True)
         # One engine has one credit: with several optimizers the first one's choice is for all.
         if self._transfer.model.alone and not self._host.tuned:
             self._host.tuned = True

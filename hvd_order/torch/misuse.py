@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hvd_order.errors import InvalidUsage
+
 __all__: list[str] = []
 
 TOO_MANY_PASSES = (
@@ -19,3 +23,26 @@ def check_passes(passes: int) -> None:
     """Raises ValueError for a ``backward_passes_per_step`` that there is not."""
     if passes < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
+
+
+def refuse_sparse(names: Sequence[str]) -> None:
+    """Servers that update know dense gradients only."""
+    if names:
+        raise InvalidUsage(
+            f"the gradient of '{names[0]}' is sparse, which servers cannot apply; pass "
+            "sparse_as_dense=True to DistributedOptimizer or set HVD_ORDER_PS_UPDATE=worker"
+        )
+
+
+def check_server_update(uncompressed: bool, no_postscale: bool) -> None:
+    """Servers answer with parameters, so nothing can be done to gradients after the sum."""
+    if not uncompressed:
+        raise InvalidUsage(
+            "compression is for gradients, but with HVD_ORDER_PS_UPDATE=server parameters come "
+            "back; drop it or set HVD_ORDER_PS_UPDATE=worker"
+        )
+    if not no_postscale:
+        raise InvalidUsage(
+            "gradient_predivide_factor scales sums, but with HVD_ORDER_PS_UPDATE=server parameters "
+            "come back; drop it or set HVD_ORDER_PS_UPDATE=worker"
+        )

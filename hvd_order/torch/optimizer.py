@@ -10,11 +10,13 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.optim import Optimizer
 
+from hvd_order.config import Comm
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch import (
     adasum_optimizer,
     deferred_update,
     engine_host,
+    misuse,
     optimizer_class,
     process,
 )
@@ -25,6 +27,7 @@ from hvd_order.torch.misuse import check_passes
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_registered
 from hvd_order.torch.queues import negotiation
 from hvd_order.torch.reduce_ops import Adasum, Average, ReduceOp, Sum
+from hvd_order.torch.server_update import ServerUpdate
 from hvd_order.torch.slot import Slot
 
 __all__ = ["DistributedOptimizer"]
@@ -113,12 +116,18 @@ class _Distributed:
 
     def state_dict(self) -> dict[str, Any]:
         """As the optimizer's own, after finishing outstanding updates."""
-        self.flush()
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.fetch_state()
         return cast("dict[str, Any]", cast("Any", self._hvd_base).state_dict(self))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As the optimizer's own, after finishing outstanding updates."""
         self.flush()
+        if self._hvd_exchange is not None and self._hvd_exchange.on_servers:
+            raise InvalidUsage(
+                "the parameter servers have this optimizer's state; load a checkpoint before "
+                "training begins, or set HVD_ORDER_PS_UPDATE=worker"
+            )
         cast("Any", self._hvd_base).load_state_dict(self, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -155,6 +164,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     groups: object = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
+    comm: Comm | None = None,
 ) -> AnyOptimizer:
     """Makes ``optimizer`` sum its gradients over all ranks, in the order of need.
 
@@ -177,6 +187,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             they are checked as in Horovod and have no effect.
         sparse_as_dense: exchange sparse gradients as dense ones.
         process_set: who exchanges gradients. On a rank outside the optimizer works alone.
+        comm: who sums: ``"allreduce"`` or ``"ps"``, parameter servers; None: HVD_ORDER_COMM says.
 
     Returns:
         ``optimizer``.
@@ -210,7 +221,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ranks = negotiation()
         assert ranks is not None  # there are others
         ranks.steps.check_nobody_joined("a DistributedOptimizer is made")
-        host = engine_host.engine_host(number, process_set.ranks)
+        host = engine_host.engine_host(number, process_set.ranks, comm)
+        server_update = None
+        if host.servers is not None and context.config.ps_update == "server":
+            misuse.check_server_update(compression is Compression.none, postscale == 1.0)
+            server_update = ServerUpdate(optimizer, step, type(optimizer), host)
+            step = server_update.step
         exchange = GradientExchange(
             optimizer,
             step,
@@ -220,6 +236,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             GradientTransfer(host, compression, prescale, postscale, sparse_as_dense, process_set),
             ranks.steps,
             backward_passes_per_step,
+            server_update,
         )
     optimizer_class.give_methods(optimizer, _Distributed)
     cast("Any", optimizer)._hvd_exchange = exchange

@@ -15,6 +15,7 @@ from hvd_order.torch.compression import Compressor
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.gradient_buffers import GradientBuffers
 from hvd_order.torch.read_guard import GUARD, InFlightGradient
+from hvd_order.torch.server_update import ServerUpdate
 from hvd_order.torch.slot import Slot
 
 __all__: list[str] = []
@@ -29,6 +30,7 @@ class RegisteredModel:
 
     Attributes:
         sender: hands over gradients that need no special treatment.
+        server_update: where parameter servers update.
     """
 
     def __init__(self, host: EngineHost, compression: type[Compressor], prescale: float) -> None:
@@ -48,8 +50,9 @@ class RegisteredModel:
         self._forget: weakref.finalize[..., RegisteredModel] | None = None
         self._buffers: GradientBuffers
         self._in_order: list[Slot] = []
+        self.server_update: ServerUpdate | None = None
 
-    def register(self, slots: Sequence[Slot], observed: bool) -> None:
+    def register(self, slots: Sequence[Slot], observed: bool, on_servers: bool) -> None:
         """Lays out the gradients of ``slots`` in the given order, that of rank 0, on all ranks.
 
         Collective. Nothing may be in flight.
@@ -57,11 +60,14 @@ class RegisteredModel:
         Args:
             slots: in consumption order, as far as it is known.
             observed: the slots hold the times of a real step, from which a plan can be made.
+            on_servers: servers that can update the parameters are to do so from now on.
 
         Raises:
             ModelMismatch: the ranks have different parameters.
         """
-        self._remove()
+        self._give_back()
+        if self.server_update is not None:
+            self.server_update.active = on_servers
         agreed = registration.agree(self._host, slots)
         self._in_order = [slots[i] for i in agreed.order]
         self._buffers = GradientBuffers(
@@ -78,7 +84,7 @@ class RegisteredModel:
         Args:
             issue_order: for ``planned`` agreement, all slices by name; None: from the last step.
         """
-        self._remove()
+        self._give_back()
         registration.gather(self._host, None)  # nobody adds the id before all have removed it
         self._host.retune(cut, self._model)
         self._buffers.recut(cut.slice_bytes)
@@ -115,9 +121,37 @@ class RegisteredModel:
         self._add(plan)
 
     def _add(self, plan: list[int]) -> None:
-        self._host.add_model(self._model, self._buffers.layout, self._buffers.flat, plan)
+        update = self.server_update
+        parameters = [] if update is None else update.parameters(self._in_order)
+        self._host.add_model(
+            self._model, self._buffers.layout, self._buffers.flat, plan, parameters
+        )
+        if update is not None:
+            update.begin(self._model, self._in_order)
         self._forget = weakref.finalize(self, _forget, self._host, self._model)
         self._forget.atexit = False
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether what comes back are parameters, updated by servers."""
+        return self.server_update is not None and self.server_update.active
+
+    def fetch(self) -> None:
+        """Brings parameters and state back from servers that update; nothing may be under way."""
+        if self.server_update is not None and self._forget is not None:
+            self.server_update.fetch(self._model, self._in_order)
+
+    def _give_back(self) -> None:
+        """Ends the registration; what servers keep is the optimizer's again. Collective then."""
+        if self.on_servers:
+            registration.gather(self._host, None)  # no rank pushes any more
+            self.fetch()
+        self._remove()
+
+    def begin_step(self) -> None:
+        """The first gradient of a step is about to go."""
+        if self.server_update is not None:
+            self.server_update.begin_step(self._model)
 
     def _remove(self) -> None:
         if self._forget is not None:

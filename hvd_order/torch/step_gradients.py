@@ -127,7 +127,7 @@ class StepGradients:
         """``step()`` has used the gradients."""
         self._log.note("end")
         self.reset()
-        self._host.steps += 1
+        self._host.step_taken()
 
     def drop(self) -> None:
         """Lets what was sent of a step that will not come arrive, and forgets it."""

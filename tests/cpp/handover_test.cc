@@ -185,6 +185,66 @@ TEST(closingEndsWhoWaits) {
   ranks.at(0).close();
 }
 
+TEST(aRankWithoutGradientsStandsIn) {
+  Ranks ranks;
+  ranks.post(1, 0, 0.0F); // of a step that this rank does not finish
+  test::onThreads(2, [&](int rank) {
+    for (std::uint64_t known = 0; rank == 1 && known < 20;) {
+      known = ranks.at(0).waitForRound(known).value();
+      ranks.at(1).standIn(known);
+      ranks.at(1).standIn(known); // as often as one likes
+      CHECK_EQUAL(ranks.at(1).rounds(), known);
+    }
+    for (int step = 1; rank == 0 && step <= 20; ++step) {
+      std::vector<std::future<Values>> sums;
+      for (const std::size_t slot : {1U, 0U}) {
+        ranks.post(0, slot, static_cast<float>(step));
+        sums.push_back(ranks.take(0, slot));
+      }
+      for (auto& sum : sums) {
+        CHECK_EQUAL(get(sum), Values(kFloats, static_cast<float>(step)));
+      }
+    }
+  });
+  for (Rank rank = 0; rank < 2; ++rank) { // and everybody is back
+    ranks.at(rank).waitUntilIdle();
+    ranks.post(rank, 0, 2.0F);
+  }
+  auto sum = ranks.take(1, 0);
+  CHECK_EQUAL(get(sum), Values(kFloats, 4.0F));
+}
+
+TEST(zerosFollowWhenASlotIsBack) {
+  Ranks ranks;
+  ranks.post(1, 0, 5.0F);
+  auto last = ranks.take(1, 0);
+  ranks.at(1).standIn(3);
+  for (int step = 1; step <= 3; ++step) {
+    ranks.post(0, 0, 1.0F);
+    ranks.post(0, 1, 1.0F);
+    auto front = ranks.take(0, 0);
+    auto back = ranks.take(0, 1);
+    CHECK_EQUAL(get(front), Values(kFloats, step == 1 ? 6.0F : 1.0F));
+    CHECK_EQUAL(get(back), Values(kFloats, 1.0F));
+  }
+  CHECK_EQUAL(get(last), Values(kFloats, 6.0F));
+  ranks.at(1).waitUntilIdle();
+}
+
+TEST(standingInEndsWithAFailureAndWithClosing) {
+  Ranks ranks;
+  ranks.at(1).standIn(2);
+  ranks.world().killRank(0);
+  ranks.at(1).waitUntilIdle(); // nothing comes any more
+  CHECK_THROWS(PeerLost, ranks.at(1).standIn(3));
+  ranks.at(1).waitUntilIdle();
+  auto waiting = std::async(std::launch::async, [&] { return ranks.at(0).waitForRound(0); });
+  ranks.at(0).close();
+  CHECK(waiting.wait_for(kForever) == std::future_status::ready);
+  CHECK(!waiting.get().has_value());
+  CHECK_THROWS(InvalidUsage, ranks.at(0).standIn(1));
+}
+
 } // namespace hvd_order
 
 int main(int argc, char** argv) {

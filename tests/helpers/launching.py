@@ -48,9 +48,14 @@ def launcher(*arguments: str) -> list[str]:
 
 
 def launcher_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's variables, with the repository on the path."""
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(extra or {})}
+    """This process's variables, with the repository on the path.
+
+    Without PYTHONUNBUFFERED: ranks that share a stream would write a line and its end separately,
+    and lines of two ranks run together. ``print(..., flush=True)`` writes a whole line then.
+    """
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), env.get("PYTHONPATH")]))
+    return {**env, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(extra or {})}
 
 
 def fake_ssh(folder: Path) -> tuple[dict[str, str], Path]:

@@ -24,6 +24,7 @@ from hvd_order.plan.graph import Parameter
 from hvd_order.plan.plan_file import AgreementName, Candidate, Confirmed, Plan, read_plan
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import tune
+from hvd_order.torch import link_probe
 from hvd_order.torch.engine_host import running_host
 from hvd_order.torch.profiler import record_profile
 
@@ -92,27 +93,32 @@ def train(env: dict[str, str], sleeps: Iterable[float], trace: str | None, trace
         with pytest.MonkeyPatch.context() as patch:
             for name, value in env.items():
                 patch.setenv(name, value)
+            # What is tried depends on it, and a busy machine measures anything.
+            patch.setattr(link_probe, "measure", lambda *_: LINK)
             hvd.init()
-        model = Network4()
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
-        )
-        cuts = []
-        host = running_host()
-        assert host is not None
-        for step, model.sleep_s in enumerate(sleeps):
-            if trace is not None and step == traced_from:
-                optimizer.flush()
-                hvd.start_timeline(trace)
-            optimizer.zero_grad()
-            x = torch.randn(4, 256, generator=torch.Generator().manual_seed(step + 7 * hvd.rank()))
-            model(x).square().mean().backward()
-            optimizer.step()
-            cuts.append(host.cut)
-        optimizer.flush()
-        hvd.stop_timeline()
-        hvd.shutdown()
-        return cuts, keep.lines, host.agreement
+            model = Network4()
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=1e-3),
+                named_parameters=model.named_parameters(),
+            )
+            cuts = []
+            host = running_host()
+            assert host is not None
+            for step, model.sleep_s in enumerate(sleeps):
+                if trace is not None and step == traced_from:
+                    optimizer.flush()
+                    hvd.start_timeline(trace)
+                optimizer.zero_grad()
+                x = torch.randn(
+                    4, 256, generator=torch.Generator().manual_seed(step + 7 * hvd.rank())
+                )
+                model(x).square().mean().backward()
+                optimizer.step()
+                cuts.append(host.cut)
+            optimizer.flush()
+            hvd.stop_timeline()
+            hvd.shutdown()
+            return cuts, keep.lines, host.agreement
     finally:
         logger.removeHandler(keep)
         logger.setLevel(level)

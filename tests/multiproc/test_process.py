@@ -9,7 +9,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from helpers.ranks import REPOSITORY, RankFactory, free_port, rank_environment, run_script
+from helpers.ranks import (
+    REPOSITORY,
+    RankFactory,
+    RankPool,
+    free_port,
+    rank_environment,
+    run_script,
+)
 
 import hvd_order.torch as hvd
 from hvd_order.config import Config
@@ -208,59 +215,66 @@ def test_rank_zero_that_cannot_be_reached_is_named() -> None:
     assert "is MASTER_ADDR its address?" in done.stderr
 
 
-@pytest.mark.parametrize("launcher", ["Open MPI", "PMI", "horovodrun", "Slurm"])
-def test_variables_of_every_launcher(launcher: str) -> None:
-    """Ranks find each other from these variables alone."""
-    variables = {
-        "Open MPI": {
-            "OMPI_COMM_WORLD_RANK": "{rank}",
-            "OMPI_COMM_WORLD_SIZE": "2",
-            "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
-            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        },
-        "PMI": {
-            "PMI_RANK": "{rank}",
-            "PMI_SIZE": "2",
-            "MPI_LOCALRANKID": "{rank}",
-            "MPI_LOCALNRANKS": "2",
-        },
-        "horovodrun": {
-            "HOROVOD_RANK": "{rank}",
-            "HOROVOD_SIZE": "2",
-            "HOROVOD_LOCAL_RANK": "{rank}",
-            "HOROVOD_LOCAL_SIZE": "2",
-            "HOROVOD_CROSS_RANK": "0",
-            "HOROVOD_CROSS_SIZE": "1",
-        },
-        "Slurm": {
-            "SLURM_JOB_ID": "12",
-            "SLURM_STEP_ID": "0",
-            "SLURM_PROCID": "{rank}",
-            "SLURM_LOCALID": "{rank}",
-            "SLURM_STEP_NUM_TASKS": "2",
-            "SLURM_STEP_NUM_NODES": "1",
-        },
-    }[launcher]
-    port = str(free_port())
-    torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+LAUNCHERS = {
+    "Open MPI": {
+        "OMPI_COMM_WORLD_RANK": "{rank}",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    },
+    "PMI": {
+        "PMI_RANK": "{rank}",
+        "PMI_SIZE": "2",
+        "MPI_LOCALRANKID": "{rank}",
+        "MPI_LOCALNRANKS": "2",
+    },
+    "horovodrun": {
+        "HOROVOD_RANK": "{rank}",
+        "HOROVOD_SIZE": "2",
+        "HOROVOD_LOCAL_RANK": "{rank}",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+    },
+    "Slurm": {
+        "SLURM_JOB_ID": "12",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "{rank}",
+        "SLURM_LOCALID": "{rank}",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
+    },
+}
+TORCHRUN = [
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+]
 
-    def env(rank: int) -> dict[str, str]:
-        names = {name: text.format(rank=rank) for name, text in variables.items()}
-        return names | dict.fromkeys([*torchrun, "GROUP_WORLD_SIZE"], "") | {"MASTER_PORT": port}
 
-    done = run_script(
-        2,
-        """
-        import torch, hvd_order.torch as hvd
+def body_launcher(variables: dict[str, str]) -> tuple[int, ...]:
+    rank = hvd.rank()
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for name in TORCHRUN:
+            patch.delenv(name)
+        for name, text in variables.items():
+            patch.setenv(name, text.format(rank=rank))
         hvd.init()
-        total = int(hvd.allreduce(torch.tensor(hvd.rank() + 1), op=hvd.Sum))
-        print(hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), total)
-        """,
-        env=env,
-    )
-    assert [(one.returncode, one.stdout.split()) for one in done] == [
-        (0, [str(rank), "2", str(rank), "2", "3"]) for rank in range(2)
-    ], done[0].stderr + done[1].stderr
+    total = int(hvd.allreduce(torch.tensor(hvd.rank() + 1), op=hvd.Sum))
+    found = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size(), total
+    hvd.shutdown()
+    return found
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_variables_of_every_launcher(two_ranks: RankPool, launcher: str) -> None:
+    """Ranks find each other from these variables alone."""
+    answers = two_ranks.run(body_launcher, LAUNCHERS[launcher])
+    assert answers == [(rank, 2, rank, 2, 3) for rank in range(2)]
 
 
 def test_a_program_may_end_with_a_collective_in_flight() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.ranks import RankFactory, run_script, start_script
+from helpers.ranks import RankFactory, start_script
 
 pytestmark = [
     pytest.mark.skipif(
@@ -75,42 +75,52 @@ def optimizers(keras: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def body_fit(names: list[str], settings: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """By optimizer, how far the weights are from one process's, and from the other ranks'."""
+def fitted(name: str, settings: dict[str, Any], together: bool) -> tuple[Any, Any]:
+    """Weights and losses of a training with this optimizer."""
     keras, hvd = shim()
-    rank, size = hvd.rank(), hvd.size()
+    rank, size = (hvd.rank(), hvd.size()) if together else (0, 1)
+    optimizer = optimizers(keras)[name]()
+    model = dense_model(keras)
+    callbacks = []
+    if together:
+        assert hvd.DistributedOptimizer(optimizer) is optimizer
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+        ]
+    if rank > 0:  # the callback has to undo this
+        for variable in model.weights:
+            variable.assign(variable + 1.0)
+    model.compile(optimizer, loss="mse", jit_compile=False, **settings)
     x, y = data()
+    history = model.fit(
+        share(x, rank, size), share(y, rank, size), batch_size=BATCH // size, epochs=2,
+        shuffle=False, verbose=0, callbacks=callbacks,
+    )  # fmt: skip
+    return weights(model), history.history["loss"]
+
+
+def body_alone(names: list[str]) -> dict[str, tuple[Any, Any]]:
+    """By optimizer, what one process makes of it; the other ranks have better things to do."""
+    import hvd_order.tensorflow as hvd
+
+    hvd.init()
+    return {name: fitted(name, {}, together=False) for name in names if hvd.rank() == 0}
+
+
+def body_fit(
+    alone: dict[str, tuple[Any, Any]], settings: dict[str, Any]
+) -> dict[str, tuple[float, float]]:
+    """By optimizer, how far the weights are from one process's, and from the other ranks'."""
+    import hvd_order.tensorflow as hvd
+
     found = {}
-    for name in names:
-        trained = []
-        for distributed in (False, True):
-            optimizer = optimizers(keras)[name]()
-            if distributed:
-                assert hvd.DistributedOptimizer(optimizer) is optimizer
-            model = dense_model(keras)
-            if distributed and rank > 0:  # the callback has to undo this
-                for variable in model.weights:
-                    variable.assign(variable + 1.0)
-            model.compile(optimizer, loss="mse", **settings)
-            parts = (share(x, rank, size), share(y, rank, size)) if distributed else (x, y)
-            callbacks = [
-                hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-                hvd.callbacks.MetricAverageCallback(),
-            ]
-            history = model.fit(
-                *parts,
-                batch_size=BATCH // size if distributed else BATCH,
-                epochs=2,
-                shuffle=False,
-                verbose=0,
-                callbacks=callbacks if distributed else [],
-            )
-            trained.append((weights(model), history.history["loss"]))
-        (alone, losses), (ours, average_losses) = trained
-        np.testing.assert_allclose(average_losses, losses, rtol=1e-5)
+    for name, (wanted, wanted_losses) in alone.items():
+        ours, losses = fitted(name, settings, together=True)
+        np.testing.assert_allclose(losses, wanted_losses, rtol=1e-5)
         everyone = np.asarray(hvd.allgather(ours[None]))
         found[name] = (
-            float(np.abs(alone - ours).max()),
+            float(np.abs(wanted - ours).max()),
             float(np.abs(everyone - ours).max()),
         )
     return found
@@ -130,9 +140,18 @@ ALL = [
 ]  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def alone(ranks: RankFactory) -> dict[str, tuple[Any, Any]]:
+    """By optimizer, what one process makes of it."""
+    trained: dict[str, tuple[Any, Any]] = ranks(2).run(body_alone, ALL, timeout=PATIENCE_S)[0]
+    return trained
+
+
 @pytest.mark.parametrize("size", [2, 3])
-def test_fit_equals_one_process(ranks: RankFactory, size: int) -> None:
-    check(ranks(size).run(body_fit, ALL, {}, timeout=PATIENCE_S), ALL)
+def test_fit_equals_one_process(
+    ranks: RankFactory, alone: dict[str, tuple[Any, Any]], size: int
+) -> None:
+    check(ranks(size).run(body_fit, alone, {}, timeout=PATIENCE_S), ALL)
 
 
 @pytest.mark.parametrize(
@@ -140,9 +159,12 @@ def test_fit_equals_one_process(ranks: RankFactory, size: int) -> None:
     [{"run_eagerly": True}, {"steps_per_execution": 2}],
     ids=["eager", "several_steps"],
 )
-def test_fit_in_other_ways(ranks: RankFactory, settings: dict[str, Any]) -> None:
+def test_fit_in_other_ways(
+    ranks: RankFactory, alone: dict[str, tuple[Any, Any]], settings: dict[str, Any]
+) -> None:
     names = ["momentum", "accumulation"]
-    check(ranks(2).run(body_fit, names, settings, timeout=PATIENCE_S), names)
+    some = {name: alone[name] for name in names}
+    check(ranks(2).run(body_fit, some, settings, timeout=PATIENCE_S), names)
 
 
 def own_step(variables: list[Any], compression: str | None) -> Callable[[Any, Any, Any], None]:
@@ -316,9 +338,9 @@ def body_lacks() -> None:
         hvd.DistributedGradientTape(tape).gradient(loss, variables)
 
 
-def test_one_process_alone() -> None:
-    program = """
+def body_one_process() -> None:
     import tensorflow as tf
+
     import hvd_order.tensorflow as hvd
 
     hvd.init()
@@ -329,9 +351,11 @@ def test_one_process_alone() -> None:
     assert float(tape.gradient(loss, v)) == 4.0
     assert float(hvd.allreduce(v)) == 2.0
     assert hvd.allgather(tf.ones([2, 3])).shape == (2, 3)
-    """
-    for end in run_script(1, program, env={"TF_CPP_MIN_LOG_LEVEL": "3"}, timeout=200):
-        assert end.returncode == 0, end.stderr
+    assert hvd.join() == 0
+
+
+def test_one_process_alone(ranks: RankFactory) -> None:
+    ranks(1).run(body_one_process, timeout=PATIENCE_S)
 
 
 def body_batch_norm() -> float:

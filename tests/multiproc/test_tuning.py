@@ -14,6 +14,7 @@ import hvd_order.torch as hvd
 from hvd_order.torch.engine_host import running_host
 
 STEPS = 56  # more than all trials take
+A_FEW_STEPS = 20  # enough for the first trials to begin, where there are any
 
 
 def network() -> nn.Module:
@@ -29,7 +30,9 @@ def batch(step: int, rank: int) -> torch.Tensor:
     return torch.randn(4, 300, generator=generator, dtype=torch.double)
 
 
-def body_train(env: dict[str, str]) -> tuple[list[tuple[int, int, str]], list[Any]]:
+def body_train(
+    env: dict[str, str], steps: int = STEPS
+) -> tuple[list[tuple[int, int, str]], list[Any]]:
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
@@ -41,7 +44,7 @@ def body_train(env: dict[str, str]) -> tuple[list[tuple[int, int, str]], list[An
         named_parameters=model.named_parameters(),
     )
     cuts = []
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         model(batch(step, hvd.rank())).square().mean().backward()
         optimizer.step()
@@ -93,7 +96,7 @@ def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
 def test_what_the_user_sets_stays(
     two_ranks: RankPool, env: dict[str, str], expected: tuple[int, int, str]
 ) -> None:
-    cuts, _ = two_ranks.run(body_train, env)[0]
+    cuts, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
     assert (cuts[-1][0], cuts[-1][2]) == (expected[0], expected[2])
     assert cuts[-1][1] == expected[1] or "HVD_ORDER_CREDIT_BYTES" not in env
     assert len(set(cuts[2:])) == 1
@@ -105,7 +108,7 @@ def test_what_the_user_sets_stays(
 def test_without_trials_the_measured_transport_decides(
     two_ranks: RankPool, env: dict[str, str]
 ) -> None:
-    cuts, _ = two_ranks.run(body_train, env)[0]
+    cuts, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
     assert len(set(cuts[2:])) == 1
     assert cuts[-1][2] == env.get("HVD_ORDER_POLICY", "priority")
 
@@ -120,7 +123,7 @@ def body_two_optimizers() -> list[int]:
         )
         for m in models
     ]
-    for step in range(STEPS):
+    for step in range(A_FEW_STEPS):
         for model, optimizer in zip(models, optimizers, strict=True):
             optimizer.zero_grad()
             model(batch(step, hvd.rank())).square().mean().backward()
@@ -146,7 +149,7 @@ def body_dropped_on_one_rank() -> int:
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1e-2))
         if hvd.rank() == 1:
             kept.append(optimizer)
-    for step in range(STEPS):
+    for step in range(A_FEW_STEPS):
         optimizer.zero_grad()
         model(batch(step, hvd.rank())).square().mean().backward()
         optimizer.step()

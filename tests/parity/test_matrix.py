@@ -87,13 +87,18 @@ def digest(weights: dict[str, Tensor]) -> str:
 
 
 def body_alone(program: str, optimizer: str) -> dict[str, Tensor]:
+    """One process's weights; the other ranks have better things to do."""
+    if hvd.rank() != 0:
+        return {}
     weights: dict[str, Tensor] = train(program, optimizer, distributed=False)["weights"]
     return weights
 
 
 def body_compare(program: str, optimizer: str, alone: dict[str, Tensor]) -> dict[str, Any]:
     first = train(program, optimizer, distributed=True)
-    again = train(program, optimizer, distributed=True)
+    again = first
+    if hvd.size() > 2 or optimizer in ALSO_ON_THREE:  # two summands have one order anyway
+        again = train(program, optimizer, distributed=True)
     errors = {
         name: float((first["weights"][name] - wanted).abs().max() / wanted.abs().max())
         for name, wanted in alone.items()
@@ -120,10 +125,19 @@ CASES = [
 
 # With three ranks the sums are rounded otherwise; which optimizer uses them matters less.
 ALSO_ON_THREE = {"SGD", "AdamW-foreach"}
-ON_RANKS = [
-    pytest.param(
-        *case, size, marks=[pytest.mark.long] if size == 3 and case[1] not in ALSO_ON_THREE else []
+# Optimizers run outside of what is compiled, which takes seconds for each.
+WITH_COMPILER = {*ALSO_ON_THREE, "LBFGS"}
+
+
+def is_long(program: str, optimizer: str, size: int) -> bool:
+    compiled = program.startswith("Compiled")
+    return (size == 3 and optimizer not in ALSO_ON_THREE) or (
+        compiled and optimizer not in WITH_COMPILER
     )
+
+
+ON_RANKS = [
+    pytest.param(*case, size, marks=[pytest.mark.long] if is_long(*case, size) else [])
     for case in CASES
     for size in (2, 3)
 ]
@@ -132,7 +146,7 @@ ON_RANKS = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("program", "optimizer", "size"), ON_RANKS)
 def test_equals_one_process(ranks: RankFactory, program: str, optimizer: str, size: int) -> None:
-    # Two calls, so that ranks meet in between: the first compilation takes one of them much longer.
+    # Two calls, so that ranks meet in between: rank 0 alone trains in the first.
     alone = ranks(size).run(body_alone, program, optimizer, timeout=120)[0]
     results = ranks(size).run(body_compare, program, optimizer, alone, timeout=120)
     for rank, result in enumerate(results):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import RankFactory, run_script
+from helpers.ranks import RankFactory
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
@@ -397,26 +397,27 @@ def test_finding_out_leaves_no_trace() -> None:
 
 # ---- slices smaller than a tensor -------------------------------------------------------------
 
-TINY = """
-import torch
-import hvd_order.torch as hvd
 
-hvd.init()
-torch.manual_seed(0)
-model = torch.nn.Linear(30, 30, dtype=torch.float64)
-start = model.weight.detach().clone()
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.5), named_parameters=model.named_parameters()
-)
-x = torch.arange(30.0, dtype=torch.float64)[None] * (hvd.rank() + 1)
-for _ in range(4):
-    optimizer.zero_grad()
-    model(x).sum().backward()
-    optimizer.step()
-torch.testing.assert_close(model.weight.detach(), start - 4 * 0.5 * x / (hvd.rank() + 1) * 1.5)
-"""
+def body_tiny() -> None:
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HVD_ORDER_SLICE_BYTES", "64")
+        hvd.init()
+    torch.manual_seed(0)
+    model = nn.Linear(30, 30, dtype=torch.float64)
+    start = model.weight.detach().clone()
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.5), named_parameters=model.named_parameters()
+    )
+    x = torch.arange(30.0, dtype=torch.float64)[None] * (hvd.rank() + 1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    wanted = start - 4 * 0.5 * x / (hvd.rank() + 1) * 1.5
+    torch.testing.assert_close(model.weight.detach(), wanted)
+    hvd.shutdown()
 
 
-def test_slices_of_64_bytes() -> None:
-    for end in run_script(2, TINY, env={"HVD_ORDER_SLICE_BYTES": "64", "HVD_ORDER_TIMEOUT": "20"}):
-        assert end.returncode == 0, end.stderr
+def test_slices_of_64_bytes(ranks: RankFactory) -> None:
+    ranks(2).run(body_tiny)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,22 @@ def test_a_credit_below_the_slice_names_the_cure() -> None:
     with pytest.raises(InvalidUsage, match="raise HVD_ORDER_CREDIT_BYTES"):
         Config(slice_bytes=2 * 2**20, credit_bytes=2**20)
     assert Config(credit_bytes=2**20).slice_bytes is None  # a slice that fits will be chosen
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_servers": 1}, "HVD_ORDER_MAX_SERVERS is 1"),
+        ({"min_servers": 3}, "begins with 2 servers, less than 3"),
+        ({"min_servers": 0}, "HVD_ORDER_MIN_SERVERS is 0; 1 is the least"),
+        ({"min_servers": 1, "ps_replicas": True}, "2 is the least with a copy of each slice"),
+        ({"max_servers": 3, "ps_balance": False}, "need HVD_ORDER_PS_BALANCE=1"),
+    ],
+)
+def test_limits_of_servers_that_cannot_be(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidUsage, match=message):
+        Config(servers=2, **values)
+    assert Config(servers=2, max_servers=4, min_servers=2, ps_replicas=True).max_servers == 4
 
 
 def test_a_misspelt_variable_is_reported() -> None:

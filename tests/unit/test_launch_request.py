@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.launching import gone
@@ -17,6 +18,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.launch import hosts, options
 from hvd_order.launch.hosts import Host, discover_hosts, parse_hosts, read_hostfile, share
 from hvd_order.launch.request import LaunchRequest
+from hvd_order.launch.server_processes import ServerProcesses
 
 
 def request(*arguments: str) -> LaunchRequest:
@@ -95,6 +97,13 @@ def test_counts() -> None:
         (["-np", "2", "--min-np", "1", "--elastic-timeout", "nan"], "--elastic-timeout nan: exp"),
         (["-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "0", "9"], "-range 0: expec"),
         (["-np", "2", "--host-discovery-script", "s", "--slots", "0"], "--slots-per-host 0: at"),
+        (
+            ["-np", "2", "--servers", "2", "--max-servers", "1"],
+            "--max-servers 1 is less than --ser",
+        ),
+        (["-np", "2", "--servers", "2", "--min-servers", "3"], "between 1 and --servers 2"),
+        (["-np", "2", "--servers", "2", "--min-servers", "0"], "between 1 and --servers 2"),
+        (["-np", "2", "--max-servers", "2"], "--max-servers 2 needs servers to begin with"),
         (["-np", "2", "--mpi"], "start it with mpirun"),
         (["-np", "2", "--mpi-args=--map-by node"], "start it with mpirun and these"),
         (["-np", "2", "--config-file", "f"], "write its settings as options"),
@@ -117,6 +126,35 @@ def test_elastic_rules() -> None:
     rules = request("-np", "3", "--host-discovery-script", "s", "--slots", "4").elastic
     assert rules is not None
     assert (rules.min_count, rules.discovery_script, rules.default_slots) == (3, "s", 4)
+
+
+def test_servers_may_come_and_go() -> None:
+    made = request("-np", "2", "--servers", "2", "--max-servers", "4", "--min-servers", "1")
+    assert (made.servers, made.min_servers, made.max_servers) == (2, 1, 4)
+    made = request("-np", "2", "--servers", "2")
+    assert (made.min_servers, made.max_servers) == (None, None)
+
+
+class FakeProcess:
+    """Runs until it is given a code."""
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+
+    def poll(self) -> int | None:
+        return self.code
+
+
+def test_servers_are_started_where_the_fewest_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServerProcesses, "_start_on", lambda *_: FakeProcess())
+    servers = ServerProcesses(parse_hosts("a:2,b:2,c:2"), 4, [], {})
+    started: list[tuple[str, Any]] = [servers.start() for _ in range(4)]
+    assert [host for host, _ in started] == ["a", "b", "c", "a"]
+    assert servers.start()[0] == "b"
+    assert servers.running() == 5
+    started[2][1].code = 0
+    assert servers.running() == 4
+    assert [servers.start()[0] for _ in range(2)] == ["c", "c"]
 
 
 def test_settings_become_variables() -> None:

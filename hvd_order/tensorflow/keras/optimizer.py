@@ -143,6 +143,7 @@ class Reduction:
         # Keras replaces containers among attributes by copies of its own.
         setattr(optimizer, _STATE, SimpleNamespace(reduction=self))
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         """As the optimizer's own, or later; finds gradients that were not reduced."""
         grads = list(grads)
@@ -283,6 +284,7 @@ def _patch_loss_scaling() -> None:
         return
     own = _own_loss_scale_apply = keras.optimizers.LossScaleOptimizer.apply
 
+    @tf.autograph.experimental.do_not_convert
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         reduction = _reduction_of(self.inner_optimizer)
         if reduction is None:

@@ -107,10 +107,9 @@ class _Trace:
         operations = self._graph.get_operations()
         captured = {id(outer): inner for outer, inner in self._graph.captures}
         for update, traced in zip(self.updates, self._traced, strict=True):
+            handles = [(tensorflow_variable(v).handle, v.name) for v in update.variables()]
             names = {
-                id(captured[id(variable.handle)]): source.name
-                for source in update.variables()
-                if id((variable := tensorflow_variable(source)).handle) in captured
+                id(captured[id(handle)]): name for handle, name in handles if id(handle) in captured
             }
             for op in operations[traced:]:
                 for read in op.inputs:
@@ -130,6 +129,15 @@ def deferring_step() -> _Trace | None:
 
 def _tensors(*nested: Any) -> list[Any]:
     return [part for part in tf.nest.flatten(nested, expand_composites=True) if tf.is_tensor(part)]
+
+
+def _as_called_here(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step as AutoGraph would call it from here; what is ours it has no need to convert."""
+    autograph = tf.__internal__.autograph
+    converted: Callable[..., Any] = autograph.tf_convert(
+        step, autograph.control_status_ctx(), convert_by_default=False
+    )
+    return converted
 
 
 class OverlappedStep:
@@ -152,8 +160,14 @@ class OverlappedStep:
             build: makes a traced function of such a step, or what calls one in the end.
             within: what it makes of `step` itself, whose updates are applied within it.
         """
-        self._first = build(lambda *args, **kwargs: self._trace(step, False, args, kwargs))
-        self._next = build(lambda *args, **kwargs: self._trace(step, True, args, kwargs))
+
+        def first(*args: Any, **kwargs: Any) -> Any:
+            return self._trace(_as_called_here(step), False, args, kwargs)
+
+        def follower(*args: Any, **kwargs: Any) -> Any:
+            return self._trace(_as_called_here(step), True, args, kwargs)
+
+        self._first, self._next = build(first), build(follower)
         self._within = within
         self._apply = tf.function(self._apply_all, autograph=False)
         self._updates: list[_Update] = []
@@ -240,6 +254,7 @@ class OverlappedStep:
         for update in self._updates:
             update.apply()
 
+    @tf.autograph.experimental.do_not_convert
     def _trace(self, step: Callable[..., Any], follows: bool, args: Any, kwargs: Any) -> Any:
         try:
             if tf.executing_eagerly():

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "server/frame.h"
+#include "server/payload.h"
+
+namespace hvd_order {
+
+/// Carries frames between two processes, one of which is a parameter server.
+class Link {
+ public:
+  using OnFrame = std::function<void(const FrameHeader& header, Payload payload)>;
+  using OnLost = std::function<void(const std::string& why)>;
+
+  /// Goes ahead of everything else that waits.
+  static constexpr std::uint64_t kAtOnce = 0;
+  /// Goes when nothing else waits that was sent before it.
+  static constexpr std::uint64_t kLast = ~std::uint64_t{0};
+
+  Link() = default;
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  virtual ~Link() = default;
+
+  /// Starts listening. Both functions are called from one thread of the link, `onLost` at most once
+  /// and last: the connection broke, or a frame came that no honest peer sends.
+  virtual void start(OnFrame onFrame, OnLost onLost) = 0;
+
+  /// Queues a frame and returns at once. Of those that wait, the one with the lowest `urgency` goes
+  /// next; equal ones in the order in which they came. Session, number and payload size of the
+  /// header are filled in here. After the link is lost, frames are dropped: `onLost` has said so.
+  virtual void send(std::uint64_t urgency, FrameHeader header, Payload payload) = 0;
+
+  /// Gives what is queued a moment to go out, then ends; not from a function given to `start`.
+  virtual void stop() noexcept = 0;
+};
+
+} // namespace hvd_order

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "server/held_slice.h"
+#include "server/peers.h"
+
+namespace hvd_order {
+
+struct ServerOptions {
+  ServerId server = 0;
+  int workers = 1;
+  Consistency consistency = Consistency::kSynchronous;
+  /// Asynchronous: an answer waits until no worker is more rounds behind than this.
+  Round staleness = std::numeric_limits<Round>::max();
+  /// Asynchronous: no update is applied more versions after the one that its worker had read.
+  std::optional<Round> delayBound = std::nullopt;
+  /// Answers go most urgent first; else in the order in which they became ready.
+  bool ordered = true;
+  /// A replica may lag by updates whose norms add up to this; 0: answers wait for the replica.
+  double divergenceBound = 0;
+  std::size_t largestSlice = std::size_t{64} << 20;
+  /// A line for the log: what was refused, and from whom.
+  std::function<void(const std::string&)> log;
+  /// A control frame came; called on the link's thread, before what follows on that link.
+  std::function<void(Peer from, const std::string& text)> onControl;
+  /// A peer is gone: `why` is empty if it said so before.
+  std::function<void(Peer peer, const std::string& why)> onGone;
+};
+
+} // namespace hvd_order

@@ -1,0 +1,787 @@
+#include "transport/server_transport.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+namespace hvd_order {
+
+namespace {
+
+constexpr std::size_t kMostNamed = 5; // slices in a message
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::optional<ElementType> elementType(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return ElementType::kFloat32;
+    case at::kDouble:
+      return ElementType::kFloat64;
+    case at::kHalf:
+      return ElementType::kFloat16;
+    case at::kBFloat16:
+      return ElementType::kBfloat16;
+    default:
+      return std::nullopt;
+  }
+}
+
+ElementType elementTypeOf(const at::Tensor& tensor) {
+  const auto type = elementType(tensor);
+  if (!type) {
+    throw InvalidUsage(concat(
+        "parameter servers sum float32, float64, float16 and bfloat16, not ",
+        c10::toString(tensor.scalar_type()), "; use all-reduce (HVD_ORDER_COMM=allreduce)"));
+  }
+  return *type;
+}
+
+// What is sent from a tensor: its own memory, or a copy of it that the host can read.
+Payload payloadOf(const at::Tensor& tensor) {
+  auto host = std::make_shared<at::Tensor>(tensor.is_cpu() ? tensor : tensor.cpu());
+  auto* memory = static_cast<std::byte*>(host->data_ptr());
+  return {std::shared_ptr<std::byte>(std::move(host), memory), tensor.nbytes()};
+}
+
+void fill(const at::Tensor& tensor, const Payload& payload) {
+  if (payload.sizeBytes == 0) {
+    const at::NoGradGuard noGrad;
+    tensor.zero_();
+    return;
+  }
+  if (tensor.is_cpu()) {
+    std::memcpy(tensor.data_ptr(), payload.data(), payload.sizeBytes);
+    return;
+  }
+  const at::NoGradGuard noGrad;
+  const auto options = tensor.options().device(at::kCPU);
+  tensor.copy_(at::from_blob(payload.data(), tensor.sizes(), options));
+}
+
+// FNV-1a: the same on every worker.
+std::uint64_t hashOf(const std::string& name) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : name) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+// The parts of a slice's tensors that are parameters.
+std::vector<Segment> segmentsOf(
+    const SliceLayout& layout,
+    SliceIndex index,
+    std::size_t element,
+    const std::vector<ServerTransport::Parameter>& parameters) {
+  const Slice& slice = layout.slices()[index];
+  std::vector<Segment> segments;
+  for (const TensorId tensor : layout.tensorsOf(index)) {
+    const ByteCount begin = layout.tensorOffset(tensor);
+    const ByteCount end = begin + static_cast<ByteCount>(parameters.at(tensor).elements * element);
+    const ByteCount first = std::max(begin, slice.offsetBytes);
+    const ByteCount last = std::min(end, slice.offsetBytes + slice.sizeBytes);
+    if (first < last) {
+      segments.push_back(
+          {static_cast<std::uint32_t>((first - slice.offsetBytes) / element),
+           static_cast<std::uint32_t>((last - first) / element), parameters.at(tensor).group});
+    }
+  }
+  return segments;
+}
+
+} // namespace
+
+ServerTransport::ServerTransport(
+    Rank rank,
+    int workers,
+    bool ordered,
+    bool asksFirst,
+    OnLost onLost,
+    OnControl onControl)
+    : rank_(rank),
+      workers_(workers),
+      ordered_(ordered),
+      asksFirst_(asksFirst),
+      onLost_(std::move(onLost)),
+      onControl_(std::move(onControl)) {}
+
+ServerTransport::~ServerTransport() {
+  close();
+}
+
+// -------------------------------------------------------------------------------------- servers
+
+void ServerTransport::connect(ServerId server, std::shared_ptr<Link> link) {
+  const std::weak_ptr<ServerTransport> weak = weak_from_this();
+  const std::scoped_lock lock(mutex_);
+  const auto [line, isNew] = lines_.emplace(server, Line{link});
+  if (!isNew) {
+    throw InvalidUsage(concat("server ", server, " is connected already"));
+  }
+  link->start(
+      [weak, server](const FrameHeader& header, const Payload& payload) {
+        if (const auto self = weak.lock()) {
+          self->onFrame(server, header, payload);
+        }
+      },
+      [weak, server](const std::string& why) {
+        if (const auto self = weak.lock()) {
+          self->lost(server, why);
+        }
+      });
+  for (const auto& [model, registered] : models_) {
+    tell(line->second, model, registered);
+  }
+}
+
+std::vector<ServerId> ServerTransport::servers() const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<ServerId> servers;
+  for (const auto& [server, line] : lines_) {
+    servers.push_back(server);
+  }
+  return servers;
+}
+
+void ServerTransport::sendControl(ServerId server, const std::string& text) {
+  const std::scoped_lock lock(mutex_);
+  if (const auto line = lines_.find(server); line != lines_.end()) {
+    line->second.link->send(Link::kAtOnce, {.kind = FrameKind::kControl}, Payload::copyOf(text));
+  }
+}
+
+// All that a server has to know of a model, ahead of its first push.
+void ServerTransport::tell(Line& line, ModelId model, const Registered& registered) {
+  const FrameHeader about{.model = model, .layout = registered.layout, .map = registered.map};
+  const auto say = [&](FrameKind kind, const std::vector<std::byte>& bytes) {
+    FrameHeader header = about;
+    header.kind = kind;
+    line.link->send(Link::kAtOnce, header, Payload::copyOf(bytes));
+  };
+  say(FrameKind::kModel, writeRegistration(registered.registration));
+  say(FrameKind::kMap, writePlacements(registered.places));
+  for (const GivenRules& rules : registered.rules) {
+    ServerTransport::say(line, model, registered, rules);
+  }
+}
+
+void ServerTransport::say(
+    Line& line,
+    ModelId model,
+    const Registered& registered,
+    const GivenRules& rules) {
+  line.link->send(
+      Link::kAtOnce,
+      {.kind = FrameKind::kRule,
+       .model = model,
+       .layout = registered.layout,
+       .round = rules.since,
+       .argument = rules.number},
+      Payload::copyOf(rules.bytes));
+}
+
+ServerTransport::Line& ServerTransport::lineFor(ServerId server) {
+  const auto line = lines_.find(server);
+  HVDO_CHECK(line != lines_.end(), "no connection to server ", server);
+  return line->second;
+}
+
+// --------------------------------------------------------------------------------------- models
+
+void ServerTransport::prepare(
+    ModelId model,
+    std::vector<Placement> places,
+    std::vector<Parameter> parameters) {
+  const std::scoped_lock lock(mutex_);
+  Registered prepared;
+  prepared.places = std::move(places);
+  prepared_[model] = std::move(prepared);
+  parameters_[model] = std::move(parameters);
+}
+
+void ServerTransport::setBuffers(
+    ModelId model,
+    const std::vector<at::Tensor>& buffers,
+    const SliceLayout& layout) {
+  const at::NoGradGuard noGrad;
+  const std::scoped_lock lock(mutex_);
+  const auto prepared = prepared_.extract(model);
+  if (prepared.empty() || prepared.mapped().places.size() != layout.slices().size()) {
+    throw InvalidUsage(concat("no places for the slices of model ", model));
+  }
+  Registered registered = std::move(prepared.mapped());
+  const auto parameters = std::move(parameters_.extract(model).mapped());
+  registered.layout = layouts_++;
+  registered.registration.serversUpdate = !parameters.empty();
+  for (SliceIndex index = 0; index < layout.slices().size(); ++index) {
+    const Slice& slice = layout.slices()[index];
+    const at::Tensor& buffer = buffers.at(slice.buffer);
+    const ElementType type = elementTypeOf(buffer);
+    const std::size_t element = sizeOf(type);
+    registered.views.push_back(buffer.narrow(
+        0, slice.offsetBytes / static_cast<ByteCount>(element),
+        slice.sizeBytes / static_cast<ByteCount>(element)));
+    registered.names.push_back(layout.sliceName(index));
+    SliceShape shape{static_cast<std::uint32_t>(slice.sizeBytes), type, {}};
+    if (!parameters.empty()) {
+      shape.segments = segmentsOf(layout, index, element, parameters);
+    }
+    registered.registration.slices.push_back(std::move(shape));
+  }
+  registered.firstPlaces = registered.places;
+  registered.rounds.assign(layout.slices().size(), 0);
+  registered.underWay.resize(layout.slices().size());
+  registered.read.assign(layout.slices().size(), 0);
+  for (auto& [server, line] : lines_) {
+    tell(line, model, registered);
+  }
+  models_[model] = std::move(registered);
+}
+
+void ServerTransport::removeBuffers(ModelId model) {
+  const std::scoped_lock lock(mutex_);
+  models_.erase(model);
+}
+
+void ServerTransport::beginWithBuffers(
+    ModelId model,
+    std::uint32_t part,
+    std::uint32_t parts,
+    std::uint64_t stepsBefore) {
+  const std::scoped_lock lock(mutex_);
+  const Registered& registered = models_.at(model);
+  for (SliceIndex slice = 0; slice < registered.views.size(); ++slice) {
+    const auto say = [&](std::uint64_t number, Payload payload) {
+      lineFor(registered.firstPlaces[slice].owner) // all parts go to one, whatever moves meanwhile
+          .link->send(
+              Link::kAtOnce,
+              {.kind = FrameKind::kState,
+               .model = model,
+               .layout = registered.layout,
+               .slice = slice,
+               .argument = std::uint64_t{parts} << 32 | number},
+              std::move(payload));
+    };
+    if (part == 1) {
+      ByteWriter counters;
+      counters.put(stepsBefore);
+      for (int number = 0; number < 2 * workers_; ++number) { // rounds seen and skipped
+        counters.put(Round{0});
+      }
+      say(0, Payload::copyOf(counters.bytes()));
+    }
+    const Payload values = payloadOf(registered.views[slice]);
+    // A copy, as the buffers are written again meanwhile.
+    say(part, Payload::copyOf(std::span(values.data(), values.sizeBytes)));
+  }
+}
+
+void ServerTransport::setRules(ModelId model, const std::vector<UpdateRule>& rules) {
+  const std::scoped_lock lock(mutex_);
+  Registered& registered = models_.at(model);
+  const Round next = *std::max_element(registered.rounds.begin(), registered.rounds.end()) + 1;
+  const Round oldest = *std::min_element(registered.rounds.begin(), registered.rounds.end());
+  registered.rules.push_back({++registered.rulesGiven, next, writeRules(rules)});
+  // A new server is told of those that pushes under way may need.
+  while (registered.rules.size() > 1 && registered.rules[1].since <= oldest) {
+    registered.rules.pop_front();
+  }
+  for (auto& [server, line] : lines_) {
+    say(line, model, registered, registered.rules.back());
+  }
+}
+
+void ServerTransport::setMap(ModelId model, std::vector<Placement> places) {
+  const std::scoped_lock lock(mutex_);
+  const auto found = models_.find(model);
+  if (found == models_.end()) {
+    return; // it has been dropped meanwhile
+  }
+  const Registered& registered = found->second;
+  if (places.size() != registered.places.size()) {
+    throw InvalidUsage(concat(places.size(), " places for ", registered.places.size(), " slices"));
+  }
+  adopt(model, registered.map + 1, std::move(places));
+}
+
+std::vector<Placement> ServerTransport::places(ModelId model) const {
+  const std::scoped_lock lock(mutex_);
+  return models_.at(model).places;
+}
+
+// Sends by the new map from now on, and again what was under way to a server that is lost.
+void ServerTransport::adopt(ModelId model, std::uint32_t version, std::vector<Placement> places) {
+  Registered& registered = models_.at(model);
+  if (version <= registered.map) {
+    return;
+  }
+  registered.map = version;
+  registered.places = std::move(places);
+  const FrameHeader header{.model = model, .layout = registered.layout, .map = version};
+  for (auto& [server, line] : lines_) {
+    FrameHeader map = header;
+    map.kind = FrameKind::kMap;
+    line.link->send(Link::kAtOnce, map, Payload::copyOf(writePlacements(registered.places)));
+    FrameHeader switched = header;
+    switched.kind = FrameKind::kSwitch;
+    line.link->send(Link::kLast, switched, {}); // behind all pushes by the old map
+  }
+  pushAgain(model, registered);
+}
+
+// What a lost server had, or was to have from others, is sent again, until a map names no lost one.
+// Of two equal pushes servers take one.
+void ServerTransport::pushAgain(ModelId model, Registered& registered) {
+  const bool namesLost =
+      std::any_of(registered.places.begin(), registered.places.end(), [&](const Placement& place) {
+        return lost_.contains(place.owner) || lost_.contains(place.replica);
+      });
+  const bool mayBeLost = std::exchange(registered.hasLost, namesLost) || namesLost;
+  if (!mayBeLost && !asksFirst(registered)) { // what has been asked does not move with its slice
+    return;
+  }
+  for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
+    const auto& underWay = registered.underWay[slice];
+    if (underWay && underWay->done) {
+      push(model, registered, slice);
+    } else if (mayBeLost && registered.rounds[slice] > 0) {
+      askAgain(model, registered, slice);
+    }
+  }
+}
+
+// Tells the owner that this round is over: a replica may have missed its end. Nobody needs the
+// answer.
+void ServerTransport::askAgain(ModelId model, const Registered& registered, SliceIndex slice) {
+  const auto line = lines_.find(registered.places[slice].owner);
+  if (line != lines_.end()) {
+    line->second.link->send(
+        std::uint64_t{slice} + 1,
+        {.kind = FrameKind::kPull,
+         .model = model,
+         .layout = registered.layout,
+         .slice = slice,
+         .round = registered.rounds[slice],
+         .argument = std::uint64_t{1} << 32},
+        {});
+  }
+}
+
+// --------------------------------------------------------------------------- pushes and answers
+
+void ServerTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
+  const std::scoped_lock lock(mutex_);
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  Registered& registered = models_.at(key.model);
+  if (const Placement& place = registered.places.at(key.index); isLost(place)) {
+    throw lossOf(place.owner, lost_.at(place.owner));
+  }
+  auto& underWay = registered.underWay.at(key.index);
+  HVDO_CHECK(!underWay, "slice ", key.index, " is under way already");
+  underWay = UnderWay{std::move(done), ++registered.rounds[key.index], kNoServer};
+  push(key.model, registered, key.index);
+}
+
+void ServerTransport::push(ModelId model, Registered& registered, SliceIndex slice) {
+  UnderWay& underWay = *registered.underWay[slice];
+  idle(underWay.server);
+  underWay.server = registered.places[slice].owner;
+  const auto line = lines_.find(underWay.server);
+  if (line == lines_.end()) {
+    return; // lost: it is sent when a new map says to whom
+  }
+  busy(line->second);
+  FrameHeader header{
+      .model = model,
+      .layout = registered.layout,
+      .slice = slice,
+      .round = underWay.round,
+      .map = registered.map};
+  if (asksFirst(registered)) {
+    header.kind = FrameKind::kAsk;
+    header.argument = registered.read[slice];
+    line->second.link->send(Link::kAtOnce, header, {});
+    return;
+  }
+  header.kind = FrameKind::kPush;
+  line->second.link->send(urgencyOf(slice), header, payloadOf(registered.views[slice]));
+}
+
+bool ServerTransport::asksFirst(const Registered& registered) const {
+  return asksFirst_ && registered.registration.serversUpdate;
+}
+
+std::uint64_t ServerTransport::urgencyOf(SliceIndex slice) const {
+  return ordered_ ? std::uint64_t{slice} + 1 : 1;
+}
+
+void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
+  const std::scoped_lock lock(mutex_);
+  const auto model = models_.find(header.model);
+  const auto line = lines_.find(server);
+  if (model == models_.end() || model->second.layout != header.layout ||
+      header.slice >= model->second.views.size() || line == lines_.end()) {
+    return; // of a layout that has been given up
+  }
+  const Registered& registered = model->second;
+  const auto& underWay = registered.underWay[header.slice];
+  if (!underWay || !underWay->done || underWay->round != header.round ||
+      underWay->server != server) {
+    return; // another has been asked meanwhile
+  }
+  FrameHeader push = header;
+  push.kind = FrameKind::kPush;
+  push.map = registered.map;
+  push.argument = 0;
+  line->second.link->send(urgencyOf(header.slice), push, payloadOf(registered.views[header.slice]));
+}
+
+void ServerTransport::allReduce(const at::Tensor& tensor, const std::string& name, Done done) {
+  const std::uint64_t hash = hashOf(name);
+  const std::scoped_lock lock(mutex_);
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  HVDO_CHECK(!lines_.empty() && !once_.contains(hash), "two tensors are called ", name);
+  once_[hash] = {tensor, std::move(done)};
+  // One server after the other; all workers sum the same tensors in the same order.
+  auto line = lines_.begin();
+  std::advance(line, onces_++ % lines_.size());
+  line->second.link->send(
+      1,
+      {.kind = FrameKind::kPush,
+       .model = kNoModel,
+       .layout = static_cast<std::uint32_t>(elementTypeOf(tensor)),
+       .argument = hash},
+      payloadOf(tensor));
+}
+
+void ServerTransport::onFrame(ServerId server, const FrameHeader& header, const Payload& payload) {
+  switch (header.kind) {
+    case FrameKind::kValue:
+      return answered(server, header, payload);
+    case FrameKind::kAdmit:
+      return admitted(server, header);
+    case FrameKind::kMap: {
+      auto places = readPlacements({payload.data(), payload.sizeBytes});
+      const std::scoped_lock lock(mutex_);
+      const auto model = models_.find(header.model);
+      if (model != models_.end() && model->second.layout == header.layout &&
+          model->second.places.size() == places.size()) {
+        adopt(header.model, header.map, std::move(places));
+      } else if (
+          const auto line = lines_.find(server); header.layout < layouts_ && line != lines_.end()) {
+        // Workers drop a model at different times: from this one nothing more comes.
+        line->second.link->send(
+            Link::kLast,
+            {.kind = FrameKind::kSwitch,
+             .model = header.model,
+             .layout = header.layout,
+             .map = header.map},
+            {});
+      }
+      return;
+    }
+    case FrameKind::kLost:
+      return fail(
+          std::make_exception_ptr(PeerLost(
+              std::string(reinterpret_cast<const char*>(payload.data()), payload.sizeBytes))));
+    case FrameKind::kLate: {
+      const std::scoped_lock lock(mutex_);
+      silent_.erase(server);
+      ByteReader ranks({payload.data(), payload.sizeBytes});
+      while (ranks.left() > 0) {
+        late_.insert(static_cast<Rank>(ranks.get<std::uint32_t>()));
+      }
+      return;
+    }
+    case FrameKind::kControl:
+      return onControl_(
+          server, std::string(reinterpret_cast<const char*>(payload.data()), payload.sizeBytes));
+    default:
+      throw FrameError("such a frame is for servers");
+  }
+}
+
+void ServerTransport::answered(ServerId server, const FrameHeader& header, const Payload& payload) {
+  Done done;
+  at::Tensor tensor;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (header.model == kNoModel) {
+      const auto once = once_.extract(header.argument);
+      if (once.empty()) {
+        return;
+      }
+      tensor = once.mapped().first;
+      done = std::move(once.mapped().second);
+    } else {
+      const auto model = models_.find(header.model);
+      if (model == models_.end() || model->second.layout != header.layout ||
+          header.slice >= model->second.views.size()) {
+        return; // of a layout that has been given up
+      }
+      tensor = model->second.views[header.slice];
+      model->second.steps = header.argument;
+      model->second.read[header.slice] = header.argument;
+      auto& underWay = model->second.underWay[header.slice];
+      if (underWay && underWay->done && underWay->round == header.round) {
+        done = std::exchange(underWay->done, nullptr);
+        idle(underWay->server); // which may have passed it on
+        if ((header.flags & kFrameFlagLate) != 0) {
+          ++dropped_.slices;
+          dropped_.bytes += static_cast<ByteCount>(tensor.nbytes());
+        }
+        if (const auto line = lines_.find(server); line != lines_.end()) {
+          line->second.bytes += static_cast<ByteCount>(payload.sizeBytes);
+        }
+      } else if (pulled_ == nullptr || header.round != 0) {
+        return; // answered before, by a server that is lost now
+      }
+    }
+    const bool isNothing = payload.sizeBytes == 0 && header.round == 0; // pulled too early
+    if (payload.sizeBytes != tensor.nbytes() && !isNothing) {
+      throw FrameError(concat("an answer of ", payload.sizeBytes, " bytes for ", tensor.nbytes()));
+    }
+  }
+  fill(tensor, payload); // nobody else touches it until the slice is done
+  {
+    const std::scoped_lock lock(mutex_);
+    if (header.model != kNoModel) {
+      if (done) {
+        models_.at(header.model).underWay[header.slice].reset();
+      } else if (pulled_ != nullptr) {
+        pulled_->push_back(header.slice);
+        changed_.notify_all();
+        return;
+      }
+    }
+  }
+  if (done) {
+    done(nullptr);
+  }
+}
+
+std::vector<SliceIndex>
+ServerTransport::pull(ModelId model, std::uint32_t part, std::chrono::nanoseconds timeout) {
+  std::unique_lock lock(mutex_);
+  const Registered& registered = models_.at(model);
+  std::vector<SliceIndex> arrived;
+  pulled_ = &arrived;
+  const std::size_t slices = registered.views.size();
+  for (SliceIndex slice = 0; slice < slices; ++slice) {
+    lineFor(registered.places[slice].owner)
+        .link->send(
+            std::uint64_t{slice} + 1,
+            {.kind = FrameKind::kPull,
+             .model = model,
+             .layout = registered.layout,
+             .slice = slice,
+             .argument = std::uint64_t{part} << 32},
+            {});
+  }
+  const bool whole = changed_.wait_for(
+      lock, timeout, [&] { return error_ != nullptr || arrived.size() == slices; });
+  pulled_ = nullptr;
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  if (!whole) {
+    throw TransferTimeout(concat(
+        arrived.size(), " of ", slices, " slices came from the servers in ",
+        std::chrono::duration<double>(timeout).count(), " s"));
+  }
+  return arrived;
+}
+
+std::uint64_t ServerTransport::steps(ModelId model) const {
+  const std::scoped_lock lock(mutex_);
+  return models_.at(model).steps;
+}
+
+// -------------------------------------------------------------------------------------- figures
+
+void ServerTransport::busy(Line& line) {
+  if (line.underWay++ == 0) {
+    line.busySince = now();
+  }
+}
+
+void ServerTransport::idle(ServerId server) {
+  const auto line = lines_.find(server);
+  if (line != lines_.end() && line->second.underWay > 0 && --line->second.underWay == 0) {
+    line->second.busySeconds += now() - line->second.busySince;
+  }
+}
+
+std::vector<ServerTransport::Figures> ServerTransport::takeFigures() {
+  const std::scoped_lock lock(mutex_);
+  std::vector<Figures> figures;
+  for (auto& [server, line] : lines_) {
+    if (line.underWay > 0) {
+      const double time = now();
+      line.busySeconds += time - line.busySince;
+      line.busySince = time;
+    }
+    figures.push_back({server, std::exchange(line.bytes, 0), std::exchange(line.busySeconds, 0)});
+  }
+  return figures;
+}
+
+ServerTransport::Dropped ServerTransport::dropped() const {
+  const std::scoped_lock lock(mutex_);
+  return dropped_;
+}
+
+// ------------------------------------------------------------------------------------- failures
+
+void ServerTransport::lost(ServerId server, const std::string& why) {
+  bool hopeless = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto line = lines_.extract(server);
+    if (!line.empty()) {
+      ended_.push_back(line.mapped().link); // this is its thread
+    }
+    lost_[server] = why;
+    for (auto& [model, registered] : models_) {
+      // What is not under way is nobody's loss: the others may have dropped the model long ago.
+      for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
+        const auto& underWay = registered.underWay[slice];
+        hopeless = hopeless || (underWay && underWay->done && isLost(registered.places[slice]));
+      }
+      registered.hasLost = true;
+      pushAgain(model, registered); // the map may have come before the loss was seen
+    }
+    hopeless = hopeless || lines_.empty();
+  }
+  if (hopeless) {
+    fail(std::make_exception_ptr(lossOf(server, why)));
+  }
+  onLost_(server, why);
+}
+
+// Neither its owner nor one who could take over is there.
+bool ServerTransport::isLost(const Placement& place) const {
+  return lost_.contains(place.owner) &&
+      (place.replica == kNoServer || lost_.contains(place.replica));
+}
+
+PeerLost ServerTransport::lossOf(ServerId server, const std::string& why) const {
+  return PeerLost(concat(
+      "server ", server, " is gone, and nobody has a copy of its slices (seen by rank ", rank_,
+      ": ", why, "); HVD_ORDER_PS_REPLICAS=1 keeps one on another server"));
+}
+
+void ServerTransport::fail(const std::exception_ptr& error) {
+  std::vector<Done> waiting;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!error_) {
+      error_ = error;
+    }
+    for (auto& [model, registered] : models_) {
+      for (auto& underWay : registered.underWay) {
+        if (underWay && underWay->done) {
+          waiting.push_back(std::move(underWay->done));
+        }
+        underWay.reset();
+      }
+    }
+    for (auto& [name, once] : std::exchange(once_, {})) {
+      waiting.push_back(std::move(once.second));
+    }
+    changed_.notify_all();
+  }
+  for (const Done& done : waiting) {
+    done(error_);
+  }
+}
+
+void ServerTransport::inquire() {
+  const std::scoped_lock lock(mutex_);
+  late_.clear();
+  for (auto& [server, line] : lines_) {
+    silent_.insert(server);
+    line.link->send(Link::kAtOnce, {.kind = FrameKind::kLate}, {});
+  }
+}
+
+std::string ServerTransport::report() const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<std::string> waiting;
+  for (const auto& [model, registered] : models_) {
+    for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
+      if (registered.underWay[slice]) {
+        waiting.push_back(concat(
+            "'", registered.names[slice], "' (server ", registered.underWay[slice]->server, ")"));
+      }
+    }
+  }
+  std::string text = concat("rank ", rank_, " waits for the servers' answers about ");
+  for (std::size_t i = 0; i < std::min(kMostNamed, waiting.size()); ++i) {
+    text += (i == 0 ? "" : ", ") + waiting[i];
+  }
+  if (waiting.size() > kMostNamed) {
+    text += concat(" and ", waiting.size() - kMostNamed, " more");
+  }
+  const auto list = [&](const char* before, const auto& numbers, const char* after) {
+    for (const auto number : numbers) {
+      text += concat(number == *numbers.begin() ? before : ", ", number);
+    }
+    text += numbers.empty() ? "" : after;
+  };
+  list("; the gradients of ranks ", late_, " have not come to them");
+  list("; no answer from servers ", silent_, "");
+  if (late_.empty() && silent_.empty()) {
+    text += "; every rank has sent its gradients, so a server or the network is stuck";
+  }
+  return text;
+}
+
+void ServerTransport::abort() noexcept {
+  const std::string text = concat("rank ", rank_, " has given up; its own error says why");
+  {
+    const std::scoped_lock lock(mutex_);
+    // What this transport has failed with, a lost rank or server, the others see for themselves.
+    const bool othersKnow = error_ != nullptr;
+    for (auto& [server, line] : lines_) {
+      if (othersKnow) {
+        break;
+      }
+      line.link->send(Link::kAtOnce, {.kind = FrameKind::kLeave}, Payload::copyOf(text));
+    }
+  }
+  fail(std::make_exception_ptr(CollectiveError("the exchange with the servers was given up")));
+}
+
+void ServerTransport::close() noexcept {
+  std::vector<std::shared_ptr<Link>> links;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (auto& [server, line] : lines_) {
+      line.link->send(Link::kLast, {.kind = FrameKind::kLeave}, {});
+      links.push_back(line.link);
+    }
+    links.insert(links.end(), ended_.begin(), ended_.end());
+    lines_.clear();
+    ended_.clear();
+  }
+  for (const auto& link : links) {
+    link->stop();
+  }
+  fail(std::make_exception_ptr(CollectiveError("the connection to the servers has been closed")));
+}
+
+} // namespace hvd_order

@@ -1,0 +1,1 @@
+"""Parameter servers without a framework: who is let in, and who holds which slices."""

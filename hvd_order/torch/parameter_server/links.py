@@ -1,0 +1,260 @@
+"""How a worker, a server or a tool gets its link to a server.
+
+They meet in the job's store. A server announces itself under its number; whoever wants a link takes
+the next place in the server's line, and both prove that they know the secret before either opens a
+connection::
+
+    servers                number of servers so far
+    server/3               where server 3 runs; it listens
+    server/3/places        how many have asked for a link to it
+    server/3/place/7/...   the proofs of who asked as the seventh (hvd_order/server/secret.py)
+    server/3/pair/7/...    Gloo's own keys for that pair
+    server/3/ready         all workers and all servers before it have their links
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from hvd_order import _torch as native
+from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
+from hvd_order.server import secret
+from hvd_order.server.arrivals import Arrivals
+
+__all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
+
+LARGEST_PAYLOAD_BYTES = 64 * 2**20
+_HANDSHAKE_TIME = timedelta(seconds=30)
+LOOK_S = 0.2  # between two looks for somebody new
+
+
+class MeetingPoint:
+    """The job's store, as one process sees it.
+
+    Thread safety: every method opens a connection of its own where it waits.
+    """
+
+    def __init__(self, address: str, timeout: timedelta, listen: bool = False) -> None:
+        """Connects.
+
+        Args:
+            address: "host:port".
+            timeout: longest wait for anything.
+            listen: be the store that the others connect to.
+
+        Raises:
+            InvalidUsage: that is no address.
+            PeerLost: nobody listens there.
+        """
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise InvalidUsage(f"HVD_ORDER_SERVER_STORE is {address!r}; expected host:port")
+        self.host, self.port = host, int(port)
+        self._timeout = timeout
+        self._listens = listen
+        self._store = self._connect(listen)
+        if listen:
+            self.port = self._store.port
+
+    def _connect(self, listen: bool = False) -> TCPStore:
+        try:
+            return TCPStore(
+                self.host, self.port, None, listen, self._timeout, wait_for_workers=False
+            )
+        except (dist.DistError, RuntimeError) as error:
+            raise PeerLost(
+                f"the store of the parameter servers at {self.host}:{self.port} (the launcher, or "
+                f"the first server) cannot be reached: {error}"
+            ) from error
+
+    def own(self) -> PrefixStore:
+        """A connection for one thread."""
+        return PrefixStore("hvd_order", self._connect())
+
+    def count(self, key: str) -> int:
+        """Adds one to a number. Returns what it was."""
+        return int(PrefixStore("hvd_order", self._store).add(key, 1)) - 1
+
+    def arrivals(
+        self,
+        counter: str,
+        key: Callable[[int], str],
+        first: int = 0,
+        given_up: Callable[[str], None] = _log.warning,
+    ) -> Arrivals:
+        """Who takes a number from a counter and fills its key, for one thread to look at.
+
+        Args:
+            counter: key of the counter, as for `count`.
+            key: of a number.
+            first: numbers before it are not looked at.
+            given_up: takes a line for the log, about a number that nobody fills.
+        """
+        return Arrivals(self.own(), counter, key, self._timeout, given_up, first)
+
+
+def host_name() -> str:
+    """How this host calls itself."""
+    return socket.gethostname()
+
+
+def take_part(
+    meeting: MeetingPoint, key: bytes, me: str, server: int, timeout: timedelta
+) -> native.PairLink:
+    """A link to a server that has announced itself.
+
+    Args:
+        key: the job's secret.
+        me: "worker 2", "server 0" or "observer 1".
+        timeout: longest wait for the server.
+
+    Raises:
+        NotTrusted: one of both does not know the secret.
+        TransferTimeout: the server does not answer.
+        PeerLost: the connection could not be made.
+    """
+    place = meeting.count(f"server/{server}/places")
+    store = meeting.own()
+    session = secret.join(
+        store,
+        f"server/{server}/place/{place}",
+        key,
+        peer=me,
+        server=f"server {server}",
+        timeout=timeout,
+    )
+    return _link(store, server, place, 1, session, timeout)
+
+
+def _link(
+    store: PrefixStore, server: int, place: int, rank: int, session: int, timeout: timedelta
+) -> native.PairLink:
+    pair = PrefixStore(f"server/{server}/pair/{place}", store)
+    try:
+        group = dist.ProcessGroupGloo(pair, rank, 2, timeout)
+    except RuntimeError as error:
+        raise PeerLost(f"no connection to server {server} could be made: {error}") from error
+    return native.PairLink(group, session, LARGEST_PAYLOAD_BYTES)
+
+
+class Door:
+    """Lets in whoever proves to know the secret, each on a thread of its own."""
+
+    def __init__(
+        self,
+        meeting: MeetingPoint,
+        key: bytes,
+        server: int,
+        welcome: Callable[[str, native.PairLink], None],
+        refuse: Callable[[str], None],
+    ) -> None:
+        """Opens.
+
+        Args:
+            key: the job's secret.
+            server: this server's number.
+            welcome: takes each new link, with who is at its other end.
+            refuse: takes a line for the log.
+        """
+        self._meeting = meeting
+        self._key = key
+        self._server = server
+        self._welcome = welcome
+        self._refuse = refuse
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._open, name="door", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> None:
+        line = f"server/{self._server}"
+        arrivals = self._meeting.arrivals(
+            f"{line}/places", lambda place: f"{line}/place/{place}/hello", given_up=self._refuse
+        )
+        while not self._closing.is_set():
+            try:
+                places = arrivals.look()
+            except RuntimeError:
+                return  # the job is over
+            for place in places:
+                threading.Thread(
+                    target=self._let_in, args=(place,), name=f"door {place}", daemon=True
+                ).start()
+            self._closing.wait(LOOK_S)
+
+    def _let_in(self, place: int) -> None:
+        try:
+            store = self._meeting.own()
+            peer = secret.accept(
+                store,
+                f"server/{self._server}/place/{place}",
+                self._key,
+                server=f"server {self._server}",
+                timeout=_HANDSHAKE_TIME,
+            )
+            if peer is not None:
+                link = _link(store, self._server, place, 0, peer.session, _HANDSHAKE_TIME)
+                self._welcome(peer.identity, link)
+        except (HvdOrderError, RuntimeError) as error:
+            self._refuse(f"place {place}: {error}")
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        self._closing.set()
+        self._thread.join()
+
+
+class Lookout:
+    """Sees servers come."""
+
+    def __init__(self, meeting: MeetingPoint, first: int, came: Callable[[int], None]) -> None:
+        """Looks for servers from number ``first`` on.
+
+        Args:
+            came: is told of each, on this object's thread.
+        """
+        self._meeting = meeting
+        self._first = first
+        self._came = came
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="lookout", daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        arrivals = self._meeting.arrivals("servers", lambda server: f"server/{server}", self._first)
+        while not self._closing.is_set():
+            try:
+                servers = arrivals.look()
+            except RuntimeError:
+                return  # the job is over
+            for server in servers:
+                self._came(server)
+            self._closing.wait(LOOK_S)
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._closing.set()
+        self._thread.join()
+
+
+def wait_for(store: PrefixStore, key: str, timeout: timedelta, complaint: str) -> bytes:
+    """The value of a key, when it has one.
+
+    Raises:
+        TransferTimeout: with the complaint.
+    """
+    try:
+        store.wait([key], timeout)
+        return bytes(store.get(key))
+    except RuntimeError as error:
+        raise TransferTimeout(
+            f"{complaint} within {timeout.total_seconds():g} s ({type(error).__name__})"
+        ) from error

@@ -1,0 +1,238 @@
+"""Mixed precision equals one process that averages the gradients of the ranks' parts.
+
+A 16-bit gradient of a whole batch is rounded elsewhere than those of its parts. So the one process
+computes each rank's part on the same weights, averages in float32 and applies that once: then what
+is rounded is the same, and the weights have to be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.ranks import RankFactory
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None,
+        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
+    ),
+    pytest.mark.timeout(300),
+]
+PATIENCE_S = 240.0
+BATCH = 12
+STEPS = 10
+OVERFLOWS_AT = 6  # in float16, on rank 0 alone
+FIRST_SCALE = 2.0**12
+GROWS_EVERY = 3
+
+
+def batches(policy: str) -> tuple[Any, Any]:
+    """By step, row and feature."""
+    random = np.random.default_rng(0)
+    x, y = (
+        random.uniform(-1, 1, (STEPS, BATCH, width)).astype(np.float32) * scale
+        for width, scale in ((6, 1.0), (2, 0.3))
+    )
+    if policy == "mixed_float16":
+        y[OVERFLOWS_AT, 0] = 1e6
+    return x, y
+
+
+@contextlib.contextmanager
+def dtype_policy(keras: Any, policy: str) -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def model_of(keras: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(16, activation="tanh"),
+            layers.Dense(2, dtype="float32"),
+        ]
+    )
+
+
+def optimizer_of(keras: Any, policy: str) -> Any:
+    inner = keras.optimizers.SGD(0.05, momentum=0.9)
+    if policy == "mixed_bfloat16":
+        return inner
+    return keras.optimizers.LossScaleOptimizer(
+        inner, initial_scale=FIRST_SCALE, dynamic_growth_steps=GROWS_EVERY
+    )
+
+
+class Seen:
+    """Loss scale and number of updates, looked at after some steps and not after others."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.states: dict[int, tuple[float, int]] = {}
+
+    def look(self, step: int) -> None:
+        if step % 3 != 1:  # looking waits for the update of the step
+            scale = getattr(self.optimizer, "dynamic_scale", None)
+            self.states[step] = (
+                1.0 if scale is None else float(scale.numpy()),
+                int(self.optimizer.iterations.numpy()),
+            )
+
+
+Trained = tuple[Any, dict[int, tuple[float, int]]]
+
+
+def gradients_of(model: Any, optimizer: Any, tape: Any, x: Any, y: Any) -> Any:
+    """Of the loss, scaled as the optimizer wants it."""
+    import tensorflow as tf
+
+    with tape:
+        loss = optimizer.scale_loss(tf.reduce_mean((model(x, training=True) - y) ** 2))
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def train_alone(keras: Any, policy: str, parts: int) -> Trained:
+    import tensorflow as tf
+
+    model, optimizer = model_of(keras), optimizer_of(keras, policy)
+    seen = Seen(optimizer)
+
+    @tf.function
+    def step(x: Any, y: Any) -> None:
+        of_parts = [
+            gradients_of(model, optimizer, tf.GradientTape(), x_part, y_part)
+            for x_part, y_part in zip(tf.split(x, parts), tf.split(y, parts), strict=True)
+        ]
+        assert all(gradient.dtype == tf.float32 for part in of_parts for gradient in part)
+        means = [tf.add_n(same) * (1 / parts) for same in zip(*of_parts, strict=True)]
+        optimizer.apply(means, model.trainable_variables)
+
+    optimizer.build(model.trainable_variables)
+    for number, (x, y) in enumerate(zip(*batches(policy), strict=True)):
+        step(tf.constant(x), tf.constant(y))
+        seen.look(number)
+    return flat(model), seen.states
+
+
+def train_in_a_loop(keras: Any, hvd: Any, policy: str, way: str) -> Trained:
+    import tensorflow as tf
+
+    import hvd_order.tensorflow as tf_hvd
+
+    model, optimizer = model_of(keras), optimizer_of(keras, policy)
+    seen = Seen(optimizer)
+    if way == "tape":
+        optimizer.build(model.trainable_variables)
+    else:
+        hvd.DistributedOptimizer(optimizer)
+
+    def step(x: Any, y: Any) -> None:
+        tape = tf.GradientTape()
+        if way == "tape":
+            tape = tf_hvd.DistributedGradientTape(tape)
+        gradients = gradients_of(model, optimizer, tape, x, y)
+        optimizer.apply(gradients, model.trainable_variables)
+
+    ways: dict[str, Callable[..., Any]] = {
+        "optimizer": tf.function, "tape": lambda one: one, "overlapped": hvd.overlapped_function,
+    }  # fmt: skip
+    run = ways[way](step)
+    for number, (x, y) in enumerate(zip(*batches(policy), strict=True)):
+        x, y = (np.split(rows, hvd.size())[hvd.rank()] for rows in (x, y))
+        run(tf.constant(x), tf.constant(y))
+        seen.look(number)
+    hvd.flush()
+    return flat(model), seen.states
+
+
+def train_by_fit(keras: Any, hvd: Any, policy: str, wrapped_by_keras: bool) -> Trained:
+    """With a loss scale that compile() adds by itself, or one of ours."""
+    model, optimizer = model_of(keras), optimizer_of(keras, policy)
+    if wrapped_by_keras:
+        optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    hvd.DistributedOptimizer(optimizer)
+    model.compile(optimizer, loss="mse", jit_compile=False)
+    if model.optimizer is not optimizer:
+        model.optimizer.initial_scale = FIRST_SCALE
+        model.optimizer.dynamic_growth_steps = GROWS_EVERY
+    seen = Seen(model.optimizer)
+
+    class Look(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.look(batch)
+
+    x, y = (
+        np.concatenate([np.split(batch, hvd.size())[hvd.rank()] for batch in rows])
+        for rows in batches(policy)
+    )
+    model.fit(x, y, batch_size=BATCH // hvd.size(), shuffle=False, verbose=0, callbacks=[Look()])
+    return flat(model), seen.states
+
+
+def flat(model: Any) -> Any:
+    return np.concatenate([w.numpy().ravel() for w in model.trainable_variables])
+
+
+def body_trains(policy: str, ways: list[str]) -> dict[str, dict[str, Any]]:
+    """By way, how far the weights are from one process's, and whether the ranks' are the same."""
+    import keras
+
+    import hvd_order.keras as hvd
+
+    hvd.init()
+    results = {}
+    with dtype_policy(keras, policy):
+        wanted, wanted_states = train_alone(keras, policy, hvd.size())
+        for way in ways:
+            if way.startswith("fit"):
+                got, states = train_by_fit(keras, hvd, policy, way == "fit_wrapped_by_keras")
+            else:
+                got, states = train_in_a_loop(keras, hvd, policy, way)
+            everyone = np.asarray(hvd.allgather(got[None]))
+            results[way] = {
+                "difference": float(np.abs(got - wanted).max()),
+                "between_ranks": float(np.ptp(everyone, axis=0).max()),
+                "states": states,
+                "wanted_states": wanted_states,
+            }
+    return results
+
+
+@pytest.mark.parametrize(
+    ("size", "policy", "ways"),
+    [
+        (2, "mixed_float16", ["fit", "fit_wrapped_by_keras", "optimizer", "tape", "overlapped"]),
+        (3, "mixed_float16", ["fit", "optimizer"]),
+        (2, "mixed_bfloat16", ["fit", "tape"]),
+        (3, "mixed_bfloat16", ["fit", "optimizer"]),
+    ],
+)
+def test_mixed_precision_equals_one_process(
+    ranks: RankFactory, size: int, policy: str, ways: list[str]
+) -> None:
+    for found in ranks(size).run(body_trains, policy, ways, timeout=PATIENCE_S):
+        assert list(found) == ways
+        for way, result in found.items():
+            assert result["states"] == result["wanted_states"], way
+            assert result["difference"] < 1e-6, way
+            assert result["between_ranks"] == 0.0, way
+            if policy == "mixed_float16":
+                check_scale(result["states"])
+
+
+def check_scale(states: dict[int, tuple[float, int]]) -> None:
+    """The loss scale has grown, and was halved by the step that was left out."""
+    assert states[OVERFLOWS_AT - 1] == (4 * FIRST_SCALE, OVERFLOWS_AT)
+    assert states[OVERFLOWS_AT] == (2 * FIRST_SCALE, OVERFLOWS_AT)
+    assert states[STEPS - 1] == (4 * FIRST_SCALE, STEPS - 1)
