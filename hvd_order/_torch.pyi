@@ -140,6 +140,7 @@ class ServerCore:
         synchronous: bool,
         staleness: int | None,
         delay_bound: int | None,
+        aggregates: bool,
         ordered: bool,
         divergence_bound: float,
         log: Callable[[str], None],
@@ -152,6 +153,8 @@ class ServerCore:
             staleness: rounds that a worker may be ahead of the slowest; None: any.
             delay_bound: updates that may be made between what a worker has read and its own; what
                 would come later is not wanted. None: any.
+            aggregates: with such a bound, and where it is faster, other servers add several
+                workers' updates up.
             ordered: answers go most urgent first; else as they became ready.
             divergence_bound: sum of norms that a replica may lag by; 0: answers wait for it.
             log: takes a line about a frame that was refused.
@@ -254,6 +257,9 @@ class ServerTransport(TorchTransport):
 
     def dropped(self) -> tuple[int, int]:
         """Updates of slices that came too late and were not sent, and their bytes."""
+
+    def aggregated(self) -> tuple[int, int]:
+        """Updates of slices sent to be added up with others', and their bytes."""
 
     def close(self) -> None:
         """Takes leave of all servers; what is under way fails."""

@@ -308,6 +308,15 @@ KNOBS: tuple[Knob, ...] = (
         _parse_count,
     ),
     Knob(
+        "ps_aggregate",
+        "HVD_ORDER_PS_AGGREGATE",
+        "0",
+        "`0` or `1`",
+        "With a delay bound: where that is faster, another server adds up the updates of several "
+        "workers and sends their sum to the owner of the slice.",
+        _parse_bool,
+    ),
+    Knob(
         "ps_replicas",
         "HVD_ORDER_PS_REPLICAS",
         "0",
@@ -429,6 +438,7 @@ class Config:
     ps_mode: Consistency = "sync"
     ps_staleness: int | None = None
     ps_delay_bound: int | None = None
+    ps_aggregate: bool = False
     ps_replicas: bool = False
     ps_divergence: float = 0.0
     ps_assignment: AssignmentName = "even"
@@ -485,6 +495,11 @@ class Config:
             raise InvalidUsage("HVD_ORDER_PS_STALENESS is for HVD_ORDER_PS_MODE=async")
         if self.ps_delay_bound is not None and self.ps_mode != "async":
             raise InvalidUsage("HVD_ORDER_PS_DELAY_BOUND is for HVD_ORDER_PS_MODE=async")
+        if self.ps_aggregate and self.ps_delay_bound is None:
+            raise InvalidUsage(
+                "HVD_ORDER_PS_AGGREGATE needs a bound of the delay (HVD_ORDER_PS_DELAY_BOUND): "
+                "without one, workers do not ask where to push"
+            )
         if self.servers is not None and self.servers < 1 + self.ps_replicas:
             raise InvalidUsage(
                 f"{self.servers} parameter servers are too few; a copy of each slice needs two"

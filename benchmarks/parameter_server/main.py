@@ -132,11 +132,41 @@ def straggler(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def aggregation(options: argparse.Namespace) -> dict[str, Any]:
+    """Asynchronous workers, a slow line, slices that do not move: helpers against none."""
+    workers, servers, rate = 4, 4, options.rate_mbit * 0.2
+    knobs = {
+        "HVD_ORDER_SLICE_BYTES": "256KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB",
+        "HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_MODE": "async",
+        "HVD_ORDER_PS_DELAY_BOUND": "100", "HVD_ORDER_PS_BALANCE": "0",
+    }  # fmt: skip
+    job = {"what": "steps", "model": "densenet121", "compute_s": 1e-3, "steps": options.steps + 4}
+    found: dict[str, Any] = {}
+    for trouble in ("slow line", "nothing wrong"):
+        seconds: dict[str, list[float]] = {"straight": [], "aggregated": []}
+        for _, name in turns(list(seconds), options.rounds):
+            with EmulatedHosts(count=workers + servers, rate_mbit=rate) as hosts:
+                placed = PlacedJob(hosts, workers, servers)
+                if trouble == "slow line":
+                    hosts.set_rate(placed.server_host(1), rate / 4)
+                switch = {"HVD_ORDER_PS_AGGREGATE": str(int(name == "aggregated"))}
+                seconds[name] += placed.run(job, {**knobs, **switch})["seconds"][4:]
+        ratio = paired_ratio(seconds["aggregated"], seconds["straight"])
+        print(
+            f"aggregation, {trouble}: straight {statistics.median(seconds['straight']):.3f} s a "
+            f"step, aggregated {statistics.median(seconds['aggregated']):.3f} s: {ratio}",
+            flush=True,
+        )
+        found[trouble] = seconds
+    return found
+
+
 _PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "raw": raw,
     "ordered": ordered,
     "pulls": pulls,
     "straggler": straggler,
+    "aggregation": aggregation,
     "convergence": convergence,
     "elastic": elastic,
     "divergence": divergence,

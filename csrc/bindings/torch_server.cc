@@ -85,8 +85,9 @@ void bindServer(py::module_& m) {
       m, "ServerCore", py::module_local(), "A parameter server.")
       .def(
           py::init([](int server, int workers, bool synchronous, std::optional<Round> staleness,
-                      std::optional<Round> delayBound, bool ordered, double divergenceBound,
-                      py::function log, py::function onControl, py::function onGone) {
+                      std::optional<Round> delayBound, bool aggregates, bool ordered,
+                      double divergenceBound, py::function log, py::function onControl,
+                      py::function onGone) {
             ServerOptions options;
             options.server = static_cast<ServerId>(server);
             options.workers = workers;
@@ -94,6 +95,7 @@ void bindServer(py::module_& m) {
                 synchronous ? Consistency::kSynchronous : Consistency::kAsynchronous;
             options.staleness = staleness.value_or(options.staleness);
             options.delayBound = delayBound;
+            options.aggregates = aggregates;
             options.ordered = ordered;
             options.divergenceBound = divergenceBound;
             options.log = fromAnyThread<const std::string&>(std::move(log));
@@ -110,7 +112,7 @@ void bindServer(py::module_& m) {
             return std::make_shared<ServerCore>(std::move(options));
           }),
           py::kw_only(), py::arg("server"), py::arg("workers"), py::arg("synchronous"),
-          py::arg("staleness"), py::arg("delay_bound"), py::arg("ordered"),
+          py::arg("staleness"), py::arg("delay_bound"), py::arg("aggregates"), py::arg("ordered"),
           py::arg("divergence_bound"), py::arg("log"), py::arg("on_control"), py::arg("on_gone"))
       .def(
           "connect",
@@ -231,6 +233,12 @@ void bindServer(py::module_& m) {
           [](const ServerTransport& transport) {
             const auto dropped = transport.dropped();
             return py::make_tuple(dropped.slices, dropped.bytes);
+          })
+      .def(
+          "aggregated",
+          [](const ServerTransport& transport) {
+            const auto aggregated = transport.aggregated();
+            return py::make_tuple(aggregated.slices, aggregated.bytes);
           })
       .def("close", &ServerTransport::close, py::call_guard<py::gil_scoped_release>());
 }

@@ -24,7 +24,9 @@ constexpr std::uint64_t kSafeMark = std::uint64_t{1} << 62;
 // kPush that a server passes on: whose it is, with the number of the latest rules above it.
 // kReplica: the version that it leads to, with 1 + the worker above it, 0 for a whole round.
 constexpr std::uint64_t kWorkerMask = 0xFFFFFFFF;
-// kAsk: steps of the last answer. kValue: steps that it has seen; both count those before the model
-// was registered.
+// kAdmit and kPush with kFrameFlagGroup, between worker and server: group.h says what. Between
+// servers, a group's number is the round of kPush and kValue; the payloads of kPush and kReplica
+// end with its members. Without that flag kAdmit has 0. kAsk: steps of the last answer. kValue:
+// steps that it has seen; both count those before the model was registered.
 
 } // namespace hvd_order

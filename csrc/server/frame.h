@@ -36,8 +36,12 @@ constexpr FrameKind kLastFrameKind = FrameKind::kAdmit;
 
 /// An answer to a push that came too late to be made, so it has not been sent.
 constexpr std::uint16_t kFrameFlagLate = 1;
+/// About the updates of several workers, which a helper adds up (aggregator.h).
+constexpr std::uint16_t kFrameFlagGroup = 2;
+/// A worker that asks has no line to the helper that it was told to push to.
+constexpr std::uint16_t kFrameFlagDirect = 4;
 /// All flags that this version knows.
-constexpr std::uint16_t kFrameFlags = kFrameFlagLate;
+constexpr std::uint16_t kFrameFlags = kFrameFlagLate | kFrameFlagGroup | kFrameFlagDirect;
 
 /// Says what follows on a link between worker and server, or between two servers. As 64 bytes,
 /// numbers little endian:

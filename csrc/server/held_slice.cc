@@ -91,7 +91,16 @@ void HeldSlice::skip(int worker, Round round) {
   waiting_[static_cast<std::size_t>(worker)] = {round, {}, /*isSkipped=*/true};
 }
 
+void HeldSlice::pushGroup(Payload total, std::vector<Member> members) {
+  group_ = Group{std::move(total), std::move(members)};
+}
+
+bool HeldSlice::dropGroup() {
+  return std::exchange(group_, std::nullopt).has_value();
+}
+
 std::vector<HeldSlice::Waiting> HeldSlice::takeWaiting() {
+  group_.reset();
   return std::exchange(waiting_, {});
 }
 
@@ -111,8 +120,9 @@ std::vector<std::pair<int, Round>> HeldSlice::takeApplied() {
 }
 
 bool HeldSlice::waits() const {
-  return std::any_of(
-      waiting_.begin(), waiting_.end(), [](const Waiting& push) { return push.isHere(); });
+  return group_ || std::any_of(waiting_.begin(), waiting_.end(), [](const Waiting& push) {
+           return push.isHere();
+         });
 }
 
 std::vector<int> HeldSlice::missing() const {
@@ -142,13 +152,39 @@ void HeldSlice::giveUpMissed() {
   }
 }
 
-// Asynchronous: the push of the lowest round that follows what is here. One that does not was made
-// by a state that is still on its way.
+// Asynchronous: whether the update may be applied to what is here. If not, it was made by a state
+// that is still on its way.
+bool HeldSlice::follows(int worker, Round round) const {
+  return mayMiss_ || round == state_.seen[static_cast<std::size_t>(worker)] + 1;
+}
+
+// Asynchronous.
+bool HeldSlice::takeNext(Update& update) {
+  if (group_ && std::ranges::all_of(group_->members, [&](const Member& member) {
+        return follows(member.worker, member.round);
+      })) {
+    Group group = *std::exchange(group_, std::nullopt);
+    update.worker = group.members.front().worker;
+    update.round = group.members.front().round;
+    update.sum = std::move(group.sum);
+    update.members = std::move(group.members);
+    return true;
+  }
+  const auto push = nextPush();
+  if (push == waiting_.end()) {
+    return false;
+  }
+  update.worker = static_cast<int>(push - waiting_.begin());
+  update.round = push->round;
+  update.sum = std::exchange(*push, {}).gradient;
+  return true;
+}
+
+// The push of the lowest round that follows.
 std::vector<HeldSlice::Waiting>::iterator HeldSlice::nextPush() {
   auto next = waiting_.end();
   for (auto push = waiting_.begin(); push != waiting_.end(); ++push) {
-    const Round seen = state_.seen[static_cast<std::size_t>(push - waiting_.begin())];
-    if (push->isHere() && (mayMiss_ || push->round == seen + 1) &&
+    if (push->isHere() && follows(static_cast<int>(push - waiting_.begin()), push->round) &&
         (next == waiting_.end() || push->round < next->round)) {
       next = push;
     }
@@ -183,14 +219,8 @@ std::optional<HeldSlice::Update> HeldSlice::advance(const RuleBook& rules, bool 
     update.sum = Payload::allocate(shape_.sizeBytes);
     sum(shape_.type, inputs, update.sum.data(), shape_.sizeBytes);
     waiting_.clear();
-  } else {
-    const auto push = nextPush();
-    if (push == waiting_.end()) {
-      return std::nullopt;
-    }
-    update.worker = static_cast<int>(push - waiting_.begin());
-    update.round = push->round;
-    update.sum = std::exchange(*push, {}).gradient;
+  } else if (!takeNext(update)) {
+    return std::nullopt;
   }
   const Rules* inForce = nullptr;
   if (serversUpdate_) {
@@ -203,8 +233,11 @@ std::optional<HeldSlice::Update> HeldSlice::advance(const RuleBook& rules, bool 
 }
 
 bool HeldSlice::follow(const Update& update, Round version, const RuleBook& rules) {
-  if (!installed_ || version != state_.version + (update.sum ? 1 : 0) ||
-      applied(std::max(update.worker, 0), update.round)) {
+  if (!installed_ || version != state_.version + update.count() ||
+      applied(std::max(update.worker, 0), update.round) ||
+      std::ranges::any_of(update.members, [&](const Member& member) {
+        return applied(member.worker, member.round);
+      })) {
     throw FrameError(concat("an update of round ", update.round, " that does not follow"));
   }
   // Rules come in order: who knows later ones knows these, or has forgotten them.
@@ -221,26 +254,26 @@ bool HeldSlice::follow(const Update& update, Round version, const RuleBook& rule
 void HeldSlice::apply(Update& update, const Rules* rules, bool measureChange) {
   if (update.sum) {
     if (serversUpdate_) {
-      this->update(*rules, update.sum, measureChange, update.change);
+      this->update(*rules, update, measureChange);
     } else {
       state_.value = update.sum;
     }
-    ++state_.version;
+    state_.version += update.count();
   } else {
     state_.skipped[static_cast<std::size_t>(update.worker)] = update.round;
   }
   if (update.worker == kEveryWorker) {
     std::fill(state_.seen.begin(), state_.seen.end(), update.round);
+  } else if (!update.members.empty()) {
+    for (const Member& member : update.members) {
+      state_.seen[static_cast<std::size_t>(member.worker)] = member.round;
+    }
   } else {
     state_.seen[static_cast<std::size_t>(update.worker)] = update.round;
   }
 }
 
-void HeldSlice::update(
-    const Rules& rules,
-    const Payload& gradient,
-    bool measureChange,
-    double& change) {
+void HeldSlice::update(const Rules& rules, Update& update, bool measureChange) {
   std::size_t slots = 0;
   for (const Segment& segment : shape_.segments) {
     slots = std::max(slots, slotsOf(rules.at(segment.group)));
@@ -262,7 +295,7 @@ void HeldSlice::update(
     std::memset(state_.moments.back().data(), 0, shape_.sizeBytes);
   }
   const std::span<float> value = floats(state_.value);
-  const std::span<const float> slope = floats(gradient);
+  const std::span<const float> slope = floats(update.sum);
   std::size_t done = 0;
   for (const Segment& segment : shape_.segments) {
     // What belongs to no parameter (padding, use flags) is summed and nothing else.
@@ -277,13 +310,14 @@ void HeldSlice::update(
       initialiseSlots(rule, mine);
     }
     hvd_order::apply(
-        rule, state_.stepsBefore + state_.version + 1, slope.subspan(segment.first, segment.count),
-        value.subspan(segment.first, segment.count), mine);
+        rule, state_.stepsBefore + state_.version + update.count(),
+        slope.subspan(segment.first, segment.count), value.subspan(segment.first, segment.count),
+        mine);
     done = std::size_t{segment.first} + segment.count;
   }
   std::ranges::copy(slope.subspan(done), value.subspan(done).begin());
   if (measureChange) {
-    change = distance(floats(before), value);
+    update.change = distance(floats(before), value);
   }
 }
 

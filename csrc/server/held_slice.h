@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/group.h"
 #include "server/payload.h"
 #include "server/registration.h"
 
@@ -53,10 +54,15 @@ class HeldSlice {
  public:
   struct Update {
     Round round;
-    int worker;        ///< kEveryWorker for a whole round
+    int worker;        ///< kEveryWorker for a whole round; of several workers the first
     Payload sum;       ///< none: the worker's update was skipped
     double change;     ///< Euclidean norm of what `value` changed by, if asked for
     RulesNumber rules; ///< 0: there are none
+    std::vector<Member> members = {}; ///< asynchronous: of a sum of several workers' updates
+    /// How many updates it counts for.
+    [[nodiscard]] Round count() const {
+      return members.empty() ? Round{bool(sum)} : static_cast<Round>(members.size());
+    }
   };
   static constexpr int kEveryWorker = -1;
 
@@ -98,6 +104,11 @@ class HeldSlice {
   [[nodiscard]] bool applied(int worker, Round round) const;
   /// Of two pushes of a worker the later round stays, of one round the last.
   void push(int worker, Round round, Payload gradient);
+  /// Asynchronous: the sum of several workers' updates, which are applied together. Takes the place
+  /// of one that waits.
+  void pushGroup(Payload total, std::vector<Member> members);
+  /// Drops it. @return whether there was one.
+  bool dropGroup();
   /// Asynchronous: a worker's update counts as made, without a change.
   void skip(int worker, Round round);
   [[nodiscard]] bool wasSkipped(int worker, Round round) const {
@@ -107,7 +118,7 @@ class HeldSlice {
   void isOver(Round round) {
     over_ = std::max(over_, round);
   }
-  /// Takes out the pushes that wait, by worker.
+  /// Takes out the pushes that wait, by worker; drops a group.
   std::vector<Waiting> takeWaiting();
   /// Takes out those that have been applied before: they want their answer.
   std::vector<std::pair<int, Round>> takeApplied();
@@ -132,10 +143,17 @@ class HeldSlice {
 
  private:
   [[nodiscard]] bool isWhole(Round round) const;
+  struct Group {
+    Payload sum;
+    std::vector<Member> members;
+  };
+
   void giveUpMissed();
+  [[nodiscard]] bool follows(int worker, Round round) const;
+  bool takeNext(Update& update);
   std::vector<Waiting>::iterator nextPush();
   void apply(Update& update, const Rules* rules, bool measureChange);
-  void update(const Rules& rules, const Payload& gradient, bool measureChange, double& change);
+  void update(const Rules& rules, Update& update, bool measureChange);
 
   const SliceShape& shape_;
   const bool serversUpdate_;
@@ -147,6 +165,7 @@ class HeldSlice {
   Round over_ = 0;
   SliceState state_;
   std::vector<Waiting> waiting_; // by worker; empty before the first push
+  std::optional<Group> group_;
 };
 
 } // namespace hvd_order

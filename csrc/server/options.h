@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -19,6 +20,14 @@ struct ServerOptions {
   Round staleness = std::numeric_limits<Round>::max();
   /// Asynchronous: no update is applied more versions after the one that its worker had read.
   std::optional<Round> delayBound = std::nullopt;
+  /// With a delay bound: where it is faster, other servers add several workers' updates up and send
+  /// the sum here.
+  bool aggregates = false;
+  /// Seconds, from any moment on.
+  std::function<double()> clock = [] {
+    const auto since = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration<double>(since).count();
+  };
   /// Answers go most urgent first; else in the order in which they became ready.
   bool ordered = true;
   /// A replica may lag by updates whose norms add up to this; 0: answers wait for the replica.

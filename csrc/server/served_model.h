@@ -8,6 +8,7 @@
 #include "server/options.h"
 #include "server/peers.h"
 #include "server/push_windows.h"
+#include "server/routes.h"
 #include "server/served_slice.h"
 
 namespace hvd_order {
@@ -24,6 +25,7 @@ struct ServerRoom {
   const ServerOptions options;
   Peers peers;
   PushWindows windows;
+  Routes routes;
 };
 
 /// One layout of a model on a server: its slices, the rules of their updates, and the map that says

@@ -1,12 +1,10 @@
 #include "server/served_slice.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/error.h"
 #include "server/arguments.h"
-#include "server/delay_order.h"
 #include "server/served_model.h"
 
 namespace hvd_order {
@@ -15,12 +13,6 @@ namespace {
 
 // Copies for a replica that may lag go when nothing else waits.
 constexpr std::uint64_t kWhenIdle = Link::kLast - 1;
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-constexpr Round kNoRound = 0; // of an ask that is done with
 
 std::uint32_t partOf(const FrameHeader& pull) {
   const auto part = static_cast<std::uint32_t>(pull.argument >> kPartBits);
@@ -115,7 +107,9 @@ void ServedSlice::push(Peer from, int worker, const FrameHeader& header, Payload
   }
   const Work work(*this);
   if (asksFirst()) {
-    if (!admitted_ || admitted_->worker != worker || admitted_->round != header.round) {
+    const bool isDirect = admission_ && admission_->helper == Routes::kDirect;
+    if (!isDirect || admission_->asks.front().worker != worker ||
+        admission_->asks.front().round != header.round) {
       return; // told to before a map came by which it has asked again
     }
     endAdmission(/*came=*/true);
@@ -148,6 +142,12 @@ void ServedSlice::rulesCame() {
 
 // Of the original alone.
 void ServedSlice::advance() {
+  if (arrived_ && std::ranges::any_of(arrived_->asks, [&](const Ask& ask) {
+        return held_.applied(ask.worker, ask.round);
+      })) { // a state has come that has some of these updates: a sum cannot be taken apart
+    askAgain(arrived_->asks);
+    dropGroup();
+  }
   for (const auto& [worker, round] : held_.takeApplied()) {
     owed_.push_back({worker, round, kValuePart}); // its answer was lost with another server
   }
@@ -167,9 +167,21 @@ void ServedSlice::afterUpdate(const HeldSlice::Update& update) {
     header.round = update.round;
     header.map = update.rules;
     header.argument = static_cast<std::uint64_t>(update.worker + 1) << kPartBits | version;
-    send({Peer::Kind::kServer, follower_}, replicaUrgency(), header, update.sum);
+    header.flags = update.members.empty() ? std::uint16_t{0} : kFrameFlagGroup;
+    send(
+        {Peer::Kind::kServer, follower_}, replicaUrgency(), header,
+        update.members.empty() ? update.sum : withMembers(update.sum, update.members));
   }
-  if (update.worker != HeldSlice::kEveryWorker) {
+  if (!update.members.empty()) {
+    for (const Member& member : update.members) {
+      owed_.push_back({member.worker, member.round, kValuePart});
+    }
+    if (relay_) { // some of it may not be answered yet
+      tellHelper(relay_->helper, relay_->group, {});
+    }
+    relay_ = Relay{arrived_->helper, arrived_->group, update.members};
+    arrived_.reset();
+  } else if (update.worker != HeldSlice::kEveryWorker) {
     owed_.push_back({update.worker, update.round, kValuePart});
   } else {
     for (int worker = 0; worker < model_.room.options.workers; ++worker) {
@@ -192,16 +204,57 @@ void ServedSlice::answerWhenAllowed() {
   if (mayLag() ? lag > options.divergenceBound : !unacknowledged_.empty()) {
     return;
   }
-  const std::uint64_t slowest = held_.slowest();
+  answerByHelper();
   std::erase_if(owed_, [&](const Answer& owed) {
-    const bool tooFarAhead = options.consistency == Consistency::kAsynchronous &&
-        owed.round > slowest + options.staleness;
-    if (tooFarAhead || !held_.applied(owed.worker, owed.round)) {
-      return false;
+    const bool may = mayBeAnswered(owed.worker, owed.round);
+    if (may) {
+      answer(owed);
     }
-    answer(owed);
-    return true;
+    return may;
   });
+}
+
+bool ServedSlice::mayBeAnswered(int worker, Round round) const {
+  const ServerOptions& options = model_.room.options;
+  const bool tooFarAhead = options.consistency == Consistency::kAsynchronous &&
+      round > std::uint64_t{held_.slowest()} + options.staleness;
+  return !tooFarAhead && held_.applied(worker, round);
+}
+
+// To all of the last group, if all may have it: else each is answered when it may.
+void ServedSlice::answerByHelper() {
+  const auto relay = std::exchange(relay_, std::nullopt);
+  if (!relay || !model_.room.peers.hasServer(relay->helper)) {
+    return;
+  }
+  if (!std::ranges::all_of(relay->members, [&](const Member& member) {
+        return mayBeAnswered(member.worker, member.round);
+      })) {
+    return tellHelper(relay->helper, relay->group, {});
+  }
+  tellHelper(relay->helper, relay->group, held_.state().value);
+  std::erase_if(owed_, [&](const Answer& owed) {
+    return owed.part == kValuePart &&
+        std::ranges::find(relay->members, Member{owed.worker, owed.round}) != relay->members.end();
+  });
+}
+
+// Without an answer: its members get theirs from here.
+void ServedSlice::tellHelper(ServerId helper, std::uint32_t group, Payload answer) const {
+  FrameHeader header = model_.about(FrameKind::kValue, index_);
+  header.flags = kFrameFlagGroup;
+  header.round = group;
+  header.argument = held_.state().stepsBefore + held_.state().version;
+  send({Peer::Kind::kServer, helper}, urgency(), header, std::move(answer));
+}
+
+// Whatever is left of a group here: its members will ask again, or have been asked for.
+void ServedSlice::dropGroup() {
+  held_.dropGroup();
+  if (arrived_) {
+    tellHelper(arrived_->helper, arrived_->group, {});
+    arrived_.reset();
+  }
 }
 
 void ServedSlice::answer(const Answer& to) {
@@ -216,128 +269,6 @@ void ServedSlice::answer(const Answer& to) {
       to.part == kValuePart               ? state.value
           : moment < state.moments.size() ? state.moments[moment]
                                           : Payload{});
-}
-
-// ---------------------------------------------------------------------------- whose turn it is
-
-void ServedSlice::ask(int worker, const FrameHeader& header) {
-  if (!asksFirst()) {
-    throw FrameError("nobody has to ask before a push here");
-  }
-  if (header.round == 0) {
-    throw FrameError("rounds count from 1");
-  }
-  const Work work(*this);
-  std::erase_if(asks_, [&](const Ask& ask) { return ask.worker == worker; });
-  asks_.push_back({worker, header.round, header.argument, header.map});
-  settleNow();
-}
-
-void ServedSlice::admit() {
-  const Work work(*this);
-  settleNow();
-}
-
-// Answers those whose update has been made, perhaps by a server that is lost; lets those that come
-// too late count as made; admits the next if nobody is.
-void ServedSlice::admitNext() {
-  if (held_.waits()) {
-    return; // until the rules of that update come, nobody knows what is late after it
-  }
-  std::erase_if(asks_, [&](const Ask& ask) {
-    const bool wasMade = held_.applied(ask.worker, ask.round);
-    if (wasMade) {
-      owed_.push_back({ask.worker, ask.round, kValuePart});
-    }
-    return wasMade;
-  });
-  const std::vector<WaitingUpdate> updates = waitingUpdates();
-  const NextUpdates next = nextUpdates(updates);
-  for (const std::size_t late : next.late) {
-    held_.skip(asks_[late].worker, asks_[late].round);
-    asks_[late].round = kNoRound;
-  }
-  if (!admitted_) {
-    std::vector<std::size_t> candidates = next.candidates;
-    std::stable_sort(candidates.begin(), candidates.end(), [&](std::size_t a, std::size_t b) {
-      return updates[a].seconds < updates[b].seconds;
-    });
-    admitOneOf(candidates);
-  }
-  std::erase_if(asks_, [](const Ask& ask) { return ask.round == kNoRound; });
-}
-
-std::vector<WaitingUpdate> ServedSlice::waitingUpdates() const {
-  const SliceState& state = held_.state();
-  const auto steps = static_cast<std::int64_t>(state.stepsBefore + state.version);
-  const auto bound = static_cast<std::int64_t>(*model_.room.options.delayBound);
-  const std::int64_t turnsTaken = admitted_ ? 1 : 0;
-  std::vector<WaitingUpdate> updates;
-  updates.reserve(asks_.size());
-  for (const Ask& ask : asks_) {
-    // Before the first answer a worker has what the model began with; a copy that took over may
-    // have seen less than its worker.
-    const auto read = static_cast<std::int64_t>(std::max(ask.read, state.stepsBefore));
-    const std::int64_t delay = std::max<std::int64_t>(0, steps - read);
-    updates.push_back(
-        {bound - delay - turnsTaken, model_.room.windows.expectedSeconds(ask.worker, sizeBytes())});
-  }
-  return updates;
-}
-
-// The first of them whose line has room; if none has, this slice is told when one has.
-void ServedSlice::admitOneOf(const std::vector<std::size_t>& candidates) {
-  PushWindows& windows = model_.room.windows;
-  const auto admitFirst = [&] {
-    for (const std::size_t index : candidates) {
-      Ask& ask = asks_[index];
-      if (windows.take(ask.worker, sizeBytes(), now())) {
-        admitted_ = ask;
-        FrameHeader header = model_.about(FrameKind::kAdmit, index_);
-        header.round = ask.round;
-        send({Peer::Kind::kWorker, ask.worker}, urgency(), header, {});
-        ask.round = kNoRound;
-        return true;
-      }
-    }
-    return false;
-  };
-  if (candidates.empty() || admitFirst()) {
-    return;
-  }
-  std::vector<int> workers;
-  workers.reserve(candidates.size());
-  for (const std::size_t index : candidates) {
-    workers.push_back(asks_[index].worker);
-  }
-  windows.await(workers, {model_.shared_from_this(), this});
-  admitFirst(); // room may have been given back before it was awaited
-}
-
-void ServedSlice::endAdmission(bool came) {
-  if (admitted_) {
-    model_.room.windows.giveBack(admitted_->worker, sizeBytes(), came, now());
-    freed_.push_back(admitted_->worker);
-    admitted_.reset();
-  }
-}
-
-void ServedSlice::retire() {
-  const Work work(*this);
-  asks_.clear();
-  endAdmission(/*came=*/false);
-}
-
-void ServedSlice::switched(int worker, std::uint32_t map) {
-  if (!asksFirst()) {
-    return;
-  }
-  const Work work(*this);
-  std::erase_if(asks_, [&](const Ask& ask) { return ask.worker == worker && ask.map < map; });
-  if (admitted_ && admitted_->worker == worker && admitted_->map < map) {
-    endAdmission(/*came=*/false);
-  }
-  settleNow();
 }
 
 } // namespace hvd_order

@@ -12,6 +12,7 @@
 #include "server/delay_order.h"
 #include "server/held_slice.h"
 #include "server/peers.h"
+#include "server/routes.h"
 
 namespace hvd_order {
 
@@ -27,8 +28,10 @@ class ServedModel;
 ///
 /// Where the delay of updates is bounded, a worker asks before it pushes. It is told to push when
 /// it is its turn (delay_order.h), one worker at a time; or it gets the present value at once, and
-/// its update counts as made, if that could not be applied in time. What has been asked is asked
-/// again of the new owner when a slice moves, so it need not move.
+/// its update counts as made, if that could not be applied in time. Several whose turns are next
+/// may be told to push to a helper (aggregator.h), whose sum counts as all their updates. A worker
+/// keeps its gradient until it has its answer, so whatever becomes of the helper, it is told again.
+/// What has been asked is asked again of the new owner when a slice moves, so it need not move.
 ///
 /// Thread safety: all methods may be called from any thread. Those that frames lead to throw
 /// FrameError, and have done nothing then, if the frame does not fit.
@@ -41,14 +44,18 @@ class ServedSlice {
 
   [[nodiscard]] std::tuple<SliceIndex, ModelId, std::uint32_t> key() const;
 
-  // served_slice.cc: what workers ask for and get. `worker`: whose it is, as a server may pass on
-  // what came to it too late.
-  void ask(int worker, const FrameHeader& header);
+  // served_slice.cc: what workers send and get. `worker`: whose it is, as a server may pass on what
+  // came to it too late.
   void push(Peer from, int worker, const FrameHeader& header, Payload payload);
   void pull(Peer from, int worker, const FrameHeader& header);
+  void rulesCame();
+
+  // slice_turns.cc: where workers ask first.
+  void ask(int worker, const FrameHeader& header);
+  /// The sum of several workers' updates, of a helper.
+  void groupCame(Peer from, const FrameHeader& header, const Payload& payload);
   /// Some worker that this slice waits for has room for a push.
   void admit();
-  void rulesCame();
   /// That worker asks no more by an older map.
   void switched(int worker, std::uint32_t map);
   /// Workers have another layout of the model: nothing more comes.
@@ -87,6 +94,21 @@ class ServedSlice {
     Round round;
     std::uint64_t read; // steps that the worker's parameters had seen
     std::uint32_t map;
+    bool isDirect; // has no line to some helper
+  };
+  // Pushes that are under way: one, or several to a helper.
+  struct Admission {
+    std::vector<Ask> asks;
+    ServerId helper = Routes::kDirect;
+    std::uint32_t group = 0; // its number
+    double since = 0;
+    [[nodiscard]] bool isOf(int worker) const;
+  };
+  // Whom a helper can answer to.
+  struct Relay {
+    ServerId helper;
+    std::uint32_t group;
+    std::vector<Member> members;
   };
   struct Unacknowledged {
     Round version;
@@ -99,6 +121,7 @@ class ServedSlice {
     Peer from;
     FrameHeader header;
     Payload sum;
+    std::vector<Member> members;
   };
   using Parts = std::vector<std::optional<Payload>>;
   /// Holds the slice's lock; without it, at the end, lets other slices use the room that this one
@@ -132,11 +155,20 @@ class ServedSlice {
   void advance();
   void afterUpdate(const HeldSlice::Update& update);
   void answerWhenAllowed();
+  [[nodiscard]] bool mayBeAnswered(int worker, Round round) const;
   void answer(const Answer& to);
+  void answerByHelper();
+  void tellHelper(ServerId helper, std::uint32_t group, Payload answer) const;
+  void dropGroup();
+
+  // slice_turns.cc:
   void admitNext();
   [[nodiscard]] std::vector<WaitingUpdate> waitingUpdates() const;
   void admitOneOf(const std::vector<std::size_t>& candidates);
+  bool admitGroup(const std::vector<WaitingUpdate>& updates);
   void endAdmission(bool came);
+  void giveUpAdmission();
+  void askAgain(const std::vector<Ask>& asks);
 
   // slice_moves.cc:
   void settleNow();
@@ -176,9 +208,12 @@ class ServedSlice {
   std::vector<Answer> owed_;                   // pushes applied, or pulls, not answered yet
   std::vector<Unacknowledged> unacknowledged_; // what the follower may not have
 
-  std::vector<Ask> asks_;       // one of each worker at most
-  std::optional<Ask> admitted_; // its push is under way
-  std::vector<int> freed_;      // workers that have room again
+  std::vector<Ask> asks_; // one of each worker at most
+  std::optional<Admission> admission_;
+  std::optional<Admission> arrived_; // the group that is to be applied
+  std::optional<Relay> relay_;       // the group applied last, until its helper has had a word
+  std::uint32_t groups_ = 0;         // so far
+  std::vector<int> freed_;           // workers that have room again
 };
 
 } // namespace hvd_order

@@ -26,7 +26,7 @@ void requireKind(Peer from, Peer::Kind kind) {
 } // namespace
 
 ServerCore::ServerCore(ServerOptions options)
-    : room_(std::move(options)), sums_(room_.options.workers) {}
+    : room_(std::move(options)), sums_(room_.options.workers), aggregator_(room_) {}
 
 ServerCore::~ServerCore() {
   stop();
@@ -68,6 +68,8 @@ void ServerCore::lost(Peer peer, const std::string& why) {
         room_.options.server, ": ", why, ")"));
   }
   if (peer.kind == Peer::Kind::kServer) {
+    room_.routes.gone(static_cast<ServerId>(peer.number));
+    aggregator_.ownerGone(static_cast<ServerId>(peer.number));
     for (const auto& model : allModels()) {
       model->serverGone(static_cast<ServerId>(peer.number));
     }
@@ -125,6 +127,11 @@ void ServerCore::handle(Peer from, const FrameHeader& header, Payload payload) {
       return takeEarly();
     case FrameKind::kLate:
       return tellWhoIsLate(from);
+    case FrameKind::kValue:
+      if (from.kind != Peer::Kind::kServer || (header.flags & kFrameFlagGroup) == 0) {
+        throw FrameError("such a frame is for workers");
+      }
+      return aggregator_.passOn(static_cast<ServerId>(from.number), header, payload);
     case FrameKind::kLeave:
       return left(from, payload);
     case FrameKind::kPush:
@@ -154,6 +161,9 @@ void ServerCore::handleOfModel(Peer from, const FrameHeader& header, Payload pay
       requireKind(from, Peer::Kind::kWorker);
       return modelOf(header)->slice(header.slice).ask(from.number, header);
     case FrameKind::kPush: {
+      if ((header.flags & kFrameFlagGroup) != 0) {
+        return handleOfGroup(from, header, std::move(payload));
+      }
       const int worker = workerOf(from, header);
       return modelOf(header)->slice(header.slice).push(from, worker, header, std::move(payload));
     }
@@ -172,6 +182,17 @@ void ServerCore::handleOfModel(Peer from, const FrameHeader& header, Payload pay
     default:
       throw FrameError("such a frame is for workers");
   }
+}
+
+// What a helper adds up comes to it from workers, and from it to the owner.
+void ServerCore::handleOfGroup(Peer from, const FrameHeader& header, Payload payload) {
+  const auto model = modelOf(header);
+  ServedSlice& slice = model->slice(header.slice);
+  if (from.kind == Peer::Kind::kServer) {
+    return slice.groupCame(from, header, payload);
+  }
+  const SliceShape& shape = model->registration.slices[header.slice];
+  aggregator_.add(workerOf(from, header), header, std::move(payload), shape);
 }
 
 // Servers may hear of a model at different times, and one may speak of it before the other has.
@@ -273,6 +294,7 @@ void ServerCore::registerModel(Peer from, const FrameHeader& header, const Paylo
   }
   for (const auto& model : retired) {
     model->retire();
+    aggregator_.retire(model->id, model->layout);
   }
 }
 

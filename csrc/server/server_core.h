@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/types.h"
+#include "server/aggregator.h"
 #include "server/served_model.h"
 #include "server/tensor_sums.h"
 
@@ -66,6 +67,7 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
 
   void handle(Peer from, const FrameHeader& header, Payload payload);
   void handleOfModel(Peer from, const FrameHeader& header, Payload payload);
+  void handleOfGroup(Peer from, const FrameHeader& header, Payload payload);
   bool isEarly(Peer from, const FrameHeader& header, const Payload& payload);
   void takeEarly();
   void registerModel(Peer from, const FrameHeader& header, const Payload& payload);
@@ -93,6 +95,7 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
   std::map<ModelKey, std::set<int>> registered_; // by which workers
 
   TensorSums sums_;
+  Aggregator aggregator_;
 };
 
 } // namespace hvd_order

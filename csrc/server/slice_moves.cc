@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 #include <shared_mutex>
+#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -58,6 +59,9 @@ void ServedSlice::serverGone(ServerId server) {
   if (follower_ == server) {
     follower_ = kNoServer;
     unacknowledged_.clear();
+  }
+  if (admission_ && admission_->helper == server) {
+    giveUpAdmission();
   }
   settleNow();
 }
@@ -167,6 +171,10 @@ void ServedSlice::passOn() {
     rules = model_.rules.empty() ? 0 : model_.rules.rbegin()->first;
   }
   const auto waiting = held_.takeWaiting();
+  dropGroup();
+  if (const auto relay = std::exchange(relay_, std::nullopt)) {
+    tellHelper(relay->helper, relay->group, {});
+  }
   for (std::size_t worker = 0; worker < waiting.size(); ++worker) {
     if (waiting[worker].gradient && !asksFirst()) { // else its worker asks the owner
       FrameHeader push = model_.about(FrameKind::kPush, index_);
@@ -302,6 +310,10 @@ void ServedSlice::installCopy(Peer from, const FrameHeader& header, SliceState s
 
 void ServedSlice::copyCame(Peer from, const FrameHeader& header, Payload payload) {
   const bool isSkipped = asksFirst() && payload.sizeBytes == 0;
+  std::vector<Member> members;
+  if ((header.flags & kFrameFlagGroup) != 0) {
+    std::tie(payload, members) = splitMembers(payload, sizeBytes(), model_.room.options.workers);
+  }
   if (payload.sizeBytes != sizeBytes() && !isSkipped) {
     throw FrameError(concat("a copy of ", payload.sizeBytes, " bytes of slice ", index_));
   }
@@ -314,7 +326,8 @@ void ServedSlice::copyCame(Peer from, const FrameHeader& header, Payload payload
   // Else the original has moved meanwhile, perhaps here and back again.
   const Round version = held_.state().version + (isSkipped ? 0 : 1);
   if (isCopy() && source_ == from.number && static_cast<Round>(header.argument) >= version) {
-    copies_.push_back({from, header, isSkipped ? Payload{} : std::move(payload)});
+    copies_.push_back(
+        {from, header, isSkipped ? Payload{} : std::move(payload), std::move(members)});
     followCopies();
   }
 }
@@ -326,13 +339,15 @@ void ServedSlice::followCopies() {
     copies_.erase(copies_.begin()); // if it does not fit, it never will
     const auto version = static_cast<Round>(next.header.argument);
     const int worker = static_cast<int>(next.header.argument >> kPartBits) - 1;
-    const HeldSlice::Update update{next.header.round, worker, next.sum, 0, next.header.map};
+    const HeldSlice::Update update{next.header.round, worker,      next.sum, 0,
+                                   next.header.map,   next.members};
     if (!held_.follow(update, version, model_.rules)) {
       copies_.insert(copies_.begin(), next);
       return;
     }
     FrameHeader done = next.header;
     done.kind = FrameKind::kReplicaDone;
+    done.flags = 0;
     done.payloadBytes = 0;
     send(next.from, urgency(), done, {});
   }

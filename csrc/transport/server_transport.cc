@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "server/group.h"
 
 namespace hvd_order {
 
@@ -409,13 +410,21 @@ void ServerTransport::push(ModelId model, Registered& registered, SliceIndex sli
       .round = underWay.round,
       .map = registered.map};
   if (asksFirst(registered)) {
-    header.kind = FrameKind::kAsk;
-    header.argument = registered.read[slice];
-    line->second.link->send(Link::kAtOnce, header, {});
-    return;
+    return ask(line->second, registered, header, 0);
   }
   header.kind = FrameKind::kPush;
   line->second.link->send(urgencyOf(slice), header, payloadOf(registered.views[slice]));
+}
+
+void ServerTransport::ask(
+    Line& line,
+    const Registered& registered,
+    FrameHeader header,
+    std::uint16_t flags) {
+  header.kind = FrameKind::kAsk;
+  header.flags = flags;
+  header.argument = registered.read[header.slice];
+  line.link->send(Link::kAtOnce, header, {});
 }
 
 bool ServerTransport::asksFirst(const Registered& registered) const {
@@ -443,8 +452,21 @@ void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
   FrameHeader push = header;
   push.kind = FrameKind::kPush;
   push.map = registered.map;
-  push.argument = 0;
-  line->second.link->send(urgencyOf(header.slice), push, payloadOf(registered.views[header.slice]));
+  auto to = line;
+  if ((header.flags & kFrameFlagGroup) != 0) { // by way of a helper
+    GroupOf group = groupOf(header.argument);
+    to = lines_.find(std::exchange(group.server, server));
+    push.argument = argumentOf(group);
+  }
+  if (to == lines_.end()) { // it is new here, or lost
+    ask(line->second, registered, push, kFrameFlagDirect);
+    return;
+  }
+  if (to != line) {
+    ++aggregated_.slices;
+    aggregated_.bytes += static_cast<ByteCount>(registered.views[header.slice].nbytes());
+  }
+  to->second.link->send(urgencyOf(header.slice), push, payloadOf(registered.views[header.slice]));
 }
 
 void ServerTransport::allReduce(const at::Tensor& tensor, const std::string& name, Done done) {
@@ -639,9 +661,14 @@ std::vector<ServerTransport::Figures> ServerTransport::takeFigures() {
   return figures;
 }
 
-ServerTransport::Dropped ServerTransport::dropped() const {
+ServerTransport::Updates ServerTransport::dropped() const {
   const std::scoped_lock lock(mutex_);
   return dropped_;
+}
+
+ServerTransport::Updates ServerTransport::aggregated() const {
+  const std::scoped_lock lock(mutex_);
+  return aggregated_;
 }
 
 // ------------------------------------------------------------------------------------- failures

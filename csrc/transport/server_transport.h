@@ -35,8 +35,7 @@ class ServerTransport final : public TorchTransport,
     ByteCount bytes;    ///< of answers
     double busySeconds; ///< with something of this worker's under way to it
   };
-  /// Updates of slices that came too late and were not sent.
-  struct Dropped {
+  struct Updates {
     std::uint64_t slices = 0;
     ByteCount bytes = 0;
   };
@@ -100,7 +99,10 @@ class ServerTransport final : public TorchTransport,
   [[nodiscard]] std::uint64_t steps(ModelId model) const;
 
   std::vector<Figures> takeFigures();
-  [[nodiscard]] Dropped dropped() const;
+  /// Those that would have come too late and were not sent.
+  [[nodiscard]] Updates dropped() const;
+  /// Those that were sent to another server, to be added up with others'.
+  [[nodiscard]] Updates aggregated() const;
 
   void issue(SliceKey key, const Slice& slice, Done done) override;
   void inquire() override;
@@ -155,6 +157,8 @@ class ServerTransport final : public TorchTransport,
   static void say(Line& line, ModelId model, const Registered& registered, const GivenRules& rules);
   void adopt(ModelId model, std::uint32_t version, std::vector<Placement> places);
   void push(ModelId model, Registered& registered, SliceIndex slice);
+  static void
+  ask(Line& line, const Registered& registered, FrameHeader header, std::uint16_t flags);
   [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const;
   [[nodiscard]] bool asksFirst(const Registered& registered) const;
   void admitted(ServerId server, const FrameHeader& header);
@@ -185,7 +189,8 @@ class ServerTransport final : public TorchTransport,
   std::uint64_t onces_ = 0;                                   // of those so far
   std::uint32_t layouts_ = 0;
   std::exception_ptr error_;
-  Dropped dropped_;
+  Updates dropped_;
+  Updates aggregated_;
   std::set<ServerId> silent_;                 // have not answered the last inquiry
   std::set<Rank> late_;                       // ranks that servers wait for, by their answers
   std::vector<SliceIndex>* pulled_ = nullptr; // of the pull that goes on

@@ -124,7 +124,7 @@ TEST(damageIsNamed) {
   CHECK_CONTAINS(
       refusal(withByte(5, static_cast<std::uint8_t>(unknown))), concat("kind ", unknown, ","));
   CHECK_CONTAINS(refusal(withByte(5, 255)), "kind 255");
-  CHECK_CONTAINS(refusal(withByte(6, 2)), "unknown flags: 2");
+  CHECK_CONTAINS(refusal(withByte(6, 8)), "unknown flags: 8");
   CHECK_CONTAINS(refusal(withByte(7, 0x80)), "unknown flags: 8000");
   CHECK_CONTAINS(refusal(withByte(46, 1)), "payload of 69632 bytes; at most 4096");
   for (std::size_t at = 5; at < kFrameHeaderBytes; ++at) {

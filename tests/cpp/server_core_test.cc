@@ -38,6 +38,7 @@ struct Scenario {
   Consistency consistency = Consistency::kSynchronous;
   Round staleness = ~Round{0};
   std::optional<Round> delay = std::nullopt;
+  bool aggregates = false;
   double bound = 0;
   bool replicas = false;
   int maps = 0;        // changes besides those that a loss or a new server needs
@@ -126,6 +127,9 @@ class Job {
     }
     checkEnd();
   }
+  int sums() const {
+    return sums_;
+  }
 
  private:
   std::size_t width() const {
@@ -208,6 +212,8 @@ class Job {
     options.consistency = is_.consistency;
     options.staleness = is_.staleness;
     options.delayBound = is_.delay;
+    options.aggregates = is_.aggregates;
+    options.clock = [this] { return time_ += 1 + static_cast<double>(world_.below(100)); };
     options.divergenceBound = is_.bound;
     options.ordered = true;
     options.log = [this, number](const std::string& line) {
@@ -488,7 +494,9 @@ class Job {
     const bool isToldAtOnce = is_.maps == 0 && !is_.replicas && is_.staleness == ~Round{0};
     const std::uint64_t before = std::max(who.readBefore[slice], kStepsBefore);
     if (isToldAtOnce && who.late[slice] == lateBefore_[{rank, slice}]) {
-      CHECK(who.read[slice] - 1 <= before + *is_.delay);
+      // What came with it in one sum has been seen as well.
+      const std::uint64_t together = is_.aggregates ? static_cast<std::uint64_t>(is_.workers) : 1;
+      CHECK(who.read[slice] - together <= before + *is_.delay);
     }
     lateBefore_[{rank, slice}] = who.late[slice];
   }
@@ -503,6 +511,9 @@ class Job {
   void sent(Peer from, Peer to, const FrameHeader& header, const Payload& payload) {
     if (from.kind != Peer::Kind::kServer) {
       return;
+    }
+    if (header.kind == FrameKind::kPush && (header.flags & kFrameFlagGroup) != 0) {
+      ++sums_;
     }
     const std::pair key{from, header.slice};
     if (lostServer_ >= 0 && header.kind == FrameKind::kReplicaDone &&
@@ -520,7 +531,9 @@ class Job {
       }
       unsafe_[key].follower = to;
       unsafe_[key].updates[static_cast<Round>(header.argument)] = std::sqrt(squares);
-    } else if (header.kind == FrameKind::kValue && unsafe_.contains(key)) {
+    } else if (
+        header.kind == FrameKind::kValue && payload.sizeBytes > 0 && !relays_ &&
+        unsafe_.contains(key)) {
       const Unsafe& open = unsafe_.at(key);
       CHECK(!open.stateOfMap);
       double lag = 0;
@@ -532,6 +545,7 @@ class Job {
   }
 
   void delivered(Peer from, Peer to, const FrameHeader& header) {
+    relays_ = header.kind == FrameKind::kValue; // a helper passes on what its owner may tell
     const auto open = unsafe_.find({to, header.slice});
     if (header.kind != FrameKind::kReplicaDone || open == unsafe_.end() ||
         open->second.follower != from) {
@@ -650,6 +664,9 @@ class Job {
 
   const Scenario is_;
   World world_;
+  double time_ = 0;
+  int sums_ = 0;
+  bool relays_ = false;
   std::map<std::pair<int, SliceIndex>, Round> lateBefore_;
   std::map<int, std::shared_ptr<ServerCore>> cores_;
   std::vector<std::unique_ptr<SimulatedWorker>> workers_;
@@ -675,14 +692,19 @@ class Job {
   int leaving_ = -1;
 };
 
-void simulate(const Scenario& scenario, int schedules) {
+// Returns how many sums of several updates came from helpers.
+int simulate(const Scenario& scenario, int schedules) {
+  int sums = 0;
   for (int seed = 0; seed < schedules; ++seed) {
     try {
-      Job(scenario, static_cast<std::uint64_t>(seed)).run();
+      Job job(scenario, static_cast<std::uint64_t>(seed));
+      job.run();
+      sums += job.sums();
     } catch (const std::exception& error) {
       throw test::Failure(concat("seed ", seed, ": ", error.what()));
     }
   }
+  return sums;
 }
 
 } // namespace
@@ -728,6 +750,28 @@ TEST(delayedUpdatesAreNeverMadeAndTheOthersOnce) {
          .leaves = true},
         150);
   }
+}
+
+TEST(whatHelpersAddUpIsMadeOnce) {
+  const Scenario plain{
+      .workers = 5, .consistency = Consistency::kAsynchronous, .delay = 8, .aggregates = true};
+  const auto some = [&](const std::function<void(Scenario&)>& change, int schedules) {
+    Scenario scenario = plain;
+    change(scenario);
+    CHECK(simulate(scenario, schedules) > schedules);
+  };
+  some([](Scenario& is) { is.slices = 3; }, 400);
+  some([](Scenario& is) { is.delay = 3; }, 300);
+  some([](Scenario& is) { is.staleness = 1; }, 300);
+  some([](Scenario& is) { is.maps = 6; }, 500);
+  some([](Scenario& is) { is.replicas = true, is.staleness = 1, is.maps = 6; }, 300);
+  some([](Scenario& is) { is.servers = 4, is.replicas = is.loss = true, is.maps = 2; }, 800);
+  some(
+      [](Scenario& is) {
+        is.servers = 4, is.maps = 4;
+        is.replicas = is.joins = is.leaves = true;
+      },
+      300);
 }
 
 TEST(replicasHaveWhatIsAnswered) {
@@ -952,6 +996,23 @@ TEST(whatNoHonestPeerSendsIsRefusedAndTheRestGoesOn) {
   refuses(worker(0), frame(FrameKind::kMap), ownedBy(kNoServer));
   refuses(worker(0), frame(FrameKind::kPull)); // of part 0
   refuses(worker(0), frame(FrameKind::kValue));
+  refuses(server(1), frame(FrameKind::kValue), good); // is for workers, but for a group's
+  const auto ofGroup = [](FrameKind kind, GroupOf group) {
+    FrameHeader header = frame(kind, 1);
+    header.flags = kFrameFlagGroup;
+    header.argument = argumentOf(group);
+    return header;
+  };
+  refuses(worker(0), ofGroup(FrameKind::kPush, {1, 2, 1}), payloadOf(std::vector<float>{1}));
+  refuses(worker(0), ofGroup(FrameKind::kPush, {1, 1, 1}), good);
+  refuses(worker(0), ofGroup(FrameKind::kPush, {1, 3, 1}), good);
+  refuses(worker(0), ofGroup(FrameKind::kPush, {0, 2, 1}), good); // this server's own slice
+  for (const auto& members : std::vector<std::vector<Member>>{
+           {{0, 1}}, {{1, 1}, {0, 1}}, {{0, 1}, {0, 1}}, {{0, 1}, {2, 1}}, {{0, 1}, {1, 0}}}) {
+    refuses(server(1), ofGroup(FrameKind::kPush, {}), withMembers(good, members));
+    refuses(server(1), ofGroup(FrameKind::kReplica, {}), withMembers(good, members));
+  }
+  refuses(server(1), ofGroup(FrameKind::kPush, {}), good);
   refuses(worker(0), frame(FrameKind::kReplica, 1), good);
   refuses(server(1), frame(FrameKind::kModel), modelOf(false));
   refuses(worker(1), frame(FrameKind::kModel), modelOf(false));

@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "check.h"
+#include "server/group.h"
 #include "server/server_core.h"
 
 // Parameter servers and workers in one thread: links deliver when a seeded generator says so, each
@@ -390,7 +391,21 @@ class SimulatedWorker {
       FrameHeader push = about(FrameKind::kPush, header.slice);
       push.round = header.round;
       push.map = map_;
-      line->second->send(std::uint64_t{header.slice} + 1, push, open->gradient);
+      auto to = line;
+      if ((header.flags & kFrameFlagGroup) != 0) {
+        GroupOf group = groupOf(header.argument);
+        to = lines_.find(std::exchange(group.server, server));
+        push.flags = kFrameFlagGroup;
+        push.argument = argumentOf(group);
+      }
+      if (to == lines_.end()) {
+        push.kind = FrameKind::kAsk;
+        push.flags = kFrameFlagDirect;
+        push.argument = read[header.slice];
+        line->second->send(Link::kAtOnce, push, {});
+        return;
+      }
+      to->second->send(std::uint64_t{header.slice} + 1, push, open->gradient);
     }
   }
 

@@ -117,8 +117,13 @@ std::vector<std::byte> anything(Input& in) {
 }
 
 // What would fit the kind, or anything.
-Payload payload(Input& in, FrameKind kind) {
+Payload payload(Input& in, FrameKind kind, bool isOfGroup) {
   if ((in.byte() & 7) != 0) {
+    if (isOfGroup && (kind == FrameKind::kPush || kind == FrameKind::kReplica)) {
+      const Payload sum = payloadOf(std::vector<std::byte>(16, static_cast<std::byte>(in.byte())));
+      const auto round = static_cast<Round>(in.number());
+      return (in.byte() & 1) != 0 ? sum : withMembers(sum, {{{0, round}, {1, round}}});
+    }
     switch (kind) {
       case FrameKind::kModel:
         return payloadOf(registration(in));
@@ -150,6 +155,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   options.ordered = (how & 8) != 0;
   if ((how & 16) != 0) {
     options.delayBound = 1;
+    options.aggregates = (how & 32) != 0;
   }
   options.largestSlice = kLargestSlice;
   const auto core = std::make_shared<ServerCore>(options);
@@ -183,7 +189,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     if ((what & 0x40) != 0) {
       header.argument |= std::uint64_t{in.byte()} << 56;
     }
-    Payload bytes = payload(in, header.kind);
+    header.flags = in.byte() & kFrameFlags;
+    Payload bytes = payload(in, header.kind, (header.flags & kFrameFlagGroup) != 0);
     header.payloadBytes = bytes.sizeBytes;
     core->onFrame(from, header, std::move(bytes)); // refuses with a line for the log
   }

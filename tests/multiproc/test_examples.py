@@ -72,8 +72,8 @@ WAYS = pytest.mark.parametrize(
 
 @WAYS
 def test_mnist_learns_and_ranks_agree(tmp_path: Path, run: Run) -> None:
-    arguments = ["--epochs", "3", "--train-images", "1024", "--test-images", "128"]
-    text = run("mnist_torch.py", tmp_path, *arguments, "--batch-size", "16", "--lr", "0.05")
+    arguments = ["--epochs", "3", "--train-images", "2048", "--test-images", "128"]
+    text = run("mnist_torch.py", tmp_path, *arguments, "--batch-size", "8", "--lr", "0.01")
     losses = [float(loss) for loss in re.findall(r"Epoch \d: average loss ([\d.]+)", text)]
     accuracy = [float(percent) for percent in re.findall(r"Accuracy: ([\d.]+)%", text)]
     assert len(losses) == len(accuracy) == 3, text

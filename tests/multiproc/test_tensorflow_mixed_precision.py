@@ -29,6 +29,7 @@ STEPS = 10
 OVERFLOWS_AT = 6  # in float16, on rank 0 alone
 FIRST_SCALE = 2.0**12
 GROWS_EVERY = 3
+EAGER = {"tape"}  # of the ways; the others are compiled
 
 
 def batches(policy: str) -> tuple[Any, Any]:
@@ -102,13 +103,13 @@ def gradients_of(model: Any, optimizer: Any, tape: Any, x: Any, y: Any) -> Any:
     return tape.gradient(loss, model.trainable_variables)
 
 
-def train_alone(keras: Any, policy: str, parts: int) -> Trained:
+def train_alone(keras: Any, policy: str, parts: int, is_compiled: bool) -> Trained:
+    """Compiled or not as what it is compared with: TensorFlow fuses ops of 16 bits in graphs."""
     import tensorflow as tf
 
     model, optimizer = model_of(keras), optimizer_of(keras, policy)
     seen = Seen(optimizer)
 
-    @tf.function
     def step(x: Any, y: Any) -> None:
         of_parts = [
             gradients_of(model, optimizer, tf.GradientTape(), x_part, y_part)
@@ -118,9 +119,10 @@ def train_alone(keras: Any, policy: str, parts: int) -> Trained:
         means = [tf.add_n(same) * (1 / parts) for same in zip(*of_parts, strict=True)]
         optimizer.apply(means, model.trainable_variables)
 
+    run = tf.function(step) if is_compiled else step
     optimizer.build(model.trainable_variables)
     for number, (x, y) in enumerate(zip(*batches(policy), strict=True)):
-        step(tf.constant(x), tf.constant(y))
+        run(tf.constant(x), tf.constant(y))
         seen.look(number)
     return flat(model), seen.states
 
@@ -145,9 +147,9 @@ def train_in_a_loop(keras: Any, hvd: Any, policy: str, way: str) -> Trained:
         optimizer.apply(gradients, model.trainable_variables)
 
     ways: dict[str, Callable[..., Any]] = {
-        "optimizer": tf.function, "tape": lambda one: one, "overlapped": hvd.overlapped_function,
+        "optimizer": tf.function, "overlapped": hvd.overlapped_function,
     }  # fmt: skip
-    run = ways[way](step)
+    run = step if way in EAGER else ways[way](step)
     for number, (x, y) in enumerate(zip(*batches(policy), strict=True)):
         x, y = (np.split(rows, hvd.size())[hvd.rank()] for rows in (x, y))
         run(tf.constant(x), tf.constant(y))
@@ -193,8 +195,12 @@ def body_trains(policy: str, ways: list[str]) -> dict[str, dict[str, Any]]:
     hvd.init()
     results = {}
     with dtype_policy(keras, policy):
-        wanted, wanted_states = train_alone(keras, policy, hvd.size())
+        alone = {
+            is_compiled: train_alone(keras, policy, hvd.size(), is_compiled)
+            for is_compiled in {way not in EAGER for way in ways}
+        }
         for way in ways:
+            wanted, wanted_states = alone[way not in EAGER]
             if way.startswith("fit"):
                 got, states = train_by_fit(keras, hvd, policy, way == "fit_wrapped_by_keras")
             else:

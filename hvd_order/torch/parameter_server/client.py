@@ -145,16 +145,19 @@ class ParameterServers:
         if self._orders is not None:
             self._orders.close()
         self._lookout.close()
-        self._report_dropped()
+        self._report_updates()
         self.transport.close()
 
-    def _report_dropped(self) -> None:
-        slices, size_bytes = self.transport.dropped()
-        if slices:
-            _log.info(
-                "%s: %d updates of slices came too late and were not sent (%.1f MB)",
-                self._me, slices, size_bytes / 1e6,
-            )  # fmt: skip
+    def _report_updates(self) -> None:
+        for (slices, size_bytes), what in (
+            (self.transport.dropped(), "came too late and were not sent"),
+            (self.transport.aggregated(), "were added up with others' on their way"),
+        ):
+            if slices:
+                _log.info(
+                    "%s: %d updates of slices %s (%.1f MB)",
+                    self._me, slices, what, size_bytes / 1e6,
+                )  # fmt: skip
 
 
 def _whereabouts(config: Config) -> tuple[int, str]:

@@ -64,6 +64,7 @@ class ServerProcess:
             synchronous=config.ps_mode == "sync",
             staleness=config.ps_staleness,
             delay_bound=config.ps_delay_bound,
+            aggregates=config.ps_aggregate,
             ordered=config.policy == "priority",
             divergence_bound=config.ps_divergence,
             log=lambda text: _log.warning("server %d: %s", self.number, text),
