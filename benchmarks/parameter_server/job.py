@@ -61,6 +61,7 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
     optimizer.flush()
     host = engine_host.running_host()
     assert host is not None
+    assert host.servers is not None
     weights = [float(p.detach().double().sum()) for p in model.parameters()]
     same = all(
         torch.equal(weights, each)
@@ -73,6 +74,7 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
         "cut": [host.cut.slice_bytes, host.cut.credit_bytes],
         "same": same,
         "weights": statistics.fmean(weights),
+        "aggregated_bytes": host.servers.transport.aggregated()[1],
     }
 
 

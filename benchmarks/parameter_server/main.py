@@ -140,24 +140,32 @@ def aggregation(options: argparse.Namespace) -> dict[str, Any]:
         "HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_MODE": "async",
         "HVD_ORDER_PS_DELAY_BOUND": "100", "HVD_ORDER_PS_BALANCE": "0",
     }  # fmt: skip
-    job = {"what": "steps", "model": "densenet121", "compute_s": 1e-3, "steps": options.steps + 4}
+    job: dict[str, Any] = {
+        "what": "steps", "model": "densenet121", "compute_s": 1e-3, "steps": options.steps + 4
+    }  # fmt: skip
     found: dict[str, Any] = {}
     for trouble in ("slow line", "nothing wrong"):
         seconds: dict[str, list[float]] = {"straight": [], "aggregated": []}
+        by_helpers: list[float] = []
         for _, name in turns(list(seconds), options.rounds):
             with EmulatedHosts(count=workers + servers, rate_mbit=rate) as hosts:
                 placed = PlacedJob(hosts, workers, servers)
                 if trouble == "slow line":
                     hosts.set_rate(placed.server_host(1), rate / 4)
                 switch = {"HVD_ORDER_PS_AGGREGATE": str(int(name == "aggregated"))}
-                seconds[name] += placed.run(job, {**knobs, **switch})["seconds"][4:]
+                answer = placed.run(job, {**knobs, **switch})
+            seconds[name] += answer["seconds"][4:]
+            if name == "aggregated":
+                model_bytes = PROFILES["densenet121"]().size_bytes
+                by_helpers.append(answer["aggregated_bytes"] / model_bytes / (job["steps"] - 2))
         ratio = paired_ratio(seconds["aggregated"], seconds["straight"])
         print(
             f"aggregation, {trouble}: straight {statistics.median(seconds['straight']):.3f} s a "
-            f"step, aggregated {statistics.median(seconds['aggregated']):.3f} s: {ratio}",
+            f"step, aggregated {statistics.median(seconds['aggregated']):.3f} s, "
+            f"{statistics.fmean(by_helpers):.0%} of the updates by helpers: {ratio}",
             flush=True,
         )
-        found[trouble] = seconds
+        found[trouble] = {**seconds, "by_helpers": by_helpers}
     return found
 
 

@@ -5,23 +5,19 @@
 namespace hvd_order {
 
 namespace {
-constexpr double kNewest = 0.25; // share of the newest measurement in a worker's rate
+constexpr double kNewest = 0.25; // share of the newest measurement in a sender's rate
 } // namespace
 
-bool PushWindows::hasRoom(int worker) const {
+double PushWindows::expectedSeconds(int sender, ByteCount bytes) const {
   const std::scoped_lock lock(mutex_);
-  return of(worker).admitted < kMostAdmitted;
-}
-
-double PushWindows::expectedSeconds(int worker, ByteCount bytes) const {
-  const std::scoped_lock lock(mutex_);
-  const Worker& each = of(worker);
+  const auto found = senders_.find(sender);
+  const Sender each = found == senders_.end() ? Sender{} : found->second;
   return static_cast<double>(each.bytes + bytes) / (each.rate > 0 ? each.rate : 1);
 }
 
-bool PushWindows::take(int worker, ByteCount bytes, double now) {
+bool PushWindows::take(int sender, ByteCount bytes, double now) {
   const std::scoped_lock lock(mutex_);
-  Worker& each = of(worker);
+  Sender& each = senders_[sender];
   if (each.admitted >= kMostAdmitted) {
     return false;
   }
@@ -32,9 +28,9 @@ bool PushWindows::take(int worker, ByteCount bytes, double now) {
   return true;
 }
 
-void PushWindows::giveBack(int worker, ByteCount bytes, bool came, double now) {
+void PushWindows::giveBack(int sender, ByteCount bytes, bool came, double now) {
   const std::scoped_lock lock(mutex_);
-  Worker& each = of(worker);
+  Sender& each = senders_[sender];
   --each.admitted;
   each.bytes -= bytes;
   if (came && now > each.since) {
@@ -45,17 +41,17 @@ void PushWindows::giveBack(int worker, ByteCount bytes, bool came, double now) {
 }
 
 void PushWindows::await(
-    const std::vector<int>& workers,
+    const std::vector<int>& senders,
     const std::shared_ptr<ServedSlice>& slice) {
   const std::scoped_lock lock(mutex_);
-  for (const int worker : workers) {
-    of(worker).waiting[slice->key()] = slice;
+  for (const int sender : senders) {
+    senders_[sender].waiting[slice->key()] = slice;
   }
 }
 
-std::shared_ptr<ServedSlice> PushWindows::next(int worker) {
+std::shared_ptr<ServedSlice> PushWindows::next(int sender) {
   const std::scoped_lock lock(mutex_);
-  Worker& each = of(worker);
+  Sender& each = senders_[sender];
   while (each.admitted < kMostAdmitted && !each.waiting.empty()) {
     const auto slice = each.waiting.begin()->second.lock();
     each.waiting.erase(each.waiting.begin());

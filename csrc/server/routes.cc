@@ -4,35 +4,37 @@
 
 namespace hvd_order {
 
+ServerId Routes::best(std::size_t updates, const std::vector<ServerId>& helpers) const {
+  const std::scoped_lock lock(mutex_);
+  const auto secondsOf = [&](ServerId server) {
+    const auto way = ways_.find(server);
+    if (way == ways_.end() || admissions_ - way->second.taken > kPatience) {
+      return 0.0; // is due to be tried
+    }
+    // From one that is being tried for the first time nothing has come yet.
+    return way->second.secondsPerByte > 0 ? way->second.secondsPerByte
+                                          : std::numeric_limits<double>::max();
+  };
+  ServerId best = kDirect;
+  double least = secondsOf(kDirect) * (2 - 1 / static_cast<double>(updates));
+  for (const ServerId helper : helpers) {
+    if (const double seconds = secondsOf(helper); seconds < least) {
+      least = seconds;
+      best = helper;
+    }
+  }
+  return best;
+}
+
+void Routes::taken(ServerId way) {
+  const std::scoped_lock lock(mutex_);
+  ways_[way].taken = ++admissions_;
+}
+
 void Routes::took(ServerId way, double secondsPerByte) {
   const std::scoped_lock lock(mutex_);
   double& known = ways_[way].secondsPerByte;
   known = known > 0 ? known + kNewest * (secondsPerByte - known) : secondsPerByte;
-}
-
-ServerId Routes::choose(const std::vector<ServerId>& helpers) {
-  const std::scoped_lock lock(mutex_);
-  ++choices_;
-  ServerId best = kDirect;
-  double least = std::numeric_limits<double>::infinity();
-  const auto consider = [&](ServerId server) {
-    const Way& way = ways_[server];
-    const bool isDue = way.choice == 0 || choices_ - way.choice > kPatience;
-    // One that has been tried, and from which nothing has come yet, is slower than any.
-    const double seconds = isDue ? 0
-        : way.secondsPerByte > 0 ? way.secondsPerByte
-                                 : std::numeric_limits<double>::max();
-    if (seconds < least) {
-      least = seconds;
-      best = server;
-    }
-  };
-  consider(kDirect);
-  for (const ServerId helper : helpers) {
-    consider(helper);
-  }
-  ways_[best].choice = choices_;
-  return best;
 }
 
 void Routes::gone(ServerId helper) {

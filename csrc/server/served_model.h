@@ -15,7 +15,7 @@ namespace hvd_order {
 
 /// What all models of a server share; outlives them.
 struct ServerRoom {
-  explicit ServerRoom(ServerOptions given) : options(std::move(given)), windows(options.workers) {}
+  explicit ServerRoom(ServerOptions given) : options(std::move(given)) {}
 
   /// Where a slice stands among what waits for a line; the first goes first.
   [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const {
@@ -24,7 +24,8 @@ struct ServerRoom {
 
   const ServerOptions options;
   Peers peers;
-  PushWindows windows;
+  PushWindows windows;       // of workers, by rank
+  PushWindows helperWindows; // by server
   Routes routes;
 };
 

@@ -31,10 +31,10 @@ Consistency consistencyOf(const ServedModel& model) {
 } // namespace
 
 ServedSlice::Work::~Work() {
-  const std::vector<int> freed = std::exchange(slice_.freed_, {});
+  const auto freed = std::exchange(slice_.freed_, {});
   lock_.unlock();
-  for (const int worker : freed) {
-    while (const auto next = slice_.model_.room.windows.next(worker)) {
+  for (const auto& [windows, sender] : freed) {
+    while (const auto next = windows->next(sender)) {
       next->admit();
     }
   }

@@ -16,6 +16,7 @@
 
 namespace hvd_order {
 
+class PushWindows;
 class ServedModel;
 
 /// One slice as a server has it: pushes come, updates are made, answers and copies go.
@@ -213,7 +214,7 @@ class ServedSlice {
   std::optional<Admission> arrived_; // the group that is to be applied
   std::optional<Relay> relay_;       // the group applied last, until its helper has had a word
   std::uint32_t groups_ = 0;         // so far
-  std::vector<int> freed_;           // workers that have room again
+  std::vector<std::pair<PushWindows*, int>> freed_; // who has room again
 };
 
 } // namespace hvd_order

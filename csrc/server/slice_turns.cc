@@ -113,6 +113,7 @@ void ServedSlice::admitOneOf(const std::vector<std::size_t>& candidates) {
       Ask& ask = asks_[index];
       const double now = model_.room.options.clock();
       if (windows.take(ask.worker, sizeBytes(), now)) {
+        model_.room.routes.taken(Routes::kDirect);
         admission_ = Admission{{ask}, Routes::kDirect, 0, now};
         FrameHeader header = model_.about(FrameKind::kAdmit, index_);
         header.round = ask.round;
@@ -135,22 +136,18 @@ void ServedSlice::admitOneOf(const std::vector<std::size_t>& candidates) {
   admitFirst(); // room may have been given back before it was awaited
 }
 
-// Those whose turns are next, as many as have room: applied together, each is applied no later than
-// in its own turn. @return false if there are not several, or no helper is faster.
+// All that are in time: applied together, each is applied no later than in its own turn. What a
+// worker's line to this server has room for is of no matter, as they go by another. If the helper
+// has no room, they wait. @return false if there are not several, or no helper is faster.
 bool ServedSlice::admitGroup(const std::vector<WaitingUpdate>& updates) {
   const ServerOptions& options = model_.room.options;
   const auto most = static_cast<std::size_t>(options.workers);
   if (!options.aggregates || sizeBytes() + membersBytes(most) > options.largestSlice) {
     return false;
   }
-  PushWindows& windows = model_.room.windows;
   std::vector<std::size_t> able = delayBoundedOrder(updates).order;
   able.erase(
-      std::ranges::find_if(
-          able,
-          [&](std::size_t index) {
-            return asks_[index].isDirect || !windows.hasRoom(asks_[index].worker);
-          }),
+      std::ranges::find_if(able, [&](std::size_t index) { return asks_[index].isDirect; }),
       able.end());
   if (able.size() < 2) {
     return false;
@@ -159,23 +156,19 @@ bool ServedSlice::admitGroup(const std::vector<WaitingUpdate>& updates) {
   for (const Peer server : model_.room.peers.all(Peer::Kind::kServer)) {
     helpers.push_back(static_cast<ServerId>(server.number));
   }
-  const ServerId helper = model_.room.routes.choose(helpers);
+  const ServerId helper = model_.room.routes.best(able.size(), helpers);
   if (helper == Routes::kDirect) {
     return false;
   }
+  PushWindows& windows = model_.room.helperWindows;
   const double now = options.clock();
-  std::size_t taken = 0;
-  while (taken < able.size() && windows.take(asks_[able[taken]].worker, sizeBytes(), now)) {
-    ++taken;
-  }
-  able.resize(taken); // if fewer, other slices have been faster
-  if (able.size() < 2) {
-    for (const std::size_t index : able) {
-      windows.giveBack(asks_[index].worker, sizeBytes(), /*came=*/false, now);
-      freed_.push_back(asks_[index].worker);
+  if (!windows.take(helper, sizeBytes(), now)) {
+    windows.await({helper}, {model_.shared_from_this(), this});
+    if (!windows.take(helper, sizeBytes(), now)) { // it may have got room before it was awaited
+      return true;
     }
-    return false;
   }
+  model_.room.routes.taken(helper);
   admission_ = Admission{{}, helper, ++groups_, now};
   for (const std::size_t index : able) {
     admission_->asks.push_back(asks_[index]);
@@ -199,14 +192,12 @@ void ServedSlice::endAdmission(bool came) {
   }
   const double now = model_.room.options.clock();
   const bool isDirect = ended->helper == Routes::kDirect;
-  for (const Ask& ask : ended->asks) {
-    // How fast the line to a helper is says nothing of the one to this server.
-    model_.room.windows.giveBack(ask.worker, sizeBytes(), came && isDirect, now);
-    freed_.push_back(ask.worker);
-  }
+  PushWindows& windows = isDirect ? model_.room.windows : model_.room.helperWindows;
+  const int sender = isDirect ? ended->asks.front().worker : ended->helper;
+  windows.giveBack(sender, sizeBytes(), came, now);
+  freed_.emplace_back(&windows, sender);
   if (came && sizeBytes() > 0) {
-    const auto updates = static_cast<double>(ended->asks.size());
-    model_.room.routes.took(ended->helper, (now - ended->since) / updates / sizeBytes());
+    model_.room.routes.took(ended->helper, (now - ended->since) / sizeBytes());
   }
 }
 

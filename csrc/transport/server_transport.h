@@ -146,29 +146,32 @@ class ServerTransport final : public TorchTransport,
     double busySince = 0;
   };
 
-  void allReduce(const at::Tensor& tensor, const std::string& name, Done done) override;
-  void onFrame(ServerId server, const FrameHeader& header, const Payload& payload);
-  void answered(ServerId server, const FrameHeader& header, const Payload& payload);
+  // server_transport.cc:
   void lost(ServerId server, const std::string& why);
   void fail(const std::exception_ptr& error);
-
-  // Under the lock.
+  // Under the lock:
   void tell(Line& line, ModelId model, const Registered& registered);
   static void say(Line& line, ModelId model, const Registered& registered, const GivenRules& rules);
   void adopt(ModelId model, std::uint32_t version, std::vector<Placement> places);
+  void pushAgain(ModelId model, Registered& registered);
+  void askAgain(ModelId model, const Registered& registered, SliceIndex slice);
+  Line& lineFor(ServerId server);
+  [[nodiscard]] bool isLost(const Placement& place) const;
+  [[nodiscard]] PeerLost lossOf(ServerId server, const std::string& why) const;
+  void busy(Line& line);
+  void idle(ServerId server);
+
+  // server_pushes.cc, with `issue` and `pull`:
+  void allReduce(const at::Tensor& tensor, const std::string& name, Done done) override;
+  void onFrame(ServerId server, const FrameHeader& header, const Payload& payload);
+  void answered(ServerId server, const FrameHeader& header, const Payload& payload);
+  void admitted(ServerId server, const FrameHeader& header);
+  // Under the lock:
   void push(ModelId model, Registered& registered, SliceIndex slice);
   static void
   ask(Line& line, const Registered& registered, FrameHeader header, std::uint16_t flags);
   [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const;
   [[nodiscard]] bool asksFirst(const Registered& registered) const;
-  void admitted(ServerId server, const FrameHeader& header);
-  Line& lineFor(ServerId server);
-  [[nodiscard]] bool isLost(const Placement& place) const;
-  [[nodiscard]] PeerLost lossOf(ServerId server, const std::string& why) const;
-  void pushAgain(ModelId model, Registered& registered);
-  void askAgain(ModelId model, const Registered& registered, SliceIndex slice);
-  void busy(Line& line);
-  void idle(ServerId server);
 
   const Rank rank_;
   const int workers_;

@@ -487,6 +487,7 @@ def test_order_of_consumption_is_that_of_the_graph(ranks: RankFactory) -> None:
         assert found == (["table", "first", "loop", "last"], "unused")
 
 
+@pytest.mark.long
 def test_the_demo_trains_to_the_same_weights(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hvd_order.demo", "--framework", "tensorflow", "--steps", "12",
