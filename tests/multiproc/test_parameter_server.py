@@ -128,11 +128,12 @@ def body_pulls(env: Mapping[str, str], tensors: int, pulls: int) -> list[list[in
         return orders
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("pulls", [10, pytest.param(200, marks=pytest.mark.long)])
 def test_slices_come_in_the_order_of_need(two_ranks: RankPool, pulls: int) -> None:
     env = {"HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_SLICE_BYTES": "64"}
     with Servers(2, 1, env) as servers:
-        for orders in two_ranks.run(body_pulls, servers.env, 200, pulls):
+        for orders in two_ranks.run(body_pulls, servers.env, 200, pulls, timeout=200):
             assert len(orders) == pulls
             for order in orders:
                 assert len(order) >= 200
