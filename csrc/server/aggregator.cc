@@ -1,5 +1,6 @@
 #include "server/aggregator.h"
 
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -33,9 +34,11 @@ void Aggregator::add(
     if (later != groups_.end() && later->first.hasSlice(where)) {
       return; // the owner has given it up
     }
-    std::erase_if(groups_, [&](const auto& entry) {
-      return entry.first.hasSlice(where) && entry.first < where && !entry.second.isSent;
-    });
+    Where first = where;
+    first.number = 0;
+    for (auto older = groups_.lower_bound(first); older != groups_.end() && older->first < where;) {
+      older = older->second.isSent ? std::next(older) : groups_.erase(older);
+    }
     Group& open = groups_[where];
     if (open.isSent) {
       return; // it came twice
