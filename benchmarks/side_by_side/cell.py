@@ -153,7 +153,9 @@ def run_cell(
             extra["bucket_mib"] = _best_bucket(torch_fleet, setting.model, compute_s, tell)
         elif name == "hvd_order_planned":
             tell("plan")
-            write_plan(torch_fleet, setting.model, compute_s, Path(extra["env"]["HVD_ORDER_PLAN"]))
+            local = (local_fleet or torch_fleet)("record", job="local", warm_up=_WARM_UP)[0]
+            layer_s = _layer_s(local["layers"], local["step_s"])
+            write_plan(torch_fleet, setting.model, layer_s, Path(extra["env"]["HVD_ORDER_PLAN"]))
         results[name] = Measured()
         tell(f"build {name}")
         with fleet.awake():
@@ -219,18 +221,29 @@ def _optimum(
 
     Args:
         events: of a recorded local step, or several.
-        local_s: step time, over which the layers' times are spread: it includes the optimizer.
+        local_s: step time.
+    """
+    forward_s, backward_s = zip(*_layer_s(events, local_s), strict=True)
+    return chain_optimum_s(
+        forward_s, backward_s, [wire_s * size / sum(layer_bytes) for size in layer_bytes]
+    )
+
+
+def _layer_s(
+    events: list[tuple[str, str, float, float]], local_s: float
+) -> list[tuple[float, float]]:
+    """Forward and backward time of each layer.
+
+    Args:
+        events: of a recorded local step, or several.
+        local_s: step time, which is spread over the layers: it includes the optimizer.
     """
     names = list(dict.fromkeys(name for name, kind, _, _ in events if kind == "forward"))
     took = {(name, kind): 0.0 for name in names for kind in ("forward", "backward")}
     for name, kind, begin, end in events:
         took[name, kind] += end - begin
     scale = local_s / sum(took.values())
-    return chain_optimum_s(
-        [scale * took[name, "forward"] for name in names],
-        [scale * took[name, "backward"] for name in names],
-        [wire_s * size / sum(layer_bytes) for size in layer_bytes],
-    )
+    return [(scale * took[name, "forward"], scale * took[name, "backward"]) for name in names]
 
 
 def _same(weights: dict[str, list[list[float]]]) -> bool:

@@ -39,7 +39,8 @@ class Fleet:
             peer: as in worker.py or, where it begins with "tensorflow", tensorflow_worker.py.
             log: takes what the ranks write to standard error.
             env: variables by rank, on top of those of the host.
-            restless: the ranks run Horovod, which talks a thousand times a second even when idle.
+            restless: even idle, its ranks would disturb others: Horovod talks a thousand times a
+                second, and each process group has threads that wake a hundred times a second.
         """
         self.size = len(env)
         self.peer = peer
@@ -56,7 +57,7 @@ class Fleet:
         ]  # fmt: skip
         self._answers(timeout_s=120)
 
-    def __call__(self, do: str, timeout_s: float = 600, **arguments: Any) -> list[Any]:
+    def __call__(self, do: str, timeout_s: float = 1800, **arguments: Any) -> list[Any]:
         """Gives all ranks one command; returns their answers, by rank.
 
         Raises:

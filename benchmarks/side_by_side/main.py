@@ -121,9 +121,11 @@ def _torch(
 ) -> list[Contestant]:
     """PyTorch's systems that were asked for, with their ranks."""
 
-    def another(port: int, restless: bool = False) -> Fleet:
+    def another(port: int) -> Fleet:
         own = str(int(ranks[0]["MASTER_PORT"]) + port)
-        return start("torch", [{**env, "MASTER_PORT": own} for env in ranks], restless)
+        fleet = start("torch", [{**env, "MASTER_PORT": own} for env in ranks], restless=True)
+        fleet.sleep()
+        return fleet
 
     contestants = []
     for name in options.systems:
@@ -135,7 +137,7 @@ def _torch(
             contestants.append(Contestant(name, name, torch_fleet, {"env": env}))
         elif name == "hvd_order_on_horovod":
             env = {"HVD_ORDER_TRANSPORT": "horovod"}
-            contestants.append(Contestant(name, "hvd_order", another(100, True), {"env": env}))
+            contestants.append(Contestant(name, "hvd_order", another(100), {"env": env}))
         elif name == "hvd_order_planned":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_order_plan_"))
             env = {"HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}

@@ -1,8 +1,9 @@
-"""A plan for one cell, as `hvd-order tune` makes it: from the model's times and the link."""
+"""A plan for one cell, as `hvd-order tune` makes it: from recorded times and the link."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 from fleet import Fleet
@@ -19,10 +20,16 @@ _SMALL = (64, 64 << 10)  # chunks, bytes of each
 _LARGE = (12, 2 << 20)
 
 
-def write_plan(fleet: Fleet, model: str, compute_s: float, path: Path) -> None:
-    """Measures the link between a fleet's ranks and writes the plan that fits an emulated model."""
+def write_plan(
+    fleet: Fleet, model: str, layer_s: Sequence[tuple[float, float]], path: Path
+) -> None:
+    """Measures the link between a fleet's ranks and writes the plan that fits an emulated model.
+
+    Args:
+        layer_s: what each layer's forward and backward pass was measured to take.
+    """
     network = Network.of_link(MeasuredLink(_measured(fleet), fleet.size, "gloo"))
-    tune(_graph(model, compute_s), network, model).plan.write(path)
+    tune(_graph(model, layer_s), network, model).plan.write(path)
 
 
 def _measured(fleet: Fleet) -> Link:
@@ -36,9 +43,9 @@ def _measured(fleet: Fleet) -> Link:
     )
 
 
-def _graph(model: str, compute_s: float) -> Graph:
+def _graph(model: str, layer_s: Sequence[tuple[float, float]]) -> Graph:
     """The chain of layers, with the names that the emulated model's parameters have."""
-    layers = PROFILES[model]().scaled_to(compute_s).layers
+    layers = PROFILES[model]().layers
     names = [
         [f"{i}.tensors.{k}" for k in range(len(each.tensors))] for i, each in enumerate(layers)
     ]
@@ -48,10 +55,10 @@ def _graph(model: str, compute_s: float) -> Graph:
         for name, size in zip(mine, layer.tensors, strict=True)
     ]
     ops: list[Op] = []
-    for i, layer in enumerate(layers):
+    for i, (forward_s, _) in enumerate(layer_s):
         before = (ops[-1].name,) if ops else ()
-        ops.append(Op(f"forward {i}", layer.forward_s, before, reads=tuple(names[i])))
-    for i, layer in reversed(list(enumerate(layers))):
-        ops.append(Op(f"backward {i}", layer.backward_s, (ops[-1].name,), (), tuple(names[i]),
+        ops.append(Op(f"forward {i}", forward_s, before, reads=tuple(names[i])))
+    for i, (_, backward_s) in reversed(list(enumerate(layer_s))):
+        ops.append(Op(f"backward {i}", backward_s, (ops[-1].name,), (), tuple(names[i]),
                       phase="backward"))  # fmt: skip
     return Graph(tuple(parameters), tuple(ops))

@@ -4,6 +4,10 @@ Coarse to fine: a grid of slice sizes and credits for each order, then the neigh
 both and with every agreement, as long as that helps, then longer simulations of what is left. What
 the link alone cannot carry in the best time so far is not simulated. The same input gives the same
 result: every simulation is exact, and the search does not look at the clock.
+
+Real steps are never quite alike, and simulated times have teeth: a cut whose last large slice ends
+just when the first layer's gradient comes looks better than any neighbour, until computation is a
+little faster or slower. So each setting is simulated at several paces, and their mean counts.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import statistics
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,7 +28,7 @@ from hvd_order.plan.plan_file import AgreementName, Candidate, Plan
 from hvd_order.plan.registry import order
 from hvd_order.predict.condensed import condensed, with_wire_sizes
 from hvd_order.predict.network import Network
-from hvd_order.predict.simulate import Schedule, ddp, simulate
+from hvd_order.predict.simulate import Schedule, Workload, ddp, simulate
 from hvd_order.predict.workload import workload_of
 
 __all__ = ["BYTE_SCHEDULER", "DEFAULT_ORDER", "Outcome", "Setting", "Tuned", "tune"]
@@ -40,7 +45,8 @@ _COARSE_STEPS, _FINE_STEPS, _LAST_STEPS = 5, 9, 24
 _BEAM = 12  # settings whose neighbours are looked at
 _ROUNDS = 6
 _LAST = 24  # settings that are simulated for long
-_ALIKE = 1.005  # a gain below half a percent is not worth leaving what is usual
+_PACES = (0.97, 1.0, 1.03)  # of computation
+_ALIKE = 1.02  # what trials on real steps (plan/tuner.py) could not tell apart
 _RIVALS = 2  # runners-up that a plan keeps for trials
 _RIVAL_WITHIN = 1.1
 
@@ -67,7 +73,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A setting and its simulated step time, in seconds."""
+    """A setting and its simulated step time in seconds, the mean of all paces."""
 
     setting: Setting
     step_s: float
@@ -129,14 +135,13 @@ def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 
             name: Setting(DEFAULT_ORDER, "leader", cut) for name, cut in BYTE_SCHEDULER.items()
         }
         search.try_all([default, *published.values(), *last], _LAST_STEPS, prune=False)
-        chosen = _choose(search.outcomes([default, *last]), search.outcome(default))
+        chosen = _choose(
+            search.outcomes([default, *last]),
+            search.outcome(default),
+            search.outcomes(published.values()),
+        )
         rivals = _rivals(chosen, search)
         search.try_all(rivals, _LAST_STEPS, prune=False)
-    buckets, schedule = ddp(search.works[DEFAULT_ORDER])
-    wait_all = replace(schedule, control_latency_s=network.message_latency_s)
-    ddp_s = simulate(
-        buckets, network.all_reduce(), wait_all, ranks=network.ranks, steps=_LAST_STEPS
-    ).steady_s
     single = len(graph.resources) == 1
     bound_s = (program_optimum_s if single else step_bound_s)(condensed(graph), network.link)
     plan = _plan(graph, network, model, [chosen, *search.outcomes(rivals)], bound_s, search)
@@ -146,7 +151,7 @@ def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 
         search.outcomes(rivals),
         search.outcome(default),
         {name: search.outcome(setting) for name, setting in published.items()},
-        ddp_s,
+        search.ddp_s(),
         bound_s,
         search.simulated,
         plan,
@@ -160,13 +165,21 @@ class _Search:
         self.network = network
         self.orders = _orders(graph, network)
         small = with_wire_sizes(condensed(graph))
-        self.works = {
-            name: workload_of(small, {p.name: i for i, p in enumerate(parameters)})
+        paced = {pace: _at_pace(small, pace) for pace in _PACES}
+        self._works = {
+            name: {
+                pace: workload_of(same, {p.name: i for i, p in enumerate(parameters)})
+                for pace, same in paced.items()
+            }
             for name, parameters in self.orders.items()
         }
-        self.total_bytes = sum(self.works[DEFAULT_ORDER].parameter_bytes)
+        self.total_bytes = sum(self.work(DEFAULT_ORDER).parameter_bytes)
         self.threads: ThreadPoolExecutor
         self._found: dict[Setting, tuple[int, float]] = {}  # steps, step time
+
+    def work(self, order_name: str) -> Workload:
+        """As it was recorded."""
+        return self._works[order_name][1.0]
 
     @property
     def simulated(self) -> int:
@@ -189,7 +202,7 @@ class _Search:
         sizes = [size for size in sizes if size < 2 * self.total_bytes] or _SIZES[:1]
         settings = [
             Setting(name, "leader", cut_of(size, count))
-            for name in self.works
+            for name in self.orders
             for size, count in itertools.product(sizes, _IN_FLIGHT)
         ]
         arrivals = [
@@ -237,13 +250,20 @@ class _Search:
         if setting.agreement == "planned":
             plan = self.issue_order(setting)
             schedule = replace(schedule, policy="planned", agreement="planned", plan=plan)
-        return simulate(
-            self.works[setting.order],
-            self.network.all_reduce(),
-            schedule,
-            ranks=self.network.ranks,
-            steps=steps,
-        ).steady_s
+        works = self._works[setting.order].values()
+        return statistics.fmean(self._simulated_s(work, schedule, steps) for work in works)
+
+    def ddp_s(self) -> float:
+        """DistributedDataParallel's step, the mean of all paces."""
+        latency_s = self.network.message_latency_s
+        return statistics.fmean(
+            self._simulated_s(buckets, replace(schedule, control_latency_s=latency_s), _LAST_STEPS)
+            for buckets, schedule in map(ddp, self._works[DEFAULT_ORDER].values())
+        )
+
+    def _simulated_s(self, work: Workload, schedule: Schedule, steps: int) -> float:
+        link = self.network.all_reduce()
+        return simulate(work, link, schedule, ranks=self.network.ranks, steps=steps).steady_s
 
     def _schedule(self, setting: Setting) -> Schedule:
         cut = setting.cut
@@ -260,13 +280,20 @@ class _Search:
         """The order in which the dynamic policy issues slices if deciding costs no message."""
         schedule = replace(self._schedule(setting), agreement="leader", control_latency_s=0.0)
         played = simulate(
-            self.works[setting.order], self.network.all_reduce(), schedule,
+            self.work(setting.order), self.network.all_reduce(), schedule,
             ranks=self.network.ranks, steps=_COARSE_STEPS, recorded=1,
         )  # fmt: skip
         (times,) = played.slices()
         arrival = setting.cut.policy == "arrival"
         keys = [(t.issued_s, t.ready_s if arrival else 0.0, i) for i, t in enumerate(times)]
         return [slice_ for _, _, slice_ in sorted(keys)]
+
+
+def _at_pace(graph: Graph, pace: float) -> Graph:
+    """Every op takes so many times as long."""
+    return replace(
+        graph, ops=tuple(replace(op, duration_s=pace * op.duration_s) for op in graph.ops)
+    )
 
 
 def _orders(graph: Graph, network: Network) -> dict[str, list[Parameter]]:
@@ -308,13 +335,13 @@ def _rank(outcome: Outcome) -> tuple[float, int, int, int, int, str]:
     )
 
 
-def _choose(outcomes: Sequence[Outcome], default: Outcome) -> Outcome:
-    """The best, or what is as good and more usual. Never worse than the default.
+def _choose(outcomes: Sequence[Outcome], default: Outcome, published: Sequence[Outcome]) -> Outcome:
+    """The best, or what is as good and more usual. Never worse than the default, nor ByteScheduler.
 
-    The simulator's times have teeth, where slices happen to fit tensors, and no jitter. So of those
-    that differ by next to nothing the one that is nearest to the default is taken.
+    Of those that differ by less than the simulator knows, the one that is nearest to the default is
+    taken: the others are left to trials on real steps.
     """
-    limit_s = min(_ALIKE * outcomes[0].step_s, default.step_s)
+    limit_s = min(_ALIKE * outcomes[0].step_s, default.step_s, published[0].step_s)
     usual = default.setting.cut
 
     def oddness(outcome: Outcome) -> tuple[int, int, float, float]:
@@ -327,7 +354,8 @@ def _choose(outcomes: Sequence[Outcome], default: Outcome) -> Outcome:
             outcome.step_s,
         )
 
-    return min((each for each in (default, *outcomes) if each.step_s <= limit_s), key=oddness)
+    pool = (default, *published, *outcomes)
+    return min((each for each in pool if each.step_s <= limit_s), key=oddness)
 
 
 def _rivals(chosen: Outcome, search: _Search) -> list[Setting]:
@@ -359,7 +387,7 @@ def _plan(
     setting = candidates[0].setting
     names = None
     if setting.agreement == "planned":
-        layout = search.works[setting.order].layout(setting.cut.slice_bytes)
+        layout = search.work(setting.order).layout(setting.cut.slice_bytes)
         names = tuple(layout.slice_name(i) for i in search.issue_order(setting))
     travelling = search.orders[setting.order]
     return Plan(
