@@ -127,28 +127,28 @@ def _torch(
         fleet.sleep()
         return fleet
 
+    knobs = dict(pair.split("=", 1) for pair in options.env)
     contestants = []
     for name in options.systems:
         if name == "horovod":
             fleet = _horovod(hosts, "horovod", {}, stack, start, log)
             contestants.append(Contestant(name, name, fleet))
         elif name == "hvd_order":
-            env = dict(pair.split("=", 1) for pair in options.env)
-            contestants.append(Contestant(name, name, torch_fleet, {"env": env}))
+            contestants.append(Contestant(name, name, torch_fleet, {"env": knobs}))
         elif name == "hvd_order_on_horovod":
-            env = {"HVD_ORDER_TRANSPORT": "horovod"}
+            env = {**knobs, "HVD_ORDER_TRANSPORT": "horovod"}
             contestants.append(Contestant(name, "hvd_order", another(100), {"env": env}))
         elif name == "hvd_order_planned":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_order_plan_"))
-            env = {"HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}
+            env = {**knobs, "HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}
             contestants.append(Contestant(name, "hvd_order", another(200), {"env": env}))
         else:
             contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet))
     for i, point in enumerate(options.sweep, start=1):
         # Knobs are read once a process, so each point has ranks of its own.
         slice_bytes, _, credit_bytes = point.partition("/")
-        knobs = {"HVD_ORDER_SLICE_BYTES": slice_bytes, "HVD_ORDER_CREDIT_BYTES": credit_bytes}
-        contestants.append(Contestant(point, "hvd_order", another(i), {"env": knobs}))
+        sizes = {"HVD_ORDER_SLICE_BYTES": slice_bytes, "HVD_ORDER_CREDIT_BYTES": credit_bytes}
+        contestants.append(Contestant(point, "hvd_order", another(i), {"env": {**knobs, **sizes}}))
     return contestants
 
 
