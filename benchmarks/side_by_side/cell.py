@@ -155,7 +155,8 @@ def run_cell(
             tell("plan")
             local = (local_fleet or torch_fleet)("record", job="local", warm_up=_WARM_UP)[0]
             layer_s = _layer_s(local["layers"], local["step_s"])
-            write_plan(torch_fleet, setting.model, layer_s, Path(extra["env"]["HVD_ORDER_PLAN"]))
+            with fleet.awake():
+                write_plan(fleet, setting.model, layer_s, Path(extra["env"]["HVD_ORDER_PLAN"]))
         results[name] = Measured()
         tell(f"build {name}")
         with fleet.awake():

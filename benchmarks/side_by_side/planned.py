@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +14,6 @@ from hvd_order.plan.profile import MeasuredLink
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import tune
 
-_ROUNDS = 3
-_SMALL = (64, 64 << 10)  # chunks, bytes of each
-_LARGE = (12, 2 << 20)
-
 
 def write_plan(
     fleet: Fleet, model: str, layer_s: Sequence[tuple[float, float]], path: Path
@@ -28,19 +23,9 @@ def write_plan(
     Args:
         layer_s: what each layer's forward and backward pass was measured to take.
     """
-    network = Network.of_link(MeasuredLink(_measured(fleet), fleet.size, "gloo"))
-    tune(_graph(model, layer_s), network, model).plan.write(path)
-
-
-def _measured(fleet: Fleet) -> Link:
-    def stream_s(count: int, chunk_bytes: int) -> float:
-        answers = fleet("wire", size_bytes=count * chunk_bytes, rounds=_ROUNDS,
-                        chunk_bytes=chunk_bytes)  # fmt: skip
-        return statistics.median(max(seconds) for seconds in zip(*answers, strict=True))
-
-    return Link.from_streams(
-        stream_s(1, 4), (*_SMALL, stream_s(*_SMALL)), (*_LARGE, stream_s(*_LARGE))
-    )
+    measured = fleet("link")[0]
+    link = MeasuredLink(Link(**measured["link"]), measured["ranks"], measured["backend"])
+    tune(_graph(model, layer_s), Network.of_link(link), model).plan.write(path)
 
 
 def _graph(model: str, layer_s: Sequence[tuple[float, float]]) -> Graph:

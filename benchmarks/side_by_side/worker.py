@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -61,6 +61,16 @@ class Worker:
             run()()
             times.append(time.monotonic() - begin)
         return times
+
+    def link(self) -> dict[str, Any]:
+        """What `hvd-order profile` measures between ranks; they must not have hvd_order's job."""
+        import hvd_order.torch as hvd
+        from hvd_order.torch.profile_ranks import measure_link
+
+        hvd.init()
+        measured = measure_link(on_device=False)
+        hvd.shutdown()
+        return asdict(measured)
 
     def build(
         self, job: str, system: str, model: str, compute_s: float, options: dict[str, Any]

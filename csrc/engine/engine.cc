@@ -113,10 +113,13 @@ void Engine::retune(Policy policy, ByteCount creditBytes, std::chrono::nanosecon
 }
 
 bool Engine::wait(TensorKey tensor, Completion::Clock::time_point deadline) {
-  // Whoever waits may wait for what is held: in this step the expected gradient does not come.
+  // Whoever waits may wait for what is held: in this step the expected gradient does not come. If
+  // it has come, it is what most wait for.
   if (holding_) {
     const std::scoped_lock lock(mutex_);
-    endHold();
+    if (!alone_) {
+      endHold();
+    }
   }
   return completion_.wait(tensor, deadline);
 }
@@ -128,6 +131,7 @@ void Engine::then(TensorKey tensor, Completion::Then then) {
 // Called under the lock.
 void Engine::endHold() {
   holding_ = false;
+  alone_.reset();
   agreement_->hold(Scheduler::kAnySize);
   wake();
 }
@@ -155,9 +159,11 @@ void Engine::tensorReady(TensorKey tensor) {
       holding_ = true;
       agreement_->hold(largestHeldBytes_);
       break;
-    case Hold::Change::kEnd:
+    case Hold::Change::kFirst:
       if (holding_) {
-        endHold();
+        alone_ = SliceKey{tensor.model, 0};
+        aloneUntil_ = lastProgress_ + hold_.lead();
+        wake();
       }
       break;
     case Hold::Change::kNone:
@@ -173,13 +179,16 @@ void Engine::run() {
   // While another thread drives, it will see dirty_; this one has to look only at trouble.
   const auto called = [&] { return stop_ || trouble_ || (dirty_ && !driving_); };
   while (!stop_) {
-    const Clock::time_point next = nextWatch();
+    const Clock::time_point next = alone_ ? std::min(aloneUntil_, nextWatch()) : nextWatch();
     if (next == Clock::time_point::max()) {
       wakeUp_.wait(lock, called);
     } else {
       wakeUp_.wait_until(lock, next, called);
     }
     trouble_ = false;
+    if (alone_ && Clock::now() >= aloneUntil_) {
+      endHold();
+    }
     watch(lock);
     drive(lock);
   }
@@ -256,6 +265,9 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
     return;
   }
   timeline_.done(slice);
+  if (slice == alone_) {
+    endHold();
+  }
   completion_.complete(agreement_->sliceDone(slice));
   progress();
   dirty_ = true;

@@ -141,6 +141,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   Hold hold_;
   ByteCount largestHeldBytes_ = 0; // of slices that begin during a hold
   std::atomic<bool> holding_ = false;
+  std::optional<SliceKey> alone_; // the first slice travels, and the hold lasts until it arrives
+  Clock::time_point aloneUntil_;  // or until then
 
   Health health_;
   Clock::time_point lastProgress_;

@@ -22,7 +22,7 @@ Hold::ready(TensorKey tensor, const std::vector<SliceKey>& slices, Clock::time_p
   if (std::ranges::any_of(slices, [](SliceKey slice) { return slice.index == 0; })) {
     ++model.firstSlices;
     model.herald = heraldOf(model, now);
-    return Change::kEnd;
+    return Change::kFirst;
   }
   // In an unusual step the first slice may have come before: nothing would end the hold.
   const bool isToCome = model.firstSlices < step;

@@ -14,17 +14,27 @@ namespace hvd_order {
 /// Its slice, the model's first, comes last in backward, when the link is often busy with large
 /// slices that can wait and cannot be overtaken. Backward passes resemble each other: the tensor
 /// that became ready one lead before that slice in the last step tells when to begin no further
-/// large one.
+/// large one. Nor does a large one begin beside the first slice: its messages would wait behind the
+/// other's at every hop, several times as long as they take alone. A rank that is late may not keep
+/// the link idle for longer than a lead, though.
 ///
 /// Thread safety: none; the engine calls it under its own lock.
 class Hold final {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Change { kNone, kBegin, kEnd };
+  enum class Change {
+    kNone,
+    kBegin, ///< no large slice any more
+    kFirst, ///< the first slice is ready: once it has arrived, or a lead later, large ones may go
+            ///< on
+  };
 
   /// @param lead how long what may be in flight needs to arrive; zero: never hold.
   void setLead(std::chrono::nanoseconds lead) {
     lead_ = lead;
+  }
+  [[nodiscard]] std::chrono::nanoseconds lead() const {
+    return lead_;
   }
   void addModel(ModelId model, std::size_t tensors);
   void removeModel(ModelId model);

@@ -84,8 +84,12 @@ void AllReduce::holdOrGoOn(TensorId tensor, const std::vector<SliceKey>& slices)
       holding_ = true;
       halves_[0].agreement->hold(options_.creditBytes / 8);
       break;
-    case Hold::Change::kEnd:
-      endHold();
+    case Hold::Change::kFirst:
+      if (holding_) {
+        alone_ = true;
+        const double leadS = std::chrono::duration<double>(hold_.lead()).count();
+        clock_.announce(leadS, Event::Kind::kAloneOver, rounds_[0]);
+      }
       break;
     case Hold::Change::kNone:
       break;
@@ -93,13 +97,13 @@ void AllReduce::holdOrGoOn(TensorId tensor, const std::vector<SliceKey>& slices)
 }
 
 void AllReduce::endHold() {
-  holding_ = false;
+  holding_ = alone_ = false;
   halves_[0].agreement->hold(Scheduler::kAnySize);
 }
 
 // As Engine::wait: what the device waits for may be held.
 void AllReduce::deviceWaits(DeviceIndex device) {
-  if (holding_ && halves_[0].device == device) {
+  if (holding_ && !alone_ && halves_[0].device == device) {
     endHold();
     drive(0);
   }
@@ -167,6 +171,13 @@ void AllReduce::happened(const Event& event) {
     carry(event.a);
     return;
   }
+  if (event.kind == Event::Kind::kAloneOver) {
+    if (alone_ && rounds_[0] == event.a) {
+      endHold();
+      drive(0);
+    }
+    return;
+  }
   HVDO_CHECK(event.kind == Event::Kind::kMessage, "an all-reduce has no servers");
   const Message message = std::move(messages_[event.a]);
   freeMessages_.push_back(event.a);
@@ -177,6 +188,9 @@ void AllReduce::happened(const Event& event) {
 void AllReduce::flowEnded() {
   const SliceIndex slice = flows_.finish();
   --lanesTaken_;
+  if (slice == 0 && alone_) {
+    endHold();
+  }
   SliceRecord& times = record(slice, rounds_[slice]++);
   times.summedS = times.finishedS = clock_.nowS();
   sentBytes_ += static_cast<double>(bytesOf(slice)) * cost_.sentPerByte;

@@ -61,6 +61,7 @@ class AllReduce final : public Exchange {
   std::uint32_t lanesTaken_ = 0;
   Hold hold_; // rank 0's
   bool holding_ = false;
+  bool alone_ = false; // as Engine::alone_
   Decisions decisions_;
   std::vector<Message> messages_; // on their way, and free places
   std::vector<std::uint32_t> freeMessages_;

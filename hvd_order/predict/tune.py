@@ -130,16 +130,12 @@ def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 
         search.try_all([default], _COARSE_STEPS)
         search.try_all(search.grid(), _COARSE_STEPS)
         search.climb()
-        last = search.best(_LAST)
         published = {
             name: Setting(DEFAULT_ORDER, "leader", cut) for name, cut in BYTE_SCHEDULER.items()
         }
-        search.try_all([default, *published.values(), *last], _LAST_STEPS, prune=False)
-        chosen = _choose(
-            search.outcomes([default, *last]),
-            search.outcome(default),
-            search.outcomes(published.values()),
-        )
+        last = [*search.best(_LAST), *published.values()]
+        search.try_all([default, *last], _LAST_STEPS, prune=False)
+        chosen = _choose(search.outcomes([default, *last]), search.outcome(default))
         rivals = _rivals(chosen, search)
         search.try_all(rivals, _LAST_STEPS, prune=False)
     single = len(graph.resources) == 1
@@ -335,13 +331,13 @@ def _rank(outcome: Outcome) -> tuple[float, int, int, int, int, str]:
     )
 
 
-def _choose(outcomes: Sequence[Outcome], default: Outcome, published: Sequence[Outcome]) -> Outcome:
-    """The best, or what is as good and more usual. Never worse than the default, nor ByteScheduler.
+def _choose(outcomes: Sequence[Outcome], default: Outcome) -> Outcome:
+    """The best, or what is as good and more usual. Never worse than the default.
 
     Of those that differ by less than the simulator knows, the one that is nearest to the default is
     taken: the others are left to trials on real steps.
     """
-    limit_s = min(_ALIKE * outcomes[0].step_s, default.step_s, published[0].step_s)
+    limit_s = min(_ALIKE * outcomes[0].step_s, default.step_s)
     usual = default.setting.cut
 
     def oddness(outcome: Outcome) -> tuple[int, int, float, float]:
@@ -354,8 +350,7 @@ def _choose(outcomes: Sequence[Outcome], default: Outcome, published: Sequence[O
             outcome.step_s,
         )
 
-    pool = (default, *published, *outcomes)
-    return min((each for each in pool if each.step_s <= limit_s), key=oddness)
+    return min((each for each in (default, *outcomes) if each.step_s <= limit_s), key=oddness)
 
 
 def _rivals(chosen: Outcome, search: _Search) -> list[Setting]:

@@ -26,7 +26,7 @@ from hvd_order.torch.engine_host import EngineHost, engine_host
 from hvd_order.torch.functions import broadcast_object
 from hvd_order.torch.process_sets import init
 
-__all__ = ["profile_on_ranks"]
+__all__ = ["measure_link", "profile_on_ranks"]
 
 _STREAMS = ((32, 64 * 1024), (16, 256 * 1024), (8, 2**20), (4, 4 * 2**20))  # slices, bytes of each
 _TINY_BYTES = 1024
@@ -64,7 +64,7 @@ def profile_on_ranks(
     init()
     try:
         on_device = broadcast_object(profile is not None and profile.clock != "wall", root_rank=0)
-        link = _measure(bool(on_device))
+        link = measure_link(bool(on_device))
     finally:
         process.shutdown()
     if profile is not None:
@@ -84,8 +84,18 @@ def _record(script: Path, arguments: Sequence[str], runs: int, output: Path) -> 
         raise SystemExit(done.returncode)
 
 
-def _measure(on_device: bool) -> MeasuredLink:
-    """What the transport of gradients can do. Collective; rank 0's numbers are taken."""
+def measure_link(on_device: bool) -> MeasuredLink:
+    """What the transport of gradients can do. Collective, after ``init()``.
+
+    Args:
+        on_device: measure with gradients on this rank's accelerator.
+
+    Returns:
+        On every rank its own numbers; a profile has rank 0's.
+
+    Raises:
+        HorovodInternalError: a transfer failed.
+    """
     context = process.current()
     device = torch.device("cuda", context.local_rank) if on_device else torch.device("cpu")
     host = engine_host()

@@ -8,6 +8,7 @@
 #include <latch>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -781,25 +782,80 @@ TEST(theTimelineShowsEverySliceOnce) {
   CHECK_EQUAL(seen, all);
 }
 
-/// Steps of one rank: tensor 1 (large) is ready well before tensor 0, which the hold waits for.
+// Tensors for a hold: "herald" is ready just before "first", and "large" more than two leads
+// before.
+const Tensors kHeld{{"first", 64, 0}, {"large", 1 << 20, 0}, {"herald", 64, 0}};
+constexpr auto kLead = 300ms;
+
+/// One step, from which the engine learns when to begin a hold with kLead.
+void learnHold(Engine& engine, const std::function<void(TensorId)>& exchange) {
+  engine.retune(Policy::kPriority, 2 << 20, kLead);
+  exchange(1);
+  std::this_thread::sleep_for(2 * kLead + 1ms); // a hold is about time
+  exchange(2);
+  exchange(0);
+}
+
 TEST(aWaiterEndsTheHold) {
   EngineOptions options;
   options.timeout = kForever;
   Job job(1, options);
-  job.addModel(0, 0, {{"first", 64, 0}, {"large", 1 << 20, 0}, {"herald", 64, 0}}, 1 << 20);
-  job.engine(0).retune(Policy::kPriority, 2 << 20, 1ns);
-  const auto step = [&](const std::vector<TensorId>& tensors) {
-    for (const TensorId tensor : tensors) {
-      job.ready(0, {0, tensor});
-    }
-    for (const TensorId tensor : tensors) {
-      job.wait(0, {0, tensor});
-    }
+  job.addModel(0, 0, kHeld, 1 << 20);
+  learnHold(job.engine(0), [&](TensorId tensor) {
+    job.ready(0, {0, tensor});
+    job.wait(0, {0, tensor});
+  });
+  // The hold begins with "herald", and "first" does not come.
+  job.ready(0, {0, 2});
+  job.ready(0, {0, 1});
+  job.wait(0, {0, 2});
+  job.wait(0, {0, 1});
+}
+
+/// The first slice travels with nothing large beside it, for a lead at most.
+TEST(theFirstSliceTravelsAlone) {
+  const auto transport = std::make_shared<HeldTransport>();
+  const auto engine = std::make_shared<Engine>(EngineOptions{}, transport, nullptr);
+  engine->start();
+  const auto layout = std::make_shared<SliceLayout>(kHeld, 1 << 20);
+  CHECK_EQUAL(layout->slices().size(), 3U);
+  engine->addModel(0, layout, {});
+  const auto ready = [&](TensorId tensor) { engine->tensorReady({0, tensor}); };
+  const auto learnThenSetLead = [&](std::chrono::nanoseconds lead) {
+    learnHold(*engine, [&](TensorId tensor) {
+      ready(tensor);
+      transport->take(1).front().second(nullptr);
+    });
+    engine->retune(Policy::kPriority, 2 << 20, lead);
   };
-  step({1, 2, 0}); // "herald" came last before "first"
-  // Now the hold begins with "herald", and "first" does not come.
-  step({2, 1});
-  step({2, 1, 0});
+
+  learnThenSetLead(1h);
+  ready(2);
+  transport->take(1).front().second(nullptr);
+  ready(1); // held
+  ready(0);
+  auto flights = transport->take(1);
+  CHECK_EQUAL(flights.size(), 1U);
+  CHECK_EQUAL(flights.front().first.index, 0U);
+  flights.front().second(nullptr);
+  flights = transport->take(1);
+  CHECK_EQUAL(flights.front().first.index, 1U);
+  flights.front().second(nullptr);
+
+  learnThenSetLead(20ms);
+  ready(2);
+  transport->take(1).front().second(nullptr);
+  ready(1);
+  const auto begin = std::chrono::steady_clock::now();
+  ready(0);
+  auto first = transport->take(1); // and it does not arrive
+  CHECK_EQUAL(first.front().first.index, 0U);
+  flights = transport->take(1);
+  CHECK(std::chrono::steady_clock::now() - begin >= 20ms);
+  CHECK_EQUAL(flights.front().first.index, 1U);
+  first.front().second(nullptr);
+  flights.front().second(nullptr);
+  engine->shutdown();
 }
 
 } // namespace hvd_order

@@ -35,18 +35,18 @@ TEST(theHoldBeginsOneLeadBeforeTheFirstSlice) {
   hold.addModel(0, 4);
   hold.setLead(15ms);
   const Change none = Change::kNone;
-  CHECK(step(hold, kStart) == (Changes{none, none, none, Change::kEnd})); // nothing known yet
+  CHECK(step(hold, kStart) == (Changes{none, none, none, Change::kFirst})); // nothing known yet
   // Tensor 1 comes 10 ms before the first, tensor 2 comes 20 ms before.
-  CHECK(step(hold, kStart + 1s) == (Changes{none, Change::kBegin, none, Change::kEnd}));
+  CHECK(step(hold, kStart + 1s) == (Changes{none, Change::kBegin, none, Change::kFirst}));
   hold.setLead(10ms);
-  CHECK(step(hold, kStart + 2s) == (Changes{none, Change::kBegin, none, Change::kEnd}));
-  CHECK(step(hold, kStart + 3s) == (Changes{none, none, Change::kBegin, Change::kEnd}));
+  CHECK(step(hold, kStart + 2s) == (Changes{none, Change::kBegin, none, Change::kFirst}));
+  CHECK(step(hold, kStart + 3s) == (Changes{none, none, Change::kBegin, Change::kFirst}));
 }
 
 TEST(withoutALeadOrInAShortPassNothingIsHeld) {
   Hold hold;
   hold.addModel(0, 4);
-  const Changes nothing{Change::kNone, Change::kNone, Change::kNone, Change::kEnd};
+  const Changes nothing{Change::kNone, Change::kNone, Change::kNone, Change::kFirst};
   CHECK(step(hold, kStart) == nothing);
   CHECK(step(hold, kStart + 1s) == nothing);
   hold.setLead(1min); // longer than the time since the first step began
@@ -60,10 +60,10 @@ TEST(noHoldLastsMoreThanTwoLeads) {
   hold.setLead(4ms); // tensor 1 comes 10 ms before the first, and nothing between
   step(hold, kStart);
   const Change none = Change::kNone;
-  CHECK(step(hold, kStart + 1s) == (Changes{none, none, none, Change::kEnd}));
+  CHECK(step(hold, kStart + 1s) == (Changes{none, none, none, Change::kFirst}));
   hold.setLead(6ms);
   step(hold, kStart + 2s);
-  CHECK(step(hold, kStart + 3s) == (Changes{none, none, Change::kBegin, Change::kEnd}));
+  CHECK(step(hold, kStart + 3s) == (Changes{none, none, Change::kBegin, Change::kFirst}));
 }
 
 TEST(noHoldBeginsAfterTheFirstTensorOfAStep) {
@@ -72,7 +72,7 @@ TEST(noHoldBeginsAfterTheFirstTensorOfAStep) {
   hold.setLead(15ms);
   step(hold, kStart);
   // All gradients of a rank that has none: in the order of consumption.
-  CHECK(ready(hold, {0, 0}, kStart + 1s) == Change::kEnd);
+  CHECK(ready(hold, {0, 0}, kStart + 1s) == Change::kFirst);
   for (const TensorId tensor : {1U, 2U, 3U}) {
     CHECK(ready(hold, {0, tensor}, kStart + 1s) == Change::kNone);
   }
@@ -89,8 +89,8 @@ TEST(theHoldLastsUntilTheFirstSliceIsWhole) {
         hold.ready({0, 0}, {}, start + 40ms), hold.ready({0, 1}, {{0, 0}}, start + 42ms)};
   };
   const Change none = Change::kNone;
-  CHECK(pass(kStart) == (Changes{none, none, none, Change::kEnd}));
-  CHECK(pass(kStart + 1s) == (Changes{Change::kBegin, none, none, Change::kEnd}));
+  CHECK(pass(kStart) == (Changes{none, none, none, Change::kFirst}));
+  CHECK(pass(kStart + 1s) == (Changes{Change::kBegin, none, none, Change::kFirst}));
 }
 
 TEST(modelsDoNotHearEachOther) {

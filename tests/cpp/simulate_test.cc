@@ -222,6 +222,11 @@ TEST(largeSlicesAreHeldBackBeforeTheFirstGradient) {
   CHECK_NEAR(result.slices[first].issuedS, 13.4375 + 12);
   CHECK_NEAR(result.slices[first + 1].issuedS, 13.4375 + 10); // small ones may go
   CHECK_NEAR(result.slices[first + 2].issuedS, 13.4375 + 12.4375);
+  s.network = AllReduceCost{.secondsPerByte = 3.5 / (8 * kUnit)}; // lanes enough for both
+  result = simulate(workload, s);
+  const double readyS = result.slices[first].readyS;
+  CHECK_NEAR(result.slices[first].issuedS, readyS);
+  CHECK_NEAR(result.slices[first + 2].issuedS, readyS + 0.4375); // not beside the first
 }
 
 // What is held is let go for whoever waits for it.
