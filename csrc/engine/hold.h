@@ -25,8 +25,7 @@ class Hold final {
   enum class Change {
     kNone,
     kBegin, ///< no large slice any more
-    kFirst, ///< the first slice is ready: once it has arrived, or a lead later, large ones may go
-            ///< on
+    kFirst, ///< the first slice is ready: it travels alone
   };
 
   /// @param lead how long what may be in flight needs to arrive; zero: never hold.
