@@ -134,7 +134,7 @@ def _torch(
             fleet = _horovod(hosts, "horovod", {}, stack, start, log)
             contestants.append(Contestant(name, name, fleet))
         elif name == "hvd_order":
-            contestants.append(Contestant(name, name, torch_fleet, {"env": knobs}))
+            contestants.append(Contestant(name, name, another(300), {"env": knobs}))
         elif name == "hvd_order_on_horovod":
             env = {**knobs, "HVD_ORDER_TRANSPORT": "horovod"}
             contestants.append(Contestant(name, "hvd_order", another(100), {"env": env}))

@@ -4,7 +4,8 @@ The model (Hockney, Parallel Computing 20, 1994): an all-reduce of n bytes takes
 Two costs pull in opposite directions. Each slice costs ``alpha``, so B bytes in slices of s cost
 ``alpha B / s`` beside the bytes themselves. And an urgent gradient, whose own slice is small
 (SliceLayout), waits for what is in flight: ``beta k s`` with k slices in flight. The sum is least
-at ``s = sqrt(alpha B / (beta k))``.
+at ``s = sqrt(alpha B / (beta k))``. Alpha is what a slice costs the link, or the latency where that
+is larger: beside training a slice costs processor time as well.
 """
 
 from __future__ import annotations
@@ -149,7 +150,9 @@ def best_cut(link: Link, total_bytes: int, in_flight: int = 2) -> Cut:
     Args:
         in_flight: slices that keep the transport busy, at least.
     """
-    size = math.sqrt(link.slice_cost_s * total_bytes / (link.seconds_per_byte * in_flight))
+    # What an idle transport does not show: messages and wake-ups take processor time.
+    alpha_s = max(link.slice_cost_s, link.latency_s)
+    size = math.sqrt(alpha_s * total_bytes / (link.seconds_per_byte * in_flight))
     size = min(max(size, _SMALLEST_BYTES), _LARGEST_BYTES)
     slice_bytes = cut_of(size, 1).slice_bytes
     # On a long line two slices do not fill it: while one is acknowledged, others must travel.

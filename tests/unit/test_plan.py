@@ -36,10 +36,11 @@ def test_a_measurement_that_makes_no_sense_still_gives_a_link() -> None:
 @pytest.mark.parametrize("rate", [0.1, 1, 10])
 def test_the_cut_costs_hardly_more_than_any_other(total_mib: int, rate: float) -> None:
     link = Link(ETHERNET.latency_s, ETHERNET.slice_cost_s, ETHERNET.seconds_per_byte / rate)
+    alpha_s = max(link.slice_cost_s, link.latency_s)
 
     def cost_s(slice_bytes: float) -> float:
         slices = total_mib * MIB / slice_bytes
-        return slices * link.slice_cost_s + 2 * slice_bytes * link.seconds_per_byte
+        return slices * alpha_s + 2 * slice_bytes * link.seconds_per_byte
 
     chosen = best_cut(link, total_mib * MIB)
     least = min(cost_s(64 * 1024 * 2 ** (k / 8)) for k in range(65))
