@@ -160,10 +160,13 @@ void Engine::tensorReady(TensorKey tensor) {
       agreement_->hold(largestHeldBytes_);
       break;
     case Hold::Change::kFirst:
-      if (holding_) {
+      if (holding_ &&
+          agreement_->scheduler().layout(tensor.model).slices()[0].sizeBytes <= largestHeldBytes_) {
         alone_ = SliceKey{tensor.model, 0};
         aloneUntil_ = lastProgress_ + hold_.lead();
         wake();
+      } else if (holding_) {
+        endHold(); // it is as large as those it would be protected from
       }
       break;
     case Hold::Change::kNone:

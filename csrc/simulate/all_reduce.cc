@@ -85,7 +85,12 @@ void AllReduce::holdOrGoOn(TensorId tensor, const std::vector<SliceKey>& slices)
       halves_[0].agreement->hold(options_.creditBytes / 8);
       break;
     case Hold::Change::kFirst:
-      if (holding_) {
+      if (!holding_) {
+        break;
+      }
+      if (bytesOf(0) > options_.creditBytes / 8) {
+        endHold();
+      } else {
         alone_ = true;
         const double leadS = std::chrono::duration<double>(hold_.lead()).count();
         clock_.announce(leadS, Event::Kind::kAloneOver, rounds_[0]);

@@ -796,6 +796,22 @@ void learnHold(Engine& engine, const std::function<void(TensorId)>& exchange) {
   exchange(0);
 }
 
+/// A first slice that is as large as any other is not held back for its own sake.
+TEST(aLargeFirstSliceDoesNotWait) {
+  EngineOptions options;
+  options.timeout = kForever;
+  Job job(1, options);
+  job.addModel(0, 0, {{"first", 1 << 20, 0}, {"large", 1 << 20, 0}, {"herald", 64, 0}}, 1 << 20);
+  const auto exchange = [&](TensorId tensor) {
+    job.ready(0, {0, tensor});
+    job.wait(0, {0, tensor});
+  };
+  learnHold(job.engine(0), exchange);
+  job.engine(0).retune(Policy::kPriority, 2 << 20, 24h);
+  job.ready(0, {0, 2});
+  exchange(0);
+}
+
 TEST(aWaiterEndsTheHold) {
   EngineOptions options;
   options.timeout = kForever;
