@@ -89,11 +89,11 @@ void Engine::addModel(
     std::vector<SliceIndex> plan) {
   completion_.check();
   const std::scoped_lock lock(mutex_);
-  const std::size_t tensors = layout->tensors().size();
+  const SliceLayout& known = *layout; // the agreement keeps it
   agreement_->addModel(model, std::move(layout), std::move(plan));
   models_.insert(model);
-  completion_.addModel(model, tensors);
-  hold_.addModel(model, tensors);
+  completion_.addModel(model, known.tensors().size());
+  hold_.addModel(model, known);
   wake(); // other ranks may have decided about it already
 }
 
@@ -108,17 +108,15 @@ void Engine::removeModel(ModelId model) {
 void Engine::retune(Policy policy, ByteCount creditBytes, std::chrono::nanoseconds lead) {
   const std::scoped_lock lock(mutex_);
   agreement_->retune(policy, creditBytes);
-  hold_.setLead(lead);
-  largestHeldBytes_ = creditBytes / 8;
+  hold_.retune(lead, creditBytes);
+  holdChanged();
 }
 
 bool Engine::wait(TensorKey tensor, Completion::Clock::time_point deadline) {
-  // Whoever waits may wait for what is held: in this step the expected gradient does not come. If
-  // it has come, it is what most wait for.
   if (holding_) {
     const std::scoped_lock lock(mutex_);
-    if (!alone_) {
-      endHold();
+    if (hold_.someoneWaits()) {
+      holdChanged();
     }
   }
   return completion_.wait(tensor, deadline);
@@ -129,10 +127,9 @@ void Engine::then(TensorKey tensor, Completion::Then then) {
 }
 
 // Called under the lock.
-void Engine::endHold() {
-  holding_ = false;
-  alone_.reset();
-  agreement_->hold(Scheduler::kAnySize);
+void Engine::holdChanged() {
+  holding_ = hold_.largestBytes() != Scheduler::kAnySize;
+  agreement_->hold(hold_.largestBytes());
   wake();
 }
 
@@ -154,23 +151,8 @@ void Engine::tensorReady(TensorKey tensor) {
   }
   const bool first = completion_.begin(tensor);
   progress();
-  switch (hold_.ready(tensor, ready, lastProgress_)) {
-    case Hold::Change::kBegin:
-      holding_ = true;
-      agreement_->hold(largestHeldBytes_);
-      break;
-    case Hold::Change::kFirst:
-      if (holding_ &&
-          agreement_->scheduler().layout(tensor.model).slices()[0].sizeBytes <= largestHeldBytes_) {
-        alone_ = SliceKey{tensor.model, 0};
-        aloneUntil_ = lastProgress_ + hold_.lead();
-        wake();
-      } else if (holding_) {
-        endHold(); // it is as large as those it would be protected from
-      }
-      break;
-    case Hold::Change::kNone:
-      break;
+  if (hold_.ready(tensor, ready, lastProgress_)) {
+    holdChanged();
   }
   if (first || (!ready.empty() && agreement_->mayDecide())) { // the first one starts the watch
     wake();
@@ -182,15 +164,15 @@ void Engine::run() {
   // While another thread drives, it will see dirty_; this one has to look only at trouble.
   const auto called = [&] { return stop_ || trouble_ || (dirty_ && !driving_); };
   while (!stop_) {
-    const Clock::time_point next = alone_ ? std::min(aloneUntil_, nextWatch()) : nextWatch();
+    const Clock::time_point next = std::min(hold_.until(), nextWatch());
     if (next == Clock::time_point::max()) {
       wakeUp_.wait(lock, called);
     } else {
       wakeUp_.wait_until(lock, next, called);
     }
     trouble_ = false;
-    if (alone_ && Clock::now() >= aloneUntil_) {
-      endHold();
+    if (hold_.expire(Clock::now())) {
+      holdChanged();
     }
     watch(lock);
     drive(lock);
@@ -268,8 +250,8 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
     return;
   }
   timeline_.done(slice);
-  if (slice == alone_) {
-    endHold();
+  if (hold_.done(slice)) {
+    holdChanged();
   }
   completion_.complete(agreement_->sliceDone(slice));
   progress();

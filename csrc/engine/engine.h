@@ -63,7 +63,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void removeModel(ModelId model);
 
   /// As Scheduler::retune. Every rank does the same between the same two steps.
-  /// @param lead as Hold::setLead; at such a time only slices up to an eighth of the credit begin.
+  /// @param lead as Hold::retune.
   void retune(Policy policy, ByteCount creditBytes, std::chrono::nanoseconds lead);
 
   /// The gradient of `tensor` is on its way to its buffer: from now on `wait` waits for it, and
@@ -111,7 +111,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void suspect(std::exception_ptr error);
   void tellOthers(const ControlMessage& message);
   void sendAll(const std::vector<Health::Addressed>& messages);
-  void endHold();
+  void holdChanged();
   void watch(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] std::string stallReport() const;
   [[nodiscard]] Clock::time_point nextWatch() const;
@@ -139,10 +139,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   Decisions decisions_;
 
   Hold hold_;
-  ByteCount largestHeldBytes_ = 0; // of slices that begin during a hold
-  std::atomic<bool> holding_ = false;
-  std::optional<SliceKey> alone_; // the first slice travels, and the hold lasts until it arrives
-  Clock::time_point aloneUntil_;  // or until then
+  std::atomic<bool> holding_ = false; // as hold_, for those who have no lock
 
   Health health_;
   Clock::time_point lastProgress_;

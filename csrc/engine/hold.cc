@@ -4,29 +4,70 @@
 
 namespace hvd_order {
 
-void Hold::addModel(ModelId model, std::size_t tensors) {
-  models_[model].readyAt.assign(tensors, {});
-  models_[model].steps.assign(tensors, 0);
+void Hold::retune(std::chrono::nanoseconds lead, ByteCount creditBytes) {
+  lead_ = lead;
+  limitBytes_ = creditBytes / 8;
+}
+
+void Hold::addModel(ModelId model, const SliceLayout& layout) {
+  Model& added = models_[model];
+  added.firstSliceBytes = layout.slices().empty() ? 0 : layout.slices().front().sizeBytes;
+  added.readyAt.assign(layout.tensors().size(), {});
+  added.steps.assign(layout.tensors().size(), 0);
 }
 
 void Hold::removeModel(ModelId model) {
   models_.erase(model);
 }
 
-Hold::Change
-Hold::ready(TensorKey tensor, const std::vector<SliceKey>& slices, Clock::time_point now) {
+bool Hold::ready(TensorKey tensor, const std::vector<SliceKey>& slices, Clock::time_point now) {
   Model& model = models_.at(tensor.model);
   model.readyAt[tensor.tensor] = now;
   const std::uint32_t step = ++model.steps[tensor.tensor];
   // Slices are numbered in consumption order.
-  if (std::ranges::any_of(slices, [](SliceKey slice) { return slice.index == 0; })) {
+  const auto first = std::ranges::find_if(slices, [](SliceKey slice) { return slice.index == 0; });
+  if (first != slices.end()) {
     ++model.firstSlices;
     model.herald = heraldOf(model, now);
-    return Change::kFirst;
+    return firstSliceReady(*first, model.firstSliceBytes, now);
   }
   // In an unusual step the first slice may have come before: nothing would end the hold.
   const bool isToCome = model.firstSlices < step;
-  return tensor.tensor == model.herald && isToCome ? Change::kBegin : Change::kNone;
+  if (on_ || tensor.tensor != model.herald || !isToCome) {
+    return false;
+  }
+  on_ = true;
+  return true;
+}
+
+bool Hold::firstSliceReady(SliceKey slice, ByteCount bytes, Clock::time_point now) {
+  if (!on_) {
+    return false;
+  }
+  if (bytes > limitBytes_) {
+    return end(); // it is as large as those it would be protected from
+  }
+  alone_ = slice;
+  aloneUntil_ = now + lead_;
+  return true;
+}
+
+bool Hold::done(SliceKey slice) {
+  return slice == alone_ && end();
+}
+
+bool Hold::someoneWaits() {
+  return on_ && !alone_ && end();
+}
+
+bool Hold::expire(Clock::time_point now) {
+  return alone_ && now >= aloneUntil_ && end();
+}
+
+bool Hold::end() {
+  on_ = false;
+  alone_.reset();
+  return true;
 }
 
 /// The last tensor that was ready a lead before the first slice. Where layers are so few or slow

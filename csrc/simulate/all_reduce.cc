@@ -43,10 +43,11 @@ AllReduce::AllReduce(
       issues_(layout_->slices().size()),
       waiting_(layout_->slices().size()) {
   check(cost);
-  hold_.addModel(kModel, layout_->tensors().size());
-  hold_.setLead(
+  hold_.addModel(kModel, *layout_);
+  hold_.retune(
       std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::duration<double>(options.holdLeadS)));
+          std::chrono::duration<double>(options.holdLeadS)),
+      options.creditBytes);
   const auto size = static_cast<int>(roles.agreements.size());
   for (Rank rank = 0; rank < size; ++rank) {
     const DeviceIndex device = roles.agreements[static_cast<std::size_t>(rank)];
@@ -66,7 +67,7 @@ void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) 
         for (const SliceKey slice : slices) {
           record(slice.index, rounds_[slice.index]).readyS = clock_.nowS();
         }
-        holdOrGoOn(tensor, slices);
+        heldReady(tensor, slices);
       }
     }
   }
@@ -76,40 +77,27 @@ void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) 
 }
 
 // As Engine::tensorReady.
-void AllReduce::holdOrGoOn(TensorId tensor, const std::vector<SliceKey>& slices) {
+void AllReduce::heldReady(TensorId tensor, const std::vector<SliceKey>& slices) {
   const std::chrono::duration<double> now(clock_.nowS());
   const Hold::Clock::time_point at(std::chrono::duration_cast<Hold::Clock::duration>(now));
-  switch (hold_.ready({kModel, tensor}, slices, at)) {
-    case Hold::Change::kBegin:
-      holding_ = true;
-      halves_[0].agreement->hold(options_.creditBytes / 8);
-      break;
-    case Hold::Change::kFirst:
-      if (!holding_) {
-        break;
-      }
-      if (bytesOf(0) > options_.creditBytes / 8) {
-        endHold();
-      } else {
-        alone_ = true;
-        const double leadS = std::chrono::duration<double>(hold_.lead()).count();
-        clock_.announce(leadS, Event::Kind::kAloneOver, rounds_[0]);
-      }
-      break;
-    case Hold::Change::kNone:
-      break;
+  if (!hold_.ready({kModel, tensor}, slices, at)) {
+    return;
+  }
+  holdChanged();
+  if (hold_.until() != Hold::Clock::time_point::max()) {
+    const std::chrono::duration<double> left = hold_.until() - at;
+    clock_.announce(left.count(), Event::Kind::kHoldExpires, rounds_[0]);
   }
 }
 
-void AllReduce::endHold() {
-  holding_ = alone_ = false;
-  halves_[0].agreement->hold(Scheduler::kAnySize);
+void AllReduce::holdChanged() {
+  halves_[0].agreement->hold(hold_.largestBytes());
 }
 
-// As Engine::wait: what the device waits for may be held.
+// As Engine::wait.
 void AllReduce::deviceWaits(DeviceIndex device) {
-  if (holding_ && !alone_ && halves_[0].device == device) {
-    endHold();
+  if (halves_[0].device == device && hold_.someoneWaits()) {
+    holdChanged();
     drive(0);
   }
 }
@@ -176,9 +164,10 @@ void AllReduce::happened(const Event& event) {
     carry(event.a);
     return;
   }
-  if (event.kind == Event::Kind::kAloneOver) {
-    if (alone_ && rounds_[0] == event.a) {
-      endHold();
+  if (event.kind == Event::Kind::kHoldExpires) {
+    // Not the clock's time: in whole nanoseconds it may be one too early.
+    if (rounds_[0] == event.a && hold_.expire(hold_.until())) {
+      holdChanged();
       drive(0);
     }
     return;
@@ -193,8 +182,8 @@ void AllReduce::happened(const Event& event) {
 void AllReduce::flowEnded() {
   const SliceIndex slice = flows_.finish();
   --lanesTaken_;
-  if (slice == 0 && alone_) {
-    endHold();
+  if (hold_.done({kModel, slice})) {
+    holdChanged();
   }
   SliceRecord& times = record(slice, rounds_[slice]++);
   times.summedS = times.finishedS = clock_.nowS();

@@ -43,8 +43,8 @@ class AllReduce final : public Exchange {
     std::vector<SliceKey> slices;
   };
 
-  void holdOrGoOn(TensorId tensor, const std::vector<SliceKey>& slices);
-  void endHold();
+  void heldReady(TensorId tensor, const std::vector<SliceKey>& slices);
+  void holdChanged();
   void drive(std::size_t half);
   void post(std::size_t from, SliceMessage&& message);
   void issued(SliceKey slice);
@@ -60,8 +60,6 @@ class AllReduce final : public Exchange {
   std::size_t waitingCount_ = 0;
   std::uint32_t lanesTaken_ = 0;
   Hold hold_; // rank 0's
-  bool holding_ = false;
-  bool alone_ = false; // as Engine::alone_
   Decisions decisions_;
   std::vector<Message> messages_; // on their way, and free places
   std::vector<std::uint32_t> freeMessages_;

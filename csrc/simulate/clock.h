@@ -13,7 +13,7 @@ struct Event {
     kTaskEnd,     ///< device a's stream b has ended an op or an update
     kMessage,     ///< message number a has reached its rank
     kLatencyOver, ///< transfer number a begins to use the link
-    kAloneOver,   ///< what is held has waited long enough for the first slice of round a
+    kHoldExpires, ///< what is held has waited long enough for the first slice of round a
     kServerDone,  ///< the servers have summed up and applied slice a
   };
   double atS;

@@ -36,7 +36,7 @@ struct ExchangeOptions {
   ByteCount creditBytes = 0;
   std::vector<SliceIndex> plan; ///< for Policy::kPlanned
   double controlLatencyS = 0;   ///< of a message of the agreement
-  double holdLeadS = 0;         ///< as Hold::setLead
+  double holdLeadS = 0;         ///< as Hold::retune
   std::uint32_t steps = 1;
   std::uint32_t recordFrom = 0;
 };
