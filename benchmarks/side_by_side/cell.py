@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from common.summary import Ratio, paired_ratio
 from common.turns import turns
 from fleet import Fleet
@@ -24,6 +25,11 @@ _TUNING_STEPS = 3
 _FIRST_STEPS = 3
 _WARM_UP = 2
 _WIRE_ROUNDS = 3
+_COPIES = 3  # of a model's size on each rank: weights, gradients, buffers
+
+
+class MemoryIsShort(RuntimeError):  # noqa: N818  (says what happened)
+    """More systems at once than memory holds: the kernel would drop and read back pages of code."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,9 @@ def run_cell(
         torch_fleet: measures the wire time, and what no other fleet does.
         tell: takes a line about what is going on.
         local_fleet: makes the local steps; None: the same.
+
+    Raises:
+        MemoryIsShort: before a system is built that does not fit beside the others.
     """
     total_bytes = size_bytes(setting.model)
     wire = _wire(torch_fleet, total_bytes)
@@ -159,6 +168,7 @@ def run_cell(
                 write_plan(fleet, setting.model, layer_s, Path(extra["env"]["HVD_ORDER_PLAN"]))
         results[name] = Measured()
         tell(f"build {name}")
+        _check_memory(name, setting, total_bytes)
         with fleet.awake():
             layer_bytes = fleet("build", job=name, system=one.system, model=setting.model,
                                 compute_s=compute_s, options=extra)[0]  # fmt: skip
@@ -192,6 +202,16 @@ def run_cell(
         recorded,
         _same(weights),
     )
+
+
+def _check_memory(name: str, setting: Setting, total_bytes: int) -> None:
+    need = _COPIES * setting.hosts * total_bytes
+    available = psutil.virtual_memory().available
+    if available < need:
+        raise MemoryIsShort(
+            f"{setting.model}, {setting.hosts} hosts: {name} needs about {need / 1e9:.1f} GB, and "
+            f"{available / 1e9:.1f} GB are left beside the systems before it; compare fewer at once"
+        )
 
 
 def _wire(fleet: Fleet, size_bytes: int) -> list[float]:

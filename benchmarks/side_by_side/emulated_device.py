@@ -23,7 +23,6 @@ class _Run(torch.autograd.Function):
         seen = [parameter.detach().view(-1)[0].item() for parameter in parameters]
         begin = time.monotonic()
         ctx.layer, ctx.seen = layer, seen
-        ctx.shapes = [parameter.shape for parameter in parameters]
         y = x + seen[0]
         _sleep_until(begin + layer.profile.forward_s)
         layer.recorder.events.append((layer.profile.name, "forward", begin, time.monotonic()))
@@ -34,8 +33,8 @@ class _Run(torch.autograd.Function):
         begin = time.monotonic()
         layer: EmulatedLayer = ctx.layer
         mine = [
-            torch.full(shape, layer.push * (1.0 + seen))
-            for shape, seen in zip(ctx.shapes, ctx.seen, strict=True)
+            gradient.fill_(layer.push * (1.0 + seen)).detach()
+            for gradient, seen in zip(layer.gradients, ctx.seen, strict=True)
         ]
         _sleep_until(begin + layer.profile.backward_s)
         layer.recorder.events.append((layer.profile.name, "backward", begin, time.monotonic()))
@@ -58,6 +57,9 @@ class EmulatedLayer(torch.nn.Module):
         self.push = push
         self.recorder = recorder
         self.tensors = torch.nn.ParameterList(torch.zeros(size) for size in profile.tensors)
+        # The same memory in every step, as an accelerator's caching allocator gives it. Fresh pages
+        # would be the processor's affair, in a virtual machine even the host's.
+        self.gradients = [torch.zeros(size) for size in profile.tensors]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = _Run.apply(x, self, *self.tensors)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from cell import CellResult, Contestant, Setting, run_cell
+from cell import CellResult, Contestant, MemoryIsShort, Setting, run_cell
 from common.environment import ROOT, describe, environment
 from common.horovod_workers import horovod_env
 from common.report import table, write
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for cell in _run_group(hosts, rate, list(group), options):
                 cells.append(cell)
                 print(_table([cell], header=len(cells) == 1), flush=True)
-        except RankFailed as error:
+        except (RankFailed, MemoryIsShort) as error:
             print(f"\n{error}", file=sys.stderr)
             failed.append(str(error))
     if cells:
