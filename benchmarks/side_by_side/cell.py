@@ -40,6 +40,7 @@ class Setting:
         ratio: computation over communication, both alone; None where the model computes for real.
         rate_mbit: of each host's link, both ways.
         steps: measured steps of a system in each round.
+        late: the last rank computes for so many times as long as the others.
     """
 
     model: str
@@ -48,6 +49,7 @@ class Setting:
     ratio: float | None
     rounds: int = 3
     steps: int = 5
+    late: float = 1.0
 
 
 @dataclass
@@ -153,7 +155,8 @@ def run_cell(
     """
     total_bytes = size_bytes(setting.model)
     wire = _wire(torch_fleet, total_bytes)
-    compute_s = (setting.ratio or 0.0) * statistics.median(wire)
+    compute_s = [(setting.ratio or 0.0) * statistics.median(wire)] * setting.hosts
+    compute_s[-1] *= setting.late
     jobs: dict[str, Fleet] = {}
     results: dict[str, Measured] = {}
     for one in (Contestant("local", "local", local_fleet or torch_fleet), *contestants):
@@ -219,7 +222,9 @@ def _wire(fleet: Fleet, size_bytes: int) -> list[float]:
     return [max(seconds) for seconds in zip(*answers, strict=True)]
 
 
-def _best_bucket(fleet: Fleet, model: str, compute_s: float, tell: Callable[[str], None]) -> float:
+def _best_bucket(
+    fleet: Fleet, model: str, compute_s: list[float], tell: Callable[[str], None]
+) -> float:
     best = (float("inf"), 25.0)
     for bucket_mib in DDP_BUCKETS_MIB:
         tell(f"tune DDP: buckets of {bucket_mib:g} MiB")

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cells: list[CellResult] = []
     failed = []
     settings = [
-        Setting(model, hosts, rate, ratio, options.rounds, options.steps)
+        Setting(model, hosts, rate, ratio, options.rounds, options.steps, options.late)
         for hosts, rate, model in itertools.product(
             options.hosts, options.rate_mbit, options.models
         )
@@ -237,8 +237,9 @@ def _table(cells: list[CellResult], header: bool = True) -> str:
     rows = []
     for cell in cells:
         s = cell.setting
+        late = f", late {s.late:g}" if s.late != 1 else ""
         rows += [[
-            s.model, s.hosts, f"{s.rate_mbit:g}", f"{cell.ratio:.3g}",
+            s.model + late, s.hosts, f"{s.rate_mbit:g}", f"{cell.ratio:.3g}",
             f"{cell.wire_s:.3f}", f"{cell.local_s:.3f}", f"{cell.optimum_s:.3f}",
             name + (f" ({m.note})" if m.note else ""),
             f"{m.step_s:.3f}", f"{min(m.seconds):.3f}-{max(m.seconds):.3f}",
@@ -275,6 +276,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate-mbit", nargs="+", type=float, default=[1000.0])
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0],
                         help="computation over communication, of emulated models")  # fmt: skip
+    parser.add_argument("--late", type=float, default=1.0, metavar="FACTOR",
+                        help="the last host computes for so many times as long")  # fmt: skip
     parser.add_argument("--framework", choices=list(SYSTEMS), default="torch")
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM",
                         help="; ".join(f"{framework}: {', '.join(names)}"

@@ -77,17 +77,18 @@ class Worker:
             self._hvd = hvd
 
     def build(
-        self, job: str, system: str, model: str, compute_s: float, options: dict[str, Any]
+        self, job: str, system: str, model: str, compute_s: list[float], options: dict[str, Any]
     ) -> list[int]:
         """Makes a system with a model of its own, named ``job``.
 
         Args:
             system: "local", "hvd_order", "horovod" or "mirrored".
+            compute_s: of a step, by rank.
 
         Returns:
             Sizes of the layers, in bytes.
         """
-        profile = PROFILES[model]().scaled_to(compute_s)
+        profile = PROFILES[model]().scaled_to(compute_s[self._rank])
         if self._strategy is not None:
             with self._strategy.scope():
                 made = self._compiled(profile, system, options)

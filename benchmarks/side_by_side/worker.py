@@ -73,14 +73,17 @@ class Worker:
         return asdict(measured)
 
     def build(
-        self, job: str, system: str, model: str, compute_s: float, options: dict[str, Any]
+        self, job: str, system: str, model: str, compute_s: list[float], options: dict[str, Any]
     ) -> list[int]:
         """Makes a system with a model of its own, named ``job``.
+
+        Args:
+            compute_s: of a step, by rank.
 
         Returns:
             The model's layer_bytes().
         """
-        work = build(model, self._rank, compute_s)
+        work = build(model, self._rank, compute_s[self._rank])
         layer_bytes = work.layer_bytes()
         trainer = SYSTEMS[system](work.model, work.batch, **options)
         self._jobs[job] = Job(trainer, work)

@@ -75,7 +75,11 @@ def cells_of_json(path: Path) -> Iterator[Cell]:
     """Of a result file of `hvd-order bench`."""
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         setting = cell["setting"]
-        if setting["model"] not in PROFILES or setting["ratio"] is None:
+        if (
+            setting["model"] not in PROFILES
+            or setting["ratio"] is None
+            or setting.get("late", 1.0) != 1.0
+        ):
             continue
         measured = []
         for name, system in cell["systems"].items():

@@ -1,8 +1,8 @@
 #include "scheduler/agreement.h"
 
 #include "base/error.h"
+#include "scheduler/follower.h"
 #include "scheduler/leader.h"
-#include "scheduler/negotiated.h"
 #include "scheduler/planned.h"
 
 namespace hvd_order {
@@ -19,15 +19,13 @@ Agreement::create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCo
     case AgreementKind::kPlanned:
       return std::make_unique<Planned>(creditBytes);
     case AgreementKind::kLeader:
+    case AgreementKind::kNegotiated: {
+      const bool reports = kind == AgreementKind::kNegotiated;
       if (rank == 0) {
-        return std::make_unique<Leader>(size, policy, creditBytes);
+        return std::make_unique<Leader>(size, policy, creditBytes, reports);
       }
-      return std::make_unique<Follower>(policy, creditBytes);
-    case AgreementKind::kNegotiated:
-      if (rank == 0) {
-        return std::make_unique<Negotiator>(size, policy, creditBytes);
-      }
-      return std::make_unique<Negotiating>(policy, creditBytes);
+      return std::make_unique<Follower>(policy, creditBytes, reports);
+    }
   }
   throw BrokenInvariant("unknown agreement kind");
 }

@@ -12,13 +12,13 @@ namespace hvd_order {
 
 /// How all ranks come to issue the same slices in the same order.
 enum class AgreementKind {
-  kLeader,     ///< rank 0 picks from what is ready there and streams its decisions
+  kLeader,     ///< rank 0 picks from what is ready there, and on ranks that were late
   kNegotiated, ///< rank 0 picks from what is ready everywhere; costs one trip to rank 0
   kPlanned,    ///< every rank follows the plan; no messages
 };
 
 /// Slices that one rank tells another about. What is said depends on the direction: towards rank 0
-/// "these are ready here", from rank 0 "issue these next, in this order".
+/// "these are ready here", from rank 0 "issue these next, in this order". None: see leader.h.
 struct SliceMessage {
   Rank to;
   std::vector<SliceKey> slices;

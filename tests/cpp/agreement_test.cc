@@ -1,5 +1,8 @@
 #include "scheduler/agreement.h"
 
+#include <algorithm>
+#include <random>
+
 #include "base/error.h"
 #include "check.h"
 
@@ -11,18 +14,25 @@ using Keys = std::vector<SliceKey>;
 
 constexpr ByteCount kUnit = 64;
 
-// Tensors a, b, c, d of one slice each: slice i is tensor i.
-std::shared_ptr<const SliceLayout> layout() {
-  return std::make_shared<SliceLayout>(
-      std::vector<TensorSpec>{{"a", kUnit, 0}, {"b", kUnit, 0}, {"c", kUnit, 0}, {"d", kUnit, 0}},
-      kUnit);
+// Tensors a, b, c ... of one slice each: slice i is tensor i.
+std::shared_ptr<const SliceLayout> layout(int slices = 4) {
+  std::vector<TensorSpec> tensors;
+  for (int i = 0; i < slices; ++i) {
+    tensors.push_back({std::string(1, static_cast<char>('a' + i)), kUnit, 0});
+  }
+  return std::make_shared<SliceLayout>(std::move(tensors), kUnit);
 }
 
 /// All ranks, and messages that travel when the test says so. Slices of model 0 are written as
 /// letters: "ba" is slice 1, then slice 0.
 class World {
  public:
-  World(AgreementKind kind, int size, ByteCount credit = 4 * kUnit, const std::string& plan = "") {
+  World(
+      AgreementKind kind,
+      int size,
+      ByteCount credit = 4 * kUnit,
+      const std::string& plan = "",
+      int slices = 4) {
     const Policy policy = kind == AgreementKind::kPlanned ? Policy::kPlanned : Policy::kPriority;
     std::vector<SliceIndex> order;
     for (const char c : plan) {
@@ -30,7 +40,7 @@ class World {
     }
     for (Rank rank = 0; rank < size; ++rank) {
       ranks_.push_back(Agreement::create(kind, rank, size, policy, credit));
-      ranks_.back()->addModel(0, layout(), order);
+      ranks_.back()->addModel(0, layout(slices), order);
     }
   }
 
@@ -70,6 +80,11 @@ class World {
     return travelling_.size();
   }
 
+  /// Questions and answers of ranks that want to be heard, or no more, so far.
+  std::size_t empty() const {
+    return empty_;
+  }
+
  private:
   struct Message {
     Rank from;
@@ -81,6 +96,7 @@ class World {
     Decisions decisions;
     at(rank).decide(decisions);
     for (SliceMessage& message : decisions.messages) {
+      empty_ += message.slices.empty() ? 1 : 0;
       travelling_.push_back({rank, message.to, std::move(message.slices)});
     }
     std::string letters;
@@ -92,6 +108,97 @@ class World {
 
   std::vector<std::unique_ptr<Agreement>> ranks_;
   std::vector<Message> travelling_;
+  std::size_t empty_ = 0;
+};
+
+const std::string kTensors = "hgfedcba"; // as backward makes them
+
+/// Training steps in which everything happens in a random order.
+///
+/// Slice i is tensor i; a slice is done, on one rank after the other, when all have issued it.
+class RandomTraining {
+ public:
+  /// @param late makes a tensor ready only when rank 0 is ahead by so many slices.
+  RandomTraining(AgreementKind kind, int size, unsigned seed, int late)
+      : world_(kind, size, 2 * kUnit, "", static_cast<int>(kTensors.size())),
+        random_(seed),
+        late_(late),
+        ready_(static_cast<std::size_t>(size)),
+        issued_(static_cast<std::size_t>(size)),
+        done_(static_cast<std::size_t>(size), 0) {}
+
+  /// Every tensor becomes ready once and is summed once, in an order of its own on each rank.
+  void step(int number) {
+    for (std::string& tensors : ready_) {
+      tensors = kTensors;
+      if (number % 3 == 0) {
+        std::shuffle(tensors.begin(), tensors.end(), random_);
+      }
+    }
+    const std::size_t total = kTensors.size() * static_cast<std::size_t>(number + 1);
+    for (int event = 0; std::ranges::any_of(done_, [=](auto n) { return n < total; }); ++event) {
+      CHECK(event < 100000); // nothing hangs
+      const auto rank = static_cast<Rank>(random_() % issued_.size());
+      switch (random_() % 3) {
+        case 0:
+          makeReady(rank);
+          break;
+        case 1:
+          note(rank, world_.deliver(static_cast<Rank>(random_() % issued_.size()), rank));
+          break;
+        default:
+          finish(rank);
+      }
+    }
+  }
+
+  /// All ranks issued the same, each slice once a step.
+  void check(int steps) const {
+    for (const std::string& issued : issued_) {
+      CHECK_EQUAL(issued, issued_[0]);
+    }
+    for (const char slice : kTensors) {
+      CHECK_EQUAL(std::ranges::count(issued_[0], slice), steps);
+    }
+  }
+
+  std::size_t empty() const {
+    return world_.empty();
+  }
+
+ private:
+  void makeReady(Rank rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    const auto lead = static_cast<int>(ready_[at].size()) - static_cast<int>(ready_[0].size());
+    if (ready_[at].empty() || (rank == 1 && !ready_[0].empty() && lead < late_)) {
+      return;
+    }
+    const std::string tensor = ready_[at].substr(0, 1);
+    ready_[at].erase(0, 1);
+    note(rank, world_.ready(rank, tensor));
+  }
+
+  void finish(Rank rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    const std::size_t next = done_[at];
+    if (std::ranges::all_of(issued_, [=](const std::string& s) { return s.size() > next; })) {
+      ++done_[at];
+      note(rank, world_.done(rank, issued_[at].substr(next, 1)));
+    }
+  }
+
+  void note(Rank rank, const std::string& issued) {
+    const auto at = static_cast<std::size_t>(rank);
+    issued_[at] += issued;
+    CHECK(issued_[at].size() - done_[at] <= 2); // the credit
+  }
+
+  World world_;
+  std::mt19937 random_;
+  int late_;
+  std::vector<std::string> ready_; // by rank: tensors to come
+  std::vector<std::string> issued_;
+  std::vector<std::size_t> done_;
 };
 
 } // namespace
@@ -143,6 +250,71 @@ TEST(rankZeroFillsTheWindowWhenHalfOfItHasDrained) {
   CHECK_EQUAL(world.ready(0, "b"), "b");
   CHECK_EQUAL(world.ready(0, "a"), "");
   CHECK_EQUAL(world.done(0, "c"), "a");
+}
+
+TEST(aRankThatHoldsUpTheOthersIsHeard) {
+  World world(AgreementKind::kLeader, 2, kUnit, "", 6); // one slice fits the credit
+  const auto exchange = [&](const std::string& slice) {
+    const auto index = static_cast<SliceIndex>(slice[0] - 'a');
+    world.at(0).sliceDone({0, index});
+    world.at(1).sliceDone({0, index});
+  };
+  CHECK_EQUAL(world.ready(0, "def"), "d");
+  CHECK_EQUAL(world.ready(1, "def"), "");
+  CHECK_EQUAL(world.deliver(0, 1), "d");
+  exchange("d");
+  // Each of these is decided where it is ready, and holds up e and f.
+  for (const std::string late : {"c", "b"}) {
+    CHECK_EQUAL(world.ready(0, late), late);
+    CHECK_EQUAL(world.deliver(0, 1), "");
+    CHECK_EQUAL(world.empty(), 0U);
+    CHECK_EQUAL(world.ready(1, late), late);
+    exchange(late);
+  }
+  CHECK_EQUAL(world.ready(0, "a"), "a");
+  CHECK_EQUAL(world.deliver(0, 1), "");
+  CHECK_EQUAL(world.empty(), 1U); // the third time it asks
+  CHECK_EQUAL(world.deliver(1, 0), "");
+  CHECK_EQUAL(world.empty(), 2U);
+  CHECK_EQUAL(world.deliver(0, 1), "");
+  CHECK_EQUAL(world.ready(1, "a"), "a"); // decided before it was heard
+  exchange("a");
+  CHECK_EQUAL(world.ready(0, ""), "e"); // offered before: its report, on the way, is for nothing
+  CHECK_EQUAL(world.deliver(0, 1), "e");
+  exchange("e");
+  CHECK_EQUAL(world.ready(0, ""), "f");
+  CHECK_EQUAL(world.deliver(0, 1), "f");
+  exchange("f");
+  CHECK_EQUAL(world.deliver(1, 0), "");
+  // From now on what rank 1 lacks holds up nothing.
+  CHECK_EQUAL(world.ready(0, "fa"), "");
+  CHECK_EQUAL(world.ready(1, "f"), "");
+  CHECK_EQUAL(world.deliver(1, 0), "f");
+  CHECK_EQUAL(world.deliver(0, 1), "f");
+  exchange("f");
+  CHECK_EQUAL(world.ready(0, ""), "");
+  CHECK_EQUAL(world.ready(1, "a"), "");
+  CHECK_EQUAL(world.deliver(1, 0), "a");
+  CHECK_EQUAL(world.deliver(0, 1), "a");
+}
+
+TEST(whateverTheTimingAllRanksIssueTheSame) {
+  constexpr int kSteps = 400;
+  std::size_t heard = 0;
+  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
+    for (const int size : {2, 3, 5}) {
+      for (const int late : {0, 2, 4}) {
+        RandomTraining training(kind, size, static_cast<unsigned>(10 * size + late), late);
+        for (int step = 0; step < kSteps; ++step) {
+          training.step(step);
+        }
+        training.check(kSteps);
+        CHECK(kind == AgreementKind::kLeader || training.empty() == 0);
+        heard += training.empty();
+      }
+    }
+  }
+  CHECK(heard >= 8); // ranks were heard, and no more, and again
 }
 
 TEST(negotiationPicksTheMostUrgentOfWhatIsReadyEverywhere) {
@@ -243,9 +415,10 @@ TEST(mistakesAreNamed) {
   CHECK_THROWS(InvalidUsage, make(AgreementKind::kPlanned, 0, Policy::kPriority));
   const Keys slices{{0, 0}};
   const auto leader = make(AgreementKind::kLeader, 0, Policy::kPriority);
-  CHECK_CONTAINS(CHECK_THROWS(BrokenInvariant, leader->received(1, slices)), "rank 1");
+  CHECK_CONTAINS(CHECK_THROWS(BrokenInvariant, leader->received(2, slices)), "rank 2");
   const auto follower = make(AgreementKind::kLeader, 1, Policy::kPriority);
   CHECK_CONTAINS(CHECK_THROWS(BrokenInvariant, follower->received(1, slices)), "only rank 0");
+  CHECK_CONTAINS(CHECK_THROWS(BrokenInvariant, follower->received(0, {})), "not asked");
   const auto planned = make(AgreementKind::kPlanned, 1, Policy::kPlanned);
   CHECK_CONTAINS(CHECK_THROWS(BrokenInvariant, planned->received(0, slices)), "same agreement");
 }

@@ -418,6 +418,21 @@ TEST(equalRanksNeedNotAllBeSimulated) {
   }
 }
 
+TEST(aRankThatIsAlwaysLateCostsItsOwnTimeOnly) {
+  // Ten layers like each other and behind them one whose gradient, ready first, takes the link 24
+  // s. Alone, the late rank needs 39.6 s a step. Each of the ten gradients is ready 0.4 to 4 s
+  // earlier on rank 0; if it had the link from then on, the large one would not arrive in time.
+  std::vector<Layer> layers(10, Layer{1, 2, kUnit});
+  layers.push_back({1, 2, 24 * kUnit});
+  Scenario s = scenario(kUnit, kUnit);
+  s.slowness = {1, 1.2};
+  s.steps = 10;
+  const double leader = simulate(chain(layers), s).stepS.back();
+  s.agreement = AgreementKind::kNegotiated;
+  CHECK_NEAR(leader, simulate(chain(layers), s).stepS.back());
+  CHECK(leader < 40.7);
+}
+
 TEST(stragglersSlowEverybodyDown) {
   // One layer, forward 1, backward 1, gradient 1 s. Alone 3 s a step; a rank of twice the times has
   // its gradient after 4 s and begins again at 5.
