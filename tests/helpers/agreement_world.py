@@ -57,6 +57,9 @@ class _Rank:
         self.ready: set[SliceKey] = set()  # and not issued
         self.in_flight: set[SliceKey] = set()
         self.in_flight_bytes = 0
+        self.times_ready: dict[SliceKey, int] = {}
+        self.asked = False  # rank 0, to hear it or to do so no more
+        self.reports = False
         self.finished: list[SliceKey] = []  # by the network, the rank has not been told
         self.issued = 0
         self.dirty = False  # news since it last decided
@@ -82,9 +85,12 @@ class World:
 
         self.order: list[SliceKey] = []  # in which slices were issued first
         self.issuers: list[int] = []  # for each entry of `order`: how many ranks have issued it
-        self.mail: dict[tuple[int, int], deque[list[SliceKey]]] = {}
-        self.reports: dict[SliceKey, int] = {}  # negotiated: ranks that rank 0 knows to be ready
+        self.mail: dict[tuple[int, int], deque[list[tuple[SliceKey, int]]]] = {}
+        self.heard = set(range(1, work.size)) if kind == AgreementKind.NEGOTIATED else set()
+        # What rank 0 knows: (rank, slice), how many times the slice has been ready there.
+        self.known: dict[tuple[int, SliceKey], int] = {}
         self.eligible: list[SliceKey] = []  # what rank 0 may decide, in the order it came
+        self.offered: dict[SliceKey, int] = {}  # how many times it was eligible
 
         self.ranks = [
             _Rank(Agreement(kind, r, work.size, policy, self.credit)) for r in range(work.size)
@@ -146,17 +152,31 @@ class World:
                 became.append(key)
         assert rank.agreement.tensor_ready(*tensor) == became
         rank.ready.update(became)
+        for key in became:
+            rank.times_ready[key] = rank.times_ready.get(key, 0) + 1
         rank.dirty = True
         if rank is self.ranks[0]:
-            self._report(became)
+            self._offer(became)
 
     def _deliver(self, pair: tuple[int, int]) -> None:
         sender, receiver = pair
-        slices = self.mail[pair].popleft()
-        self.ranks[receiver].agreement.received(sender, slices)
-        self.ranks[receiver].dirty = True
+        letter = self.mail[pair].popleft()
+        slices = [key for key, _ in letter]
+        rank = self.ranks[receiver]
+        rank.agreement.received(sender, slices)
+        rank.dirty = True
         if receiver == 0:
-            self._report(slices)
+            if not slices:
+                self.heard ^= {sender}
+                self.known = {k: times for k, times in self.known.items() if k[0] != sender}
+                slices = sorted(self.bytes)
+            elif sender in self.heard:
+                self.known |= {(sender, key): times for key, times in letter}
+            self._offer(slices)
+        elif not slices:
+            assert rank.asked, "an answer without a question"
+            rank.asked = False
+            rank.reports = not rank.reports
 
     def _decide(self, rank: _Rank) -> None:
         rank.dirty = False
@@ -165,7 +185,8 @@ class World:
         issue, messages = rank.agreement.decide()
         for receiver, slices in messages:
             self._check_message(number, receiver, slices, issue)
-            self.mail.setdefault((number, receiver), deque()).append(slices)
+            letter = [(key, rank.times_ready.get(key, 0)) for key in slices]
+            self.mail.setdefault((number, receiver), deque()).append(letter)
         for key in issue:
             self._check_issue(number, rank, key)
             rank.ready.remove(key)
@@ -204,13 +225,17 @@ class World:
 
     # -------------------------------------------------------------------------- what must hold
 
-    def _report(self, slices: list[SliceKey]) -> None:
-        """Rank 0 has learned that these are ready on one more rank."""
-        needed = self.work.size if self.kind == AgreementKind.NEGOTIATED else 1
+    def _offer(self, slices: list[SliceKey]) -> None:
+        """Rank 0 has learned something: which of these may it decide now that it could not before?
+
+        What was eligible once stays so, although a rank is heard from then on.
+        """
         for key in slices:
-            self.reports[key] = self.reports.get(key, 0) + 1
-            if self.reports[key] == needed:
-                self.reports[key] = 0
+            times = self.ranks[0].times_ready.get(key, 0)
+            if times > self.offered.get(key, 0) and all(
+                self.known.get((rank, key), 0) >= times for rank in self.heard
+            ):
+                self.offered[key] = times
                 self.eligible.append(key)
 
     def _urgency(self, key: SliceKey) -> tuple[int, int]:
@@ -232,12 +257,22 @@ class World:
     ) -> None:
         assert self.kind != AgreementKind.PLANNED, "a plan needs no messages"
         assert (sender == 0) != (receiver == 0), "messages go along the star"
-        assert slices, "an empty message"
-        if sender == 0:
+        rank = self.ranks[sender]
+        if not slices:
+            assert self.kind == AgreementKind.LEADER, "nobody has to ask"
+            if sender > 0:
+                assert not rank.asked, "asks twice"
+                rank.asked = True
+                if not rank.reports:
+                    assert not issue
+                    assert not rank.in_flight, "holds up nobody"
+                    assert self.order[rank.issued] not in rank.ready, "holds up nobody"
+        elif sender == 0:
             assert slices == issue, "rank 0 tells what it issues"
         else:
-            assert self.kind == AgreementKind.NEGOTIATED, "followers have nothing to say"
+            assert rank.reports or self.kind == AgreementKind.NEGOTIATED, "nobody hears it"
             assert len(set(slices)) == len(slices)
+            assert rank.ready.issuperset(slices), "reports what is not ready"
 
     def _check_issue(self, number: int, rank: _Rank, key: SliceKey) -> None:
         assert key in rank.ready, f"rank {number} issues {key}, which is not ready or issued twice"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from helpers.agreement_world import Workload, World
 from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_specs
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from hvd_order._core import Agreement, AgreementKind, Policy, SliceLayout
@@ -52,6 +52,22 @@ def test_two_models_share_one_order(
     kind: AgreementKind, policy: Policy, work: Workload, chance: Choices
 ) -> None:
     World(kind, policy, work, chance).run()
+
+
+@pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
+@cases(1200)
+@given(
+    tensors=st.integers(8, 14), size=st.integers(2, 3), whole_steps=st.booleans(), chance=choices()
+)
+def test_ranks_that_hold_up_the_others_are_heard(
+    policy: Policy, tensors: int, size: int, whole_steps: bool, chance: Choices
+) -> None:
+    # Equal tensors of a slice each, of which one fits the credit: much to hold up, and no time.
+    specs = [(f"t{i}", 64, 0) for i in range(tensors)]
+    work = Workload({0: specs}, 64, 0, size, 3, whole_steps, late=False)
+    world = World(AgreementKind.LEADER, policy, work, chance)
+    world.run()
+    event(f"ranks heard: {len(world.heard)}")
 
 
 @cases(1500)
