@@ -21,6 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/side_by_side")]
 from profiles import PROFILES, Layer, Profile  # noqa: E402
 
 from hvd_order.plan.bound import chain_optimum_s  # noqa: E402
+from hvd_order.predict.scenario import AgreementName  # noqa: E402
 from hvd_order.predict.simulate import AllReduce, Schedule, Workload, ddp, simulate  # noqa: E402
 
 _MIB = 2**20
@@ -59,7 +60,9 @@ class Cell:
     """One model on some hosts.
 
     Attributes:
+        local_s: of the slowest rank.
         measured: (system, what it chose, seconds a step); see `predicted_s` for the choices.
+        late: the last rank's layers take so many times as long as the others'.
     """
 
     source: str
@@ -69,17 +72,14 @@ class Cell:
     local_s: float
     ratio: float
     measured: tuple[tuple[str, str, float], ...]
+    late: float = 1.0
 
 
 def cells_of_json(path: Path) -> Iterator[Cell]:
     """Of a result file of `hvd-order bench`."""
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         setting = cell["setting"]
-        if (
-            setting["model"] not in PROFILES
-            or setting["ratio"] is None
-            or setting.get("late", 1.0) != 1.0
-        ):
+        if setting["model"] not in PROFILES or setting["ratio"] is None:
             continue
         measured = []
         for name, system in cell["systems"].items():
@@ -87,7 +87,7 @@ def cells_of_json(path: Path) -> Iterator[Cell]:
                 measured.append((name, system["note"], statistics.median(system["seconds"])))
         local_s = statistics.median(cell["systems"]["local"]["seconds"])
         yield Cell(path.stem, setting["model"], setting["hosts"], cell["wire_s"], local_s,
-                   setting["ratio"], tuple(measured))  # fmt: skip
+                   setting["ratio"], tuple(measured), setting.get("late", 1.0))  # fmt: skip
 
 
 def cells_of_table(path: Path) -> Iterator[Cell]:
@@ -124,7 +124,7 @@ def _scaled(cell: Cell, machine: Machine) -> Profile:
     """
     profile = PROFILES[cell.model]().scaled_to(cell.ratio * cell.wire_s)
     update_s = machine.update_s_per_byte * profile.size_bytes
-    extra_s = (cell.local_s - update_s - profile.compute_s) / (2 * len(profile.layers))
+    extra_s = (cell.local_s / cell.late - update_s - profile.compute_s) / (2 * len(profile.layers))
     return Profile(
         profile.name,
         tuple(
@@ -155,8 +155,10 @@ def _workload(profile: Profile, machine: Machine, is_ddp: bool) -> Workload:
     )
 
 
-def predicted_s(cell: Cell, note: str, machine: Machine, holds: bool) -> float:
-    """Step time of a system that chose ``note``.
+def predicted_s(
+    cell: Cell, note: str, machine: Machine, holds: bool, agreement: AgreementName = "leader"
+) -> float:
+    """Step time of a system that chose ``note``, as the slowest rank has it.
 
     Args:
         note: "25 MiB" is DDP with such buckets; "2032 KiB x 2[, priority]" is hvd_order with such
@@ -182,11 +184,13 @@ def predicted_s(cell: Cell, note: str, machine: Machine, holds: bool) -> float:
             slice_bytes,
             credit_bytes,
             policy or "priority",
+            agreement,
             control_latency_s=machine.control_latency_s,
             # As hvd_order.plan.cut.hold_lead_s.
             hold_lead_s=0.75 * credit_bytes * per_byte if holds and policy != "arrival" else 0.0,
         )
-    return simulate(work, link, schedule, ranks=cell.hosts, steps=12).steady_s
+    ranks = [1.0] * (cell.hosts - 1) + [cell.late]
+    return simulate(work, link, schedule, ranks=ranks, steps=12).steady_s
 
 
 def _fluid_s(cell: Cell) -> float:

@@ -1,0 +1,45 @@
+"""What does a host that is always late cost, under each order agreement? See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/side_by_side")]
+
+from predict import Cell, Machine, predicted_s  # noqa: E402
+from profiles import PROFILES  # noqa: E402
+
+from hvd_order.predict.scenario import AgreementName  # noqa: E402
+
+_PAYLOAD_BYTES_PER_S = 0.955 * 1e9 / 8  # of 1 Gbit/s, behind headers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", choices=sorted(PROFILES),
+                        default=["vgg16", "gpt2_small", "resnet50", "densenet121"])  # fmt: skip
+    parser.add_argument("--late", nargs="+", type=float, default=[1.0, 1.05, 1.1, 1.3])
+    parser.add_argument("--cut", default="2048 KiB x 2", help="slices, and how many in flight")
+    options = parser.parse_args()
+    agreements: list[AgreementName] = ["leader", "negotiated"]
+    print("2 hosts, 1 Gbit/s, ratio 1; seconds a step\n")
+    print("| model | late | local step of that host | " + " | ".join(agreements) + " |")
+    print("| --- " * (3 + len(agreements)) + "|")
+    for model in options.models:
+        wire_s = PROFILES[model]().size_bytes / _PAYLOAD_BYTES_PER_S
+        for late in options.late:
+            # The optimizer is in the local step: 2 % is about what is measured.
+            cell = Cell("", model, 2, wire_s, 1.02 * wire_s * late, 1.0, (), late)
+            steps = [
+                predicted_s(cell, options.cut, Machine(), True, agreement)
+                for agreement in agreements
+            ]
+            print(f"| {model} | {late:g} | {cell.local_s:.3f} | "
+                  + " | ".join(f"{step:.3f}" for step in steps) + " |")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
