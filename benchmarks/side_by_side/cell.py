@@ -161,6 +161,7 @@ def run_cell(
     results: dict[str, Measured] = {}
     for one in (Contestant("local", "local", local_fleet or torch_fleet), *contestants):
         name, fleet, extra = one.name, one.fleet, dict(one.options)
+        _check_memory(name, setting, total_bytes)
         if name == "ddp_tuned":
             extra["bucket_mib"] = _best_bucket(torch_fleet, setting.model, compute_s, tell)
         elif name == "hvd_order_planned":
@@ -171,7 +172,6 @@ def run_cell(
                 write_plan(fleet, setting.model, layer_s, Path(extra["env"]["HVD_ORDER_PLAN"]))
         results[name] = Measured()
         tell(f"build {name}")
-        _check_memory(name, setting, total_bytes)
         with fleet.awake():
             layer_bytes = fleet("build", job=name, system=one.system, model=setting.model,
                                 compute_s=compute_s, options=extra)[0]  # fmt: skip

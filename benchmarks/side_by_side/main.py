@@ -295,6 +295,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     for name in options.systems:
         if name not in known:
             parser.error(f"{options.framework} has no system {name!r}: {', '.join(known)}")
+    if options.late <= 0:
+        parser.error(f"--late {options.late:g}: a factor above 0 is needed")
+    if options.late != 1 and any(is_real(model) for model in options.models):
+        parser.error("--late goes with emulated models: real ones take the time they take")
     if options.framework == "tensorflow":
         if find_spec("tensorflow") is None:
             parser.error("TensorFlow is not installed: pip install -r requirements/tensorflow.txt")

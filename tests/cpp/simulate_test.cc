@@ -419,8 +419,8 @@ TEST(equalRanksNeedNotAllBeSimulated) {
 }
 
 TEST(aRankThatIsAlwaysLateCostsItsOwnTimeOnly) {
-  // Ten layers like each other and behind them one whose gradient, ready first, takes the link 24
-  // s. Alone, the late rank needs 39.6 s a step. Each of the ten gradients is ready 0.4 to 4 s
+  // Ten layers like each other and one behind them whose gradient, ready first, takes the link for
+  // 24 s. Alone, the late rank needs 39.6 s a step. Each of the ten gradients is ready 0.4 to 4 s
   // earlier on rank 0; if it had the link from then on, the large one would not arrive in time.
   std::vector<Layer> layers(10, Layer{1, 2, kUnit});
   layers.push_back({1, 2, 24 * kUnit});
