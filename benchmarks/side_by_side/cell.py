@@ -25,7 +25,9 @@ _TUNING_STEPS = 3
 _FIRST_STEPS = 3
 _WARM_UP = 2
 _WIRE_ROUNDS = 3
-_COPIES = 3  # of a model's size on each rank: weights, gradients, buffers
+# Of a model's size on each rank: weights, gradients, buffers; hvd_order's are there twice for a
+# moment, when it has learnt the order.
+_COPIES = 4
 
 
 class MemoryIsShort(RuntimeError):  # noqa: N818  (says what happened)

@@ -1,6 +1,7 @@
 #include "scheduler/follower.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/error.h"
 
@@ -33,9 +34,10 @@ void Follower::received(Rank from, std::span<const SliceKey> slices) {
     return;
   }
   for (const SliceKey slice : slices) {
-    const auto place = std::ranges::find(undecided_, slice);
-    if (place != undecided_.end()) {
-      undecided_.erase(place);
+    // From the back: what is needed first has mostly become ready last.
+    const auto place = std::find(undecided_.rbegin(), undecided_.rend(), slice);
+    if (place != undecided_.rend()) {
+      undecided_.erase(std::next(place).base());
     }
     decided_.push_back(slice);
   }
