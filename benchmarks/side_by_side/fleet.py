@@ -70,7 +70,7 @@ class Fleet:
                 process.stdin.write(line)
                 process.stdin.flush()
             except BrokenPipeError:
-                raise self._failure(rank, f"ended before {do!r}") from None
+                raise self._failure(rank, f"{self._end(rank)} before {do!r}") from None
         return self._answers(timeout_s, do)
 
     def _answers(self, timeout_s: float, do: str = "start") -> list[Any]:
@@ -81,9 +81,19 @@ class Fleet:
                 raise self._failure(rank, f"has not answered {do!r} for {timeout_s:g} s")
             line = process.stdout.readline()
             if not line:
-                raise self._failure(rank, f"ended during {do!r}")
+                raise self._failure(rank, f"{self._end(rank)} during {do!r}")
             answers.append(json.loads(line))
         return answers
+
+    def _end(self, rank: int) -> str:
+        """How a rank ended whose pipe is closed."""
+        try:
+            status = self._ranks[rank].wait(10)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe"
+        if status == -signal.SIGKILL:
+            return "was killed (by the kernel, if memory was short: see dmesg)"
+        return f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
 
     def _failure(self, rank: int, what: str) -> RankFailed:
         self._log.flush()
