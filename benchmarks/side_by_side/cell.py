@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ class Measured:
     """One system in one cell.
 
     Attributes:
-        seconds: every measured step, of the slowest rank, round by round.
+        seconds: every measured step, from when the last rank has ended one until the last has
+            ended the next, round by round.
         cpu_s: processor time a step, all ranks together.
         sent_bytes: that left the busiest host, a step.
     """
@@ -186,7 +188,7 @@ def run_cell(
         with jobs[name].awake():
             answers = jobs[name]("steps", job=name, count=setting.steps, warm_up=_WARM_UP)
         measured = results[name]
-        measured.seconds += [max(s) for s in zip(*(a["seconds"] for a in answers), strict=True)]
+        measured.seconds += _step_s(answers)
         measured.cpu_s.append(sum(a["cpu_s"] for a in answers))
         measured.sent_bytes.append(max(a["sent_bytes"] for a in answers))
     recorded = {}
@@ -224,6 +226,16 @@ def _wire(fleet: Fleet, size_bytes: int) -> list[float]:
     return [max(seconds) for seconds in zip(*answers, strict=True)]
 
 
+def _step_s(answers: Sequence[dict[str, Any]]) -> list[float]:
+    """Steps of the whole job. They add up to the time that passed.
+
+    The longest of each step over all ranks would not: where no step ends with a wait for the
+    others, now one rank is behind and now another, and no step is as long as that for the job.
+    """
+    last = [max(ends) for ends in zip(*(a["ends"] for a in answers), strict=True)]
+    return [b - a for a, b in pairwise(last)]
+
+
 def _best_bucket(
     fleet: Fleet, model: str, compute_s: list[float], tell: Callable[[str], None]
 ) -> float:
@@ -234,8 +246,7 @@ def _best_bucket(
               options={"bucket_mib": bucket_mib})  # fmt: skip
         answers = fleet("steps", job="trial", count=_TUNING_STEPS, warm_up=_FIRST_STEPS)
         fleet("drop", job="trial")
-        seconds = [max(s) for s in zip(*(a["seconds"] for a in answers), strict=True)]
-        best = min(best, (statistics.median(seconds), bucket_mib))
+        best = min(best, (statistics.median(_step_s(answers)), bucket_mib))
     return best[1]
 
 

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import keras
@@ -166,9 +165,8 @@ class Worker:
         sent = sent_bytes()
         stamps = self._fit(job, warm_up + count, warm_up)
         used_s = cpu_s() - stamps.began_cpu_s
-        times = [b - a for a, b in pairwise([*stamps.starts, stamps.end])]
         return {
-            "seconds": times[warm_up:],
+            "ends": [*stamps.starts[warm_up:], stamps.end],
             "cpu_s": used_s / count,
             "sent_bytes": (sent_bytes() - sent) / (warm_up + count),
         }

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -111,30 +110,29 @@ class Worker:
         return trainer.note()
 
     def steps(self, job: str, count: int, warm_up: int) -> dict[str, Any]:
-        """Runs steps back to back.
+        """Runs steps back to back, after one of warm-up or more.
 
         Returns:
-            seconds: from the start of a step to the start of the next, without the warm-up.
+            ends: when the warm-up and each later step ended, by the machine's clock.
             cpu_s, sent_bytes: of the process and of the host, a step; all steps' bytes are counted,
                 up to the last one's arrival.
         """
         trainer = self._jobs[job].trainer
         recorder = self._jobs[job].work.recorder
         self._barrier()
-        starts = []
+        ends = []
         sent = sent_bytes()
         for number in range(warm_up + count):
             if number == warm_up:
                 began_s = cpu_s()
             recorder.events.clear()
-            starts.append(time.monotonic())
             trainer.step()
-        starts.append(time.monotonic())
+            ends.append(time.monotonic())
         used_s = cpu_s() - began_s
         trainer.finish()
         self._barrier()
         return {
-            "seconds": [b - a for a, b in pairwise(starts)][warm_up:],
+            "ends": ends[warm_up - 1 :],
             "cpu_s": used_s / count,
             "sent_bytes": (sent_bytes() - sent) / (warm_up + count),
         }

@@ -8,8 +8,10 @@
 // One gradient's way through this file: tensorReady (a hook's thread) marks it and wakes the
 // engine's thread; `drive` asks the agreement for decisions and hands slices to the transport;
 // `sliceDone` (a thread of the transport) gives the credit back, completes tensors, wakes waiters,
-// and drives on, because the credit may admit more. To drive is a role, taken by one thread at a
-// time: so a slice that ends is followed by the next without a switch of threads.
+// and drives on, because the credit may admit more. `onMessage` (a thread of the control channel)
+// drives on as well. To drive is a role, taken by one thread at a time: so a slice that ends, or is
+// decided by rank 0, is followed by the next without a switch of threads. Where a model trains on
+// the same cores, each switch waits for a core, some milliseconds at worst.
 //
 // The clock matters only when something is wrong (`watch`): a transfer failed, or nothing moved for
 // long.
@@ -130,7 +132,8 @@ void Engine::then(TensorKey tensor, Completion::Then then) {
 void Engine::holdChanged() {
   holding_ = hold_.largestBytes() != Scheduler::kAnySize;
   agreement_->hold(hold_.largestBytes());
-  wake();
+  dirty_ = true;
+  alarm();
 }
 
 void Engine::announce(TensorKey tensor) {
@@ -138,7 +141,7 @@ void Engine::announce(TensorKey tensor) {
   const bool first = completion_.begin(tensor);
   progress();
   if (first) {
-    wake(); // starts the watch
+    alarm(); // starts the watch
   }
 }
 
@@ -154,15 +157,18 @@ void Engine::tensorReady(TensorKey tensor) {
   if (hold_.ready(tensor, ready, lastProgress_)) {
     holdChanged();
   }
-  if (first || (!ready.empty() && agreement_->mayDecide())) { // the first one starts the watch
+  if (first) {
+    alarm(); // starts the watch
+  }
+  if (!ready.empty() && agreement_->mayDecide()) {
     wake();
   }
 }
 
 void Engine::run() {
   std::unique_lock lock(mutex_);
-  // While another thread drives, it will see dirty_; this one has to look only at trouble.
-  const auto called = [&] { return stop_ || trouble_ || (dirty_ && !driving_); };
+  // While another thread drives, it will see dirty_, but not the clock.
+  const auto called = [&] { return stop_ || alarmed_ || (dirty_ && !driving_); };
   while (!stop_) {
     const Clock::time_point next = std::min(hold_.until(), nextWatch());
     if (next == Clock::time_point::max()) {
@@ -170,7 +176,7 @@ void Engine::run() {
     } else {
       wakeUp_.wait_until(lock, next, called);
     }
-    trouble_ = false;
+    alarmed_ = false;
     if (hold_.expire(Clock::now())) {
       holdChanged();
     }
@@ -262,12 +268,13 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
 void Engine::onMessage(Rank from, const ControlMessage& message) {
   std::vector<Health::Addressed> answers;
   {
-    const std::scoped_lock lock(mutex_);
+    std::unique_lock lock(mutex_);
     try {
       answers = handle(from, message);
     } catch (...) {
       suspect(std::current_exception());
     }
+    drive(lock);
   }
   sendAll(answers);
 }
@@ -282,7 +289,7 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
         slices.push_back(SliceKey::fromWord(word));
       }
       agreement_->received(from, slices);
-      wake();
+      dirty_ = true;
       break;
     }
     case ControlMessage::Kind::kQuery:
@@ -453,7 +460,7 @@ void Engine::wake() {
 
 // Called under the lock.
 void Engine::alarm() {
-  trouble_ = true;
+  alarmed_ = true;
   wakeUp_.notify_one();
 }
 

@@ -133,7 +133,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::unique_ptr<Agreement> agreement_;
   std::set<ModelId> models_;
   bool dirty_ = false;   // something happened since the last decision
-  bool trouble_ = false; // the engine's thread has to look at a failure
+  bool alarmed_ = false; // the engine's thread has to look: at a failure, or when to wake
   bool driving_ = false; // a thread is deciding and issuing; it alone uses decisions_
   bool stop_ = false;
   Decisions decisions_;

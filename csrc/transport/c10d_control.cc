@@ -18,6 +18,12 @@ namespace {
 constexpr std::size_t kFrameWords = 128;
 constexpr std::size_t kHeaderWords = 2;
 constexpr int kTag = 0;
+// Sends under way that are waited for together: a switch of threads for each costs more than
+// memory.
+constexpr std::size_t kPostedBatch = 16;
+// Recvs posted ahead at most, and at least.
+constexpr std::size_t kMostReceives = 16;
+constexpr std::size_t kFewestReceives = 8;
 // How long the last messages may take to go out when the channel stops; a frozen peer takes none.
 constexpr auto kFlushTime = std::chrono::seconds(2);
 constexpr auto kForever = std::chrono::hours(24 * 365);
@@ -76,7 +82,9 @@ void C10dControl::post(Rank to, const std::vector<std::uint32_t>& words) {
     c10::intrusive_ptr<c10d::Work> work = group_->send(frame, to, kTag);
     const std::scoped_lock lock(postedMutex_);
     posted_.push_back(std::move(work));
-    postedChanged_.notify_all();
+    if (posted_.size() >= kPostedBatch) {
+      postedChanged_.notify_all();
+    }
   }
 }
 
@@ -85,52 +93,64 @@ void C10dControl::post(Rank to, const std::vector<std::uint32_t>& words) {
 void C10dControl::awaitPosted() {
   std::unique_lock lock(postedMutex_);
   while (true) {
-    postedChanged_.wait(lock, [this] { return stopping_ || !posted_.empty(); });
-    if (posted_.empty()) {
+    postedChanged_.wait(lock, [this] { return ending_ || posted_.size() >= kPostedBatch; });
+    while (!posted_.empty()) {
+      const c10::intrusive_ptr<c10d::Work> oldest = posted_.front();
+      lock.unlock();
+      try {
+        oldest->wait(kForever);
+      } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+        // The peer is gone, and its listener says so.
+      }
+      lock.lock();
+      posted_.pop_front();
+    }
+    if (ending_) {
+      postedChanged_.notify_all(); // stop() waits for this
       return;
     }
-    const c10::intrusive_ptr<c10d::Work> oldest = posted_.front();
-    lock.unlock();
-    try {
-      oldest->wait(kForever);
-    } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-      // The peer is gone, and its listener says so.
-    }
-    lock.lock();
-    posted_.pop_front();
-    postedChanged_.notify_all();
   }
 }
 
-bool C10dControl::receiveFrame(Peer& peer, at::Tensor& frame) {
-  std::vector<at::Tensor> tensors{frame};
-  c10::intrusive_ptr<c10d::Work> work;
+/// None: the channel stops.
+std::optional<at::Tensor> C10dControl::receiveFrame(Peer& peer) {
+  Receive oldest;
   {
     const std::scoped_lock lock(peer.receiving);
     if (stopping_) {
-      return false;
+      return std::nullopt;
     }
-    peer.work = group_->recv(tensors, peer.rank, kTag);
-    work = peer.work;
+    if (peer.posted.size() < kFewestReceives) {
+      while (peer.posted.size() < kMostReceives) {
+        std::vector<at::Tensor> frame{emptyFrame()};
+        peer.posted.push_back({frame.front(), group_->recv(frame, peer.rank, kTag)});
+      }
+    }
+    oldest = peer.posted.front();
   }
-  return work->wait(kForever) && !stopping_; // silence is not an error
+  if (!oldest.work->wait(kForever) || stopping_) { // silence is not an error
+    return std::nullopt;
+  }
+  const std::scoped_lock lock(peer.receiving);
+  peer.posted.pop_front();
+  return oldest.frame;
 }
 
 void C10dControl::listen(Peer& peer) {
-  at::Tensor frame = emptyFrame();
   try {
-    while (receiveFrame(peer, frame)) {
-      const std::uint32_t* words = wordsOf(frame);
+    while (std::optional<at::Tensor> frame = receiveFrame(peer)) {
+      const std::uint32_t* words = wordsOf(*frame);
       ControlMessage message{static_cast<ControlMessage::Kind>(words[0]), {}};
       const std::size_t total = words[1];
       std::size_t take = std::min(total, kFrameWords - kHeaderWords);
       message.words.assign(words + kHeaderWords, words + kHeaderWords + take);
       while (message.words.size() < total) {
-        if (!receiveFrame(peer, frame)) {
+        frame = receiveFrame(peer);
+        if (!frame) {
           return;
         }
         take = std::min(total - message.words.size(), kFrameWords);
-        message.words.insert(message.words.end(), wordsOf(frame), wordsOf(frame) + take);
+        message.words.insert(message.words.end(), wordsOf(*frame), wordsOf(*frame) + take);
       }
       onMessage_(peer.rank, std::move(message));
     }
@@ -151,12 +171,13 @@ void C10dControl::stop() noexcept {
   };
   {
     std::unique_lock lock(postedMutex_);
+    ending_ = true;
+    postedChanged_.notify_all();
     postedChanged_.wait_for(lock, kFlushTime, [this] { return posted_.empty(); });
     stopping_ = true;
     for (const auto& work : posted_) {
       abort(*work);
     }
-    postedChanged_.notify_all();
   }
   if (waiter_.joinable()) {
     waiter_.join();
@@ -164,8 +185,8 @@ void C10dControl::stop() noexcept {
   for (auto& peer : peers_) {
     {
       const std::scoped_lock lock(peer->receiving);
-      if (peer->work) {
-        abort(*peer->work);
+      if (!peer->posted.empty()) {
+        abort(*peer->posted.front().work); // what the listener waits for
       }
     }
     if (peer->listener.joinable()) {

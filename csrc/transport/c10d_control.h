@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
@@ -15,10 +16,12 @@ namespace hvd_order {
 
 /// Control messages over send and recv of a Gloo process group of their own.
 ///
-/// One thread for each peer blocks in recv (rank 0 has one for every other rank, the others one for
-/// rank 0). A send is posted by whoever calls and completes when the peer takes it, which a frozen
-/// peer never does; one more thread waits for that, only to keep the memory meanwhile. None of them
-/// holds a lock while it waits, and none ever needs Python.
+/// One thread for each peer waits in recv (rank 0 has one for every other rank, the others one for
+/// rank 0). Several recvs are posted ahead: Gloo announces each to the sender, which then sends
+/// without asking, and takes one wake-up there for many announcements. A send is posted by whoever
+/// calls and completes when the peer takes it, which a frozen peer never does; one more thread
+/// waits for that, only to keep the memory meanwhile. None of them holds a lock while it waits, and
+/// none ever needs Python.
 class C10dControl final : public ControlChannel {
  public:
   /// @param group used by nobody else.
@@ -30,16 +33,20 @@ class C10dControl final : public ControlChannel {
   void stop() noexcept override;
 
  private:
+  struct Receive {
+    at::Tensor frame;
+    c10::intrusive_ptr<c10d::Work> work;
+  };
   struct Peer {
     Rank rank;
-    std::mutex sending;                  // one message at a time, whole
-    std::mutex receiving;                // guards `work`
-    c10::intrusive_ptr<c10d::Work> work; // the recv under way
+    std::mutex sending;         // one message at a time, whole
+    std::mutex receiving;       // guards the works of `posted`
+    std::deque<Receive> posted; // recvs under way, oldest first
     std::thread listener;
   };
 
   void listen(Peer& peer);
-  bool receiveFrame(Peer& peer, at::Tensor& frame);
+  std::optional<at::Tensor> receiveFrame(Peer& peer);
   void post(Rank to, const std::vector<std::uint32_t>& words);
   void awaitPosted();
 
@@ -49,9 +56,10 @@ class C10dControl final : public ControlChannel {
   OnLost onLost_;
   std::atomic<bool> stopping_ = false;
 
-  std::mutex postedMutex_; // guards `posted_`
+  std::mutex postedMutex_; // guards `posted_` and `ending_`
   std::condition_variable postedChanged_;
   std::deque<c10::intrusive_ptr<c10d::Work>> posted_; // sends under way, oldest first
+  bool ending_ = false;                               // no more than these
   std::thread waiter_;
 };
 

@@ -31,7 +31,8 @@ _SMALLEST_BYTES = 64 * 1024
 _LARGEST_BYTES = 16 * 2**20
 _STEP_BYTES = 16 * 1024  # sizes are multiples of it
 _MOST_IN_FLIGHT = 16
-_FUSED_BYTES = 25 * 2**20  # DDP's default bucket
+_FUSED_BYTES = 25 * 2**20  # at most, DDP's default bucket
+_FUSED_PARTS = 8  # at least: in one part a small model would not overlap with backward at all
 _SLICE_FACTOR, _CREDIT_FACTOR = 1.4, 1.6  # cuts that are nearer are taken as the same
 
 
@@ -179,9 +180,10 @@ def hold_lead_s(link: Link, cut: Cut) -> float:
     return 0.0 if cut.policy == "arrival" else 0.75 * cut.credit_bytes * link.seconds_per_byte
 
 
-def arrival_cut() -> Cut:
+def arrival_cut(total_bytes: int) -> Cut:
     """What DDP does: large slices of neighbours, sent as they come."""
-    return Cut(_FUSED_BYTES, 2 * _FUSED_BYTES, "arrival")
+    size = min(max(total_bytes / _FUSED_PARTS, _SMALLEST_BYTES), _FUSED_BYTES)
+    return cut_of(size, 2, "arrival")
 
 
 def _within(one: int, other: int, factor: float) -> bool:

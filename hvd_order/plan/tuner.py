@@ -43,13 +43,17 @@ class Turn:
         return self.high_s < other.low_s and self.median_s < _WORTH * other.median_s
 
 
-def candidates(first: Cut) -> list[Cut]:
-    """What is tried beside the model's answer: half and twice the slice, and no order at all."""
+def candidates(first: Cut, total_bytes: int) -> list[Cut]:
+    """What is tried beside the model's answer: half and twice the slice, and no order at all.
+
+    Args:
+        total_bytes: of all gradients.
+    """
     in_flight = first.credit_bytes // first.slice_bytes
     others = [
         Cut(size, in_flight * size) for size in (first.slice_bytes // 2, 2 * first.slice_bytes)
     ]
-    return [first, *others, arrival_cut()]
+    return [first, *others, arrival_cut(total_bytes)]
 
 
 def distinct(cuts: Sequence[Cut]) -> list[Cut]:

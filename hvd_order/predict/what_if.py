@@ -246,7 +246,7 @@ class WhatIf:
             control_latency_s=message_s,
             hold_lead_s=hold_lead_s(link, best),
         )
-        fused = arrival_cut()
+        fused = arrival_cut(self.size_bytes)
         arrival = Schedule(
             fused.slice_bytes, fused.credit_bytes, "arrival", control_latency_s=message_s
         )

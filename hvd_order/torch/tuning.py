@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_order.plan.advice import run_line
-from hvd_order.plan.cut import Cut, arrival_cut
+from hvd_order.plan.cut import Cut
 from hvd_order.plan.plan_file import Confirmed, Plan
 from hvd_order.plan.tuner import Tuner, Turn, candidates, distinct
 from hvd_order.plan.watch import Drift, Watch
@@ -80,7 +80,8 @@ class Tuning:
         Rivals that no trial can tell from one before them are left out.
         """
         planned = [] if self._plan is None else [each.cut for each in self._plan.candidates]
-        self._tuner = Tuner(distinct([self._host.cut, *planned, *candidates(self._advised)]))
+        rivals = [*planned, *candidates(self._advised, self._model.size_bytes)]
+        self._tuner = Tuner(distinct([self._host.cut, *rivals]))
 
     @property
     def done(self) -> bool:
@@ -117,7 +118,7 @@ class Tuning:
         self._host.settled = True
         self._note(tuner.chosen_s)
         if self._host.rank == 0:
-            level = logging.WARNING if cut == arrival_cut() else logging.INFO
+            level = logging.WARNING if cut.policy == "arrival" else logging.INFO
             _log.log(
                 level,
                 "chosen: %s%s",

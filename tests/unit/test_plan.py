@@ -69,18 +69,25 @@ def play(times: dict[Cut, float], tuner: Tuner, ranks: int = 2) -> list[Cut]:
 
 
 FIRST = Cut(MIB, 2 * MIB)
+TOTAL = 100 * MIB
 
 
 def test_every_candidate_gets_its_turn_and_the_fastest_stays() -> None:
-    cuts = candidates(FIRST)
+    cuts = candidates(FIRST, TOTAL)
     assert cuts[0] == FIRST
-    assert arrival_cut() in cuts
+    assert arrival_cut(TOTAL) in cuts
     for winner in cuts:
         times = dict.fromkeys(cuts, 1.0) | {winner: 0.9}
         tuner = Tuner(cuts)
         again = [FIRST, winner] if winner != FIRST else []
         assert play(times, tuner) == [*cuts, *again]
         assert tuner.cut == winner
+
+
+def test_slices_in_arrival_order_are_large_but_several() -> None:
+    assert arrival_cut(TOTAL) == Cut(25 * MIB // 2, 25 * MIB, "arrival")
+    assert arrival_cut(16 * MIB) == Cut(2 * MIB, 4 * MIB, "arrival")
+    assert arrival_cut(1000 * MIB) == Cut(25 * MIB, 50 * MIB, "arrival")
 
 
 def test_a_rival_within_the_spread_of_the_steps_is_not_faster() -> None:
@@ -92,7 +99,7 @@ def test_a_rival_within_the_spread_of_the_steps_is_not_faster() -> None:
 
 
 def test_a_rival_that_does_not_win_twice_is_not_chosen() -> None:
-    cuts = candidates(FIRST)
+    cuts = candidates(FIRST, TOTAL)
     tuner = Tuner(cuts)
     for seconds in (1.0, 1.1, 0.8, 1.1, 1.0):
         while tuner.step_taken(0.0) is None:
@@ -107,14 +114,14 @@ def test_a_rival_that_does_not_win_twice_is_not_chosen() -> None:
 
 
 def test_a_difference_within_the_noise_changes_nothing() -> None:
-    cuts = candidates(FIRST)
+    cuts = candidates(FIRST, TOTAL)
     tuner = Tuner(cuts)
     play({cut: 1.0 - 0.005 * i for i, cut in enumerate(cuts)}, tuner)
     assert tuner.cut == FIRST
 
 
 def test_one_slow_step_decides_nothing() -> None:
-    cuts = candidates(FIRST)
+    cuts = candidates(FIRST, TOTAL)
     tuner = Tuner(cuts)
     now_s = 0.0
     for number in range(1000):
