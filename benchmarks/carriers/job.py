@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
+from commands import step_s
 from tensorflow_worker import Worker
 
 import hvd_order.keras as hvd
@@ -20,8 +21,8 @@ def main(model: str, compute_s: float, steps: int) -> None:
     measured = worker.steps("job", count=steps, warm_up=2)
     everyone = allgather_object(measured)
     if hvd.rank() == 0:
-        seconds = [max(step) for step in zip(*(one["seconds"] for one in everyone), strict=True)]
-        print(json.dumps({"seconds": seconds, "cpu_s": sum(one["cpu_s"] for one in everyone)}))
+        cpu_s = sum(one["cpu_s"] for one in everyone)
+        print(json.dumps({"seconds": step_s(everyone), "cpu_s": cpu_s}))
         sys.stdout.flush()
     worker.quit()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
+from commands import step_s
 from common.summary import Ratio, paired_ratio
 from common.turns import turns
 from fleet import Fleet
@@ -188,7 +188,7 @@ def run_cell(
         with jobs[name].awake():
             answers = jobs[name]("steps", job=name, count=setting.steps, warm_up=_WARM_UP)
         measured = results[name]
-        measured.seconds += _step_s(answers)
+        measured.seconds += step_s(answers)
         measured.cpu_s.append(sum(a["cpu_s"] for a in answers))
         measured.sent_bytes.append(max(a["sent_bytes"] for a in answers))
     recorded = {}
@@ -226,16 +226,6 @@ def _wire(fleet: Fleet, size_bytes: int) -> list[float]:
     return [max(seconds) for seconds in zip(*answers, strict=True)]
 
 
-def _step_s(answers: Sequence[dict[str, Any]]) -> list[float]:
-    """Steps of the whole job. They add up to the time that passed.
-
-    The longest of each step over all ranks would not: where no step ends with a wait for the
-    others, now one rank is behind and now another, and no step is as long as that for the job.
-    """
-    last = [max(ends) for ends in zip(*(a["ends"] for a in answers), strict=True)]
-    return [b - a for a, b in pairwise(last)]
-
-
 def _best_bucket(
     fleet: Fleet, model: str, compute_s: list[float], tell: Callable[[str], None]
 ) -> float:
@@ -246,7 +236,7 @@ def _best_bucket(
               options={"bucket_mib": bucket_mib})  # fmt: skip
         answers = fleet("steps", job="trial", count=_TUNING_STEPS, warm_up=_FIRST_STEPS)
         fleet("drop", job="trial")
-        best = min(best, (statistics.median(_step_s(answers)), bucket_mib))
+        best = min(best, (statistics.median(step_s(answers)), bucket_mib))
     return best[1]
 
 

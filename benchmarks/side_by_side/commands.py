@@ -1,4 +1,4 @@
-"""How a rank is commanded: one JSON object a line in, one out; and what all ranks can measure."""
+"""How a rank is commanded: one JSON object a line in, one out; and what all ranks measure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import sys
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,16 @@ def cpu_s() -> float:
     """Processor time of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def step_s(answers: Sequence[dict[str, Any]]) -> list[float]:
+    """Steps of the whole job, from all ranks' answers. They add up to the time that passed.
+
+    The longest of each step over all ranks would not: where no step ends with a wait for the
+    others, now one rank is behind and now another, and no step is as long as that for the job.
+    """
+    last = [max(ends) for ends in zip(*(one["ends"] for one in answers), strict=True)]
+    return [b - a for a, b in pairwise(last)]
 
 
 def serve(make_worker: Any) -> None:
