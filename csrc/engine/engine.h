@@ -37,9 +37,10 @@ struct EngineOptions {
 
 /// Moves ready slices in the agreed order, within the credit, and tells who waits.
 ///
-/// Slices are decided and issued by its own thread, or by the thread of the transport that reports
-/// one done (see engine.cc). There is one failure state: after the first error every waiter wakes
-/// with that error, every later call throws it, and the other ranks are told.
+/// Slices are decided and issued by its own thread, by the thread of the transport that reports one
+/// done, or by that of the control channel that hears of a decision (see engine.cc). There is one
+/// failure state: after the first error every waiter wakes with that error, every later call throws
+/// it, and the other ranks are told.
 ///
 /// Thread safety: every method may be called from any thread. Create with `std::make_shared`. The
 /// engine's thread keeps it alive until `shutdown`; callbacks of the transport hold it weakly.

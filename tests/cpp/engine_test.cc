@@ -521,6 +521,44 @@ TEST(aStallIsAnnouncedBeforeItIsAnError) {
   CHECK_EQUAL(warnings.load(), 1);
 }
 
+/// Hands over what the test says; whoever sends waits until it is let go.
+class SlowControl final : public ControlChannel {
+ public:
+  void start(OnMessage onMessage, OnLost /*onLost*/) override {
+    hear = std::move(onMessage);
+  }
+  void send(Rank /*to*/, const ControlMessage& /*message*/) override {
+    sending.count_down();
+    letGo.wait();
+  }
+  void stop() noexcept override {}
+
+  OnMessage hear;
+  std::latch sending{1};
+  std::latch letGo{1};
+};
+
+TEST(aGradientThatComesWhileAnotherThreadDrivesIsWatchedAsWell) {
+  const auto world = LoopbackWorld::create(2);
+  const auto control = std::make_shared<SlowControl>();
+  EngineOptions options = withTimeout(kShortTimeout);
+  options.size = 2;
+  options.warn = [](const std::string&) {};
+  const auto engine = std::make_shared<Engine>(options, world->transport(0), control);
+  engine->start();
+  std::thread listener([&] { control->hear(1, {ControlMessage::Kind::kSlices, {}}); });
+  control->sending.wait(); // of the answer: the listener drives
+  const auto layout = std::make_shared<SliceLayout>(kTwo, 64);
+  std::vector<float> values(static_cast<std::size_t>(layout->bufferBytes().front()) / 4, 0.0F);
+  world->setBuffers(0, 0, {values.data()});
+  engine->addModel(0, layout, {});
+  engine->tensorReady({0, 0});
+  control->letGo.count_down();
+  listener.join();
+  CHECK_THROWS(TransferTimeout, engine->wait({0, 0}, Clock::now() + kForever));
+  engine->shutdown();
+}
+
 TEST(anIdleEngineNeverTimesOut) {
   // Between two steps there may be hours. The clock runs only while something is under way.
   Job job(2, withTimeout(1ms));
