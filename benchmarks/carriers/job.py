@@ -14,9 +14,9 @@ import hvd_order.keras as hvd
 from hvd_order.tensorflow import allgather_object
 
 
-def main(model: str, compute_s: float, steps: int) -> None:
+def main(model: str, compute_s: float, ranks: int, steps: int) -> None:
     worker = Worker("tensorflow_hvd_order")
-    worker.build("job", "hvd_order", model, compute_s, {})
+    worker.build("job", "hvd_order", model, [compute_s] * ranks, {})
     worker.settle("job", at_least=3)
     measured = worker.steps("job", count=steps, warm_up=2)
     everyone = allgather_object(measured)
@@ -28,4 +28,4 @@ def main(model: str, compute_s: float, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

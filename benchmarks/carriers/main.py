@@ -68,7 +68,8 @@ def main() -> int:
 
 
 def _run(hosts: EmulatedHosts, carrier: str, options: argparse.Namespace) -> dict[str, Any]:
-    job = [sys.executable, str(_JOB), options.model, str(options.compute_s), str(options.steps)]
+    numbers = [str(n) for n in (options.compute_s, options.hosts, options.steps)]
+    job = [sys.executable, str(_JOB), options.model, *numbers]
     env = {
         **os.environ,
         "HVD_ORDER_CARRIER": carrier,
