@@ -112,6 +112,21 @@ void C10dControl::awaitPosted() {
   }
 }
 
+// Called under `receiving`.
+void C10dControl::postReceives(Peer& peer) {
+  try {
+    while (peer.posted.size() < kMostReceives) {
+      std::vector<at::Tensor> frame{emptyFrame()};
+      peer.posted.push_back({frame.front(), group_->recv(frame, peer.rank, kTag)});
+    }
+  } catch (const std::exception&) {
+    // The connection broke. What had come before is still to be read: the peer may have said why.
+    if (peer.posted.empty()) {
+      throw;
+    }
+  }
+}
+
 /// None: the channel stops.
 std::optional<at::Tensor> C10dControl::receiveFrame(Peer& peer) {
   Receive oldest;
@@ -121,10 +136,7 @@ std::optional<at::Tensor> C10dControl::receiveFrame(Peer& peer) {
       return std::nullopt;
     }
     if (peer.posted.size() < kFewestReceives) {
-      while (peer.posted.size() < kMostReceives) {
-        std::vector<at::Tensor> frame{emptyFrame()};
-        peer.posted.push_back({frame.front(), group_->recv(frame, peer.rank, kTag)});
-      }
+      postReceives(peer);
     }
     oldest = peer.posted.front();
   }

@@ -46,6 +46,7 @@ class C10dControl final : public ControlChannel {
   };
 
   void listen(Peer& peer);
+  void postReceives(Peer& peer);
   std::optional<at::Tensor> receiveFrame(Peer& peer);
   void post(Rank to, const std::vector<std::uint32_t>& words);
   void awaitPosted();
