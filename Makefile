@@ -5,10 +5,11 @@
 # make bench    all benchmarks                    make format   rewrite sources in the project's style
 # make check    = make test                       make clean    remove what was built, keep .venv
 # make test-long  what takes too long for every change
+# make test-third-party  training by Lightning, Accelerate, Trainer, timm and Ignite
 # make horovod  real Horovod in .venv, to test and measure against; builds it once, for minutes
 #
 # Settings: PYTHON (interpreter to make the environment with), VENV (where), JOBS (compilers at once),
-# WERROR=OFF (let warnings pass).
+# WERROR=OFF (let warnings pass), QUICK=1 (a short demo: shows that all works, not how fast).
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
@@ -26,7 +27,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR)"
 
-.PHONY: build dev demo test test-long check lint lint-python lint-cpp format cpp-test sanitize fuzz \
+.PHONY: build dev demo test test-long test-third-party check lint lint-python lint-cpp format cpp-test sanitize fuzz \
   bench horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -35,6 +36,7 @@ BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(J
 key = $(shell cat $(1) | cksum | cut -d' ' -f1)
 RUN_STAMP := $(VENV)/.installed-run-$(call key,requirements/run.txt requirements/torch.txt)
 DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/dev.txt)
+THIRD_PARTY_STAMP := $(VENV)/.installed-third-party-$(call key,requirements/third_party.txt)
 TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow-$(call key,requirements/tensorflow.txt)
 PROJECT_STAMP := $(VENV)/.installed-project-$(call key,pyproject.toml setup.py)
 
@@ -76,6 +78,13 @@ $(TENSORFLOW_STAMP): $(RUN_STAMP)
 	@$(PIP) install -r requirements/tensorflow.txt
 	@rm -f "$(VENV)"/.installed-tensorflow-* && touch "$@"
 
+# Half a minute, once. PyTorch stays what it is, so these fit it or are not installed.
+$(THIRD_PARTY_STAMP): $(DEV_STAMP)
+	@echo "installing requirements/third_party.txt"
+	@"$(BIN)/python" -c 'import torch; print("torch==" + torch.__version__)' > "$@.torch"
+	@$(PIP) install -r requirements/third_party.txt -c "$@.torch"
+	@rm -f "$(VENV)"/.installed-third-party-* && touch "$@"
+
 # ------------------------------------------------------------------------------ build and run
 # Ninja knows what has changed, so it is always asked. The project itself is installed once, as a
 # link to this folder.
@@ -91,9 +100,10 @@ dev: $(DEV_STAMP) $(TENSORFLOW_STAMP)
 	@$(MAKE) --no-print-directory build
 
 demo: build
-	"$(BIN)/hvd-order" demo
+	"$(BIN)/hvd-order" demo $(if $(QUICK),--quick)
 	@echo; echo "Two emulated hosts at 1 Gbit/s (see benchmarks/side_by_side), where this machine permits:"
-	@"$(BIN)/hvd-order" bench --models densenet121 --systems ddp hvd_order --rounds 2 --name demo \
+	@"$(BIN)/hvd-order" bench --models densenet121 --systems ddp hvd_order --name demo \
+	  $(if $(QUICK),--rounds 1 --steps 2,--rounds 2) \
 	  || [ $$? -eq 2 ]
 
 bench: build
@@ -109,6 +119,9 @@ test: dev
 	@$(MAKE) --no-print-directory cpp-test
 	@$(MAKE) --no-print-directory lint
 	"$(BIN)/python" -m pytest tests
+
+test-third-party: $(THIRD_PARTY_STAMP) dev
+	"$(BIN)/python" -m pytest tests/third_party
 
 test-long: dev
 	"$(BIN)/python" -m pytest tests -m long

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import hvd_order.torch as hvd
 from hvd_order.launch.run import LaunchRequest, run
@@ -55,7 +54,7 @@ def run_as_rank(worker: Callable[[torch.device], Any], path: str, device_type: s
     result = worker(device)
     if hvd.rank() == 0:
         Path(path).write_text(json.dumps(result))
-    dist.barrier()
+    hvd.barrier()
     hvd.shutdown()
 
 
@@ -73,15 +72,14 @@ def new_host(**knobs: Any) -> EngineHost:
 
 def slowest(seconds: Sequence[float]) -> list[float]:
     """For each measurement the time of the rank that took longest."""
-    times = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    times = hvd.allreduce(torch.tensor(seconds, dtype=torch.float64), op=hvd.Max)
     return [float(time) for time in times]
 
 
 def seconds_of(work: Callable[[], None], device: torch.device) -> float:
     """How long ``work`` takes this rank, when all start together."""
     finish(device)
-    dist.barrier()
+    hvd.barrier()
     begin = time.perf_counter()
     work()
     finish(device)

@@ -61,7 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\n{error}", file=sys.stderr)
             failed.append(str(error))
     if cells:
-        print("\n" + _table(cells))
         _write(found, cells, options.name)
     for cell in cells:
         if not cell.same_weights:

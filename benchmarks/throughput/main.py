@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace, device: torch.device) -> list[dict[str,
         )
         for host in hosts.values():
             host.remove_model(MODEL)
-        dist.barrier()  # nobody adds the next model before all have removed this one
+        hvd.barrier()  # nobody adds the next model before all have removed this one
     return results
 
 
@@ -145,9 +145,7 @@ class Check:
         return answer
 
     def right_everywhere(self) -> bool:
-        flag = torch.tensor(float(self._right))
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-        return bool(flag)
+        return bool(hvd.allreduce(torch.tensor(float(self._right)), op=hvd.Min))
 
 
 # ---- in the process that was started ------------------------------------------------------------

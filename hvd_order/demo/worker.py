@@ -38,9 +38,11 @@ def main(argv: list[str]) -> int:
     options = Options(**json.loads(argv[0]))
     torch.set_num_threads(1)
     try:
+        dist.init_process_group("gloo")  # for DDP; hvd_order joins it
         hvd.init()
         _train(options)
         hvd.shutdown()
+        dist.destroy_process_group()
     except KeyboardInterrupt:
         os._exit(130)  # the other ranks are interrupted as well: nothing is left to agree on
     return 0
