@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "engine/engine.h"
@@ -24,6 +26,44 @@ void waitInterruptibly(Engine& engine, ModelId model, TensorId tensor) {
       throw py::error_already_set();
     }
   }
+}
+
+// How long what is under way may take when no update needs it any more: gradients of a backward
+// pass that no step() followed, which the other ranks may never have.
+constexpr std::chrono::seconds kUnwantedTime{2};
+// How long rank 0 may take to say who is late.
+constexpr std::chrono::seconds kAnswerTime{1};
+
+// Calls `wait` with a deadline until it returns true, looking for Ctrl-C in between.
+template <typename Wait>
+bool waitInParts(Completion::Clock::time_point end, const Wait& wait) {
+  while (true) {
+    const auto now = Completion::Clock::now();
+    if (wait(std::min(end, now + kSignalCheck))) {
+      return true;
+    }
+    if (now >= end) {
+      return false;
+    }
+    const py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
+  }
+}
+
+std::vector<Rank> farewell(Engine& engine, double timeout) {
+  const py::gil_scoped_release release;
+  const auto now = Completion::Clock::now();
+  const auto patience = std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(timeout));
+  waitInParts(now + std::min<std::chrono::nanoseconds>(patience, kUnwantedTime), [&](auto until) {
+    return engine.drain(until);
+  });
+  engine.beginFarewell();
+  if (waitInParts(now + patience, [&](auto until) { return engine.mayLeave(until); })) {
+    return {};
+  }
+  return engine.awaited(Completion::Clock::now() + kAnswerTime);
 }
 
 } // namespace
@@ -112,6 +152,7 @@ void bindEngine(py::module_& m) {
             engine.fail(std::make_exception_ptr(CollectiveError(reason)));
           },
           py::arg("reason"), py::call_guard<py::gil_scoped_release>())
+      .def("farewell", &farewell, py::arg("timeout_s"))
       .def("shutdown", &Engine::shutdown, py::call_guard<py::gil_scoped_release>())
       .def("start_recording", [](Engine& engine) { engine.timeline().start(); })
       .def("stop_recording", [](Engine& engine) { engine.timeline().stop(); })

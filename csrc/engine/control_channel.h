@@ -12,13 +12,16 @@ namespace hvd_order {
 /// A short message between rank 0 and another rank, beside the data.
 struct ControlMessage {
   enum class Kind : std::uint32_t {
-    kSlices, ///< words: slices (SliceKey::word), see SliceMessage
-    kQuery,  ///< words: who asks, its number of the inquiry, then (model, tensor, ready count)
-             ///< each: have you this gradient?
-    kReply,  ///< words: who asked, that number, who answers, then (model, tensor) each: these I
-             ///< have not
-    kFailed, ///< words: a text, see packText: the job failed on the sender
-    kLeave,  ///< no words: the sender shuts down in peace
+    kSlices,   ///< words: slices (SliceKey::word), see SliceMessage
+    kQuery,    ///< words: who asks, its number of the inquiry, then (model, tensor, ready count)
+               ///< each: have you this gradient?
+    kReply,    ///< words: who asked, that number, who answers, then (model, tensor) each: these I
+               ///< have not
+    kFailed,   ///< words: class and text of an error: the job failed on the sender
+    kLeave,    ///< no words: the sender shuts down in peace
+    kFarewell, ///< these three before that, see Farewell
+    kFinished,
+    kMissing,
   };
 
   Kind kind;

@@ -42,6 +42,40 @@ std::exception_ptr errorOf(const std::string& text) {
   return std::make_exception_ptr(T(text));
 }
 
+// A failure as words of a message: its class, which all ranks are to raise, and its text.
+enum class FailureClass : std::uint32_t { kOther, kPeerLost, kTimeout };
+
+std::vector<std::uint32_t> packFailure(const std::exception_ptr& error) {
+  auto kind = FailureClass::kOther;
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerLost&) {
+    kind = FailureClass::kPeerLost;
+  } catch (const TransferTimeout&) {
+    kind = FailureClass::kTimeout;
+  } catch (...) { // NOLINT(bugprone-empty-catch)
+    // Of another class.
+  }
+  std::vector<std::uint32_t> words = packText(textOf(error));
+  words.insert(words.begin(), static_cast<std::uint32_t>(kind));
+  return words;
+}
+
+std::exception_ptr unpackFailure(const std::vector<std::uint32_t>& words) {
+  if (words.empty()) {
+    return errorOf<CollectiveError>("another rank has failed");
+  }
+  const std::string text = unpackText({words.begin() + 1, words.end()});
+  switch (static_cast<FailureClass>(words[0])) {
+    case FailureClass::kPeerLost:
+      return errorOf<PeerLost>(text);
+    case FailureClass::kTimeout:
+      return errorOf<TransferTimeout>(text);
+    default:
+      return errorOf<CollectiveError>(text);
+  }
+}
+
 } // namespace
 
 Engine::Engine(
@@ -59,7 +93,8 @@ Engine::Engine(
               options_.policy,
               options_.creditBytes)),
       health_(options_.rank, options_.size),
-      lastProgress_(Clock::now()) {
+      lastProgress_(Clock::now()),
+      farewell_(options_.rank, options_.size) {
   if (options_.size > 1 && !control_) {
     throw InvalidUsage("an engine of several ranks needs a control channel");
   }
@@ -114,7 +149,7 @@ void Engine::retune(Policy policy, ByteCount creditBytes, std::chrono::nanosecon
   holdChanged();
 }
 
-bool Engine::wait(TensorKey tensor, Completion::Clock::time_point deadline) {
+bool Engine::wait(TensorKey tensor, Clock::time_point deadline) {
   if (holding_) {
     const std::scoped_lock lock(mutex_);
     if (hold_.someoneWaits()) {
@@ -260,9 +295,13 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
     holdChanged();
   }
   completion_.complete(agreement_->sliceDone(slice));
+  const std::vector<Health::Addressed> answers = farewell_.sliceDone();
+  partingChanged_.notify_all();
   progress();
   dirty_ = true;
   drive(lock);
+  lock.unlock();
+  sendAll(answers);
 }
 
 void Engine::onMessage(Rank from, const ControlMessage& message) {
@@ -296,7 +335,7 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
     case ControlMessage::Kind::kReply:
       return health_.received(agreement_->scheduler(), from, message);
     case ControlMessage::Kind::kFailed: {
-      const std::exception_ptr error = errorOf<CollectiveError>(unpackText(message.words));
+      const std::exception_ptr error = unpackFailure(message.words);
       if (completion_.fail(error) && options_.rank == 0) {
         untold_ = error; // relay: the star has no other way
       }
@@ -306,7 +345,19 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
     }
     case ControlMessage::Kind::kLeave:
       gone_.insert(from);
-      break;
+      if (!left_) {
+        left_ = from;
+        leftAt_ = Clock::now();
+      }
+      alarm();
+      return farewell_.gone(from);
+    case ControlMessage::Kind::kFarewell:
+    case ControlMessage::Kind::kFinished:
+    case ControlMessage::Kind::kMissing: {
+      auto answers = farewell_.received(from, message);
+      partingChanged_.notify_all();
+      return answers;
+    }
   }
   return {};
 }
@@ -316,6 +367,7 @@ void Engine::onLost(Rank peer, const std::exception_ptr& error) {
   if (stop_ || !gone_.insert(peer).second) {
     return;
   }
+  // The failure ends every farewell, so there is nobody to tell that this one is not awaited.
   const std::exception_ptr lost = errorOf<PeerLost>(concat(
       "rank ", peer, " is gone: its process died or its network connection broke (seen by rank ",
       options_.rank, ": ", textOf(error), ")"));
@@ -347,7 +399,14 @@ void Engine::fail(std::exception_ptr error) {
 // send.
 void Engine::watch(std::unique_lock<std::mutex>& lock) {
   const Clock::time_point now = Clock::now();
+  if (isStranded() && now >= strandedAt()) {
+    suspicion_ = strandedError();
+    suspicionEnds_ = now;
+  }
   if (suspicion_ && now >= suspicionEnds_) {
+    if (left_) {
+      suspicion_ = strandedError(); // why the transfer failed
+    }
     if (completion_.fail(suspicion_)) {
       untold_ = suspicion_;
     }
@@ -387,9 +446,27 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
     const std::exception_ptr error = std::exchange(untold_, nullptr);
     lock.unlock();
     transport_->abort();
-    tellOthers({ControlMessage::Kind::kFailed, packText(textOf(error))});
+    tellOthers({ControlMessage::Kind::kFailed, packFailure(error)});
     lock.lock();
   }
+}
+
+// Whether something is under way here that needs a rank that has shut down. That rank has finished
+// all that it took part in, so nothing more will come. Called under the lock, as those below.
+bool Engine::isStranded() const {
+  return left_ && !completion_.failed() && completion_.pendingCount() > 0;
+}
+
+Engine::Clock::time_point Engine::strandedAt() const {
+  return std::max(lastProgress_, leftAt_) + kSuspicionTime;
+}
+
+std::exception_ptr Engine::strandedError() const {
+  return errorOf<PeerLost>(concat(
+      "rank ", *left_, " has ended its training, while rank ", options_.rank,
+      " has gradients of a further step: ranks need equally many steps (hvd.join() is for those "
+      "that have less data), or rank ",
+      *left_, " ended early and its output says why"));
 }
 
 std::string Engine::stallReport() const {
@@ -403,6 +480,9 @@ Engine::Clock::time_point Engine::nextWatch() const {
   }
   if (completion_.failed() || completion_.pendingCount() == 0) {
     return Clock::time_point::max();
+  }
+  if (isStranded()) {
+    return strandedAt();
   }
   if (!asked_) {
     return lastProgress_ + std::min(options_.stallWarning, options_.timeout / 2);
@@ -462,6 +542,7 @@ void Engine::wake() {
 void Engine::alarm() {
   alarmed_ = true;
   wakeUp_.notify_one();
+  partingChanged_.notify_all();
 }
 
 // Called under the lock.
@@ -469,6 +550,37 @@ void Engine::progress() {
   lastProgress_ = Clock::now();
   asked_ = false;
   warned_ = false;
+}
+
+bool Engine::drain(Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  return partingChanged_.wait_until(
+      lock, deadline, [&] { return completion_.failed() || completion_.pendingCount() == 0; });
+}
+
+void Engine::beginFarewell() {
+  std::vector<Health::Addressed> messages;
+  {
+    const std::scoped_lock lock(mutex_);
+    messages = farewell_.begin();
+  }
+  sendAll(messages);
+}
+
+bool Engine::mayLeave(Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  return partingChanged_.wait_until(
+      lock, deadline, [&] { return completion_.failed() || farewell_.mayLeave(); });
+}
+
+std::vector<Rank> Engine::awaited(Clock::time_point deadline) {
+  std::unique_lock lock(mutex_);
+  const auto messages = farewell_.ask();
+  lock.unlock();
+  sendAll(messages);
+  lock.lock();
+  partingChanged_.wait_until(lock, deadline, [&] { return farewell_.isAnswered(); });
+  return farewell_.missing();
 }
 
 void Engine::shutdown() noexcept {
@@ -492,7 +604,7 @@ void Engine::shutdown() noexcept {
   }();
   if (untold) {
     transport_->abort();
-    tellOthers({ControlMessage::Kind::kFailed, packText(textOf(untold))});
+    tellOthers({ControlMessage::Kind::kFailed, packFailure(untold)});
   }
   if (control_) {
     if (inPeace) { // else the others know already

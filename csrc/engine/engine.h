@@ -13,6 +13,7 @@
 
 #include "engine/completion.h"
 #include "engine/control_channel.h"
+#include "engine/farewell.h"
 #include "engine/health.h"
 #include "engine/hold.h"
 #include "engine/timeline.h"
@@ -46,6 +47,8 @@ struct EngineOptions {
 /// engine's thread keeps it alive until `shutdown`; callbacks of the transport hold it weakly.
 class Engine final : public std::enable_shared_from_this<Engine> {
  public:
+  using Clock = Completion::Clock;
+
   /// @param control may be null when size is 1.
   Engine(
       EngineOptions options,
@@ -76,7 +79,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
 
   /// Blocks until the tensor is summed over all ranks, at most until `deadline`.
   /// @return whether it is. @throws the engine's failure.
-  bool wait(TensorKey tensor, Completion::Clock::time_point deadline);
+  bool wait(TensorKey tensor, Clock::time_point deadline);
   /// As Completion::then. Unlike `wait` it ends no hold: nobody is known to be idle.
   void then(TensorKey tensor, Completion::Then then);
   /// For each tensor of the model, 1 while it is being exchanged. @throws the engine's failure.
@@ -91,6 +94,17 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   /// Puts the engine, and the engines of all other ranks, in the failure state.
   void fail(std::exception_ptr error);
 
+  /// Blocks until nothing is under way or the engine has failed, at most until `deadline`.
+  /// @return whether that is so.
+  bool drain(Clock::time_point deadline);
+  /// Tells the others that this rank wants to leave. `shutdown` may follow when `mayLeave` is true.
+  void beginFarewell();
+  /// Blocks until every rank has finished the slices that this one has, so that nobody needs it any
+  /// more, or the engine has failed; at most until `deadline`. @return whether that is so.
+  bool mayLeave(Clock::time_point deadline);
+  /// The ranks that `mayLeave` waits for; blocks for the answer, at most until `deadline`.
+  std::vector<Rank> awaited(Clock::time_point deadline);
+
   /// Tells the others in peace and stops the thread. What is still under way ends with an error.
   /// Harmless when called twice. Not from a callback of the engine.
   void shutdown() noexcept;
@@ -100,8 +114,6 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   }
 
  private:
-  using Clock = Completion::Clock;
-
   void run();
   void drive(std::unique_lock<std::mutex>& lock);
   void act(const Decisions& decisions);
@@ -117,6 +129,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::string stallReport() const;
   [[nodiscard]] Clock::time_point nextWatch() const;
   [[nodiscard]] std::vector<TensorKey> waitingTensors() const;
+  [[nodiscard]] bool isStranded() const;
+  [[nodiscard]] Clock::time_point strandedAt() const;
+  [[nodiscard]] std::exception_ptr strandedError() const;
   void wake();
   void alarm();
   void progress();
@@ -152,6 +167,11 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   Clock::time_point suspicionEnds_;
   std::exception_ptr untold_; // a failure that the other ranks have not heard of
   std::set<Rank> gone_;       // ranks that shut down or are lost; nothing is sent to them
+
+  Farewell farewell_;
+  std::condition_variable partingChanged_; // somebody waits in drain, mayLeave or awaited
+  std::optional<Rank> left_;               // the first rank that shut down in peace
+  Clock::time_point leftAt_;
 
   std::thread thread_;
 };

@@ -233,6 +233,7 @@ Attributes readAttributes(TF_OpKernelConstruction* construction) {
   }
   if (has("description")) {
     attributes.description = integer("description");
+    attributes.turns = integer("turns");
   }
   if (has("T")) {
     tf.TF_OpKernelConstruction_GetAttrType(construction, "T", &attributes.dtype, status);

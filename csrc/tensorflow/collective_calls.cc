@@ -16,10 +16,13 @@ CollectiveCalls& CollectiveCalls::instance() {
   return *calls;
 }
 
-void CollectiveCalls::submit(std::unique_ptr<OpContext> context, std::int64_t description) {
+void CollectiveCalls::submit(
+    std::unique_ptr<OpContext> context,
+    std::int64_t description,
+    std::int64_t turns) {
   auto call = std::make_unique<CollectiveCall>();
   call->description = description;
-  for (int i = 0; i < context->inputs(); ++i) {
+  for (int i = 0; i < context->inputs() - turns; ++i) {
     call->inputs.push_back(context->input(i));
   }
   call->context = std::move(context);

@@ -25,7 +25,8 @@ class CollectiveCalls final {
   static CollectiveCalls& instance();
 
   /// Ends at once with an error while nobody serves.
-  void submit(std::unique_ptr<OpContext> context, std::int64_t description);
+  /// @param turns how many of the last inputs are handles, which are there for the order alone.
+  void submit(std::unique_ptr<OpContext> context, std::int64_t description, std::int64_t turns);
 
   /// Blocks until there is a call. @return null after `close`.
   std::unique_ptr<CollectiveCall> next();

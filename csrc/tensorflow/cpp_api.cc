@@ -84,6 +84,7 @@ class Kernel final : public tf::AsyncOpKernel {
     }
     if (construction->HasAttr("description")) {
       read("description", &attributes_.description);
+      read("turns", &attributes_.turns);
     }
     if (construction->HasAttr("T")) {
       tf::DataType dtype = tf::DT_INVALID;

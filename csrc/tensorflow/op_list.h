@@ -16,6 +16,7 @@ namespace hvd_order::tensorflow {
 struct Attributes {
   hvdo_slot slot{0, 0};
   std::int64_t description = 0;
+  std::int64_t turns = 0;
   int dtype = 0;
   std::vector<std::int64_t> shape;
 };
@@ -53,11 +54,11 @@ inline const std::vector<OpEntry>& opList() {
          reduceGradient(std::move(context), a.slot);
        }},
       {"HvdOrderCollective",
-       {"Tin: list(type) >= 0", "Tout: list(type) >= 0", "description: int"},
-       {"tensors: Tin"},
+       {"Tin: list(type) >= 0", "Tout: list(type) >= 0", "turns: int >= 0", "description: int"},
+       {"tensors: Tin", "order: turns * resource"},
        {"results: Tout"},
        [](std::unique_ptr<OpContext> context, const Attributes& a) {
-         CollectiveCalls::instance().submit(std::move(context), a.description);
+         CollectiveCalls::instance().submit(std::move(context), a.description, a.turns);
        }},
   };
   return list;

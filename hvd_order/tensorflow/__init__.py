@@ -13,7 +13,7 @@ if importlib.util.find_spec("tensorflow") is None:
 from hvd_order.errors import HorovodInternalError
 from hvd_order.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvd_order.tensorflow import differentiation as differentiation
-from hvd_order.tensorflow import elastic
+from hvd_order.tensorflow import elastic, mpi_ops
 from hvd_order.tensorflow.collectives import (
     allgather,
     allreduce,
@@ -28,6 +28,7 @@ from hvd_order.tensorflow.collectives import (
 from hvd_order.tensorflow.compression import Compression
 from hvd_order.tensorflow.functions import (
     allgather_object,
+    broadcast_global_variables,
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
@@ -42,6 +43,7 @@ from hvd_order.tensorflow.process import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    gpu_available,
     init,
     is_homogeneous,
     is_initialized,
@@ -102,6 +104,7 @@ __all__ = [
     "alltoall",
     "broadcast",
     "broadcast_",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
@@ -115,6 +118,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
@@ -128,6 +132,7 @@ __all__ = [
     "local_size_op",
     "mpi_built",
     "mpi_enabled",
+    "mpi_ops",
     "mpi_threads_supported",
     "nccl_built",
     "overlapped_function",

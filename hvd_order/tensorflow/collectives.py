@@ -14,9 +14,10 @@ import tensorflow as tf
 from hvd_order.errors import InvalidUsage
 from hvd_order.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvd_order.tensorflow import op_library
+from hvd_order.tensorflow.call_order import Place, eager_turn, in_graph
 from hvd_order.tensorflow.carrier import Collective
 from hvd_order.tensorflow.compression import Compression, Compressor
-from hvd_order.tensorflow.failures import translated
+from hvd_order.tensorflow.failures import as_both, translated
 from hvd_order.tensorflow.process_sets import ProcessSet, global_process_set, number_of
 from hvd_order.tensorflow.requests import number_of_collective
 
@@ -43,12 +44,23 @@ def execute(
         HorovodInternalError: in eager mode, if it failed, or one of its kin; a function that was
             traced raises TensorFlow's class, with ours at the beginning of the text.
     """
+    if not tf.executing_eagerly():
+        return _operator(in_graph(collective, tensors), tensors, dtypes)
     try:
-        results: list[Any] = op_library.load().ops.hvd_order_collective(
-            list(tensors), Tout=list(dtypes), description=number_of_collective(collective)
-        )
+        with eager_turn(collective):
+            return _operator(Place(collective, ""), tensors, dtypes)
     except tf.errors.OpError as error:
         raise translated(error) from error
+
+
+def _operator(place: Place, tensors: Sequence[Any], dtypes: Sequence[tf.DType]) -> list[Any]:
+    results: list[Any] = op_library.load().ops.hvd_order_collective(
+        list(tensors),
+        list(place.order),
+        Tout=list(dtypes),
+        description=number_of_collective(place.collective),
+        name=place.operator or None,
+    )
     return results
 
 
@@ -350,7 +362,7 @@ def _scatter(
     packed = [compression.compress(tf.convert_to_tensor(one)) for one in tensors]
     wires = [wire for wire, _ in packed]
     if any(wire.shape.rank == 0 for wire in wires):
-        raise InvalidUsage("reducescatter needs a tensor with at least one dimension")
+        raise as_both(InvalidUsage, "reducescatter needs a tensor with at least one dimension")
     collective = Collective(
         "reducescatter", name, chosen, *scales, grouped=grouped, process_set=number_of(process_set)
     )

@@ -25,7 +25,12 @@ def _gradient(operator: Any, *gradients: Any) -> list[Any]:
         for output, gradient in zip(operator.outputs, gradients, strict=True)
     ]
     unnamed = replace(collective, name=None)
-    return _GRADIENTS[collective.kind](unnamed, operator, incoming)
+    found = _GRADIENTS[collective.kind](unnamed, operator, incoming)
+    return found + [None] * (len(operator.inputs) - len(found))  # handles, for the order
+
+
+def _tensors(operator: Any) -> list[Any]:
+    return [one for one in operator.inputs if one.dtype != tf.resource]
 
 
 def _of_allreduce(collective: Collective, operator: Any, incoming: list[Any]) -> list[Any]:
@@ -33,7 +38,7 @@ def _of_allreduce(collective: Collective, operator: Any, incoming: list[Any]) ->
 
 
 def _like(results: list[Any], operator: Any) -> list[Any]:
-    for result, tensor in zip(results, operator.inputs, strict=True):
+    for result, tensor in zip(results, _tensors(operator), strict=True):
         result.set_shape(tensor.shape)
     return results
 
@@ -50,7 +55,7 @@ def _of_allgather(collective: Collective, operator: Any, incoming: list[Any]) ->
     gather = Collective("allgather", process_set=collective.process_set)
     results = []
     averaged = _average(collective, incoming)
-    for tensor, gradient in zip(operator.inputs, averaged, strict=True):
+    for tensor, gradient in zip(_tensors(operator), averaged, strict=True):
         count = tf.reshape(tf.size(tensor) if tensor.shape.rank == 0 else tf.shape(tensor)[0], [1])
         counts = execute(gather, [count], [count.dtype])[0]
         first = tf.reduce_sum(counts[:mine])
@@ -71,7 +76,7 @@ def _of_alltoall(collective: Collective, operator: Any, incoming: list[Any]) -> 
     """Sends every row back to where it came from."""
     rows, _ = execute(collective, [incoming[0], operator.outputs[1]], [incoming[0].dtype, tf.int32])
     rows.set_shape(operator.inputs[0].shape)
-    return [rows, *[None for _ in operator.inputs[1:]]]
+    return [rows]
 
 
 def _of_reducescatter(collective: Collective, operator: Any, incoming: list[Any]) -> list[Any]:

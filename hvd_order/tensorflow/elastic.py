@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from hvd_order.elastic.run import rejoin, run_fn
 from hvd_order.elastic.state import ObjectState, State
-from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt
+from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt, HvdOrderError
 from hvd_order.tensorflow.failures import translated
 from hvd_order.tensorflow.functions import allgather_object, broadcast_object, broadcast_variables
 from hvd_order.tensorflow.process import init, rank, shutdown, size
@@ -48,6 +48,8 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     def raising_ours(*args: Any, **kwargs: Any) -> Any:
         try:
             return func(*args, **kwargs)
+        except HvdOrderError:
+            raise
         except tf.errors.OpError as error:
             raise translated(error) from error
 

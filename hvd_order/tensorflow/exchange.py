@@ -17,7 +17,7 @@ from hvd_order.errors import HvdOrderError, ModelMismatch
 from hvd_order.tensorflow import op_library
 from hvd_order.tensorflow.carrier import Gradient, GradientModel, started_carrier
 from hvd_order.tensorflow.consumption import consumption_order
-from hvd_order.tensorflow.failures import translated
+from hvd_order.tensorflow.failures import as_both, translated
 
 __all__ = ["Exchange", "close", "close_all", "exchange_of", "gradients_posted"]
 
@@ -59,7 +59,7 @@ class Exchange:
             )
         except ModelMismatch as error:
             here = ", ".join(f"{place}: {name}" for place, name in enumerate(names))
-            raise ModelMismatch(f"{error}. On this rank they are {here}") from None
+            raise as_both(ModelMismatch, f"{error}. On this rank they are {here}") from None
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """The sums over all ranks, one gradient for each variable of the exchange."""

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import tensorflow as tf
+
+from hvd_order.errors import InvalidUsage
 from hvd_order.tensorflow.carrier import started_carrier
 from hvd_order.tensorflow.collectives import broadcast_
 from hvd_order.tensorflow.process_sets import ProcessSet, global_process_set, number_of
 
-__all__ = ["allgather_object", "broadcast_object", "broadcast_object_fn", "broadcast_variables"]
+__all__ = [
+    "allgather_object",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
+]
 
 
 def broadcast_variables(
@@ -17,7 +26,7 @@ def broadcast_variables(
     root_rank: int,
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
-) -> None:
+) -> Any:
     """Overwrites variables on all ranks with those of rank `root_rank`.
 
     Args:
@@ -26,11 +35,34 @@ def broadcast_variables(
         process_set: who takes part.
         inplace: accepted for Horovod's sake; this makes no difference here.
 
+    Returns:
+        In a graph of TensorFlow 1 the operation that does it, else None.
+
     Raises:
         ModelMismatch: ranks have other shapes or dtypes (raised on every rank).
         HorovodInternalError: another rank died, or did not come in time.
     """
-    broadcast_(list(variables), root_rank, process_set=process_set)
+    assigned = broadcast_(list(variables), root_rank, process_set=process_set)
+    if tf.executing_eagerly() or tf.compat.v1.get_default_graph().building_function:
+        return None
+    return tf.group(*assigned)
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Overwrites all variables of a graph of TensorFlow 1 with those of rank `root_rank`.
+
+    Returns:
+        The operation that does it.
+
+    Raises:
+        InvalidUsage: in eager mode, which has no list of all variables.
+    """
+    if tf.executing_eagerly():
+        raise InvalidUsage(
+            "hvd.broadcast_global_variables() does not support eager execution: use "
+            "hvd.broadcast_variables(model.variables, root_rank=0) instead"
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 def broadcast_object(

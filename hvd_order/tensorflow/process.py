@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import tensorflow as tf
+
 from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.tensorflow import exchange, op_library, pending, requests
+from hvd_order.tensorflow.call_order import refuse_in_data_functions
 from hvd_order.tensorflow.carrier import carrier, started_carrier
 from hvd_order.tensorflow.process_sets import ProcessSet, add_process_set, forget_all
 
@@ -18,6 +21,7 @@ __all__ = [
     "ddl_built",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "init",
     "is_homogeneous",
     "is_initialized",
@@ -60,6 +64,7 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
     if _serving:
         return
     library = op_library.load()  # before the others wait for this rank
+    refuse_in_data_functions()
     carries = carrier()
     carries.init(comm)
     library.set_engine_api(carries.engine_api())
@@ -171,6 +176,11 @@ def gloo_built() -> bool:
 def nccl_built() -> int:
     """NCCL's version as one number, 0 without NCCL."""
     return carrier().supports("nccl_built")
+
+
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Whether TensorFlow sees a GPU. The arguments are Horovod's, and change nothing."""
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def ddl_built() -> bool:

@@ -84,9 +84,9 @@ def record_profile(
     for join in found:
         name = join.op.name
         phase: Phase = "forward" if name in forward else "backward"
-        inputs = dict.fromkeys(one.op.name for one in join.op.inputs if one.op.name in known)
+        inputs = tuple(one.name for one in join.inputs if one.name in known)
         reads = tuple(names[i] for i in join.reads if i in used)
-        ops.append(Op(name, 0.0, tuple(inputs), reads, tuple(produced.get(name, ())), phase=phase))
+        ops.append(Op(name, 0.0, inputs, reads, tuple(produced.get(name, ())), phase=phase))
         timings[name] = Timing.of(seconds[name])
     parameters = tuple(
         Parameter(names[i], plain[i].shape.num_elements() * plain[i].dtype.size) for i in used

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from hvd_order.errors import HorovodInternalError, NotInitialized
 from hvd_order.tensorflow.carrier import Carrier, Collective, HostTensor
+from hvd_order.tensorflow.failures import code_of
 from hvd_order.tensorflow.op_library import NativeTensor, OpLibrary
 
 __all__ = [
@@ -27,9 +27,6 @@ __all__ = [
     "start_serving",
     "stop_serving",
 ]
-
-# Numbers of TF_Code.
-_INVALID_ARGUMENT, _FAILED_PRECONDITION, _ABORTED, _INTERNAL = 3, 9, 10, 13
 
 _lock = threading.Lock()  # guards the three below
 _numbers: dict[Collective, int] = {}
@@ -158,17 +155,7 @@ class _Server:
 
     def _fail(self, call: int, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
-        self._native.hvdo_fail_call(call, _code_of(error), text.encode())
-
-
-def _code_of(error: Exception) -> int:
-    if isinstance(error, HorovodInternalError):
-        return _ABORTED
-    if isinstance(error, NotInitialized):
-        return _FAILED_PRECONDITION
-    if isinstance(error, (ValueError, NotImplementedError)):
-        return _INVALID_ARGUMENT
-    return _INTERNAL
+        self._native.hvdo_fail_call(call, code_of(type(error)), text.encode())
 
 
 @functools.cache

@@ -118,7 +118,7 @@ def _gradients(ops: Any) -> None:
 
 
 def _collectives(library: op_library.OpLibrary) -> None:
-    """A collective with two inputs of different types and shapes, in a traced function."""
+    """A collective with two inputs of different types and shapes, and a handle beside them."""
     native = library.native
 
     def end(call: int) -> None:
@@ -133,9 +133,13 @@ def _collectives(library: op_library.OpLibrary) -> None:
             assert native.hvdo_call_description(call) == 5
             threading.Timer(_LATE_S, then, [call]).start()
 
+    order = tf.Variable(0.0).handle
+
     @tf.function
     def echo(x: tf.Tensor, y: tf.Tensor) -> Any:
-        return library.ops.hvd_order_collective([x, y], Tout=[tf.float32, tf.int64], description=5)
+        return library.ops.hvd_order_collective(
+            [x, y], [order], Tout=[tf.float32, tf.int64], description=5
+        )
 
     native.hvdo_open_collectives()
     thread = threading.Thread(target=serve, args=[end])

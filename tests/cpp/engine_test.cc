@@ -608,12 +608,73 @@ TEST(aRankMayLeaveInPeace) {
   }
 }
 
-TEST(waitingForARankThatLeftEndsInAnError) {
-  Job job(2, withTimeout(kShortTimeout));
+TEST(waitingForARankThatLeftEndsInAnErrorAtOnce) {
+  Job job(2); // with a timeout of half an hour
   job.addModelEverywhere(0, kTwo, 64);
   job.engine(1).shutdown();
   job.ready(0, {0, 0});
-  CHECK_CONTAINS(CHECK_THROWS(TransferTimeout, job.wait(0, {0, 0})), "no answer from rank 1");
+  CHECK_CONTAINS(
+      CHECK_THROWS(PeerLost, job.wait(0, {0, 0})), "rank 1 has ended its training, while rank 0");
+}
+
+TEST(whatIsFinishedOutlivesARankThatLeft) {
+  for (const Rank leaver : {0, 1, 2}) {
+    Job job(3);
+    job.addModelEverywhere(0, kNetwork, kSliceBytes);
+    test::onThreads(3, [&](int rank) {
+      std::mt19937 random(static_cast<unsigned>(rank));
+      job.step(rank, 0, 1, random);
+    });
+    job.engine(leaver).beginFarewell();
+    CHECK(job.engine(leaver).mayLeave(Clock::now() + kForever));
+    job.engine(leaver).shutdown();
+    for (Rank rank = 0; rank < 3; ++rank) {
+      if (rank != leaver) {
+        job.wait(rank, {0, 0});
+        job.engine(rank).check();
+      }
+    }
+  }
+}
+
+TEST(aRankWaitsForTheOthersAndCanSayForWhom) {
+  for (const Rank leaver : {0, 2}) {
+    // The transport of rank 1 keeps its callbacks, so rank 1 does not finish.
+    const auto world = LoopbackWorld::create(3);
+    const auto held = std::make_shared<HeldTransport>();
+    const auto others = std::make_shared<HeldTransport>();
+    std::vector<std::shared_ptr<Engine>> engines;
+    for (Rank rank = 0; rank < 3; ++rank) {
+      EngineOptions options;
+      options.rank = rank;
+      options.size = 3;
+      engines.push_back(
+          std::make_shared<Engine>(options, rank == 1 ? held : others, world->control(rank)));
+      engines.back()->start();
+      engines.back()->addModel(0, std::make_shared<SliceLayout>(Tensors{{"all", 64, 0}}, 64), {});
+    }
+    for (const auto& engine : engines) {
+      engine->tensorReady({0, 0});
+    }
+    for (auto& [slice, done] : others->take(2)) {
+      done(nullptr);
+    }
+    Engine& leaving = *engines[static_cast<std::size_t>(leaver)];
+    CHECK(leaving.drain(Clock::now() + kForever));
+    leaving.beginFarewell();
+    // Rank 0 may not have heard of all by now, so more than rank 1 may be named at first.
+    std::vector<Rank> awaited;
+    do {
+      awaited = leaving.awaited(Clock::now() + kForever);
+    } while (awaited.size() != 1);
+    CHECK_EQUAL(awaited.front(), 1);
+    CHECK(!leaving.mayLeave(Clock::now()));
+    held->take(1).front().second(nullptr);
+    CHECK(leaving.mayLeave(Clock::now() + kForever));
+    for (const auto& engine : engines) {
+      engine->shutdown();
+    }
+  }
 }
 
 TEST(shutdownTwiceAndFromManyThreadsIsHarmless) {
@@ -751,6 +812,31 @@ TEST(everyRankHearsOfAFailure) {
       CHECK_CONTAINS(text, "shapes differ: 'front'");
     }
   }
+}
+
+template <typename T>
+void checkClassEverywhere(const T& error) {
+  for (const Rank failing : {0, 1}) {
+    Job job(3);
+    job.addModelEverywhere(0, kTwo, 64);
+    for (const Rank rank : {0, 1, 2}) {
+      if (rank != failing) {
+        job.ready(rank, {0, 0});
+      }
+    }
+    job.engine(failing).fail(std::make_exception_ptr(error));
+    test::onThreads(3, [&](Rank rank) {
+      if (rank != failing) {
+        CHECK_CONTAINS(CHECK_THROWS(T, job.wait(rank, {0, 0})), "as I said");
+      }
+    });
+  }
+}
+
+TEST(everyRankRaisesTheSameClass) {
+  checkClassEverywhere(PeerLost("as I said"));
+  checkClassEverywhere(TransferTimeout("as I said"));
+  checkClassEverywhere(CollectiveError("as I said"));
 }
 
 TEST(aFailureIsToldEvenWhenShutdownFollowsAtOnce) {

@@ -6,6 +6,7 @@ The ranks are those of the pool, where hvd_order.torch is at work as well: one j
 from __future__ import annotations
 
 import importlib.util
+import pickle
 from typing import Any
 
 import numpy as np
@@ -142,17 +143,72 @@ def body_mistakes() -> None:
     rank = hvd.rank()
     from hvd_order import errors
 
-    with pytest.raises(errors.ModelMismatch, match=r"\[1\] .*\[2\]"):
+    with pytest.raises(errors.ModelMismatch, match=r"\[1\] .*\[2\]") as uneven:
         hvd.allreduce(tf.ones([rank + 1]), name="uneven")
-    with pytest.raises(tf.errors.AbortedError, match="ModelMismatch"):
+    with pytest.raises(tf.errors.FailedPreconditionError, match="ModelMismatch"):
         tf.function(lambda: hvd.allreduce(tf.ones([rank + 1]), name="uneven"))()
-    with pytest.raises(ValueError, match="root_rank is 7"):
+    with pytest.raises(ValueError, match="root_rank is 7") as root:
         hvd.broadcast(tf.ones([1]), 7)
+    with pytest.raises(ValueError, match="at least one dimension") as scalar:
+        hvd.reducescatter(tf.constant(1.0))
+    # As in Horovod, whose operators end with errors of TensorFlow.
+    for error, kind in (
+        (uneven.value, tf.errors.FailedPreconditionError),
+        (root.value, tf.errors.InvalidArgumentError),
+        (scalar.value, tf.errors.InvalidArgumentError),
+    ):
+        assert isinstance(error, kind)
+        assert isinstance(error, errors.HvdOrderError)
+        assert error.message == str(error)
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
     with pytest.raises(ValueError, match="not registered"):
         hvd.allreduce(tf.ones([1]), process_set=hvd.ProcessSet([0]))
     with pytest.raises(NotImplementedError, match="IndexedSlices"):
         hvd.allreduce(tf.IndexedSlices(tf.ones([1, 1]), [0], [2, 1]), op=hvd.Min)
     assert float(hvd.allreduce(tf.constant(1.0))) == 1.0  # and the ranks are still in step
+
+
+def body_variables_of_a_session(everything: bool) -> list[float]:
+    tf, hvd = shim()
+    with tf.Graph().as_default():
+        variables = [
+            tf.compat.v1.get_variable(f"v{i}", initializer=float(10 * hvd.rank() + i))
+            for i in range(8)
+        ]
+        if everything:
+            brought = hvd.broadcast_global_variables(hvd.size() - 1)
+        else:
+            brought = hvd.broadcast_variables(variables, hvd.size() - 1)
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            assert session.run(brought) is None
+            return [float(value) for value in session.run(variables)]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("everything", [False, True])
+def test_variables_of_a_session(ranks: RankFactory, everything: bool, size: int) -> None:
+    wanted = [10.0 * (size - 1) + i for i in range(8)]
+    results = ranks(size).run(body_variables_of_a_session, everything, timeout=PATIENCE_S)
+    assert results == [wanted] * size
+
+
+def body_other_names() -> None:
+    tf, hvd = shim()
+    import hvd_order.keras
+
+    for module in (hvd, hvd_order.keras):
+        assert module.gpu_available("tensorflow") == bool(tf.config.list_physical_devices("GPU"))
+        with pytest.raises(RuntimeError, match="does not support eager execution"):
+            module.broadcast_global_variables(0)
+    assert hvd.mpi_ops.rank() == hvd.rank()
+    assert hvd.mpi_ops.allgather is hvd.allgather
+    assert hvd.mpi_ops.Average is hvd.Average
+
+
+def test_names_of_horovod(two_ranks: Any) -> None:
+    two_ranks.run(body_other_names, timeout=PATIENCE_S)
 
 
 def test_mistakes_raise_and_leave_the_ranks_in_step(ranks: RankFactory) -> None:

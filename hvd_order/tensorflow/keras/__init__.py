@@ -3,7 +3,11 @@
 from hvd_order.errors import HorovodInternalError
 from hvd_order.reduce_op import Adasum, Average, Sum
 from hvd_order.tensorflow.compression import Compression
-from hvd_order.tensorflow.functions import broadcast_object, broadcast_variables
+from hvd_order.tensorflow.functions import (
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_variables,
+)
 from hvd_order.tensorflow.keras import callbacks, elastic
 from hvd_order.tensorflow.keras.api import (
     DistributedOptimizer,
@@ -24,6 +28,7 @@ from hvd_order.tensorflow.process import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    gpu_available,
     init,
     is_initialized,
     local_rank,
@@ -59,6 +64,7 @@ __all__ = [
     "allgather",
     "allreduce",
     "broadcast",
+    "broadcast_global_variables",
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
@@ -72,6 +78,7 @@ __all__ = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "gpu_available",
     "init",
     "is_initialized",
     "load_model",

@@ -15,6 +15,7 @@ from hvd_order.tensorflow.collectives import allreduce
 from hvd_order.tensorflow.exchange import gradients_posted
 from hvd_order.tensorflow.functions import broadcast_variables
 from hvd_order.tensorflow.gradients import tensorflow_variable
+from hvd_order.tensorflow.keras.fit import optimizers_of
 from hvd_order.tensorflow.keras.optimizer import is_distributed
 from hvd_order.tensorflow.requests import reductions_started
 
@@ -83,13 +84,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         """Looks whether gradients were exchanged.
 
         Raises:
-            HvdOrderError: none was, and the optimizer is no DistributedOptimizer.
+            HvdOrderError: none was, though the model learns, and not by a DistributedOptimizer.
         """
-        optimizer = self.model.optimizer
         if (
             process.size() > 1
-            and optimizer is not None
-            and not is_distributed(optimizer)
+            and self.model.optimizer is not None
+            and self.model.trainable_weights
+            and not any(map(is_distributed, optimizers_of(self.model)))
             and self._exchanged == self._begun_with
         ):
             raise HvdOrderError(
@@ -103,9 +104,9 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
             return
         self.broadcast_done = True
         variables = list(self.model.weights)  # not the seeds: dropout differs between ranks
-        if self.model.optimizer is not None:
-            known = {id(variable) for variable in variables}
-            variables += [v for v in self.model.optimizer.variables if id(v) not in known]
+        known = {id(variable) for variable in variables}
+        for optimizer in dict.fromkeys(optimizers_of(self.model)):
+            variables += [v for v in optimizer.variables if id(v) not in known]
         local = {id(variable) for variable in self._local}
         broadcast_variables(
             [v for v in variables if id(tensorflow_variable(v)) not in local], self.root_rank

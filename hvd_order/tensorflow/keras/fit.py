@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from hvd_order.tensorflow import pending
 from hvd_order.tensorflow.carrier import started_carrier
 from hvd_order.tensorflow.keras.overlap import OverlappedStep
 
-__all__ = ["change_trainer"]
+__all__ = ["change_trainer", "optimizers_of", "say_why_not"]
 
 _log = logging.getLogger("hvd_order")
 
@@ -30,23 +31,30 @@ class _TrainFunction:
     def __init__(self, model: Any, within: Callable[[Any], Any]) -> None:
         self._model = model
         self._within = within
-        self._overlapped = OverlappedStep(model.train_step, model._make_function, within)
+        self._steps = 1  # of the call that is under way
+        self._overlapped = OverlappedStep(
+            model.train_step, model._make_function, self._whole_call_within
+        )
 
     def __call__(self, iterator: Any) -> Any:
         if not any(model is self._model for model in _fitting):
             pending.flush()
             return self._within(iterator)
-        steps = self._model.steps_per_execution
-        if steps == 1 or self._overlapped in pending.outstanding:
+        self._steps = self._model.steps_per_execution
+        if (
+            self._steps == 1
+            or self._overlapped.is_refused()
+            or self._overlapped in pending.outstanding
+        ):
             return self._overlapped(iterator)
-        return self._one_by_one(iterator, steps)
+        return self._one_by_one(iterator)
 
-    def _one_by_one(self, iterator: Any, steps: int) -> Any:
+    def _one_by_one(self, iterator: Any) -> Any:
         """Steps that all follow another, as several in one call do, need one before them."""
         outputs = None
         self._model.steps_per_execution = 1
         try:
-            for step in range(steps):
+            for step in range(self._steps):
                 self._overlapped.flush()
                 try:
                     outputs = self._overlapped(iterator)
@@ -54,12 +62,50 @@ class _TrainFunction:
                     if step == 0:
                         raise
                     break
+                if self._overlapped.is_refused():  # and has done a whole call
+                    break
         finally:
-            self._model.steps_per_execution = steps
+            self._model.steps_per_execution = self._steps
         return outputs
+
+    def _whole_call_within(self, iterator: Any) -> Any:
+        """As Keras does it: how many steps a call has is fixed when it is traced."""
+        self._model.steps_per_execution = self._steps
+        return self._within(iterator)
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """The optimizers among a model's attributes: some have several, like adversarial networks."""
+    found = []
+    for value in vars(model).values():
+        several = value.values() if isinstance(value, dict) else value
+        parts = several if isinstance(value, (dict, list, tuple)) else [value]
+        found += [one for one in parts if isinstance(one, keras.optimizers.Optimizer)]
+    return found
+
+
+def say_why_not() -> None:
+    """For a DistributedOptimizer that is traced where its updates cannot be left to the next step.
+
+    A model whose train function is ours has said why; another one hides its optimizer.
+    """
+    if not _fitting or _fitting[-1] in _told or tf.executing_eagerly():
+        return
+    model = _fitting[-1]
+    if (
+        not isinstance(model.train_function, _TrainFunction)
+        and started_carrier().config().cross_iteration
+    ):
+        _told.add(model)
+        _log.info(
+            "updates are applied within each step, not while the next one runs: the "
+            "DistributedOptimizer is no attribute of %s, so it is not found before fit() begins",
+            type(model).__name__,
+        )
 
 
 _fitting: list[Any] = []  # models whose fit() is running
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
 _changed = False
 
 
@@ -74,17 +120,20 @@ def change_trainer(is_distributed: Callable[[Any], bool]) -> None:
 
     @functools.wraps(own_make)
     def make_train_function(self: Any, force: bool = False) -> Any:
-        before = self.train_function
-        own_make(self, force)
-        if self.train_function is before or not is_distributed(self.optimizer):
-            return self.train_function
-        if self.jit_compile:
+        distributed = any(map(is_distributed, optimizers_of(self)))
+        if distributed and self.jit_compile:
             _log.warning(
                 "XLA has no operators that communicate, so this model is trained without "
                 "(jit_compile=False in compile() says the same)"
             )
-            self.jit_compile = False
-        if not self.run_eagerly and started_carrier().config().cross_iteration:
+            self.jit_compile = False  # before Keras makes the function
+        before = self.train_function
+        own_make(self, force)
+        if self.train_function is before or not distributed:
+            return self.train_function
+        # Alone there is nothing to wait for.
+        overlaps = started_carrier().size() > 1 and started_carrier().config().cross_iteration
+        if overlaps and not self.run_eagerly:
             self.train_function = _TrainFunction(self, self.train_function)
         return self.train_function
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.tensorflow.deferred import DeferredGradients, NotDeferrable
 from hvd_order.tensorflow.gradients import GradientReducer, scaled, tensorflow_variable
-from hvd_order.tensorflow.keras.fit import change_trainer
+from hvd_order.tensorflow.keras.fit import change_trainer, say_why_not
 from hvd_order.tensorflow.keras.overlap import deferring_step
 
 __all__ = ["is_distributed", "wrap"]
@@ -243,8 +243,11 @@ class Reduction:
 
     def _deferred(self, optimizer: Any, grads: list[Any], variables: Sequence[Any] | None) -> bool:
         """Whether the step that is being traced leaves these gradients to the next one."""
+        if not self._reducer.is_collective():
+            return False
         step = deferring_step()
-        if step is None or not self._reducer.is_collective():
+        if step is None:
+            say_why_not()
             return False
         known = optimizer._trainable_variables if variables is None else list(variables)
         if not optimizer.built:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextvars
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -131,6 +132,19 @@ def _tensors(*nested: Any) -> list[Any]:
     return [part for part in tf.nest.flatten(nested, expand_composites=True) if tf.is_tensor(part)]
 
 
+def _made_at_once(next_creator: Callable[..., Any], **arguments: Any) -> Any:
+    """Makes a variable outside of the function that is being traced.
+
+    ``tf.function`` gives the variables that it finds their first values when it has traced all of
+    the function, so those of a trace that ends with NotDeferrable would never get any.
+    """
+    try:
+        with tf.init_scope():
+            return next_creator(**arguments)
+    except (TypeError, ValueError):  # its first value is one of the function's tensors
+        return next_creator(**arguments)
+
+
 def _as_called_here(step: Callable[..., Any]) -> Callable[..., Any]:
     """The step as AutoGraph would call it from here; what is ours it has no need to convert."""
     autograph = tf.__internal__.autograph
@@ -182,7 +196,7 @@ class OverlappedStep:
         """
         if any(one is not self for one in pending.outstanding):
             pending.flush()
-        if self._is_refused():
+        if self.is_refused():
             return self._within(*args, **kwargs)
         if self._broken:
             raise HvdOrderError(
@@ -192,7 +206,7 @@ class OverlappedStep:
         try:
             return self._run(args, kwargs)
         except Exception:
-            if not self._is_refused():
+            if not self.is_refused():
                 raise
             # It was found while it was traced: nothing of this step has been executed.
             _log.info(
@@ -217,11 +231,11 @@ class OverlappedStep:
         except Exception:
             if not was_outstanding:
                 pending.outstanding.remove(self)
-            if not self._is_refused():
+            if not self.is_refused():
                 self._give_up()
             raise
 
-    def _is_refused(self) -> bool:
+    def is_refused(self) -> bool:
         """Whether the updates have to be applied within the step."""
         return bool(self._refusal)
 
@@ -260,14 +274,22 @@ class OverlappedStep:
             if tf.executing_eagerly():
                 raise NotDeferrable("the step is not traced")
             graph = tf.compat.v1.get_default_graph()
+            # When the data has ended the step fails, and then nothing may have been executed: no
+            # update, and nothing that needs the shape of the data alone, as a metric's count does.
+            data = _tensors(args, kwargs)
             if follows:
-                # When the data has ended the step fails, and then nothing may have been applied.
-                with tf.control_dependencies(_tensors(args, kwargs)):
+                with tf.control_dependencies(data):
                     self._apply_all()
             trace = _Trace(graph, self._updates)
             token = _tracing.set(trace)
+            # Later traces find the variables; TensorFlow refuses what makes new ones every time.
+            first_one = not (self._updates or tf.distribute.has_strategy())
             try:
-                result = step(*args, **kwargs)
+                with (
+                    tf.control_dependencies(data),
+                    tf.variable_creator_scope(_made_at_once) if first_one else nullcontext(),
+                ):
+                    result = step(*args, **kwargs)
             finally:
                 _tracing.reset(token)
             trace.check_nothing_is_read()

@@ -1,0 +1,152 @@
+#include "engine/farewell.h"
+
+#include <algorithm>
+
+// Words of the messages:
+//   kFarewell  count (2): to rank 0, I leave with so many; from rank 0, tell me when you have them
+//   kFinished  count (2): to rank 0, so many I have; from rank 0, all have yours, you may leave
+//   kMissing   to rank 0, none: for whom do I wait? From rank 0, the ranks
+
+namespace hvd_order {
+
+namespace {
+
+using Kind = ControlMessage::Kind;
+
+ControlMessage withCount(Kind kind, std::uint64_t count) {
+  return {kind, {static_cast<std::uint32_t>(count >> 32), static_cast<std::uint32_t>(count)}};
+}
+
+std::uint64_t countOf(const ControlMessage& message) {
+  return (std::uint64_t{message.words.at(0)} << 32) | message.words.at(1);
+}
+
+} // namespace
+
+Farewell::Farewell(Rank rank, int size)
+    : rank_(rank),
+      size_(size),
+      mayLeave_(size == 1),
+      finished_(rank == 0 ? static_cast<std::size_t>(size) : 0, 0) {}
+
+std::vector<Farewell::Addressed> Farewell::begin() {
+  if (mayLeave_) {
+    return {};
+  }
+  return rank_ == 0 ? received(0, withCount(Kind::kFarewell, done_))
+                    : std::vector<Addressed>{{0, withCount(Kind::kFarewell, done_)}};
+}
+
+std::vector<Farewell::Addressed> Farewell::sliceDone() {
+  ++done_;
+  if (rank_ == 0) {
+    return leaving_.empty() ? std::vector<Addressed>{} : settle();
+  }
+  if (wanted_ == 0 || done_ < wanted_) {
+    return {};
+  }
+  wanted_ = 0;
+  return {{0, withCount(Kind::kFinished, done_)}};
+}
+
+std::vector<Farewell::Addressed> Farewell::received(Rank from, const ControlMessage& message) {
+  if (rank_ != 0) {
+    if (message.kind == Kind::kFinished) {
+      mayLeave_ = true;
+    } else if (message.kind == Kind::kMissing) {
+      missing_.assign(message.words.begin(), message.words.end());
+      answered_ = true;
+    } else if (done_ >= countOf(message)) {
+      return {{0, withCount(Kind::kFinished, done_)}};
+    } else {
+      wanted_ = std::max(wanted_, countOf(message));
+    }
+    return {};
+  }
+  if (message.kind == Kind::kMissing) {
+    const auto leaver = leaving_.find(from);
+    ControlMessage answer{Kind::kMissing, {}};
+    if (leaver != leaving_.end()) {
+      for (const Rank rank : lacking(leaver->second.count)) {
+        answer.words.push_back(static_cast<std::uint32_t>(rank));
+      }
+    }
+    return {{from, answer}};
+  }
+  const std::uint64_t count = countOf(message);
+  std::uint64_t& finished = finished_.at(static_cast<std::size_t>(from));
+  finished = std::max(finished, count);
+  std::vector<Addressed> out;
+  if (message.kind == Kind::kFarewell) {
+    leaving_[from] = {count, false};
+    if (count > asked_) {
+      asked_ = count;
+      for (const Rank rank : lacking(count)) {
+        if (rank != 0) {
+          out.push_back({rank, withCount(Kind::kFarewell, count)});
+        }
+      }
+    }
+  }
+  const std::vector<Addressed> more = settle();
+  out.insert(out.end(), more.begin(), more.end());
+  return out;
+}
+
+std::vector<Farewell::Addressed> Farewell::gone(Rank rank) {
+  if (rank_ != 0) {
+    mayLeave_ = mayLeave_ || rank == 0; // without it nothing more can be finished anywhere
+    return {};
+  }
+  gone_.insert(rank);
+  leaving_.erase(rank);
+  return settle();
+}
+
+std::vector<Farewell::Addressed> Farewell::ask() {
+  if (rank_ != 0) {
+    return {{0, {Kind::kMissing, {}}}};
+  }
+  const auto own = leaving_.find(0);
+  missing_ = own == leaving_.end() ? std::vector<Rank>{} : lacking(own->second.count);
+  answered_ = true;
+  return {};
+}
+
+// On rank 0: who may go by now?
+std::vector<Farewell::Addressed> Farewell::settle() {
+  finished_[0] = done_;
+  std::uint64_t fewest = done_;
+  for (Rank rank = 1; rank < size_; ++rank) {
+    if (!gone_.contains(rank)) {
+      fewest = std::min(fewest, finished_[static_cast<std::size_t>(rank)]);
+    }
+  }
+  // Where all want to go, nobody will finish any more.
+  const bool all = leaving_.size() + gone_.size() == static_cast<std::size_t>(size_);
+  std::vector<Addressed> out;
+  for (auto& [rank, leaver] : leaving_) {
+    if (leaver.told || (!all && fewest < leaver.count)) {
+      continue;
+    }
+    leaver.told = true;
+    if (rank == 0) {
+      mayLeave_ = true;
+    } else {
+      out.push_back({rank, withCount(Kind::kFinished, leaver.count)});
+    }
+  }
+  return out;
+}
+
+std::vector<Rank> Farewell::lacking(std::uint64_t count) const {
+  std::vector<Rank> ranks;
+  for (Rank rank = 0; rank < size_; ++rank) {
+    if (!gone_.contains(rank) && finished_[static_cast<std::size_t>(rank)] < count) {
+      ranks.push_back(rank);
+    }
+  }
+  return ranks;
+}
+
+} // namespace hvd_order

@@ -1,0 +1,292 @@
+"""Collectives without a name in every kind of graph: each meets its own on the other ranks.
+
+Each of the sums of a case has another value, so that one which met another is seen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.ranks import RankFactory
+
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None,
+        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
+    ),
+    pytest.mark.timeout(240),
+]
+PATIENCE_S = 200.0
+CALLS, ROUNDS = 24, 3
+
+
+def shim() -> tuple[Any, Any]:
+    """TensorFlow, and ours."""
+    import tensorflow as tf
+
+    import hvd_order.tensorflow as hvd
+
+    hvd.init()
+    return tf, hvd
+
+
+# ---- graphs whose calls have to find each other -------------------------------------------------
+
+Rounds = Callable[[], Any]
+
+
+def session(tf: Any, hvd: Any) -> Rounds:
+    """A graph of TensorFlow 1."""
+    graph = tf.Graph()
+    with graph.as_default():
+        sums = [
+            hvd.allreduce(tf.constant([10.0 * k + 1000 * (hvd.rank() + 1)]), op=hvd.Sum)
+            for k in range(CALLS)
+        ]
+    running = tf.compat.v1.Session(graph=graph)
+    return lambda: running.run(sums)
+
+
+def wrapped(tf: Any, hvd: Any) -> Rounds:
+    """``wrap_function``, which adds no control dependencies."""
+
+    def calls(x: Any) -> Any:
+        return [hvd.allreduce(x + 10.0 * k, op=hvd.Sum) for k in range(CALLS)]
+
+    function = tf.compat.v1.wrap_function(calls, [tf.TensorSpec([1], tf.float32)])
+    return lambda: function(tf.constant([1000.0 * (hvd.rank() + 1)]))
+
+
+def nested(tf: Any, hvd: Any) -> Rounds:
+    """Functions and conditions that use a variable: TensorFlow does not order them by itself."""
+    one = tf.Variable(1.0)
+
+    @tf.function
+    def inner(x: Any, k: Any) -> Any:
+        return hvd.allreduce(x * one + k, op=hvd.Sum)
+
+    @tf.function
+    def outer(x: Any) -> Any:
+        def in_branch(k: float) -> Any:
+            return tf.cond(one > 0, lambda: hvd.allreduce(x * one + k, op=hvd.Sum), lambda: x)
+
+        results = []
+        for k in range(0, CALLS, 3):
+            results.append(hvd.allreduce(x + 10.0 * k, op=hvd.Sum))
+            results.append(inner(x, tf.constant(10.0 * (k + 1))))
+            results.append(in_branch(10.0 * (k + 2)))
+        return results
+
+    return lambda: outer(tf.constant([1000.0 * (hvd.rank() + 1)]))
+
+
+def again_and_again(tf: Any, hvd: Any) -> Rounds:
+    """One function, called many times by another."""
+    one = tf.Variable(1.0)
+
+    @tf.function
+    def inner(x: Any, k: Any) -> Any:
+        return hvd.allreduce(x * one + k, op=hvd.Sum)
+
+    @tf.function
+    def outer(x: Any) -> Any:
+        return [inner(x, tf.constant(10.0 * k)) for k in range(CALLS)]
+
+    return lambda: outer(tf.constant([1000.0 * (hvd.rank() + 1)]))
+
+
+def loop(tf: Any, hvd: Any) -> Rounds:
+    """Iterations that TensorFlow may run side by side."""
+    one = tf.Variable(1.0)
+
+    @tf.function
+    def function(x: Any) -> Any:
+        def call(k: Any) -> Any:
+            return hvd.allreduce(x * one + 10.0 * k, op=hvd.Sum)
+
+        return tf.unstack(tf.map_fn(call, tf.range(float(CALLS)), parallel_iterations=8))
+
+    return lambda: function(tf.constant([1000.0 * (hvd.rank() + 1)]))
+
+
+def derivatives(tf: Any, hvd: Any) -> Rounds:
+    """The derivative of a function inside of another one has a graph of its own, without order."""
+    variables = [tf.Variable([1.0]) for _ in range(CALLS)]
+
+    @tf.function
+    def inner() -> Any:
+        return [hvd.allreduce(variable, op=hvd.Sum) for variable in variables]
+
+    @tf.function
+    def outer(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([y * (x + 10.0 * k) for k, y in enumerate(inner())])
+        return tape.gradient(loss, variables)
+
+    return lambda: outer(tf.constant([1000.0 * (hvd.rank() + 1)]))
+
+
+GRAPHS = {
+    made.__name__: made for made in (session, wrapped, nested, again_and_again, loop, derivatives)
+}
+
+
+def body_sums(kind: str) -> list[list[float]]:
+    run = GRAPHS[kind](*shim())
+    return [[float(value[0]) for value in run()] for _ in range(ROUNDS)]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_each_call_meets_its_own(ranks: RankFactory, kind: str, size: int) -> None:
+    base = sum(1000.0 * (rank + 1) for rank in range(size))
+    wanted = [base + 10.0 * size * k for k in range(CALLS)]
+    for got in ranks(size).run(body_sums, kind, timeout=PATIENCE_S):
+        assert got == [wanted] * ROUNDS
+
+
+def body_two_functions(swapped: bool) -> list[float]:
+    tf, hvd = shim()
+    function = tf.compat.v1.wrap_function(
+        lambda x: [hvd.allreduce(x), hvd.allreduce(2 * x)], [tf.TensorSpec([], tf.float32)]
+    )
+    # Only what is asked for is executed, and each rank asks for the other one first.
+    first, second = (function.prune(function.inputs[0], y) for y in function.outputs)
+    calls = {"first": first, "second": second}
+    order = sorted(calls, reverse=swapped and hvd.rank() == 1)
+    results: dict[str, float] = {}
+
+    def call(name: str) -> None:
+        results[name] = float(calls[name](tf.constant(float(hvd.rank()))))
+
+    threads = [threading.Thread(target=call, args=[name]) for name in order]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [results["first"], results["second"]]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_calls_of_a_graph_meet_whatever_is_executed_first(two_ranks: Any, swapped: bool) -> None:
+    assert two_ranks.run(body_two_functions, swapped, timeout=PATIENCE_S) == [[0.5, 1.0]] * 2
+
+
+# ---- what gives no order -------------------------------------------------------------------------
+
+
+def body_in_dataset(how: str) -> tuple[str, str]:
+    tf, hvd = shim()
+    rows = tf.data.Dataset.range(CALLS)
+
+    @tf.function
+    def traced_before(k: Any) -> Any:
+        return hvd.allreduce(k, op=hvd.Sum)
+
+    traced_before(tf.constant(1, tf.int64))
+    try:
+        if how == "map":
+            rows.map(lambda k: hvd.allreduce(k, op=hvd.Sum), num_parallel_calls=4)
+        elif how == "named":
+            rows.map(lambda k: hvd.allgather(k, name="rows"), num_parallel_calls=4)
+        elif how == "function":
+            rows.map(lambda k: traced_before(k), num_parallel_calls=4)
+        else:
+            rows.interleave(lambda k: rows.filter(lambda j: hvd.allreduce(k + j) > 0))
+    except ValueError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("how", ["map", "named", "function", "filter"])
+def test_functions_of_tf_data_are_refused(ranks: RankFactory, how: str, size: int) -> None:
+    for kind, text in ranks(size).run(body_in_dataset, how, timeout=PATIENCE_S):
+        assert kind == "InvalidUsage", text
+        call = "hvd.allgather()" if how == "named" else "hvd.allreduce()"
+        assert call in text
+        assert ("Dataset.filter()" if how == "filter" else "Dataset.map()") in text
+        assert "in the training step" in text
+
+
+def body_ordinary_dataset() -> list[float]:
+    tf, hvd = shim()
+    rows = tf.data.Dataset.range(4).map(lambda k: tf.cast(k, tf.float32) + hvd.rank())
+    return [float(hvd.allreduce(row)) for row in rows.batch(2).prefetch(1).unbatch()]
+
+
+def test_other_functions_of_tf_data_are_not(two_ranks: Any) -> None:
+    results = two_ranks.run(body_ordinary_dataset, timeout=PATIENCE_S)
+    assert results == [[0.5, 1.5, 2.5, 3.5]] * 2
+
+
+def body_loop_of_a_session() -> str:
+    tf, hvd = shim()
+    with tf.Graph().as_default():
+        try:
+            tf.map_fn(lambda k: hvd.allreduce(k), tf.range(8.0), parallel_iterations=8)
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def test_loops_of_a_session_are_refused(two_ranks: Any) -> None:
+    for text in two_ranks.run(body_loop_of_a_session, timeout=PATIENCE_S):
+        assert "hvd.allreduce() without a name" in text
+        assert "in a loop" in text
+        assert "give the call a name" in text
+
+
+def body_second_thread(named: bool) -> str:
+    """The text of the error that a call gets while one of another thread is under way."""
+    tf, hvd = shim()
+    from hvd_order.tensorflow import requests
+
+    outcome = ""
+    before = requests.reductions_started()
+    first = threading.Thread(
+        target=lambda: hvd.allreduce(tf.constant(0.0), name="first" if named else None)
+    )
+    if hvd.rank() == 0:  # its call waits for the other rank's
+        first.start()
+        while requests.reductions_started() == before:
+            pass
+        try:
+            hvd.broadcast(tf.constant(0.0), 0, name="second" if named else None)
+        except ValueError as error:
+            outcome = str(error)
+        hvd.broadcast_object(None, name="go on")
+        first.join()
+    else:
+        if named:
+            hvd.broadcast(tf.constant(0.0), 0, name="second")
+        hvd.broadcast_object(None, name="go on")
+        first.start()
+        first.join()
+    return outcome
+
+
+def test_two_threads_need_names(two_ranks: Any) -> None:
+    refused, _ = two_ranks.run(body_second_thread, False, timeout=PATIENCE_S)
+    assert "hvd.broadcast() without a name while another thread" in refused
+    assert two_ranks.run(body_second_thread, True, timeout=PATIENCE_S) == ["", ""]
+
+
+def body_names() -> list[str]:
+    """Names of the operators, as a profile shows them."""
+    tf, hvd = shim()
+    with tf.Graph().as_default() as graph:
+        rows = tf.compat.v1.placeholder(tf.float32, [2], name="rows")
+        hvd.allreduce(rows)
+        hvd.allreduce(rows)
+        hvd.broadcast(rows, 0, name="own")
+        return [op.name for op in graph.get_operations() if op.type == "HvdOrderCollective"]
+
+
+def test_operators_are_called_after_their_tensor(two_ranks: Any) -> None:
+    names = ["hvd_allreduce_rows_0", "hvd_allreduce_rows_0_1", "hvd_broadcast_rows_0"]
+    assert two_ranks.run(body_names, timeout=PATIENCE_S) == [names] * 2
