@@ -1,11 +1,12 @@
 """The engine of ``_core`` with the transports of tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
 from torch._C._distributed_c10d import Backend
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 from hvd_order._core import Agreement as Agreement
 from hvd_order._core import AgreementKind as AgreementKind
@@ -62,6 +63,8 @@ class GradientSlot:
 
     wire: torch.Tensor
     gradient: torch.Tensor
+    @property
+    def in_place(self) -> bool: ...
     tensor: int
     passes_to_go: int
     sent: bool
@@ -109,6 +112,67 @@ def tensor_ready(
     engine: Engine, transport: TorchTransport, model: int, tensor: int, gradient: torch.Tensor
 ) -> None:
     """Marks a gradient ready once its device has computed it."""
+
+@final
+class Places:
+    """Where gradients are.
+
+    KEPT: where they were put. LEFT: some have been given other memory. UNFIT: parameters are of
+    another type or device than their places.
+    """
+
+    KEPT: Places
+    LEFT: Places
+    UNFIT: Places
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+def places(slots: Sequence[GradientSlot], parameters: Sequence[torch.Tensor]) -> Places:
+    """Where all gradients are."""
+
+def hooked(parameters: Sequence[torch.Tensor]) -> list[bool]:
+    """For each parameter, whether anything is called when its gradient has come."""
+
+@final
+class Reach:
+    """Who reaches a tensor's memory.
+
+    ALONE: the tensor. SHARED: another tensor, array or storage as well. HELD: C++ holds the tensor
+    itself. FOREIGN: whoever has allocated the memory, which torch has not.
+    """
+
+    ALONE: Reach
+    SHARED: Reach
+    HELD: Reach
+    FOREIGN: Reach
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+def reach(parameters: Sequence[torch.Tensor]) -> list[Reach]:
+    """Who reaches the memory of each parameter."""
+
+def state_private(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> list[bool]:
+    """For each parameter, whether nobody but the optimizer has what it keeps about it."""
+
+@final
+class StorageLock:
+    """Has every access to a tensor's memory raise the message, until it is opened or dropped."""
+
+    def __init__(self, tensor: torch.Tensor, message: str) -> None: ...
+    def open(self) -> None:
+        """Allows access again. Harmless on one that is open."""
+
+@final
+class CleanRoom:
+    """A context in which torch finds this thread as new: no trace, no modes, no hooks."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 class Link:
     """Carries frames between a parameter server and another."""

@@ -392,11 +392,12 @@ KNOBS: tuple[Knob, ...] = (
         lambda text: text or None,
     ),
     Knob(
-        "check_reads",
-        "HVD_ORDER_CHECK_READS",
-        "0",
+        "check_ranks",
+        "HVD_ORDER_CHECK_RANKS",
+        "1",
         "`1` or `0`",
-        "Paranoid mode: report by name any read of a parameter before its update. Slow.",
+        "After steps 1, 2, 5, 9, 17, ... compare the ranks' parameters and hyper-parameters, and "
+        "stop with an error that names the first that differ.",
         _parse_bool,
     ),
     Knob(
@@ -448,7 +449,7 @@ class Config:
     stall_warning: timedelta = timedelta(seconds=60)
     timeline: str | None = None
     elastic_dir: str | None = None
-    check_reads: bool = False
+    check_ranks: bool = True
     alias: bool = False
 
     def __post_init__(self) -> None:

@@ -9,6 +9,8 @@ A mistake in the user's program is also a ``ValueError`` (as in Horovod), a fail
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 __all__ = [
     "BrokenInvariant",
     "CommitLost",
@@ -20,6 +22,7 @@ __all__ = [
     "NotInitialized",
     "NotTrusted",
     "PeerLost",
+    "RanksDiffer",
     "StaleRead",
     "TransferTimeout",
 ]
@@ -27,6 +30,11 @@ __all__ = [
 
 class HvdOrderError(RuntimeError):
     """Root of everything that hvd_order raises on purpose."""
+
+    # AutoGraph, which adds the user's line to the text of an error, keeps the class of those that
+    # are made like this, and makes the others its own StagingError.
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__
 
 
 class NotInitialized(HvdOrderError, ValueError):
@@ -46,7 +54,7 @@ class HorovodInternalError(HvdOrderError):
 
 
 class PeerLost(HorovodInternalError):
-    """Another rank died or closed its connection while it was needed."""
+    """Another rank died, left or closed its connection while it was needed; all ranks raise it."""
 
 
 class TransferTimeout(HorovodInternalError):
@@ -55,6 +63,10 @@ class TransferTimeout(HorovodInternalError):
 
 class ModelMismatch(HorovodInternalError):
     """Ranks disagree about a tensor: its presence, shape, dtype or the operation on it."""
+
+
+class RanksDiffer(ModelMismatch):
+    """Ranks that train one model have different parameters, or optimizers that differ."""
 
 
 class HostsUpdatedInterrupt(HvdOrderError):  # as in Horovod no HorovodInternalError
@@ -74,7 +86,11 @@ class CommitLost(HvdOrderError):
 
 
 class StaleRead(HvdOrderError):
-    """A parameter was read before its update was applied (found by ``HVD_ORDER_CHECK_READS``)."""
+    """A parameter was read before its update was applied, through an address that was taken before.
+
+    Other readers that Python does not see meet a lock on the parameter's memory; torch makes that a
+    plain ``RuntimeError`` whose text begins with ``StaleRead``.
+    """
 
 
 class BrokenInvariant(HvdOrderError):

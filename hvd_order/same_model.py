@@ -1,12 +1,15 @@
-"""Whether the ranks train the same model."""
+"""Whether the ranks train the same model in the same way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-from hvd_order.errors import ModelMismatch
+from hvd_order.errors import ModelMismatch, RanksDiffer
 
-__all__ = ["check_same"]
+__all__ = ["check_same", "check_same_optimizer", "first_difference", "name_ranks"]
+
+Value = TypeVar("Value")
 
 
 def check_same(
@@ -25,6 +28,48 @@ def check_same(
                     f"(rank {ranks[0]} has {len(first)} parameters, rank {rank} has "
                     f"{len(other)}); build the same model on every rank"
                 )
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Such as "rank 3" or "ranks 0, 2"; of many the first."""
+    word = "rank" if len(ranks) == 1 else "ranks"
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"{word} {shown}"
+
+
+def check_same_optimizer(everyone: Mapping[int, Mapping[str, str]]) -> None:
+    """Raises RanksDiffer unless all ranks say the same of their optimizers.
+
+    Args:
+        everyone: by rank what there is to say, such as "lr of group 0": "0.1".
+    """
+    difference = first_difference(everyone)
+    if difference is not None:
+        what, sides = difference
+        told = "; ".join(f"{value or 'missing'} on {who}" for value, who in sides.items())
+        raise RanksDiffer(
+            f"the ranks' optimizers differ in {what}: {told}. Make the optimizer, and change it, "
+            "in the same way on every rank; after loading a checkpoint on one rank call "
+            "broadcast_optimizer_state(optimizer, root_rank=...)"
+        )
+
+
+def first_difference(
+    everyone: Mapping[int, Mapping[str, Value]],
+) -> tuple[str, dict[Value | None, str]] | None:
+    """The first item that not all ranks have alike, in the order of the first rank.
+
+    Returns:
+        The item, and for each of its values which ranks have it ("ranks 0, 2"); None: there is
+        none.
+    """
+    for what in dict.fromkeys(item for items in everyone.values() for item in items):
+        ranks: dict[Value | None, list[int]] = {}
+        for rank, items in everyone.items():
+            ranks.setdefault(items.get(what), []).append(rank)
+        if len(ranks) > 1:
+            return what, {value: name_ranks(of_value) for value, of_value in ranks.items()}
+    return None
 
 
 def _describe(parameter: tuple[tuple[int, ...], str] | None) -> str:

@@ -15,6 +15,7 @@ void bindDelayOrder(pybind11::module_& m);
 void bindUpdateRule(pybind11::module_& m);
 void bindTransports(pybind11::module_& m);
 void bindGradients(pybind11::module_& m);
+void bindParameters(pybind11::module_& m);
 void bindServer(pybind11::module_& m);
 
 } // namespace hvd_order

@@ -1,6 +1,7 @@
 #include <ATen/Functions.h>
 #include <ATen/ScalarOps.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
@@ -49,10 +50,43 @@ double monotonicSeconds() { // Python's time.monotonic()
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// A tensor of ours that the program gets hold of, and where we put it. Programs may give a gradient
+// other memory or another type: model.float() does it to each.
+class PlacedTensor {
+ public:
+  explicit PlacedTensor(at::Tensor tensor) {
+    place(std::move(tensor));
+  }
+
+  void place(at::Tensor tensor) {
+    tensor_ = std::move(tensor);
+    storage_ = tensor_.storage();
+    dtype_ = tensor_.scalar_type();
+    device_ = tensor_.device();
+  }
+
+  [[nodiscard]] const at::Tensor& get() const {
+    return tensor_;
+  }
+  [[nodiscard]] bool inPlace() const {
+    return tensor_.storage().is_alias_of(storage_) && tensor_.scalar_type() == dtype_;
+  }
+  // Whether a tensor is of the kind that this one was made for.
+  [[nodiscard]] bool fits(const at::Tensor& other) const {
+    return other.scalar_type() == dtype_ && other.device() == device_;
+  }
+
+ private:
+  at::Tensor tensor_;
+  c10::Storage storage_;
+  at::ScalarType dtype_ = at::kFloat;
+  at::Device device_ = at::kCPU;
+};
+
 // What hooks have to know of a parameter; slot.py describes it.
 struct GradientSlot {
-  at::Tensor wire = at::empty({0});
-  at::Tensor gradient = wire;
+  PlacedTensor wire{at::empty({0})};
+  PlacedTensor gradient{wire.get()};
   TensorId tensor = 0;
   int passesToGo = 1;
   bool sent = false;
@@ -87,10 +121,16 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
 
   // A hook for Tensor.register_post_accumulate_grad_hook.
   py::cpp_function
-  hook(std::shared_ptr<GradientSlot> slot, py::object guard, py::object otherwise) {
-    return py::cpp_function([self = shared_from_this(), slot = std::move(slot),
+  hook(const std::shared_ptr<GradientSlot>& slot, py::object guard, py::object otherwise) {
+    // The parameter holds its hooks, where Python's garbage collector does not see it: nothing here
+    // may hold the parameter, nor a gradient that is armed.
+    return py::cpp_function([self = shared_from_this(), weak = std::weak_ptr(slot),
                              guard = std::move(guard),
                              otherwise = std::move(otherwise)](const at::Tensor& parameter) {
+      const std::shared_ptr<GradientSlot> slot = weak.lock();
+      if (slot == nullptr) {
+        return;
+      }
       if (!self->isOrdinary(*slot, parameter)) {
         otherwise(parameter);
       } else if (slot->passesToGo > 1) {
@@ -103,23 +143,24 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
 
   // Does slot.wire = scale * gradient and marks the gradient ready, now or soon.
   bool send(const GradientSlot& slot, const at::Tensor& gradient) {
-    if (!alike(slot.wire, gradient)) {
+    if (!alike(slot.wire.get(), gradient)) {
       return false;
     }
     copier_->release();
     const py::gil_scoped_release noGil;
-    if (C10dCopier::takes(slot.wire, gradient)) {
+    if (C10dCopier::takes(slot.wire.get(), gradient)) {
       engine_->announce({model, slot.tensor});
       copier_->copy(
-          slot.wire, gradient, scale_, [engine = engine_, key = TensorKey{model, slot.tensor}] {
+          slot.wire.get(), gradient, scale_,
+          [engine = engine_, key = TensorKey{model, slot.tensor}] {
             markReady(*engine, key, nullptr);
           });
       return true;
     }
     const at::NoGradGuard noGrad;
-    at::Tensor out = slot.wire;
+    at::Tensor out = slot.wire.get();
     at::mul_out(out, gradient, at::native::wrapped_scalar_tensor(scale_));
-    tensorReady(engine_, *transport_, model, slot.tensor, slot.wire);
+    tensorReady(engine_, *transport_, model, slot.tensor, slot.wire.get());
     return true;
   }
 
@@ -132,12 +173,12 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   // Whether a gradient takes the way of most: of a running backward pass, fresh from an operator
   // (it fills its storage; what lies in somebody's buffers does not), in the form that travels.
   [[nodiscard]] bool isOrdinary(const GradientSlot& slot, const at::Tensor& parameter) const {
-    if (!inBackward || slot.sent || slot.late || slot.passesToGo < 1) {
+    if (!inBackward || slot.sent || slot.late || slot.passesToGo < 1 || !slot.wire.inPlace()) {
       return false;
     }
     const at::Tensor& gradient = parameter.grad();
-    return gradient.defined() && slot.gradient.is_same(slot.wire) && alike(slot.wire, gradient) &&
-        gradient.storage().nbytes() == gradient.nbytes();
+    return gradient.defined() && slot.gradient.get().is_same(slot.wire.get()) &&
+        alike(slot.wire.get(), gradient) && gradient.storage().nbytes() == gradient.nbytes();
   }
 
   void sendOrdinary(GradientSlot& slot, const at::Tensor& parameter, const py::object& guard) {
@@ -146,11 +187,11 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
     slot.readySeconds = monotonicSeconds();
     const at::Tensor gradient = parameter.grad();
     send(slot, gradient);
-    parameter.mutable_grad() = slot.gradient;
+    parameter.mutable_grad() = slot.gradient.get();
     // As read_guard.arm_gradient().
-    const py::object shown = py::cast(slot.gradient);
+    const py::object shown = py::cast(slot.gradient.get());
     if (py::type::of(shown).is(tensorClass_)) {
-      py::setattr(shown, guardAttribute_, guard());
+      py::setattr(shown, guardAttribute_, guard);
       py::setattr(shown, "__class__", inFlightClass_);
     }
   }
@@ -164,6 +205,36 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   py::object tensorClass_;
 };
 
+// Which parameters still have a hook: torch.utils.swap_tensors gives a parameter another tensor.
+std::vector<bool> hooked(const py::sequence& parameters) {
+  std::vector<bool> found;
+  found.reserve(parameters.size());
+  for (const py::object parameter : parameters) {
+    const at::Tensor& tensor = THPVariable_Unpack(parameter.ptr());
+    found.push_back(torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr);
+  }
+  return found;
+}
+
+// Whether gradients of parameters have left their places, or the parameters themselves are of
+// another kind than the places.
+enum class Places { KEPT, LEFT, UNFIT };
+
+Places places(const py::sequence& slots, const py::sequence& parameters) {
+  Places found = Places::KEPT;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const auto& slot = py::object(slots[i]).cast<const GradientSlot&>();
+    const py::object parameter = parameters[i];
+    if (!slot.gradient.fits(THPVariable_Unpack(parameter.ptr()))) {
+      return Places::UNFIT;
+    }
+    if (!slot.wire.inPlace() || !slot.gradient.inPlace()) {
+      found = Places::LEFT;
+    }
+  }
+  return found;
+}
+
 } // namespace
 
 void bindGradients(py::module_& m) {
@@ -174,8 +245,15 @@ void bindGradients(py::module_& m) {
   py::class_<GradientSlot, std::shared_ptr<GradientSlot>>(
       m, "GradientSlot", py::module_local(), "The part of a slot that hooks need.")
       .def(py::init<>())
-      .def_readwrite("wire", &GradientSlot::wire)
-      .def_readwrite("gradient", &GradientSlot::gradient)
+      .def_property(
+          "wire", [](const GradientSlot& slot) { return slot.wire.get(); },
+          [](GradientSlot& slot, at::Tensor tensor) { slot.wire.place(std::move(tensor)); })
+      .def_property(
+          "gradient", [](const GradientSlot& slot) { return slot.gradient.get(); },
+          [](GradientSlot& slot, at::Tensor tensor) { slot.gradient.place(std::move(tensor)); })
+      .def_property_readonly(
+          "in_place",
+          [](const GradientSlot& slot) { return slot.wire.inPlace() && slot.gradient.inPlace(); })
       .def_readwrite("tensor", &GradientSlot::tensor)
       .def_readwrite("passes_to_go", &GradientSlot::passesToGo)
       .def_readwrite("sent", &GradientSlot::sent)
@@ -198,6 +276,14 @@ void bindGradients(py::module_& m) {
           "send", &GradientSender::send, py::arg("slot"), py::arg("gradient"),
           "Does slot.wire = scale * gradient and marks the gradient ready, now or soon; false: the "
           "two differ in kind, nothing was done.");
+  py::enum_<Places>(m, "Places", py::module_local(), "Where gradients are.")
+      .value("KEPT", Places::KEPT, "Where they were put.")
+      .value("LEFT", Places::LEFT, "Some have been given other memory.")
+      .value("UNFIT", Places::UNFIT, "Parameters are of another type or device than their places.");
+  m.def(
+      "hooked", &hooked, py::arg("parameters"),
+      "For each parameter, whether anything is called when its gradient has come.");
+  m.def("places", &places, py::arg("slots"), py::arg("parameters"), "Where all gradients are.");
   m.def(
       "tensor_ready", &tensorReady, py::arg("engine"), py::arg("transport"), py::arg("model"),
       py::arg("tensor"), py::arg("gradient"), py::call_guard<py::gil_scoped_release>(),

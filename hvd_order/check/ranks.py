@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,9 @@ from hvd_order.check.rules import Finding, finding
 from hvd_order.check.script import COLLECTIVES, Script, argument, text_of
 
 __all__ = ["check_ranks"]
+
+_OPTIMIZER = re.compile(r"^torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*$")
+_SETTINGS = ("lr", "momentum", "weight_decay", "betas", "eps", "nesterov", "amsgrad")
 
 
 @dataclass
@@ -52,7 +56,7 @@ class _Ranks:
         self.findings: set[Finding] = set()
 
     def check(self) -> set[Finding]:
-        """Both rules."""
+        """All rules."""
         for function in self._script.functions:
             guarded = any(self._script.tells_ranks(d) for d in function.decorator_list)
             reached = self._reached.setdefault(function.name, _Reached())
@@ -68,6 +72,8 @@ class _Ranks:
                     self.findings.add(finding(self._script.path, call, "HVD501", what))
         if self._script.uses_hvd:
             self._check_saving(top)
+        if self._script.calls_of("hvd.DistributedOptimizer"):
+            self._check_settings()
         return self.findings
 
     # --- who reaches what ----------------------------------------------------------------------
@@ -168,6 +174,20 @@ class _Ranks:
                     continue
                 self.findings.add(finding(self._script.path, call, "HVD502"))
 
+    def _check_settings(self) -> None:
+        """Hyper-parameters that are made from the rank, when the optimizer is made or later."""
+        for call in self._script.calls:
+            if _OPTIMIZER.match(self._script.called(call)):
+                settings = [*call.args[1:], *(keyword.value for keyword in call.keywords)]
+                if any(map(self._script.depends_on_rank, settings)):
+                    self.findings.add(finding(self._script.path, call, "HVD503"))
+        for node in self._script.nodes:
+            if not isinstance(node, ast.Assign | ast.AugAssign):
+                continue
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(map(_is_setting, targets)) and self._script.depends_on_rank(node.value):
+                self.findings.add(finding(self._script.path, node, "HVD503"))
+
     def _own_function(self, call: ast.Call) -> str:
         function = call.func
         if not isinstance(function, ast.Attribute):
@@ -191,6 +211,12 @@ def _leaves(body: Sequence[ast.stmt]) -> bool:
     return isinstance(last, ast.Expr) and text_of(last.value).startswith(("sys.exit(", "exit("))
 
 
+def _is_setting(target: ast.expr) -> bool:
+    """Whether it is a hyper-parameter of a group: ``group["lr"]``."""
+    key = target.slice if isinstance(target, ast.Subscript) else None
+    return isinstance(key, ast.Constant) and key.value in _SETTINGS
+
+
 def check_ranks(script: Script) -> set[Finding]:
-    """HVD501 and HVD502 of a script."""
+    """HVD501 to HVD503 of a script."""
     return _Ranks(script).check()

@@ -107,6 +107,11 @@ RULES = {
             "if hvd.rank() == 0: torch.save(...)",
         ),
         Rule(
+            "HVD503",
+            "the optimizer is set otherwise on each rank, so ranks drift apart",
+            "the same class and hyper-parameters on every rank",
+        ),
+        Rule(
             "HVD601",
             "the learning rate does not grow with the number of ranks, though the batch does",
             "lr * hvd.size(), with warm-up, is the usual start",

@@ -41,6 +41,7 @@ MODULES = {
     "horovod.tensorflow.keras": "hvd_order.tensorflow.keras",
     "horovod.tensorflow.keras.callbacks": "hvd_order.tensorflow.keras.callbacks",
     "horovod.tensorflow.keras.elastic": "hvd_order.tensorflow.keras.elastic",
+    "horovod.tensorflow.mpi_ops": "hvd_order.tensorflow.mpi_ops",
     "horovod.torch": f"{_HERE}.torch",
     "horovod.torch.compression": "hvd_order.torch.compression",
     "horovod.torch.elastic": "hvd_order.torch.elastic",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+from hvd_order.torch import group_collectives
 from hvd_order.torch.request_parts import as_bytes
 
 __all__ = ["adasum_in_place", "check_count"]
@@ -97,8 +98,7 @@ def _combine(
     for product, at in zip(products, places, strict=True):
         x, y = a[at].double(), b[at].double()
         product.copy_(torch.stack([x.dot(y), x.dot(x), y.dot(y)]))
-    everyone = [torch.empty_like(products) for _ in range(group.size())]
-    dist.all_gather(everyone, products, group=group)
+    everyone = group_collectives.all_gather(products, group)
     sums = torch.stack([everyone[rank] for rank in block]).sum(0)  # the same bits on all of them
     for at, (both, a_square, b_square) in zip(places, sums.tolist(), strict=True):
         of_a = 1.0 - both / (2 * a_square) if a_square > 0 else 1.0
@@ -108,23 +108,20 @@ def _combine(
 
 
 def _swap(sent: torch.Tensor, peer: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """Sends to a rank of the group and receives as much from it."""
+    """Sends to a rank of the group and receives as much from it; all ranks do, in pairs."""
     received = torch.empty_like(sent)
     if sent.numel() == 0:
         return received
-    other = dist.get_global_rank(group, peer)
-    works = dist.batch_isend_irecv([
-        dist.P2POp(dist.isend, as_bytes(sent), other, group),
-        dist.P2POp(dist.irecv, as_bytes(received), other, group),
-    ])  # fmt: skip
-    for work in works:
-        work.wait()
+    counts = [0] * group.size()
+    counts[peer] = sent.nbytes
+    # One call for both ways: a send and a receive of NCCL would wait for each other.
+    group_collectives.all_to_all(as_bytes(received), as_bytes(sent), counts, counts, group)
     return received
 
 
 def _gather(piece: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
     """Everybody's piece, by rank."""
-    parts = [torch.empty_like(piece) for _ in range(group.size())]
-    if piece.numel():
-        dist.all_gather([as_bytes(part) for part in parts], as_bytes(piece), group=group)
-    return parts
+    if not piece.numel():
+        return [piece] * group.size()
+    gathered = group_collectives.all_gather(as_bytes(piece), group)
+    return [one.view(piece.dtype) for one in gathered]

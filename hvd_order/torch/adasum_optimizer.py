@@ -72,6 +72,7 @@ class _AdasumMethods:
     _hvd_name: str
     _hvd_compression: type[Compressor]
     _hvd_process_set: ProcessSet
+    _parameter_names: dict[torch.nn.Parameter, str]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes this rank's own step, and applies the Adasum of all ranks' changes.
@@ -138,6 +139,7 @@ class _AdasumMethods:
         added = cast("Any", self).param_groups[-1]["params"]
         first = len(self._hvd_slots)
         self._hvd_slots += [Slot(p, f"added.{first + i}") for i, p in enumerate(added)]
+        self._parameter_names.update({s.parameter: s.name for s in self._hvd_slots[first:]})
         self._hvd_passes = _Passes(self._hvd_slots, self._hvd_passes.allowed)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

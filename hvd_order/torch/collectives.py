@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_order.torch import process, stand_ins
+from hvd_order.torch import group_collectives, process, stand_ins
 from hvd_order.torch.adasum import check_count
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.process_sets import (
@@ -352,11 +352,12 @@ def _start_broadcast(
     """Overwrites `buffer` with the root's; `target`: where `synchronize` puts the result."""
     queue = queue_for(process_set)
     check_root(root_rank, process_set)
+    root = process_set.ranks.index(root_rank)
     full_name = request_name(queue, "broadcast", name)
 
     def exchange(group: dist.ProcessGroup | None) -> None:
         if group is not None and buffer.numel() > 0:
-            dist.broadcast(as_bytes(buffer), src=root_rank, group=group)
+            group_collectives.broadcast(as_bytes(buffer), root, group)
 
     line = f"{full_name} {describe(buffer)} root_rank={root_rank}"
     return queue.submit(

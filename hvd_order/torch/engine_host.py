@@ -6,15 +6,17 @@ different ranks can hang.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hvd_order import _torch as native
 from hvd_order.config import Agreement, Comm, Policy
-from hvd_order.errors import InvalidUsage
+from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.plan.cut import Cut, Link, hold_lead_s
-from hvd_order.torch import followed_plan, horovod_library, link_probe, process
+from hvd_order.same_model import name_ranks
+from hvd_order.torch import followed_plan, horovod_library, link_probe, live_exchanges, process
 from hvd_order.torch.parameter_server.client import ParameterServers
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 __all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
 
 _MAX_MODELS = 256  # SliceKey::kMaxModels
 _ALL_BYTES = 2**62
@@ -205,6 +209,30 @@ class EngineHost:
         """The lowest model id that no rank uses."""
         return next(i for i in range(_MAX_MODELS) if i not in taken_anywhere)
 
+    def finish(self) -> None:
+        """Finishes outstanding updates, and waits until no other rank needs this one for theirs.
+
+        Where the job has failed there is nothing to wait for: readers of what is outstanding get
+        the error, as before.
+
+        Raises:
+            HorovodInternalError: an update could not be finished.
+        """
+        try:
+            self.engine.check()
+        except HvdOrderError:
+            return
+        for exchange in live_exchanges.live(self.process_set):
+            exchange.end()
+        timeout_s = self.context.config.timeout.total_seconds()
+        late = self.engine.farewell(timeout_s)
+        if late:
+            _log.warning(
+                "rank %d leaves, though %s did not finish the last step within %g s "
+                "(HVD_ORDER_TIMEOUT)",
+                self.context.rank, name_ranks([self.ranks[place] for place in late]), timeout_s,
+            )  # fmt: skip
+
     def close(self) -> None:
         """Tells the other ranks and stops the engine."""
         self.engine.shutdown()
@@ -319,18 +347,38 @@ def close_host(process_set: int) -> None:
     """Ends the engine of a process set that is given up, if it has one."""
     host = _hosts.pop(process_set, None)
     if host is not None:
-        host.close()
-        host.drop_groups()
+        try:
+            host.finish()
+        finally:
+            host.close()
+            host.drop_groups()
     for group in _groups.pop(process_set, {}).values():
         process.current().drop_group(group)
 
 
 def _close() -> None:
+    hosts = list(_hosts.values())
     try:
-        for callback in _before_close:
-            callback()
+        if not any(host.context.abandoned for host in hosts):
+            _finish(hosts)
     finally:
-        _groups.clear()
-        while _hosts:
-            _, host = _hosts.popitem()
-            host.close()
+        try:
+            for callback in _before_close:
+                callback()
+        finally:
+            _groups.clear()
+            _hosts.clear()
+            for host in hosts:
+                host.close()
+
+
+def _finish(hosts: Sequence[EngineHost]) -> None:
+    """As `EngineHost.finish`, for all of them, whatever happens with one."""
+    first_error: Exception | None = None
+    for host in hosts:
+        try:
+            host.finish()
+        except Exception as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error

@@ -17,20 +17,34 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from hvd_order import _torch as native
 from hvd_order.errors import InvalidUsage, StaleRead
-from hvd_order.torch import deferred_update, registration, timeline
+from hvd_order.torch import (
+    clean_room,
+    conflicts,
+    deferred_update,
+    live_exchanges,
+    overlap,
+    registration,
+    timeline,
+)
+from hvd_order.torch.compiled_regions import Enter
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.exchange_guard import ExchangeGuard
 from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.learning import Learning
 from hvd_order.torch.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT
 from hvd_order.torch.outstanding import OutstandingUpdates
+from hvd_order.torch.overlap import Overlap, OverlapReport
+from hvd_order.torch.rank_check import RankCheck
+from hvd_order.torch.read_guard import Guard, hand_to
+from hvd_order.torch.separability import Verdict, separability, tell
 from hvd_order.torch.server_update import ServerUpdate
 from hvd_order.torch.slot import Slot
 from hvd_order.torch.slot_table import SlotTable
@@ -45,6 +59,9 @@ class GradientExchange:
 
     Thread safety: gradients of different devices arrive on different threads, and readers may run
     anywhere; one re-entrant lock covers every method, here and in the guard.
+
+    Attributes:
+        separability: whether updates may be put off, and why not.
     """
 
     def __init__(
@@ -58,6 +75,7 @@ class GradientExchange:
         steps: StepLogs,
         passes: int,
         server_update: ServerUpdate | None = None,
+        separable: bool | None = None,
     ) -> None:
         """Collective: registers the model on every rank.
 
@@ -67,6 +85,7 @@ class GradientExchange:
             steps: where the exchange says what it does, for ranks that have joined.
             passes: backward passes whose gradients add up before they are exchanged.
             server_update: where servers update; ``step`` is its step then.
+            separable: the user's word on whether updates may be put off.
         """
         self._server_update = transfer.model.server_update = server_update
         self._optimizer = weakref.ref(optimizer)
@@ -76,32 +95,46 @@ class GradientExchange:
         self._steps = steps
         self._log = steps.open(host.process_set, self)
         self._lock = threading.RLock()
-        self._cross_iteration = host.context.config.cross_iteration and (
-            deferred_update.is_separable(optimizer, step)
-        )
+        self.separability = Verdict(False, False, overlap.SWITCHED_OFF)
+        if host.context.config.cross_iteration:
+            self.separability = separability(optimizer, type(optimizer), separable)
+            if host.rank == 0:
+                tell(self.separability)
         self._sender = transfer.model.sender
         self._table = SlotTable(passes)
-        self._learning = Learning(host, transfer)
+        enter = _enter(weakref.ref(self))
+        self._learning = Learning(host, transfer, enter)
         self._gradients = StepGradients(host, transfer, self._table, self._learning, self._log)
         self._updates = OutstandingUpdates(step, transfer, self._table)
         self._guard = ExchangeGuard(
-            self._lock, self._table, transfer, self._learning, self._gradients, self._updates
-        )
+            self._lock, self._table, transfer, self._learning, self._gradients, self._updates,
+            enter,
+        )  # fmt: skip
+        self._overlap = Overlap(host.context.rank)
         self._hooks: list[Any] = []
+        self._alone = False  # nobody else averages gradients of these parameters
         weakref.finalize(self, _remove, self._hooks).atexit = False
         self._table.add_frozen(frozen)
         self._add(slots)
         self._learning.start(self._table.slots)
+        self._rank_check = RankCheck(host, optimizer, self._table)
+        live_exchanges.add(self)
 
     # ---- parameters ---------------------------------------------------------------------------
 
     def _add(self, slots: Sequence[Slot]) -> None:
+        self._alone = False
+        conflicts.refuse_sharded(slots, self._host.context.rank)
         self._table.add(slots)
+        conflicts.register(self, slots)
         for slot in slots:
             hook = self._sender.hook(
-                slot, guard=weakref.ref(self._guard), otherwise=_hook(weakref.ref(self), slot)
+                slot,
+                guard=weakref.ref(self._guard),
+                otherwise=_hook(weakref.ref(self), weakref.ref(slot)),
             )
             self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))
+        self._device_types = {slot.parameter.device.type for slot in self._table.slots}
 
     def add_slots(self, slots: Sequence[Slot]) -> None:
         """Takes in parameters that the optimizer got later. Collective."""
@@ -116,7 +149,7 @@ class GradientExchange:
             self._table.add_frozen([slot for slot in slots if not slot.parameter.requires_grad])
 
     def _take_in(self, slots: Sequence[Slot]) -> None:
-        self._steps.check_nobody_joined("parameters are added or unfrozen")
+        self._steps.check_nobody_joined("parameters are added, unfrozen or converted")
         self._add(slots)
         self._learning.start(self._table.slots)
 
@@ -133,7 +166,8 @@ class GradientExchange:
 
     def _on_gradient(self, slot: Slot) -> None:
         """The first gradient of a backward pass, or one that the sender leaves to us."""
-        with self._lock:
+        # No mode of the program's sees what is done here.
+        with self._lock, native.CleanRoom():
             if self._gradients.cleared_by_owner():
                 self._gradients.give_up()
                 self._begin_step()
@@ -161,12 +195,17 @@ class GradientExchange:
 
     def _begin_step(self) -> None:
         """The first gradient after step(): nothing of the last step may be outstanding."""
+        if not self._alone or conflicts.in_doubt(self):
+            conflicts.refuse(self, self._table.slots, self._host.context.rank)
+            self._alone = True
         self._learning.gradient_came(self._table.slots)
         for slot in self._updates.flush():
             slot.late = True
+        self._rank_check.begin_step()
         if self._gradients.synchronized:  # and no step() followed: the gradients were given up
             self._gradients.reset()
-        if unfrozen := self._table.take_unfrozen():
+        unfrozen = self._table.take_unfrozen()
+        if unfrozen or not self._transfer.model.put_in_place(self._table.slots):
             self._take_in(unfrozen)
         self._gradients.begin()
         self._transfer.model.begin_step()
@@ -189,61 +228,89 @@ class GradientExchange:
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Applies this step's update, now or when the parameters are next read."""
+        loss = None
+        if closure is not None:
+            if not self.separability.evaluates_closure_once:
+                return self._step_with_closure(closure)
+            # Without the lock: on devices, gradients come on threads of autograd's.
+            with torch.enable_grad():
+                loss = closure()
         with self._lock:
             optimizer = self._optimizer()
             assert optimizer is not None
             if self._server_update is not None:
                 self._server_update.check()
-            if closure is not None:
-                return self._step_with_closure(optimizer, closure)
             if self._gradients.fresh:  # nobody here had a gradient; the others may wait for ours
                 self._begin_step()
-            if self._may_defer(optimizer):
+            self._gradients.check_hooks()
+            reason = self._why_at_once(optimizer)
+            if reason is None:
                 self._gradients.send_the_rest(self._guard)
+                if self._gradients.replaced():
+                    reason = overlap.GRADIENTS_REPLACED
+            if reason is None:
                 self._gradients.finish_sparse()
-                self._updates.put_off(optimizer, self._guard)
+                at_once = self._updates.put_off(optimizer, self._guard)
             else:
                 if not self._gradients.synchronized:
                     self._gradients.finish(self._guard)
                 with timeline.span("update", "update"):
                     self._inner_step(optimizer)
-            self._end_step()
-            return None
+                at_once = dict.fromkeys(self._table.slots, reason)
+            self._end_step(at_once)
+        return loss
 
-    def _may_defer(self, optimizer: Optimizer) -> bool:
-        return (
-            self._cross_iteration
-            and self._learning.order.complete
-            and not self._gradients.synchronized
-            # A fused optimizer under GradScaler: these belong to this call and are gone after it.
-            and getattr(optimizer, "found_inf", None) is None
-        )
+    def _why_at_once(self, optimizer: Optimizer) -> str | None:
+        """Why the whole update is made in this ``step()``; None: it may wait for its readers."""
+        if not self.separability.separable:
+            return self.separability.reason
+        if not self._learning.order.complete:
+            return overlap.LEARNING
+        if self._gradients.synchronized:
+            return overlap.GRADIENTS_READ
+        # These belong to this call and are gone after it.
+        if getattr(optimizer, "found_inf", None) is not None:
+            return overlap.SCALED
+        inside = clean_room.inside_of(self._device_types)
+        return None if inside is None else overlap.called_inside(inside)
 
-    def _step_with_closure(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+    def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
         """The closure may run many times, each with a backward of its own."""
 
         def synchronized_closure() -> Any:
             loss = closure()
-            self._finish_step()
-            if loss is not None:
-                self._log.note("loss")
-            return registration.average_loss(self._host, loss)
+            with self._lock:
+                self._finish_step()
+                if loss is not None:
+                    self._log.note("loss")
+                return registration.average_loss(self._host, loss)
 
         self.flush()
+        optimizer = self._optimizer()
+        assert optimizer is not None
         loss = self._inner_step(optimizer, synchronized_closure)
-        self._end_step()
+        with self._lock:
+            self._end_step(dict.fromkeys(self._table.slots, overlap.CLOSURE))
         return loss
 
-    def _end_step(self) -> None:
+    def _end_step(self, at_once: Mapping[Slot, str], joined: bool = False) -> None:
+        self._overlap.note(self._table.slots, at_once, self._learning.order.complete)
         self._gradients.end()
+        # First of all: afterwards parameters are watched, and this is no reader to learn from.
+        self._rank_check.step_taken(absent=joined)
         if not self._learning.order.complete:
             self._guard.find_compiled_regions()
         self._learning.step_taken(self._table.slots, self._guard, self.flush)
 
+    @property
+    def overlap_report(self) -> OverlapReport:
+        """What the last ``step()`` deferred."""
+        return self._overlap.report
+
     def flush(self) -> None:
         """Finishes every outstanding update."""
         with self._lock:
-            self._updates.flush()
+            self._learning.watch_again(self._updates.flush(), self._guard)
 
     def fetch_state(self) -> None:
         """The same, and brings the optimizer's state back from servers that keep it."""
@@ -294,13 +361,55 @@ class GradientExchange:
                 self._log.note(event)
                 registration.average_loss(self._host, None, absent=True)
             else:
-                self._end_step()
+                self._end_step({}, joined=True)
 
     def end_join(self) -> None:
         """All ranks have joined; a step that was begun and not ended is given up."""
         with self._lock:
             if not self._gradients.fresh and not self._gradients.synchronized:
                 self._gradients.drop()
+
+    # ---- the end, and a fork ------------------------------------------------------------------
+
+    @property
+    def process_set(self) -> int:
+        """The number of the set whose ranks take part."""
+        return self._host.process_set
+
+    def end(self) -> None:
+        """Finishes outstanding updates and leaves plain parameters; no step will follow."""
+        with self._lock:
+            self.flush()
+            self._learning.end(self._table.slots)
+
+    def hold(self) -> None:
+        """Keeps other threads out, once they have left."""
+        self._lock.acquire()
+
+    def release(self) -> None:
+        """Lets other threads in again."""
+        self._lock.release()
+
+    def disown(self, guard: Guard) -> Optimizer | None:
+        """In a forked child: lets go of the parameters; readers of what is unfinished ask `guard`.
+
+        Returns:
+            The optimizer, if it is still there.
+        """
+        _remove(self._hooks)
+        self._learning.end(self._table.slots)
+        for slot in self._table.slots:
+            hand_to(slot.parameter, guard)
+            hand_to(slot.gradient, guard)
+        return self._optimizer()
+
+    def slot_name(self, tensor: torch.Tensor) -> str:
+        """The name of the parameter that `tensor` is, or is the gradient of."""
+        return next(
+            slot.name
+            for slot in self._table.slots
+            if tensor is slot.parameter or tensor is slot.gradient
+        )
 
     # ---- zero_grad ----------------------------------------------------------------------------
 
@@ -331,11 +440,25 @@ class GradientExchange:
         return slot is not None and slot.update_pending and self._updates.clear(slot, set_to_none)
 
 
-def _hook(exchange: weakref.ref[GradientExchange], slot: Slot) -> Callable[[torch.Tensor], None]:
-    def on_gradient(_: torch.Tensor) -> None:
+def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:
+    """What hooks on the user's modules call; they must not keep the exchange alive."""
+
+    def enter(parameters: list[torch.Tensor]) -> None:
         alive = exchange()
         if alive is not None:
-            alive._on_gradient(slot)
+            alive._guard.enter_region(parameters)
+
+    return enter
+
+
+def _hook(
+    exchange: weakref.ref[GradientExchange], slot: weakref.ref[Slot]
+) -> Callable[[torch.Tensor], None]:
+    def on_gradient(_: torch.Tensor) -> None:
+        conflicts.collect_garbage()
+        alive, mine = exchange(), slot()
+        if alive is not None and mine is not None:
+            alive._on_gradient(mine)
 
     return on_gradient
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.compiled_regions import CompiledRegions
+from hvd_order.torch.compiled_regions import CompiledRegions, Enter
 from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.learning import Learning
 from hvd_order.torch.outstanding import OutstandingUpdates
-from hvd_order.torch.read_guard import disarm_gradient, disarm_parameter
+from hvd_order.torch.read_guard import disarm_gradient, disarm_parameter, is_armed
 from hvd_order.torch.slot import Slot
 from hvd_order.torch.slot_table import SlotTable
 from hvd_order.torch.step_gradients import StepGradients
@@ -35,16 +34,20 @@ class ExchangeGuard:
         learning: Learning,
         gradients: StepGradients,
         updates: OutstandingUpdates,
+        enter: Enter,
     ) -> None:
-        """Nothing is armed yet."""
+        """Nothing is armed yet.
+
+        Args:
+            enter: calls `enter_region`; held by hooks on the user's modules.
+        """
         self._lock = lock
         self._table = table
         self._transfer = transfer
         self._learning = learning
         self._gradients = gradients
         self._updates = updates
-        enter_region = weakref.WeakMethod(self._enter_region)
-        self._regions = CompiledRegions(lambda parameters: _call(enter_region(), parameters))
+        self._regions = CompiledRegions(enter)
 
     def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
         """Brings the parameters, and what else has arrived by then, up to date."""
@@ -53,13 +56,14 @@ class ExchangeGuard:
             for parameter in parameters:
                 slot = self._table.of(parameter)
                 assert slot is not None  # it was armed for us
+                self._learning.was_read(slot)
                 if slot.update_pending:
                     wanted.append(slot)
                 else:
-                    self._learning.order.note(slot)
                     disarm_parameter(parameter)
             if wanted:
-                self._updates.bring_up_to_date(wanted)
+                others = self._updates.bring_up_to_date(wanted)
+                self._learning.watch_again(others, self)
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
         """``.grad`` of a pending parameter is looked at or set."""
@@ -107,17 +111,8 @@ class ExchangeGuard:
         """Looks for compiled modules, whose graphs must not meet an armed parameter."""
         self._regions.find(self._table.slots)
 
-    def _enter_region(self, parameters: list[torch.Tensor]) -> None:
-        """A compiled region that reads ``parameters`` is about to run."""
-        armed = [p for p in parameters if self._is_armed(p)]
+    def enter_region(self, parameters: list[torch.Tensor]) -> None:
+        """Code that reads ``parameters`` where Python does not see it is about to run."""
+        armed = [p for p in parameters if is_armed(p) and self._table.of(p) is not None]
         if armed:
             self.before_parameter_read(armed)
-
-    def _is_armed(self, parameter: torch.Tensor) -> bool:
-        slot = self._table.of(parameter)
-        return slot is not None and (slot.update_pending or self._learning.order.watching)
-
-
-def _call(method: Callable[[list[torch.Tensor]], None] | None, values: list[torch.Tensor]) -> None:
-    if method is not None:
-        method(values)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.plan_file import Confirmed, Plan, read_plan
+from hvd_order.torch import group_collectives
 from hvd_order.torch.slot import Slot
 
 if TYPE_CHECKING:
@@ -33,17 +34,17 @@ def read(context: ProcessContext, group: dist.ProcessGroup) -> Plan | None:
     Raises:
         InvalidUsage: on every rank, if the file is missing or is no plan.
     """
-    told: list[Any] = [None]
+    told: Any = None
     path = context.config.plan
     if context.rank == 0 and path is not None:
         try:
-            told = [read_plan(path)]
+            told = read_plan(path)
         except (InvalidUsage, OSError, UnicodeDecodeError) as error:
-            told = [f"HVD_ORDER_PLAN: {error}"]
-    dist.broadcast_object_list(told, src=0, group=group)
-    if isinstance(told[0], str):
-        raise InvalidUsage(told[0])
-    plan: Plan | None = told[0]
+            told = f"HVD_ORDER_PLAN: {error}"
+    told = group_collectives.share_object(told, 0, group)
+    if isinstance(told, str):
+        raise InvalidUsage(told)
+    plan: Plan | None = told
     return plan
 
 

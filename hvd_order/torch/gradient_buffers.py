@@ -50,20 +50,30 @@ class GradientBuffers:
             for (device, dtype), size_bytes in zip(kinds, self.layout.buffer_bytes, strict=True)
         ]
         flags: list[list[int]] = [[] for _ in self.flat]
+        self._samples = samples
         for tensor, (slot, sample) in enumerate(zip(slots, samples, strict=True)):
-            flat = self.flat[tensors[tensor][2]]
-            offset = self.layout.tensor_offset(tensor) // sample.element_size()
-            end = offset + tensors[tensor][1] // sample.element_size() - 1
             slot.tensor = tensor
-            slot.wire = flat.as_strided(sample.shape, sample.stride(), offset)
-            slot.use_flag = flat[end : end + 1]
+            self.put_in_place(slot)
+            end = self._offset(slot) + tensors[tensor][1] // sample.element_size() - 1
+            slot.use_flag = self.flat[tensors[tensor][2]][end : end + 1]
             flags[tensors[tensor][2]].append(end)
-            same = sample.dtype == slot.parameter.dtype and sample.shape == slot.parameter.shape
-            slot.gradient = slot.wire if same else torch.zeros_like(slot.parameter)
         self._flags = [
             torch.tensor(places, device=flat.device)
             for places, flat in zip(flags, self.flat, strict=True)
         ]
+
+    def _offset(self, slot: Slot) -> int:
+        """In elements, in its buffer."""
+        sample = self._samples[slot.tensor]
+        return self.layout.tensor_offset(slot.tensor) // sample.element_size()
+
+    def put_in_place(self, slot: Slot) -> None:
+        """Points ``slot`` at its place, again if the program has moved its gradient elsewhere."""
+        sample = self._samples[slot.tensor]
+        flat = self.flat[self._tensors[slot.tensor][2]]
+        slot.wire = flat.as_strided(sample.shape, sample.stride(), self._offset(slot))
+        same = sample.dtype == slot.parameter.dtype and sample.shape == slot.parameter.shape
+        slot.gradient = slot.wire if same else torch.zeros_like(slot.parameter)
 
     def recut(self, slice_bytes: int) -> None:
         """Cuts the same places into other slices."""

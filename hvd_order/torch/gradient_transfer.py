@@ -76,6 +76,12 @@ class GradientTransfer:
                 self._leave_to_sparse(slot, learning)
                 return
             gradient = gradient.to_dense()
+        if not slot.in_place and not self.model.put_in_place([slot]):
+            raise InvalidUsage(
+                f"parameter '{slot.name}' became {slot.parameter.dtype} on "
+                f"{slot.parameter.device} in the middle of a step; convert the model between "
+                "step() and the next backward()"
+            )
         slot.sent = True
         slot.ready_s = time.monotonic()
         done = (
@@ -147,19 +153,23 @@ class GradientTransfer:
         return lambda slot: slot.finished or not travelling(slot)
 
     def _take_off_wire(self, slot: Slot) -> None:
-        disarm_gradient(slot.gradient)
+        # Other threads' readers find it on its way until it is complete.
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            try:
+                self._complete(slot)
+            finally:
+                disarm_gradient(slot.gradient)
+
+    def _complete(self, slot: Slot) -> None:
         if slot.absent:
             slot.used = bool(slot.use_flag.item() > 0)
             if not slot.used and not self.model.on_servers:
                 return
             slot.used = True
-        with torch.no_grad():
-            if slot.gradient is not slot.wire:
-                slot.gradient.copy_(
-                    self._compression.decompress(slot.wire, slot.compression_context)
-                )
-            if self._postscale != 1.0:
-                slot.gradient.mul_(self._postscale)
+        if slot.gradient is not slot.wire:
+            slot.gradient.copy_(self._compression.decompress(slot.wire, slot.compression_context))
+        if self._postscale != 1.0:
+            slot.gradient.mul_(self._postscale)
 
     def find_sparse(self, slots: Sequence[Slot], absent: bool = False) -> None:
         """Learns whose gradients are sparse on any rank; collective.

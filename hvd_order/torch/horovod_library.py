@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch import process
+from hvd_order.torch import group_collectives, process
 from hvd_order.torch.process import ProcessContext
 
 __all__: list[str] = []
@@ -63,8 +63,7 @@ def chosen(context: ProcessContext, group: dist.ProcessGroup) -> bool:
     """
     wish = context.config.transport
     here = find() is not None
-    everywhere: list[bool | None] = [None] * context.size
-    dist.all_gather_object(everywhere, here, group=group)
+    everywhere: list[bool] = group_collectives.gather_objects(here, group)
     if wish == "horovod" and not all(everywhere):
         missing = [rank for rank, there in enumerate(everywhere) if not there]
         raise InvalidUsage(
@@ -99,13 +98,12 @@ def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup
     mine = "new"
     if _started:
         mine = "running" if library.horovod_is_initialized() else "ended"
-    states: list[str | None] = [None] * context.size
-    dist.all_gather_object(states, mine, group=group)
+    states: list[str] = group_collectives.gather_objects(mine, group)
     if set(states) == {"new"}:
         _begin(library, context, patience, group)
     elif set(states) != {"running"}:
         raise InvalidUsage(
-            f"Horovod is {', '.join(map(str, states))} in the processes of ranks 0, 1, ...; it "
+            f"Horovod is {', '.join(states)} in the processes of ranks 0, 1, ...; it "
             "cannot be started twice in a process: start new ones, or use HVD_ORDER_TRANSPORT=c10d"
         )
     numbers = (library.horovod_rank(), library.horovod_size())
@@ -167,14 +165,14 @@ def _launched_for_horovod(library: ctypes.CDLL) -> bool:
 def _meet(context: ProcessContext, group: dist.ProcessGroup) -> dict[str, str]:
     """Starts a meeting point on rank 0 until the process ends; what horovodrun would have set."""
     name = socket.gethostname()
-    everybody: list[str | None] = [None] * context.size
-    dist.all_gather_object(everybody, name, group=group)
+    everybody: list[str] = group_collectives.gather_objects(name, group)
     hosts = list(dict.fromkeys(everybody))
     slots = ",".join(f"{host}:{everybody.count(host)}" for host in hosts)
-    port = [_serve(slots) if context.rank == 0 else None]
-    dist.broadcast_object_list(port, src=0, group=group)
-    if isinstance(port[0], str):
-        raise InvalidUsage(port[0])
+    port: int | str = group_collectives.share_object(
+        _serve(slots) if context.rank == 0 else 0, 0, group
+    )
+    if isinstance(port, str):
+        raise InvalidUsage(port)
     one_host = len(hosts) == 1
     settings = {
         "HOROVOD_RANK": str(context.rank),
@@ -185,9 +183,9 @@ def _meet(context: ProcessContext, group: dist.ProcessGroup) -> dict[str, str]:
         "HOROVOD_CROSS_SIZE": str(context.cross_size),
         "HOROVOD_HOSTNAME": name,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": os.environ.get(
-            "MASTER_ADDR", "127.0.0.1" if one_host else str(hosts[0])
+            "MASTER_ADDR", "127.0.0.1" if one_host else hosts[0]
         ),
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port[0]),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvd_order.same_model import name_ranks
+
 __all__ = ["explain_mismatch", "name_ranks", "ranks_have"]
 
 
@@ -36,13 +38,6 @@ def explain_mismatch(
                 "(a collective must be the same on all ranks, on equal tensors)"
             )
     return "ranks disagree"
-
-
-def name_ranks(ranks: Sequence[int]) -> str:
-    """Such as "rank 3" or "ranks 0, 2"; of many the first."""
-    word = "rank" if len(ranks) == 1 else "ranks"
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"{word} {shown}"
 
 
 def ranks_have(ranks: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from hvd_order.torch.mismatch import name_ranks
 __all__ = ["NameOrder", "Outgoing", "key_of"]
 
 Outgoing = list[tuple[int, Message]]  # (rank, message)
-_UNNAMED = re.compile(r"\w+\.(noname\.\d+)")
+_UNNAMED = re.compile(r"\w+\.(noname\..+)")
 
 
 def key_of(name: str) -> str:

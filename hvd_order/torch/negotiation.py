@@ -114,7 +114,7 @@ class Negotiation:
         if self._context.rank == 0:
             self._handle(sender, message)
         elif message[0] == "leave":
-            self._fail_all("HorovodInternalError", "rank 0 has shut down")
+            self._fail_all("PeerLost", "rank 0 has shut down")
         else:
             self._take(message)
 
@@ -175,9 +175,7 @@ class Negotiation:
             elif what == "join":
                 out = self._order.join(sender, *rest)
             else:  # "leave"
-                out = self._order.gone(
-                    sender, "HorovodInternalError", f"rank {sender} has shut down"
-                )
+                out = self._order.gone(sender, "PeerLost", f"rank {sender} has shut down")
             self._send_all(out)
 
     def _send_all(self, out: Outgoing) -> None:

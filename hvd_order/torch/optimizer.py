@@ -16,14 +16,17 @@ from hvd_order.torch import (
     adasum_optimizer,
     deferred_update,
     engine_host,
+    fork,  # noqa: F401 - watches forks from now on
     misuse,
     optimizer_class,
     process,
+    sparse,
 )
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.exchange import GradientExchange
 from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.misuse import check_passes
+from hvd_order.torch.overlap import OverlapReport
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, require_registered
 from hvd_order.torch.queues import negotiation
 from hvd_order.torch.reduce_ops import Adasum, Average, ReduceOp, Sum
@@ -41,6 +44,7 @@ class _Distributed:
     _hvd_exchange: GradientExchange | None  # None on a single rank
     _hvd_base: type[Optimizer]
     _hvd_synchronize: bool
+    _parameter_names: dict[torch.nn.Parameter, str]  # as Horovod's, which libraries look at
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Applies the averaged gradients: to each parameter when it is next read, at the latest.
@@ -75,6 +79,14 @@ class _Distributed:
         """Finishes every outstanding update; for readers of parameters that Python cannot see."""
         if self._hvd_exchange is not None:
             self._hvd_exchange.flush()
+
+    def overlap_report(self) -> OverlapReport:
+        """Which parameters the last ``step()`` updated without waiting for a reader, and why.
+
+        The updates of the others are applied when the parameters are read next, so that their
+        communication overlaps the next forward pass.
+        """
+        return OverlapReport() if self._hvd_exchange is None else self._hvd_exchange.overlap_report
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -135,17 +147,15 @@ class _Distributed:
         self.flush()
         optimizer = cast("Any", self)
         cast("Any", self._hvd_base).add_param_group(self, param_group)
-        exchange = self._hvd_exchange
-        if exchange is not None:
-            group = optimizer.param_groups[-1]
-            names = group.get("param_names") or [
-                f"allreduce.noname.{len(optimizer.param_groups) - 1}.{i}"
-                for i in range(len(group["params"]))
-            ]
-            exchange.add_slots([
-                Slot(p, name)
-                for name, p in zip(names, group["params"], strict=True)
-            ])  # fmt: skip
+        group = optimizer.param_groups[-1]
+        names = group.get("param_names") or [
+            f"allreduce.noname.{len(optimizer.param_groups) - 1}.{i}"
+            for i in range(len(group["params"]))
+        ]
+        named = list(zip(group["params"], names, strict=True))
+        self._parameter_names.update(named)
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.add_slots([Slot(p, name) for p, name in named])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the user's own class, with finished updates."""
@@ -165,6 +175,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
     comm: Comm | None = None,
+    separable: bool | None = None,
 ) -> AnyOptimizer:
     """Makes ``optimizer`` sum its gradients over all ranks, in the order of need.
 
@@ -185,9 +196,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             size / this after it.
         num_groups, groups: Horovod's explicit fusion; slices of the planned size take its place, so
             they are checked as in Horovod and have no effect.
-        sparse_as_dense: exchange sparse gradients as dense ones.
+        sparse_as_dense: exchange sparse gradients as dense ones. ``SparseAdam`` gets them back as
+            sparse ones.
         process_set: who exchanges gradients. On a rank outside the optimizer works alone.
         comm: who sums: ``"allreduce"`` or ``"ps"``, parameter servers; None: HVD_ORDER_COMM says.
+        separable: whether this optimizer updates each parameter by itself, from its own gradient
+            and state, so that updates may be put off; None: its class attribute
+            ``hvd_order_separable`` says, or what is known of the class (known_optimizers.py).
 
     Returns:
         ``optimizer``.
@@ -204,11 +219,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
     slots = _slots(optimizer, named_parameters)
     step = deferred_update.inner_step(type(optimizer))
+    if sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam):
+        step = sparse.with_sparse_gradients(step)
     size = len(process_set.ranks) if process_set.included() else 1
     if op == Adasum and size > 1:
         adasum_optimizer.distribute(
             optimizer, slots, compression, backward_passes_per_step, process_set
         )
+        cast("Any", optimizer)._parameter_names = {slot.parameter: slot.name for slot in slots}
         return optimizer
 
     exchange = None
@@ -237,13 +255,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ranks.steps,
             backward_passes_per_step,
             server_update,
+            separable,
         )
     optimizer_class.give_methods(optimizer, _Distributed)
     cast("Any", optimizer)._hvd_exchange = exchange
-    if context.config.check_reads and exchange is not None:
-        from hvd_order.torch import check_reads
-
-        check_reads.install(exchange)
+    cast("Any", optimizer)._parameter_names = {slot.parameter: slot.name for slot in slots}
     return optimizer
 
 

@@ -1,15 +1,18 @@
 """This process among the others: ``init``, ``shutdown`` and who is where.
 
 ``init()`` joins the process group that the program has already made with ``torch.distributed``,
-or makes one from what the launcher left in the environment (`hvd_order.launch.environment`).
-A job of one process needs no process group at all.
+or makes groups of its own, which torch.distributed does not list (process_groups.py), from what the
+launcher left in the environment (`hvd_order.launch.environment`). A job of one process needs no
+process group at all.
 """
 
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized, TransferTimeout
 from hvd_order.launch.environment import Placement, RankInfo, placement, rank_info
+from hvd_order.torch.process_groups import Groups, JoinedGroups, OwnGroups
 
 __all__ = [
     "ProcessContext",
@@ -58,12 +62,19 @@ class ProcessContext:
         cross_rank, cross_size: this host among those that have a process of this local rank.
         config: the knobs, read from the environment once.
         backend: what new groups use, in torch.distributed's spelling; empty when size is 1.
+        abandoned: the process ends by an error, so `close` finishes nothing and waits for nobody.
 
     Thread safety: the fields never change; the methods belong to the thread that called ``init()``.
     """
 
     def __init__(
-        self, rank: int, size: int, place: Placement, config: Config, backend: str, owns_world: bool
+        self,
+        rank: int,
+        size: int,
+        place: Placement,
+        config: Config,
+        backend: str,
+        maker: Groups | None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -73,7 +84,9 @@ class ProcessContext:
         self.cross_size = place.cross_size
         self.config = config
         self.backend = backend
-        self._owns_world = owns_world
+        self.abandoned = False
+        self._pid = os.getpid()
+        self._maker = maker
         self._groups: list[dist.ProcessGroup] = []
         self._callbacks: list[Callable[[], None]] = []
         self._functions_group = self.new_group("functions") if size > 1 else None
@@ -92,7 +105,7 @@ class ProcessContext:
 
         Args:
             purpose: one word for logs.
-            backend: as in ``torch.distributed.new_group``; None: `backend`.
+            backend: in torch.distributed's spelling; None: `backend`.
             timeout: longest transfer; None: the config's.
             ranks: the members; None: all ranks.
 
@@ -102,23 +115,28 @@ class ProcessContext:
         Raises:
             InvalidUsage: in a job of one process.
         """
-        if self.size == 1:
+        if self._maker is None:
             raise InvalidUsage("a job of one process has no process groups")
-        group: dist.ProcessGroup = dist.new_group(
+        group = self._maker.make(
+            purpose,
+            backend or self.backend,
+            self.config.timeout if timeout is None else timeout,
             ranks,
-            timeout=self.config.timeout if timeout is None else timeout,
-            backend=backend or self.backend,
-            group_desc=f"hvd_order:{purpose}",
         )
         if ranks is None or self.rank in ranks:
             self._groups.append(group)
         return group
 
+    def open_groups(self) -> list[dist.ProcessGroup]:
+        """The groups made here, and that of all ranks."""
+        everybody = [dist.group.WORLD] if dist.is_initialized() else []
+        return [*self._groups, *(group for group in everybody if group is not None)]
+
     def drop_group(self, group: dist.ProcessGroup) -> None:
         """Destroys a group before the shutdown."""
-        if group in self._groups:
+        if group in self._groups and self._maker is not None:
             self._groups.remove(group)
-            dist.destroy_process_group(group)
+            self._maker.end(group)
 
     @property
     def functions_group(self) -> dist.ProcessGroup:
@@ -142,6 +160,19 @@ class ProcessContext:
             raise InvalidUsage("a job of one process has no process groups")
         return self._messages_group
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the rank: it has none of its threads."""
+        return self._pid != os.getpid()
+
+    def check_not_forked(self, what: str) -> None:
+        """Raises InvalidUsage in a child of the rank."""
+        if self.is_forked:
+            raise InvalidUsage(
+                f"{what} in process {os.getpid()}, which was forked from rank {self.rank} "
+                f"(process {self._pid}) and takes no part in the job; call it there"
+            )
+
     def on_shutdown(self, callback: Callable[[], None]) -> None:
         """Has `callback` run at shutdown or at exit, the last registered first."""
         self._callbacks.append(callback)
@@ -159,13 +190,8 @@ class ProcessContext:
             except Exception as error:
                 first_error = first_error or error
         self._functions_group = self._messages_group = None
-        if dist.is_initialized():  # the program may have destroyed everything already
-            while self._groups:
-                dist.destroy_process_group(self._groups.pop())
-            if self._owns_world:
-                dist.destroy_process_group()
-        self._groups.clear()
-        self._owns_world = False
+        while self._groups:
+            self.drop_group(self._groups[-1])
         if first_error is not None:
             raise first_error
 
@@ -196,6 +222,9 @@ def init(comm: object = None) -> None:
             context = _alone(config) if info.size == 1 else _start(info, config, _init_count)
         _init_count += 1
         _context = context
+        if multiprocessing.parent_process() is not None:
+            # A process that multiprocessing has forked ends without atexit.
+            multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
     for callback in _at_init:
         callback()
 
@@ -208,12 +237,26 @@ def at_init(callback: Callable[[], None]) -> None:
 def shutdown() -> None:
     """Leaves the job; ``init()`` may be called again. Without ``init()`` it does nothing.
 
-    Destroys only what ``init()`` made: a process group of the program itself stays.
+    First of all it finishes outstanding updates, and waits until no other rank needs this one for
+    theirs. Afterwards parameters are as if ``step()`` had never put anything off. Ends only what
+    ``init()`` made: a process group of the program itself stays.
+
+    Raises:
+        HorovodInternalError: an outstanding update could not be finished.
     """
+    _shutdown()
+
+
+def _shutdown(abandoned: bool = False) -> None:
     global _context
+    context = _context
+    if context is not None and context.is_forked:
+        _context = None  # the job is the parent's
+        return
     with _lock:
         context, _context = _context, None
     if context is not None:
+        context.abandoned = abandoned
         context.close()
 
 
@@ -364,7 +407,7 @@ def _every_rank_has_a_device(cards: Sequence[_Card]) -> bool:
 
 
 def _alone(config: Config) -> ProcessContext:
-    return ProcessContext(0, 1, Placement(0, 1, 0, 1), config, backend="", owns_world=False)
+    return ProcessContext(0, 1, Placement(0, 1, 0, 1), config, backend="", maker=None)
 
 
 def _join(config: Config) -> ProcessContext:
@@ -377,7 +420,7 @@ def _join(config: Config) -> ProcessContext:
     known = [card for card in cards if card is not None]
     place = placement([card.host for card in known], rank)
     backend = _covering_backend(str(dist.get_backend_config()), _every_rank_has_a_device(known))
-    return ProcessContext(rank, size, place, config, backend, owns_world=False)
+    return ProcessContext(rank, size, place, config, backend, JoinedGroups())
 
 
 def _covering_backend(backend: str, devices: bool) -> str:
@@ -392,7 +435,7 @@ def _covering_backend(backend: str, devices: bool) -> str:
 
 
 def _start(info: RankInfo, config: Config, generation: int) -> ProcessContext:
-    """Makes the process group of all ranks that the launcher started."""
+    """Makes the job of all ranks that the launcher started."""
     store = _store(info, config, generation)
     cards = _exchange_cards(store, info, config)
     place = placement([card.host for card in cards], info.rank)
@@ -403,10 +446,8 @@ def _start(info: RankInfo, config: Config, generation: int) -> ProcessContext:
         place = Placement(place.local_rank, place.local_size, info.cross_rank, info.cross_size)
     nccl = dist.is_nccl_available() and _every_rank_has_a_device(cards)
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
-    dist.init_process_group(
-        backend, store=store, rank=info.rank, world_size=info.size, timeout=config.timeout
-    )
-    return ProcessContext(info.rank, info.size, place, config, backend, owns_world=True)
+    maker = OwnGroups(store, info.rank, info.size)
+    return ProcessContext(info.rank, info.size, place, config, backend, maker)
 
 
 def _store(info: RankInfo, config: Config, generation: int) -> Store:
@@ -473,4 +514,20 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n", maxsplit=1)[0]
 
 
-atexit.register(shutdown)
+def _at_exit() -> None:
+    """The program ends: by itself, or by an error that it has not caught."""
+    _shutdown(abandoned=_ends_by_error())
+
+
+def _ends_by_error() -> bool:
+    """Whether others would wait in vain for what this rank was about to do.
+
+    ``sys.exit()`` and Ctrl-C are ends that the program, or its user, has chosen.
+    """
+    # The first in multiprocessing's processes, where the error is under way; the other where the
+    # interpreter has reported it.
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    return error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt))
+
+
+atexit.register(_at_exit)

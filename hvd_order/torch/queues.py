@@ -31,9 +31,11 @@ def collective_queue(process_set_id: int = 0) -> CollectiveQueue:
 
     Raises:
         NotInitialized: there is none.
+        InvalidUsage: this is a process that was forked from the rank.
     """
     global _queues_context, _negotiation
     context = process.current()
+    context.check_not_forked("a collective operation")
     with _lock:
         if _queues_context is not context:
             _queues.clear()

@@ -11,20 +11,26 @@ a module does at all: the first reader finds it up to date, and finds it as an o
 Reads that only look at metadata (shape, dtype) finish nothing, nor does ``.grad``, except where
 only the other ranks know whether it is None.
 
-What Python cannot see: readers in C++ (TorchScript, captured CUDA graphs, compiled graphs).
-Parameters that nobody was seen reading from Python are never left outstanding (consumption.py),
-compiled regions finish at their entry (compiled_regions.py), and a gradient that arrives for a
-parameter whose update is outstanding raises ``StaleRead`` (exchange.py).
+Behind the class stands a lock on the parameter's memory (:class:`StorageLock`): a reader in C++,
+which Python cannot see, gets an error that names the parameter, never an old value. So that there
+is no such error in an ordinary program, a parameter is left outstanding only if nobody else reaches
+its memory (outstanding.py), and if its readers are known: seen from Python in an earlier step
+(consumption.py), inside of a module at whose entry it is finished (hidden_readers.py), or inside of
+a compiled region (compiled_regions.py).
 """
 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch.nn import Parameter
+
+from hvd_order import _torch as native
+from hvd_order.errors import InvalidUsage
 
 __all__: list[str] = []
 
@@ -78,7 +84,7 @@ _GRAD_ATTRIBUTE: frozenset[Any] = frozenset([_getter("grad"), _setter("grad")])
 
 def _collect(value: object, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
     kind = type(value)
-    if kind is PendingParameter:
+    if issubclass(kind, _Pending):
         parameters.append(value)  # type: ignore[arg-type]
     elif kind is InFlightGradient:
         gradients.append(value)  # type: ignore[arg-type]
@@ -93,7 +99,17 @@ def _collect(value: object, parameters: list[torch.Tensor], gradients: list[torc
 def _by_guard(tensors: list[torch.Tensor]) -> Iterable[tuple[Guard, list[torch.Tensor]]]:
     guards: dict[int, tuple[Guard, list[torch.Tensor]]] = {}
     for tensor in tensors:
-        guard: Guard = getattr(tensor, GUARD)
+        guard = getattr(tensor, GUARD, None)
+        if isinstance(guard, weakref.ref):
+            guard = guard()
+            if guard is None:
+                raise InvalidUsage(
+                    "a gradient is read that was on its way when its DistributedOptimizer was "
+                    "dropped; keep the optimizer until step()"
+                )
+        # On a parameter whose gradient, finished just before, took its update along.
+        if guard is None:
+            continue
         guards.setdefault(id(guard), (guard, []))[1].append(tensor)
     return guards.values()
 
@@ -108,8 +124,8 @@ def settle(*values: object) -> None:
         _collect(value, parameters, gradients)
     if not (parameters or gradients):
         return
-    # Inside of a transform (vmap, grad) the update is no part of what is transformed.
-    with torch._C._DisableFuncTorch():
+    # Whatever the reader is inside of (a trace, a transform, a mode), this is no part of it.
+    with native.CleanRoom():
         for guard, tensors in _by_guard(gradients):
             guard.before_gradient_read(tensors)
         for guard, tensors in _by_guard(parameters):
@@ -129,15 +145,15 @@ def _settled_call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-class PendingParameter(Parameter):
-    """A parameter whose update is outstanding."""
+class _Pending:
+    """What the classes of parameters whose update is outstanding have over the user's."""
 
     __slots__ = ()
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Finishes the update, then runs ``func``."""
-        if func in _GRAD_ATTRIBUTE and type(args[0]) is PendingParameter:
+        if func in _GRAD_ATTRIBUTE and isinstance(args[0], _Pending):
             _before_grad_attribute(args[0])
         return _settled_call(func, args, kwargs or {})
 
@@ -151,10 +167,40 @@ class PendingParameter(Parameter):
         settle(self)
         return self.__reduce_ex__(protocol)
 
-    def __repr__(self) -> str:  # type: ignore[override]
+    def __repr__(self) -> str:
         """Shows the parameter as it is after its update."""
         settle(self)
         return repr(self)
+
+
+class PendingParameter(_Pending, Parameter):  # type: ignore[misc]
+    """A parameter whose update is outstanding."""
+
+    __slots__ = ()
+
+
+# By the user's class. Subclasses of Parameter (a weight with a quantization's attributes, say) get
+# a pending class when one is met first; None: the class has a guard of its own kind.
+_PENDING: dict[type, type | None] = {Parameter: PendingParameter}
+
+
+def _pending_class(user_class: type) -> type | None:
+    if user_class not in _PENDING:
+        plain: Any = Parameter
+        is_plain = (
+            issubclass(user_class, Parameter)
+            and not issubclass(user_class, _Pending)
+            # As of bound methods: the same function for the same class.
+            and user_class.__torch_function__ == plain.__torch_function__
+            and user_class.__torch_dispatch__ == plain.__torch_dispatch__
+            and user_class.__getattribute__ is plain.__getattribute__
+        )
+        _PENDING[user_class] = (
+            type(f"Pending{user_class.__name__}", (_Pending, user_class), {"__slots__": ()})
+            if is_plain
+            else None
+        )
+    return _PENDING[user_class]
 
 
 class InFlightGradient(torch.Tensor):
@@ -189,24 +235,40 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
     Returns:
         Whether that is possible: a subclass of ``Parameter`` may have a guard of its own kind.
     """
-    if type(parameter) is not Parameter:
-        return type(parameter) is PendingParameter
+    if is_armed(parameter):
+        return True
+    pending = _pending_class(type(parameter))
+    if pending is None:
+        return False
+    try:
+        parameter.__class__ = pending
+    except TypeError:  # the subclass has slots of its own
+        _PENDING[type(parameter)] = None
+        return False
     setattr(parameter, GUARD, guard)
-    parameter.__class__ = PendingParameter
     return True
 
 
 def disarm_parameter(parameter: torch.Tensor) -> None:
     """Makes the parameter an ordinary one again. Harmless on one that is."""
-    if type(parameter) is PendingParameter:
-        parameter.__class__ = Parameter  # type: ignore[assignment]
+    if is_armed(parameter):
+        parameter.__class__ = type(parameter).__mro__[2]  # behind the pending class and _Pending
         delattr(parameter, GUARD)
 
 
+def is_armed(parameter: torch.Tensor) -> bool:
+    """Whether the next read of ``parameter`` calls a guard."""
+    return isinstance(parameter, _Pending)
+
+
 def arm_gradient(gradient: torch.Tensor, guard: Guard) -> None:
-    """Makes the next read of ``gradient`` call ``guard``."""
+    """Makes the next read of ``gradient`` call ``guard``.
+
+    C++ holds the gradient, where the garbage collector does not see it: so it must not hold the
+    guard, and what that holds.
+    """
     if type(gradient) is torch.Tensor:
-        setattr(gradient, GUARD, guard)
+        setattr(gradient, GUARD, weakref.ref(guard))
         gradient.__class__ = InFlightGradient
 
 
@@ -215,3 +277,9 @@ def disarm_gradient(gradient: torch.Tensor) -> None:
     if type(gradient) is InFlightGradient:
         gradient.__class__ = torch.Tensor  # type: ignore[assignment]
         delattr(gradient, GUARD)
+
+
+def hand_to(tensor: torch.Tensor, guard: Guard) -> None:
+    """Makes the next read of a tensor that is guarded call another guard. Harmless on others."""
+    if isinstance(tensor, (_Pending, InFlightGradient)):
+        setattr(tensor, GUARD, guard)

@@ -18,6 +18,7 @@ from hvd_order.reduce_op import (
     Sum,
     choose_op,
 )
+from hvd_order.torch import group_collectives
 from hvd_order.torch.adasum import adasum_in_place
 
 __all__ = [
@@ -106,7 +107,7 @@ def reduce_in_place(
     _scale(tensor, prescale_factor)
     if group is not None and tensor.numel() > 0:
         wide = tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
-        dist.all_reduce(wide.view(-1), op=_C10D[op], group=group)
+        group_collectives.all_reduce(wide.view(-1), group, _C10D[op])
         if wide is not tensor:
             tensor.copy_(wide)
     _finish(tensor, op, 1 if group is None else group.size(), postscale_factor)

@@ -10,14 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.optim import Optimizer
+
+from hvd_order.torch import process
+from hvd_order.torch.collectives import allreduce, allreduce_
+from hvd_order.torch.reduce_ops import Sum
 
 __all__ = ["ReferenceOptimizer"]
 
 
 class ReferenceOptimizer:
-    """Averages every gradient over the ranks of the default process group, then updates."""
+    """Averages every gradient over the ranks, then updates."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         """Wraps ``optimizer``, whose parameters are equal on all ranks."""
@@ -34,9 +37,7 @@ class ReferenceOptimizer:
         with torch.enable_grad():
             loss = closure()
         self._average_gradients()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean)
-        return mean / dist.get_world_size()
+        return allreduce(loss.detach())
 
     @torch.no_grad()
     def _average_gradients(self) -> None:
@@ -45,10 +46,9 @@ class ReferenceOptimizer:
                 if not parameter.requires_grad:
                     continue
                 users = torch.tensor(float(parameter.grad is not None))
-                dist.all_reduce(users)
-                if users == 0:
+                if allreduce(users, op=Sum) == 0:
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                parameter.grad /= dist.get_world_size()
-                dist.all_reduce(parameter.grad)
+                parameter.grad /= process.size()
+                allreduce_(parameter.grad, op=Sum)

@@ -186,6 +186,21 @@ class RegisteredModel:
         """Sets the use flag of every gradient to 1."""
         self._buffers.raise_use_flags()
 
+    def put_in_place(self, slots: Sequence[Slot]) -> bool:
+        """Takes back places from which the program has moved gradients (``model.float()``).
+
+        Returns:
+            Whether that is enough; else parameters are of another type or device than their
+            places, and the model must be registered anew.
+        """
+        placed = [slot for slot in slots if slot.placed]
+        found = native.places(placed, [slot.parameter for slot in placed])
+        if found == native.Places.LEFT:
+            for slot in placed:
+                if not slot.in_place:
+                    self._buffers.put_in_place(slot)
+        return found != native.Places.UNFIT
+
     def hand_over(self, slot: Slot) -> None:
         """Tells the engine that the gradient lies in ``slot.wire``."""
         native.tensor_ready(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hvd_order.same_model import check_same
+from hvd_order.torch import group_collectives
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.request_errors import translate_failure
 from hvd_order.torch.slot import Slot
@@ -38,13 +38,11 @@ def gather(host: EngineHost, value: Any) -> list[Any]:
     Raises:
         HorovodInternalError: a rank is gone or does not come.
     """
-    values: list[Any] = [None] * host.size
     try:
-        dist.all_gather_object(values, value, group=host.registration_group)
+        return group_collectives.gather_objects(value, host.registration_group)
     except RuntimeError as error:
         host.engine.check()  # knows better which rank is to blame, if it has noticed
         raise translate_failure(error, "optimizer", host.context) from error
-    return values
 
 
 def agree(host: EngineHost, slots: Sequence[Slot]) -> Agreed:

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.torch import group_collectives
 from hvd_order.torch.collective_queue import CollectiveQueue
 
 __all__: list[str] = []
@@ -59,9 +60,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def gather_rows(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Rows of all ranks; pads to the longest, since back ends want equal sizes."""
-    count = torch.tensor([rows.shape[0]])
-    counts = [torch.empty_like(count) for _ in range(group.size())]
-    dist.all_gather(counts, count, group=group)
+    counts = group_collectives.all_gather(torch.tensor([rows.shape[0]]), group)
     row_counts = [int(one) for one in counts]
     row_bytes = rows.shape[1:].numel() * rows.element_size()
     result = rows.new_empty((sum(row_counts), *rows.shape[1:]))
@@ -70,8 +69,7 @@ def gather_rows(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     padded = torch.empty(max(row_counts) * row_bytes, dtype=torch.uint8, device=rows.device)
     if rows.numel():
         padded[: rows.shape[0] * row_bytes] = as_bytes(rows)
-    gathered = [torch.empty_like(padded) for _ in row_counts]
-    dist.all_gather(gathered, padded, group=group)
+    gathered = group_collectives.all_gather(padded, group)
     parts = [one[: n * row_bytes] for one, n in zip(gathered, row_counts, strict=True)]
     torch.cat(parts, out=as_bytes(result))
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import HorovodInternalError, ModelMismatch
+from hvd_order.torch import group_collectives
 from hvd_order.torch.mismatch import explain_mismatch, ranks_have
 from hvd_order.torch.request import Decision, Exchange, Request
 
@@ -83,32 +83,15 @@ class RequestRunner:
 
     def _tell_stand_in(self, request: Request | None, absent: list[int]) -> Exchange:
         """What the absent ranks do; the first of the others tells them."""
-        root = next(rank for rank in self._ranks if rank not in absent)
-        mine = root == self._rank
-        message = pickle.dumps(request.stand_in) if mine and request else b""
-        length = torch.tensor([len(message)])
-        dist.broadcast(length, src=root, group=self._group)
-        data = torch.empty(int(length), dtype=torch.uint8)
-        if mine:
-            data = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        dist.broadcast(data, src=root, group=self._group)
-        stand_in: Exchange = pickle.loads(data.numpy().tobytes())
+        root = next(place for place, rank in enumerate(self._ranks) if rank not in absent)
+        mine = None if request is None else request.stand_in
+        stand_in: Exchange = group_collectives.share_object(mine, root, self._group)
         return stand_in
 
     def _difference(self, lines: Sequence[str]) -> ModelMismatch:
         """The error that all ranks raise, who have different lines; none: this rank has joined."""
-        text = "\n".join(lines).encode()
-        length = torch.tensor([len(text)])
-        dist.all_reduce(length, op=dist.ReduceOp.MAX, group=self._group)
-        padded = torch.zeros(int(length), dtype=torch.uint8)
-        if text:
-            padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        gathered = [torch.empty_like(padded) for _ in self._ranks]
-        dist.all_gather(gathered, padded, group=self._group)
-        texts = [bytes(one.tolist()).rstrip(b"\0").decode() for one in gathered]
-        there = [
-            (rank, text.split("\n")) for rank, text in zip(self._ranks, texts, strict=True) if text
-        ]
+        everyone = group_collectives.gather_objects(list(lines), self._group)
+        there = [(rank, own) for rank, own in zip(self._ranks, everyone, strict=True) if own]
         return ModelMismatch(
             explain_mismatch([lines for _, lines in there], [rank for rank, _ in there])
         )

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.torch import group_collectives
 from hvd_order.torch.collectives import allgather, synchronize
 from hvd_order.torch.compression import Compression, Compressor
 from hvd_order.torch.process_sets import ProcessSet, global_process_set, queue_for
@@ -230,9 +231,7 @@ def _row_counts(rows: torch.Tensor, splits: Splits | None, size: int) -> list[in
 
 def _exchange_counts(counts: list[int], group: dist.ProcessGroup) -> list[int]:
     """How many rows each rank is going to send to this one."""
-    mine = torch.tensor(counts)
-    everyone = [torch.empty_like(mine) for _ in counts]
-    dist.all_gather(everyone, mine, group=group)
+    everyone = group_collectives.all_gather(torch.tensor(counts), group)
     return [int(one[group.rank()]) for one in everyone]
 
 
@@ -244,9 +243,9 @@ def _exchange_rows(
     result = rows.new_empty((sum(received), *rows.shape[1:]))
     if row_bytes == 0:
         return result
-    dist.all_to_all_single(
+    group_collectives.all_to_all(
         as_bytes(result), as_bytes(rows), [n * row_bytes for n in received],
-        [n * row_bytes for n in counts], group=group,
+        [n * row_bytes for n in counts], group,
     )  # fmt: skip
     return result
 

@@ -12,6 +12,12 @@ from hvd_order import _torch as native
 __all__: list[str] = []
 
 _NOWHERE = torch.empty(0)
+# Without the type of the exception: torch makes this a RuntimeError.
+_LOCKED = (
+    "StaleRead: parameter '{name}' was read before the update of the last step had been applied, "
+    "by code that hvd_order cannot see (C++, or a reader that avoids __torch_function__). Call "
+    "optimizer.flush() before that read, or set HVD_ORDER_CROSS_ITERATION=0."
+)
 
 
 @dataclass(eq=False)
@@ -42,12 +48,23 @@ class Slot(native.GradientSlot):
     update_pending: bool = False  # step() has been called, the parameter has not been updated
     sparse: bool = False  # exchanged by sparse.py instead of the buffers
     placed: bool = False  # has a place in the buffers, as it must until the ranks know it as sparse
-    deferrable: bool = False  # seen to be read from Python after an update
+    deferrable: bool = False  # it is known what reads the parameter first in a step
+    _lock: native.StorageLock | None = None
 
     def __post_init__(self) -> None:
         """Makes the native part."""
         super().__init__()
         self.size_bytes = self.parameter.nbytes
+
+    def lock(self) -> None:
+        """Makes every access to the parameter's memory raise, until :meth:`unlock`."""
+        self._lock = native.StorageLock(self.parameter, _LOCKED.format(name=self.name))
+
+    def unlock(self) -> None:
+        """Gives the parameter's memory back."""
+        if self._lock is not None:
+            self._lock.open()
+            self._lock = None
 
     def begin_step(self, passes: int) -> None:
         """Makes the slot ready for the gradients of the next step."""

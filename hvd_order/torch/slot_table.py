@@ -26,6 +26,11 @@ class SlotTable:
         self._frozen: list[Slot] = []
         self._by_parameter: dict[int, Slot] = {}
 
+    @property
+    def everything(self) -> list[Slot]:
+        """All slots, those of frozen parameters as well."""
+        return [*self.slots, *self._frozen]
+
     def of(self, parameter: torch.Tensor) -> Slot | None:
         """The slot of a parameter; None if that is not trained here."""
         return self._by_parameter.get(id(parameter))

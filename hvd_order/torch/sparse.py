@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch import collectives, reduce_ops
+from hvd_order.torch.deferred_update import InnerStep
 from hvd_order.torch.process_sets import ProcessSet, global_process_set
 
 __all__ = ["sparse_allreduce_async"]
@@ -93,3 +96,32 @@ def exchange(parameter: torch.Tensor, scale: float, process_set: ProcessSet) -> 
 def _sparse_dims_everywhere(mine: int, process_set: ProcessSet) -> int:
     most = collectives.allreduce(torch.tensor(mine), op=reduce_ops.Max, process_set=process_set)
     return int(most.item())
+
+
+def with_sparse_gradients(step: InnerStep) -> InnerStep:
+    """A step that sees gradients of tables, exchanged as dense ones, as sparse ones again.
+
+    For ``SparseAdam`` with ``sparse_as_dense``, which takes nothing else. Rows of zeros are left
+    out, as in Horovod: a dense sum does not tell which rows were looked up.
+    """
+
+    def sparse_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        dense: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None and not gradient.is_sparse:
+                    dense.append((parameter, gradient))
+                    parameter.grad = gradient.to_sparse(1)
+        try:
+            step(optimizer)
+        finally:
+            for parameter, gradient in dense:
+                parameter.grad = gradient
+        return loss
+
+    return sparse_step

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hvd_order import _torch as native
+from hvd_order.errors import InvalidUsage
 from hvd_order.torch.engine_host import EngineHost
 from hvd_order.torch.gradient_transfer import GradientTransfer
 from hvd_order.torch.learning import Learning
@@ -161,6 +163,28 @@ class StepGradients:
             for slot in self._table.slots
             if not slot.sparse and not slot.update_pending
         )
+
+    def replaced(self) -> bool:
+        """Whether the program has put something else where gradients of this step were, or None."""
+        return any(
+            slot.parameter.grad is not slot.gradient
+            for slot in self._table.slots
+            if slot.sent and not slot.absent and not slot.sparse
+        )
+
+    def check_hooks(self) -> None:
+        """Raises InvalidUsage where gradients come unseen: who reads one before ``step()``, to clip
+        it say, would find this rank's own.
+        """
+        slots = self._table.slots
+        for slot, hooked in zip(slots, native.hooked([s.parameter for s in slots]), strict=True):
+            if not hooked:
+                raise InvalidUsage(
+                    f"parameter '{slot.name}' has been given another tensor "
+                    "(torch.utils.swap_tensors, or a conversion of the model with "
+                    "torch.__future__.set_swap_module_params_on_conversion), and has lost what "
+                    "sends its gradient; do that before DistributedOptimizer"
+                )
 
     def unwanted(self) -> bool:
         """Whether nobody waits for these gradients: a by-product, or none of them was sent.

@@ -310,6 +310,21 @@ class Script:
             for rank, process in enumerate(self._processes)
         ]
 
+    def wait_for_end(self, rank: int, timeout: float = 60.0) -> Completed:
+        """Waits for one rank, whatever the others do.
+
+        Raises:
+            RanksHung: it runs on.
+        """
+        try:
+            self._processes[rank].wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill(rank, signal.SIGABRT)
+            time.sleep(0.5)
+            raise RanksHung(f"rank {rank} runs after {timeout:g} s\n{self._report()}") from None
+        code = self._processes[rank].returncode
+        return Completed(rank, code, self._text(rank, "out"), self._text(rank, "err"))
+
     def close(self) -> None:
         """Ends what still runs and removes the output; a second call does nothing."""
         _end(self._processes, grace_s=0.0)

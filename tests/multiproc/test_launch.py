@@ -79,6 +79,7 @@ def test_the_timeline_that_was_asked_for_is_written(tmp_path: Path) -> None:
         import hvd_order.torch as hvd
 
         hvd.init()
+        torch.manual_seed(0)
         model = torch.nn.Linear(4, 2)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()

@@ -183,6 +183,52 @@ def test_a_process_group_of_the_program_is_joined(ranks: RankFactory, size: int)
     ranks(size).run(body_join)
 
 
+# A library that asks torch.distributed gets the answer that it gets under Horovod.
+NO_DEFAULT_GROUP = """
+import torch
+import torch.distributed as dist
+import hvd_order.torch as hvd
+from hvd_order.errors import ModelMismatch
+
+hvd.init()
+assert not dist.is_initialized()
+model = torch.nn.Linear(2, 1, bias=False)
+hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+start = model.weight.detach().clone()
+optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+
+def step():
+    optimizer.zero_grad()
+    model(torch.full((1, 2), float(hvd.rank()))).sum().backward()
+    optimizer.step()
+
+step()
+dist.init_process_group("gloo")  # the script's own, beside ours
+step()
+ranks = torch.ones(1)
+dist.all_reduce(ranks)
+assert ranks.item() == dist.get_world_size() == hvd.size()
+try:
+    hvd.allreduce(torch.ones(1 + hvd.rank()), name="x")
+    raise AssertionError("the shapes differ")
+except ModelMismatch:
+    pass
+dist.destroy_process_group()  # ours is no part of it
+step()
+step()
+assert torch.allclose(model.weight, start - 4 * (hvd.size() - 1) / 2)
+hvd.shutdown()
+hvd.init()
+assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_init_makes_no_default_process_group(size: int) -> None:
+    for end in run_script(size, NO_DEFAULT_GROUP):
+        assert end.returncode == 0, end.stderr
+
+
 def test_missing_ranks_are_named() -> None:
     start = time.monotonic()
     env = rank_environment(0, 3, free_port(), {"HVD_ORDER_TIMEOUT": "2"})

@@ -70,7 +70,8 @@ def train(program_name: str, optimizer_name: str, distributed: bool) -> dict[str
             backward()
             program.update(optimizer)
         if step >= 2:  # before, parameters are only watched
-            outstanding |= any(type(p).__name__ == "PendingParameter" for _, p in named)
+            report = getattr(optimizer, "overlap_report", lambda: None)()
+            outstanding |= report is not None and report.deferred_parameters > 0
         program.end_of_step()
     return {
         "outstanding": outstanding,

@@ -5,7 +5,6 @@ Every test here tells of a loop that was wrong, slow or hung once.
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 
 import hvd_order.torch as hvd
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch import deferred_update
-from hvd_order.torch.read_guard import PendingParameter
 
 STEPS = 20
 ROWS = 12
@@ -54,8 +51,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
 
 
-def is_pending(model: nn.Module) -> bool:
-    return all(type(p) is PendingParameter for p in model.parameters() if p.requires_grad)
+def check_all_deferred(optimizer: Any) -> None:
+    report = optimizer.overlap_report()
+    assert report.deferred_parameters == report.parameters > 0, str(report)
 
 
 # ---- loops ------------------------------------------------------------------------------------
@@ -72,12 +70,12 @@ def gan(wrap: Callable[..., Any], mine: slice, clear_modules: bool) -> nn.Module
         (critic(made.detach()) - critic(real)).tanh().mean().backward()
         for_critic.step()
         if wrap is wrap_distributed and step >= 2:
-            assert is_pending(critic)
+            check_all_deferred(for_critic)
         _ = generator.zero_grad() if clear_modules else for_generator.zero_grad()
         (-critic(made)).mean().backward()
         for_generator.step()
         if wrap is wrap_distributed and step >= 2:
-            assert is_pending(generator)
+            check_all_deferred(for_generator)
     return nn.ModuleList([generator, critic])
 
 
@@ -121,7 +119,7 @@ def unfreezing(wrap: Callable[..., Any], mine: slice) -> nn.Module:
         model(rows(step)[mine]).square().mean().backward()
         optimizer.step()
         if wrap is wrap_distributed and step in (4, 9, 19):
-            assert is_pending(model)
+            check_all_deferred(optimizer)
     return model
 
 
@@ -148,7 +146,7 @@ def recurrent(wrap: Callable[..., Any], mine: slice) -> nn.Module:
         model(rows(step)[mine].view(-1, WIDTH // 2, 2))[0].square().mean().backward()
         optimizer.step()
         if wrap is wrap_distributed and step >= 2:
-            assert is_pending(model)
+            check_all_deferred(optimizer)
     return model
 
 
@@ -196,7 +194,7 @@ def transforms(wrap: Callable[..., Any], mine: slice) -> nn.Module:
         (model(x).square().mean() + slopes.square().mean()).backward()
         optimizer.step()
         if wrap is wrap_distributed and step >= 2:
-            assert is_pending(model)
+            check_all_deferred(optimizer)
     return model
 
 
@@ -246,7 +244,7 @@ def test_equals_one_process(ranks: RankFactory, name: str, size: int) -> None:
 # ---- a gradient that only other ranks have ----------------------------------------------------
 
 
-def body_absent_gradient(clear: str) -> dict[str, Any]:
+def body_absent_gradient(clear: str) -> bool:
     """Rank 0 alone uses `branch` in the fourth step; then the others look at its gradient."""
     torch.manual_seed(1)
     trunk, branch = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
@@ -259,7 +257,7 @@ def body_absent_gradient(clear: str) -> dict[str, Any]:
         (branch(hidden) if step < 3 or hvd.rank() == 0 else hidden).sum().backward()
         hidden = hidden.detach()
         optimizer.step()
-    deferred = type(branch.weight) is PendingParameter
+    check_all_deferred(optimizer)
     if clear == "optimizer":
         optimizer.zero_grad()
     elif clear == "optimizer in place":
@@ -273,13 +271,12 @@ def body_absent_gradient(clear: str) -> dict[str, Any]:
         "optimizer in place": torch.zeros(2, 2, dtype=torch.float64),
     }.get(clear)
     same = gradient is None if wanted is None else torch.allclose(gradient.clone(), wanted)
-    return {"deferred": deferred, "gradient": same}
+    return same
 
 
 @pytest.mark.parametrize("clear", ["never", "optimizer", "optimizer in place", "module"])
 def test_a_gradient_that_only_another_rank_had(ranks: RankFactory, clear: str) -> None:
-    for seen in ranks(2).run(body_absent_gradient, clear):
-        assert seen == {"deferred": True, "gradient": True}
+    assert ranks(2).run(body_absent_gradient, clear) == [True, True]
 
 
 # ---- readers under other modes ----------------------------------------------------------------
@@ -352,49 +349,6 @@ def test_a_parameter_of_two_optimizers_is_an_error(ranks: RankFactory) -> None:
         assert "two distributed optimizers" in message
 
 
-# ---- finding out whether updates may be deferred ----------------------------------------------
-
-
-class Curious(torch.optim.SGD):
-    """Counts its steps on itself and asks the random generator."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.calls = [0]
-
-    def step(self, closure: Any = None) -> Any:
-        self.calls[0] += 1
-        torch.rand(1)
-        return super().step(closure)
-
-
-@pytest.mark.parametrize(
-    ("make", "separable"),
-    [
-        (torch.optim.SGD, True),
-        (torch.optim.Adam, True),
-        (torch.optim.Adagrad, True),  # makes its state with the optimizer
-        (torch.optim.RMSprop, True),
-        (torch.optim.NAdam, True),
-        (torch.optim.LBFGS, False),
-        (torch.optim.SparseAdam, False),
-    ],
-)
-def test_which_optimizers_are_deferred(make: Any, separable: bool) -> None:
-    optimizer = make([nn.Parameter(torch.ones(3))], lr=0.1)
-    step = deferred_update.inner_step(type(optimizer))
-    assert deferred_update.is_separable(optimizer, step) is separable
-
-
-def test_finding_out_leaves_no_trace() -> None:
-    optimizer = Curious([nn.Parameter(torch.ones(3))], lr=0.1)
-    state, numbers = copy.deepcopy(optimizer.state_dict()), torch.get_rng_state()
-    deferred_update.is_separable(optimizer, deferred_update.inner_step(Curious))
-    assert optimizer.calls == [0]
-    assert optimizer.state_dict() == state
-    assert torch.equal(torch.get_rng_state(), numbers)
-
-
 # ---- slices smaller than a tensor -------------------------------------------------------------
 
 
@@ -421,3 +375,26 @@ def body_tiny() -> None:
 
 def test_slices_of_64_bytes(ranks: RankFactory) -> None:
     ranks(2).run(body_tiny)
+
+
+# ---- a parameter and its gradient in one operation --------------------------------------------
+
+
+def body_both() -> bool:
+    """The gradient's reader applies the update, so the parameter is an ordinary one by then."""
+    model = layers(WIDTH, 6, 2)
+    optimizer = wrap_distributed(sgd(model), model)
+    for step in range(6):
+        optimizer.zero_grad()
+        model(rows(step)).square().mean().backward()
+        optimizer.step()
+        if step >= 3:
+            check_all_deferred(optimizer)
+        weight = model[0].weight
+        product = torch.mul(weight, weight.grad)
+        assert torch.equal(product, weight.detach() * weight.grad.clone())
+    return True
+
+
+def test_a_parameter_and_its_gradient_in_one_operation(ranks: RankFactory) -> None:
+    assert ranks(2).run(body_both) == [True, True]

@@ -162,6 +162,17 @@ class Trainer:
         if self.rank == 0:
             self.validate()  # <--
 """),
+    "a learning rate of each rank's own": ("HVD503", HEAD + """
+hvd.init()
+torch.cuda.set_device(hvd.local_rank())
+model = Net().cuda()
+rate = 0.1 if hvd.rank() == 0 else 0.01
+optimizer = optim.SGD(model.parameters(), lr=rate * hvd.size())  # <--
+""" + WRAP),
+    "a learning rate that one rank changes": ("HVD503", HEAD + START + WRAP + """
+for group in optimizer.param_groups:
+    group["lr"] *= 1.0 + 0.1 * hvd.rank()  # <--
+"""),
     "checkpoint of every rank": ("HVD502", HEAD + START + WRAP + """
 def save(epoch):
     torch.save(model.state_dict(), f"checkpoint-{epoch}.pt")  # <--

@@ -28,7 +28,7 @@ def test_empty_environment_gives_the_defaults() -> None:
     assert config.timeout == timedelta(seconds=1800)
     assert config.stall_warning == timedelta(seconds=60)
     assert config.timeline is None
-    assert config.check_reads is False
+    assert config.check_ranks is True
     assert config.alias is False
 
 
@@ -52,7 +52,7 @@ def test_every_knob_is_read() -> None:
             "HVD_ORDER_STALL_WARNING": "1",
             "HVD_ORDER_TIMELINE": "trace.json",
             "HVD_ORDER_ELASTIC_DIR": "/shared/job",
-            "HVD_ORDER_CHECK_READS": "yes",
+            "HVD_ORDER_CHECK_RANKS": "yes",
             "HVD_ORDER_ALIAS": "1",
         }
     )
@@ -68,7 +68,7 @@ def test_every_knob_is_read() -> None:
         stall_warning=timedelta(seconds=1),
         timeline="trace.json",
         elastic_dir="/shared/job",
-        check_reads=True,
+        check_ranks=True,
         alias=True,
     )
 
@@ -114,7 +114,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ("HVD_ORDER_SLICE_BYTES", "big", "HVD_ORDER_SLICE_BYTES: expected a size"),
         ("HVD_ORDER_POLICY", "fifo", "expected one of priority, arrival; got 'fifo'"),
         ("HVD_ORDER_AGREEMENT", "vote", "leader, negotiated, planned"),
-        ("HVD_ORDER_CHECK_READS", "maybe", "HVD_ORDER_CHECK_READS: expected 1 or 0"),
+        ("HVD_ORDER_CHECK_RANKS", "maybe", "HVD_ORDER_CHECK_RANKS: expected 1 or 0"),
         ("HVD_ORDER_TIMEOUT", "soon", "HVD_ORDER_TIMEOUT: expected a number of seconds"),
         ("HVD_ORDER_TIMEOUT", "nan", "expected a number of seconds"),
         ("HVD_ORDER_TIMEOUT", "inf", "expected a number of seconds"),

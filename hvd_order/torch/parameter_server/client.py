@@ -14,6 +14,7 @@ from hvd_order import _torch as native
 from hvd_order.config import Config
 from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.server.secret import load_secret
+from hvd_order.torch import group_collectives
 from hvd_order.torch.parameter_server import links, messages, orders
 from hvd_order.torch.parameter_server.coordinator import Coordinator
 
@@ -124,11 +125,11 @@ class ParameterServers:
             element_bytes: of each gradient buffer.
             parameters: by tensor, elements and group of its rule, where servers update; else empty.
         """
-        told: list[list[tuple[int, int]]] = [[]]
+        places: list[tuple[int, int]] = []
         if self.coordinator is not None:
-            told = [self.coordinator.place(model, layout, element_bytes)]
-        dist.broadcast_object_list(told, src=0, group=self._group)
-        self.transport.prepare(model, told[0], list(parameters))
+            places = self.coordinator.place(model, layout, element_bytes)
+        places = group_collectives.share_object(places, 0, self._group)
+        self.transport.prepare(model, places, list(parameters))
 
     def registered(self, model: int) -> None:
         """The transport has got the buffers of a model that was prepared."""

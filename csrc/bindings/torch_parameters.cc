@@ -1,0 +1,204 @@
+// What stands between an outstanding update and everybody who could see it: who reaches a
+// parameter's memory, a lock on that memory, and a clean room for the update itself.
+
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/Allocator.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+
+namespace py = pybind11;
+
+namespace hvd_order {
+
+namespace {
+
+// ---- who reaches it --------------------------------------------------------------------------
+
+enum class Reach { ALONE, SHARED, HELD, FOREIGN };
+
+// The Python object of a storage stays with it, and counts, once somebody has asked for it.
+template <typename Slot>
+PyObject* pythonObjectOf(const Slot& slot) {
+  if constexpr (requires { slot.load_pyobj(); }) {
+    return slot.load_pyobj();
+  } else {
+    return nullptr; // before 2.10 the object gives its count back when nobody in Python has it
+  }
+}
+
+bool hasOneOwner(const c10::StorageImpl& storage) {
+  const auto owners = c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(&storage));
+  if (owners == 1) {
+    return true;
+  }
+  PyObject* object = pythonObjectOf(*storage.pyobj_slot());
+  return owners == 2 && object != nullptr && Py_REFCNT(object) == 1;
+}
+
+// Whether torch has allocated it: else who has may write to it, as numpy or another process.
+bool isOurs(c10::StorageImpl& storage) {
+  const c10::Allocator* allocator = c10::GetAllocator(storage.device_type());
+  return storage.nbytes() == 0 || allocator == nullptr ||
+      storage._mutable_data_ptr_no_checks().get_deleter() == allocator->raw_deleter();
+}
+
+Reach reachOf(PyObject* object) {
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
+    return Reach::FOREIGN;
+  }
+  // Python's object, and the node that accumulates its gradient while a graph has it.
+  const bool hasNode = torch::autograd::impl::try_get_grad_accumulator(tensor) != nullptr;
+  if (tensor.use_count() != (hasNode ? 2 : 1)) {
+    return Reach::HELD;
+  }
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (!hasOneOwner(*storage)) {
+    return Reach::SHARED;
+  }
+  return isOurs(*storage) ? Reach::ALONE : Reach::FOREIGN;
+}
+
+std::vector<Reach> reach(const py::sequence& parameters) {
+  std::vector<Reach> found;
+  found.reserve(parameters.size());
+  for (const py::object parameter : parameters) {
+    found.push_back(reachOf(parameter.ptr()));
+  }
+  return found;
+}
+
+bool isPrivateValue(PyObject* value) {
+  if (!THPVariable_Check(value)) {
+    return true; // numbers do not change, and containers of tensors are no known optimizer's
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(value);
+  return Py_REFCNT(value) == 1 && tensor.use_count() == 1 &&
+      (!tensor.has_storage() || hasOneOwner(*tensor.storage().unsafeGetStorageImpl()));
+}
+
+// For each parameter, whether only the optimizer has what it keeps about it.
+std::vector<bool> statePrivate(const py::object& optimizer, const py::sequence& parameters) {
+  const py::object attributes =
+      py::reinterpret_steal<py::object>(PyObject_GenericGetDict(optimizer.ptr(), nullptr));
+  PyObject* state = PyDict_GetItemString(attributes.ptr(), "state");
+  if (state == nullptr || !PyDict_Check(state) || Py_REFCNT(state) != 1) {
+    return std::vector<bool>(parameters.size(), false);
+  }
+  std::vector<bool> found;
+  found.reserve(parameters.size());
+  for (const py::object parameter : parameters) {
+    PyObject* kept = PyDict_GetItemWithError(state, parameter.ptr());
+    if (kept == nullptr) {
+      if (PyErr_Occurred() != nullptr) {
+        throw py::error_already_set();
+      }
+      found.push_back(true);
+      continue;
+    }
+    bool isPrivate = PyDict_Check(kept) && Py_REFCNT(kept) == 1;
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    Py_ssize_t place = 0;
+    while (isPrivate && PyDict_Next(kept, &place, &key, &value) != 0) {
+      isPrivate = isPrivateValue(value);
+    }
+    found.push_back(isPrivate);
+  }
+  return found;
+}
+
+// ---- the lock --------------------------------------------------------------------------------
+
+// Has every access to a tensor's memory raise, whoever tries, until it is opened.
+class StorageLock {
+ public:
+  StorageLock(const at::Tensor& tensor, std::string message) : storage_(tensor.storage()) {
+    storage_.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        std::move(message));
+  }
+  StorageLock(const StorageLock&) = delete;
+  StorageLock& operator=(const StorageLock&) = delete;
+  ~StorageLock() {
+    open();
+  }
+
+  void open() {
+    if (storage_) {
+      storage_.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+      storage_ = {};
+    }
+  }
+
+ private:
+  // Of its own: the parameter may have been given other memory meanwhile.
+  c10::Storage storage_;
+};
+
+// ---- the clean room --------------------------------------------------------------------------
+
+// What a thread begins with: no tracing, no modes, no hooks, gradients enabled.
+const at::ThreadLocalState& freshThreadState() {
+  static const at::ThreadLocalState state = [] {
+    std::optional<at::ThreadLocalState> fresh;
+    std::thread([&fresh] { fresh.emplace(); }).join();
+    return *fresh;
+  }();
+  return state;
+}
+
+// A context in which this thread is as a fresh one to torch.
+class CleanRoom {
+ public:
+  void enter() {
+    tracing_ = torch::jit::tracer::getTracingState();
+    torch::jit::tracer::setTracingState(nullptr);
+    state_ = std::make_unique<at::ThreadLocalStateGuard>(freshThreadState());
+  }
+
+  void exit(const py::args& /*error*/) {
+    state_.reset();
+    torch::jit::tracer::setTracingState(std::move(tracing_));
+  }
+
+ private:
+  std::unique_ptr<at::ThreadLocalStateGuard> state_;
+  std::shared_ptr<torch::jit::tracer::TracingState> tracing_;
+};
+
+} // namespace
+
+void bindParameters(py::module_& m) {
+  py::enum_<Reach>(m, "Reach", py::module_local(), "Who reaches a tensor's memory.")
+      .value("ALONE", Reach::ALONE, "The tensor alone.")
+      .value("SHARED", Reach::SHARED, "Another tensor, array or storage as well.")
+      .value("HELD", Reach::HELD, "C++ holds the tensor itself.")
+      .value("FOREIGN", Reach::FOREIGN, "Whoever has allocated the memory, which torch has not.");
+  m.def("reach", &reach, py::arg("parameters"), "Who reaches the memory of each parameter.");
+  m.def(
+      "state_private", &statePrivate, py::arg("optimizer"), py::arg("parameters"),
+      "For each parameter, whether nobody but the optimizer has what it keeps about it.");
+  py::class_<StorageLock>(
+      m, "StorageLock", py::module_local(),
+      "Has every access to a tensor's memory raise the message, until it is opened or dropped.")
+      .def(py::init<const at::Tensor&, std::string>(), py::arg("tensor"), py::arg("message"))
+      .def("open", &StorageLock::open);
+  py::class_<CleanRoom>(
+      m, "CleanRoom", py::module_local(), "A context in which torch finds this thread as new.")
+      .def(py::init<>())
+      .def("__enter__", &CleanRoom::enter)
+      .def("__exit__", &CleanRoom::exit);
+}
+
+} // namespace hvd_order

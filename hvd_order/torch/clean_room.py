@@ -1,0 +1,86 @@
+"""Runs outstanding updates as if in ``step()``, wherever the reader that asks for them is.
+
+A reader may be inside of a trace, a transform, a dispatch mode, autocast, inference mode or
+saved-tensor hooks. None of that may see the update, and the update must not see it. torch keeps
+these in the thread's state, so the update runs in the state of a fresh thread (`CleanRoom`), with
+the few global settings that operators look at as they were at ``step()``.
+
+A ``step()`` that itself is called inside of such a thing is meant to be seen by it, and updates at
+once: :func:`inside_of` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.utils._device import DeviceContext
+
+from hvd_order import _torch as native
+
+__all__: list[str] = []
+
+
+def inside_of(device_types: Iterable[str]) -> str | None:
+    """What the caller is inside of that has an effect on operators; None if nothing is.
+
+    Args:
+        device_types: of the tensors that operators are about to change.
+    """
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return "a dispatch mode"
+    if any(not isinstance(mode, DeviceContext) for mode in _function_modes()):
+        return "a torch function mode"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a functorch transform"
+    if torch.is_inference_mode_enabled():
+        return "inference mode"
+    if any(map(torch.is_autocast_enabled, device_types)):
+        return "autocast"
+    return None
+
+
+def _function_modes() -> list[object]:
+    count = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(i) for i in range(count)]
+
+
+class Conditions:
+    """The settings under which operators run that are no thread's state, and the default device."""
+
+    def __init__(self) -> None:
+        """Takes down what holds now."""
+        self._dtype = torch.get_default_dtype()
+        self._deterministic = _deterministic()
+        self._devices = [mode for mode in _function_modes() if isinstance(mode, DeviceContext)]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """A clean room in which they hold again."""
+        with native.CleanRoom(), contextlib.ExitStack() as undo:
+            if self._devices:
+                undo.enter_context(DeviceContext(self._devices[-1].device))
+            if (dtype := torch.get_default_dtype()) != self._dtype:
+                undo.callback(torch.set_default_dtype, dtype)
+                torch.set_default_dtype(self._dtype)
+            if (now := _deterministic()) != self._deterministic:
+                undo.callback(_set_deterministic, now)
+                _set_deterministic(self._deterministic)
+            # The parameters are still pending to others (outstanding.py).
+            undo.enter_context(torch._C.DisableTorchFunctionSubclass())
+            yield
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+def _set_deterministic(mode: tuple[bool, bool]) -> None:
+    enabled, warn_only = mode
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)

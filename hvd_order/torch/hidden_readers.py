@@ -1,0 +1,224 @@
+"""Parameters that only C++ reads: the module at whose entry they are finished.
+
+A kernel of an extension, or a ``torch.autograd.Function`` that hands its tensors on, reads
+parameters where Python does not see it. The autograd graph tells what they consumed: nodes are
+numbered in the order in which operators ran, so the first node that consumes a parameter lies
+between the entry and the exit of one innermost module call. Where nothing in that call was seen to
+read the parameter from Python, a forward pre-hook of that module finishes it.
+
+This is looked up in the steps that are watched (consumption.py). A program that changes meanwhile
+meets the lock on the parameter's memory, never an old value.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.modules import module as module_hooks
+
+from hvd_order import _torch as native
+from hvd_order.torch.compiled_regions import Enter
+from hvd_order.torch.slot import Slot
+
+__all__: list[str] = []
+
+
+@dataclass(eq=False)
+class _Call:
+    """One call of a module.
+
+    Attributes:
+        first, end: numbers of the nodes that were made in it: first <= number < end.
+        read: what was seen to be read in it, and not in a call inside of it.
+    """
+
+    module: weakref.ref[torch.nn.Module]
+    place: int
+    depth: int
+    first: int
+    end: int | None = None
+    read: set[Slot] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the graph tells of parameters whose first reader was not seen.
+
+    Attributes:
+        finished_at: those that a module finishes at its entry from now on, with how many reads had
+            been seen before that.
+        unknown: those that were read outside of any module.
+    """
+
+    finished_at: dict[Slot, int] = field(default_factory=dict)
+    unknown: set[Slot] = field(default_factory=set)
+
+
+class HiddenReaders:
+    """Watches module calls, and finishes what they read unseen from then on."""
+
+    def __init__(self, enter: Enter) -> None:
+        """Watches nothing.
+
+        Args:
+            enter: finishes parameters that are about to be read.
+        """
+        self._enter = torch._dynamo.disable(enter)
+        self._hooks: list[Any] = []  # of the modules that read unseen
+        self._hooked: set[tuple[int, Slot]] = set()
+        self._watching: list[Any] = []  # hooks of all modules
+        for handles in (self._hooks, self._watching):
+            weakref.finalize(self, _remove, handles).atexit = False
+        self._calls: list[_Call] = []
+        self._open: list[_Call] = []
+        self._outside: set[Slot] = set()
+        self._made: list[Any] = []  # nodes that made what the outermost modules returned
+        self._thread = 0
+        self._boundary: Callable[[], int] = int
+
+    def watch(self, boundary: Callable[[], int]) -> None:
+        """Watches all module calls until :meth:`prove` or :meth:`stop`.
+
+        Args:
+            boundary: called at each entry and exit, so that reads in each call are seen anew;
+                returns how many reads have been seen.
+        """
+        self.stop()
+        self._boundary = boundary
+        self._thread = threading.get_ident()
+        # torch's list of these hooks must not keep this alive.
+        entered, left = weakref.WeakMethod(self._entered), weakref.WeakMethod(self._left)
+
+        def before(module: torch.nn.Module, _args: Any) -> None:
+            if not torch.compiler.is_compiling() and (call := entered()) is not None:
+                with native.CleanRoom():  # no mode of the program's sees what is done here
+                    call(module)
+
+        def after(module: torch.nn.Module, _args: Any, result: Any) -> None:
+            if not torch.compiler.is_compiling() and (call := left()) is not None:
+                with native.CleanRoom():
+                    call(module, result)
+
+        self._watching += [
+            module_hooks.register_module_forward_pre_hook(before),
+            module_hooks.register_module_forward_hook(after, always_call=True),
+        ]
+
+    def _entered(self, module: torch.nn.Module) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        call = _Call(
+            weakref.ref(module), self._boundary(), len(self._open),
+            torch._C._autograd._get_sequence_nr(),
+        )  # fmt: skip
+        self._calls.append(call)
+        self._open.append(call)
+
+    def _left(self, module: torch.nn.Module, result: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._boundary()
+        while self._open:  # a call that raised has no exit of its own
+            call = self._open.pop()
+            call.end = torch._C._autograd._get_sequence_nr()
+            if call.module() is module:
+                break
+        if not self._open:
+            self._made += _nodes(result)
+
+    def note(self, slot: Slot) -> None:
+        """``slot`` is read from Python."""
+        (self._open[-1].read if self._open else self._outside).add(slot)
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        _remove(self._watching)
+        self._calls.clear()
+        self._open.clear()
+        self._outside.clear()
+        self._made.clear()
+
+    def prove(self, slots: Iterable[Slot]) -> Proof:
+        """Ends the watch, and has modules finish what they read unseen."""
+        proof = Proof()
+        for slot, number in _first_consumers(self._made, slots).items():
+            inside = [c for c in self._calls if c.first <= number < (c.end or 0)]
+            inside.sort(key=lambda c: c.depth, reverse=True)
+            if slot in (inside[0].read if inside else self._outside):
+                continue
+            for call in inside:
+                module = call.module()
+                # TorchScript's have no hooks; what calls them has.
+                if module is not None and not isinstance(module, torch.jit.ScriptModule):
+                    proof.finished_at[slot] = call.place
+                    self._finish_at(module, slot)
+                    break
+            else:
+                proof.unknown.add(slot)
+        self.stop()
+        return proof
+
+    def _finish_at(self, module: torch.nn.Module, slot: Slot) -> None:
+        if (id(module), slot) in self._hooked:
+            return
+        self._hooked.add((id(module), slot))
+        enter, parameters = self._enter, [slot.parameter]
+
+        def before(_module: torch.nn.Module, _args: Any) -> None:
+            enter(parameters)
+
+        self._hooks.append(module.register_forward_pre_hook(before, prepend=True))
+
+    def close(self) -> None:
+        """Takes all hooks out again."""
+        self.stop()
+        _remove(self._hooks)
+        self._hooked.clear()
+
+
+def _remove(handles: list[Any]) -> None:
+    while handles:
+        handles.pop().remove()
+
+
+def _first_consumers(made: Sequence[Any], slots: Iterable[Slot]) -> dict[Slot, int]:
+    """The number of the first node that consumes each parameter, of those that led to ``made``."""
+    slot_of = {id(slot.parameter): slot for slot in slots}
+    first: dict[Slot, int] = {}
+    seen = set(made)
+    todo = list(made)
+    while todo:
+        node = todo.pop()
+        for source, _ in node.next_functions:
+            if source is None:
+                continue
+            variable = getattr(source, "variable", None)
+            if variable is None:
+                if source not in seen:
+                    seen.add(source)
+                    todo.append(source)
+            elif (slot := slot_of.get(id(variable))) is not None:
+                number = node._sequence_nr()
+                first[slot] = min(first.get(slot, number), number)
+    return first
+
+
+def _nodes(value: Any, depth: int = 0) -> Iterator[Any]:
+    """The nodes that made the tensors in what a module returned."""
+    if isinstance(value, torch.Tensor):
+        if value.grad_fn is not None:
+            yield value.grad_fn
+    elif depth < 4:
+        if isinstance(value, (list, tuple)):
+            parts: Iterable[Any] = value
+        elif isinstance(value, dict):
+            parts = value.values()
+        else:
+            parts = getattr(value, "__dict__", {}).values()
+        for part in parts:
+            yield from _nodes(part, depth + 1)

@@ -1,0 +1,64 @@
+"""The exchanges of this process, for events that concern all of them: the end, and a fork."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order.torch.read_guard import Guard
+
+__all__: list[str] = []
+
+
+class Live(Protocol):
+    """An exchange that may have updates outstanding."""
+
+    @property
+    def process_set(self) -> int:
+        """The number of the set whose ranks take part."""
+
+    def end(self) -> None:
+        """Finishes outstanding updates and leaves plain parameters; no step will follow."""
+
+    def flush(self) -> None:
+        """Finishes outstanding updates."""
+
+    def hold(self) -> None:
+        """Keeps other threads out, once they have left."""
+
+    def release(self) -> None:
+        """Lets other threads in again."""
+
+    def disown(self, guard: Guard) -> Optimizer | None:
+        """In a forked child, which has no engine: leaves the parameters alone from now on.
+
+        Args:
+            guard: is asked by readers of what could not be finished.
+
+        Returns:
+            The optimizer, if it is still there.
+        """
+
+    def slot_name(self, tensor: torch.Tensor) -> str:
+        """The name of the parameter that `tensor` is, or is the gradient of."""
+
+
+_live: weakref.WeakSet[Live] = weakref.WeakSet()
+
+
+def add(exchange: Live) -> None:
+    """Takes in a new exchange, until it is dropped."""
+    _live.add(exchange)
+
+
+def live(process_set: int | None = None) -> list[Live]:
+    """All of them, or those of one process set."""
+    return [each for each in _live if process_set in (None, each.process_set)]
+
+
+def forget_all() -> None:
+    """In a forked child none of them is alive."""
+    _live.clear()

@@ -1,0 +1,126 @@
+"""Where the process groups of a job come from.
+
+A library that asks ``torch.distributed.is_initialized()`` takes a yes for "average gradients
+yourself": Ignite and Accelerate wrap models in DDP, torchmetrics and torch's own SyncBatchNorm
+exchange tensors of their own. Under Horovod the answer is no. So `init()` makes no default process
+group: `OwnGroups` are built from torch's back ends directly, and torch.distributed's table of
+groups does not know them. (A script that wants one calls ``init_process_group()``, before or after
+``hvd.init()``.) A job that the script has initialised itself is joined with `JoinedGroups`, made by
+``torch.distributed.new_group``, which knows back ends that only the script has.
+
+Groups that the table does not know cannot be given to functions such as
+``torch.distributed.broadcast``: group_collectives.py has what we use instead.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+__all__ = ["Groups", "JoinedGroups", "OwnGroups"]
+
+
+class Groups(Protocol):
+    """Makes process groups and ends them."""
+
+    def make(
+        self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
+    ) -> dist.ProcessGroup:
+        """A group with connections of its own. Collective: all ranks call it, in the same order.
+
+        Args:
+            purpose: one word for logs.
+            backend: in torch.distributed's spelling, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+            timeout: longest transfer.
+            ranks: the members; None: all ranks.
+
+        Returns:
+            The group; on a rank that is no member, something of no use.
+        """
+
+    def end(self, group: dist.ProcessGroup) -> None:
+        """Ends a group of `make`."""
+
+
+class OwnGroups:
+    """Groups that meet in a store of ours and that torch.distributed does not list."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        """``store``: with keys that nobody else uses; all ranks reach it."""
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._made = 0
+
+    def make(
+        self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
+    ) -> dist.ProcessGroup:
+        """As `Groups.make`; back ends are Gloo and NCCL.
+
+        Raises:
+            RuntimeError: a connection could not be made.
+        """
+        name = f"hvd_order/{self._made}"
+        self._made += 1  # on all ranks, members or not: the store's keys follow from it
+        members = list(range(self._size)) if ranks is None else sorted(ranks)
+        if self._rank not in members:
+            nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # as new_group() answers
+            return nobody  # type: ignore[no-any-return]
+        rank, size = members.index(self._rank), len(members)
+        store = PrefixStore(f"{name}/", self._store)
+        group = dist.ProcessGroup(store, rank, size)
+        kinds = dist.ProcessGroup.BackendType
+        nccl = "nccl" in backend
+        group._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
+        gloo = dist.ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, timeout)
+        gloo._set_sequence_number_for_group()
+        group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+        if nccl:
+            group._register_backend(
+                torch.device("cuda"), kinds.NCCL, _nccl(store, rank, size, timeout, name, members)
+            )
+        else:
+            group._register_backend(torch.device("cuda"), kinds.GLOO, gloo)
+        labelled: Any = group  # torch types a name as more than a string
+        labelled._set_group_name(name)
+        labelled._set_group_desc(f"hvd_order:{purpose}")
+        return group
+
+    def end(self, group: dist.ProcessGroup) -> None:
+        """As `Groups.end`."""
+        group.shutdown()
+
+
+def _nccl(
+    store: Store, rank: int, size: int, timeout: timedelta, name: str, members: list[int]
+) -> Any:
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = False
+    options._timeout = timeout
+    options.group_name = name  # these two are for NCCL's flight recorder
+    options.global_ranks_in_group = members
+    nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
+    nccl._set_sequence_number_for_group()
+    return nccl
+
+
+class JoinedGroups:
+    """Groups beside the default one of the script; they end with it, if that is sooner."""
+
+    def make(
+        self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
+    ) -> dist.ProcessGroup:
+        """As `Groups.make`."""
+        group: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=timeout, backend=backend, group_desc=f"hvd_order:{purpose}"
+        )
+        return group
+
+    def end(self, group: dist.ProcessGroup) -> None:
+        """As `Groups.end`."""
+        if dist.is_initialized():  # the script may have destroyed everything already
+            dist.destroy_process_group(group)

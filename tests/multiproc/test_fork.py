@@ -1,0 +1,244 @@
+"""Processes that a rank forks: they find finished parameters, wait for nothing, end no job."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import RankFactory
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import hvd_order.torch as hvd
+
+CHILD_S = 20.0  # how long a child may take
+
+
+def trained(steps: int = 5) -> tuple[nn.Module, Any]:
+    """After these steps every update is outstanding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        named_parameters=model.named_parameters(),
+    )
+    train(model, optimizer, steps)
+    assert type(model[0].weight) is not nn.Parameter
+    return model, optimizer
+
+
+def train(model: nn.Module, optimizer: Any, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((2, 32), 0.1 * (1 + hvd.rank()))).square().mean().backward()
+        optimizer.step()
+
+
+def in_child(work: Callable[[], Any], end: Callable[[], Any] = lambda: os._exit(0)) -> Any:
+    """What `work` returns in a forked child, or the text of its error.
+
+    Args:
+        end: ends the child.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = work()
+        except Exception as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(writer, pickle.dumps(answer))
+        os.close(writer)
+        end()
+    os.close(writer)
+    killer = threading.Timer(CHILD_S, os.kill, (child, 9))
+    killer.start()
+    with os.fdopen(reader, "rb") as pipe:
+        data = pipe.read()
+    _, status = os.waitpid(child, 0)
+    killer.cancel()
+    assert status == 0, f"the child hung or crashed: status {status}, it had told {len(data)} bytes"
+    return pickle.loads(data)
+
+
+def first_weights(model: nn.Module) -> list[float]:
+    return model[0].weight.detach().flatten()[:8].tolist()  # type: ignore[index]
+
+
+class _FromModel(Dataset[torch.Tensor]):
+    """Items made with the model, as hard-example mining does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        with torch.no_grad():
+            return self._model(torch.full((32,), float(index)))
+
+
+def body_data_loader() -> None:
+    model, optimizer = trained()
+    if hvd.rank() == 1:
+        time.sleep(1.0)  # late, so that rank 0 forks while gradients are on their way
+    train(model, optimizer, 1)
+    # The workers are forked here, with all updates outstanding, and read parameters.
+    loader = DataLoader(_FromModel(model), batch_size=1, num_workers=2, timeout=CHILD_S)
+    seen = torch.cat(list(loader))
+    with torch.no_grad():
+        expected = torch.stack([model(torch.full((32,), float(i))) for i in range(4)])
+    torch.testing.assert_close(seen, expected, rtol=0, atol=0)
+    train(model, optimizer, 3)
+    optimizer.flush()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_worker_of_a_data_loader_reads_finished_parameters(ranks: RankFactory) -> None:
+    ranks(2).run(body_data_loader)
+
+
+def body_plain_parameters() -> None:
+    model, optimizer = trained()
+    kinds, seen = in_child(
+        lambda: ({type(p).__name__ for p in model.parameters()}, first_weights(model))
+    )
+    assert kinds == {"Parameter"}
+    assert seen == first_weights(model)
+    train(model, optimizer, 2)
+    optimizer.flush()
+
+
+def test_the_child_of_a_fork_has_plain_parameters(ranks: RankFactory) -> None:
+    ranks(2).run(body_plain_parameters)
+
+
+def body_watched() -> set[str]:
+    """Between the first and the second step parameters are armed, though nothing is outstanding."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    kinds = in_child(lambda: {type(p).__name__ for p in model.parameters()})
+    for _ in range(3):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.flush()
+    return kinds
+
+
+def test_a_fork_while_the_model_is_learnt_leaves_no_watch_behind(ranks: RankFactory) -> None:
+    assert ranks(2).run(body_watched) == [{"Parameter"}] * 2
+
+
+def body_gradient_in_flight() -> str:
+    model, optimizer = trained()
+    optimizer.zero_grad()
+    model(torch.ones(2, 32)).square().mean().backward()
+    message = in_child(lambda: model[0].weight.grad.norm().item())
+    optimizer.step()
+    optimizer.flush()
+    return str(message)
+
+
+def test_a_gradient_in_flight_cannot_be_read_by_the_child(ranks: RankFactory) -> None:
+    for rank, message in enumerate(ranks(2).run(body_gradient_in_flight)):
+        assert message.startswith("InvalidUsage")
+        assert "gradient of '0.weight'" in message
+        assert f"forked from rank {rank}" in message
+
+
+def body_training_in_the_child() -> dict[str, Any]:
+    model, optimizer = trained()
+
+    def backward() -> bool:
+        optimizer.zero_grad()
+        model(torch.ones(2, 32)).square().mean().backward()
+        return bool(model[0].weight.grad.norm() > 0)
+
+    def change() -> list[float]:
+        with torch.no_grad():
+            model[0].weight.fill_(7.0)
+        return first_weights(model)
+
+    before = first_weights(model)
+    found = {
+        "backward": in_child(backward),
+        "change": in_child(change),
+        "step": in_child(lambda: backward() and optimizer.step()),
+        "collective": in_child(lambda: hvd.allreduce(torch.ones(2))),
+        "rank": in_child(lambda: (hvd.rank(), hvd.size())),
+        "state": in_child(lambda: len(optimizer.state_dict()["state"])),
+    }
+    assert first_weights(model) == before
+    train(model, optimizer, 3)
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
+    return found
+
+
+def test_the_child_may_use_its_copy_and_is_no_rank(ranks: RankFactory) -> None:
+    for rank, found in enumerate(ranks(2).run(body_training_in_the_child)):
+        assert found["backward"] is True
+        assert found["change"] == [7.0] * 8
+        assert "InvalidUsage: optimizer.step() in process" in found["step"]
+        assert "InvalidUsage: a collective operation in process" in found["collective"]
+        assert f"forked from rank {rank}" in found["step"]
+        assert found["rank"] == (rank, 2)
+        assert found["state"] == 8
+
+
+def body_ends(how: str) -> None:
+    model, optimizer = trained()
+    ends: dict[str, Callable[[], Any]] = {
+        "sys.exit": _finalize,
+        "shutdown": lambda: (hvd.shutdown(), _finalize()),
+    }
+    assert in_child(lambda: hvd.size(), ends[how]) == 2
+    train(model, optimizer, 3)
+    optimizer.flush()
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
+
+
+def _finalize() -> None:
+    """Ends the interpreter as the end of a program does, atexit and all objects included."""
+    ctypes.pythonapi.Py_Exit(0)
+
+
+@pytest.mark.parametrize("how", ["sys.exit", "shutdown"])
+def test_the_end_of_a_child_is_not_the_end_of_the_job(ranks: RankFactory, how: str) -> None:
+    ranks(2).run(body_ends, how)
+
+
+def body_other_threads() -> None:
+    """Forks while another thread reads parameters, and so takes the locks, all the time."""
+    model, optimizer = trained()
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            first_weights(model)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for _ in range(10):
+            train(model, optimizer, 1)
+            assert len(in_child(lambda: first_weights(model))) == 8
+    finally:
+        stop.set()
+        reader.join()
+    optimizer.flush()
+
+
+def test_locks_that_other_threads_hold_are_free_in_the_child(ranks: RankFactory) -> None:
+    ranks(2).run(body_other_threads)

@@ -1,0 +1,602 @@
+"""Which updates are put off, and that training equals one process whichever optimizer it is.
+
+Two ranks, float64, against one process that adds up the same two halves: sums of two are exact, so
+the tolerance is one for rounding, not for luck.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import RankFactory
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import hvd_order.torch as hvd
+from hvd_order.torch.read_guard import PendingParameter
+
+STEPS = 12
+ROWS = 8
+TOLERANCE = 1e-12
+
+Make = Callable[[list[nn.Parameter]], Optimizer]
+
+
+def rows(step: int) -> Tensor:
+    numbers = torch.Generator().manual_seed(step)
+    return torch.randn(ROWS, 4, generator=numbers, dtype=torch.float64)
+
+
+def model_of_matrices(bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(4, 6, bias), nn.Tanh(), nn.Linear(6, 5, bias), nn.Tanh(), nn.Linear(5, 2, bias)
+    ).double()
+
+
+def ordinary(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return model(x).square().mean()
+
+
+@dataclass
+class Case:
+    """One optimizer.
+
+    Attributes:
+        loss: of a model, rows and the number of the step.
+        how: further arguments of DistributedOptimizer.
+        deferred: whether its updates are put off.
+    """
+
+    make: Make
+    loss: Callable[[nn.Module, Tensor, int], Tensor] = ordinary
+    how: dict[str, Any] = field(default_factory=dict)
+    model: Callable[[], nn.Module] = model_of_matrices
+    deferred: bool = False
+
+
+def train(case: Case, distributed: bool) -> dict[str, Any]:
+    model = case.model()
+    optimizer = case.make(list(model.parameters()))
+    if distributed:
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), **case.how
+        )
+    pending = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        halves = rows(step).chunk(2)
+        for half in [halves[hvd.rank()]] if distributed else halves:
+            loss = case.loss(model, half, step)
+            (loss if distributed else loss / 2).backward()
+        optimizer.step()
+        if step >= 3:  # in the first two, parameters are only watched
+            pending += [type(p) is PendingParameter for p in model.parameters()]
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return {
+        "weights": weights,
+        "next random number": torch.rand(1).item(),  # whoever draws in between changes it
+        "all pending": all(pending),
+        "any pending": any(pending),
+    }
+
+
+def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """Relative to the largest weight of each parameter; infinite where one alone is not finite."""
+    largest = 0.0
+    for name, a in one.items():
+        b = other[name]
+        if not torch.equal(a.isfinite(), b.isfinite()):
+            return float("inf")
+        error = (a - b).abs().nan_to_num(0.0).max() / b.nan_to_num(0.0).abs().max().clamp(min=1e-30)
+        largest = max(largest, float(error))
+    return largest
+
+
+def body_case(group: str, name: str) -> dict[str, Any]:
+    case = GROUPS[group][name]()
+    ours, alone = train(case, distributed=True), train(case, distributed=False)
+    return {
+        "difference": largest_difference(ours["weights"], alone["weights"]),
+        "random": ours["next random number"] == alone["next random number"],
+        "moved": largest_difference(ours["weights"], dict(case.model().named_parameters())) > 0,
+        "as expected": ours["all pending"] if case.deferred else not ours["any pending"],
+    }
+
+
+def check(ranks: RankFactory, group: str, name: str) -> None:
+    for seen in ranks(2).run(body_case, group, name):
+        assert seen["moved"]
+        assert seen["difference"] <= TOLERANCE
+        assert seen["random"]
+        assert seen["as expected"]
+
+
+# ---- what is known of torch's own -------------------------------------------------------------
+
+COMMON: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "foreach": {"foreach": True},
+    "for loop": {"foreach": False},
+    "maximize": {"maximize": True, "foreach": True},
+    "maximize in a loop": {"maximize": True},
+}
+DECAY = {"weight_decay": 0.01}
+RATE = {"tensor lr": {"lr": torch.tensor(0.01, dtype=torch.float64)}}
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
+    "SGD": {
+        **COMMON, **RATE, "fused": {"fused": True}, "decay": DECAY,
+        "momentum": {"momentum": 0.9, "dampening": 0.1, **DECAY},
+        "nesterov": {"momentum": 0.9, "nesterov": True, "foreach": True},
+        "fused momentum": {"momentum": 0.9, "nesterov": True, "fused": True, **DECAY},
+    },
+    "Adam": {
+        **COMMON, **RATE, "fused": {"fused": True}, "amsgrad": {"amsgrad": True, **DECAY},
+        "fused amsgrad": {"amsgrad": True, "fused": True, "maximize": True},
+        "tensor betas": {"betas": (torch.tensor(0.9), torch.tensor(0.99))},
+        "decoupled": {"decoupled_weight_decay": True, **DECAY},
+    },
+    "AdamW": {**COMMON, **RATE, "fused": {"fused": True}, "amsgrad": {"amsgrad": True}},
+    "Adagrad": {
+        **COMMON, **RATE, "fused": {"fused": True},
+        "decays": {"lr_decay": 0.1, "initial_accumulator_value": 0.2, **DECAY},
+    },
+    "Adadelta": {**COMMON, **RATE, "decay": DECAY},
+    "Adamax": {**COMMON, **RATE, "decay": DECAY},
+    "NAdam": {**COMMON, **RATE, "decay": {"decoupled_weight_decay": True, **DECAY}},
+    "RAdam": {**COMMON, **RATE, "decay": {"decoupled_weight_decay": True, **DECAY}},
+    "RMSprop": {
+        **COMMON, **RATE, "momentum": {"momentum": 0.9, "centered": True, **DECAY},
+        "momentum, foreach": {"momentum": 0.9, "centered": True, "foreach": True},
+    },
+    "Rprop": {**COMMON, **RATE, "etas": {"etas": (0.4, 1.3), "step_sizes": (1e-5, 1.0)}},
+    "ASGD": {**COMMON, **RATE, "averaging": {"t0": 4, "lambd": 0.01, **DECAY}},
+    "Adafactor": {
+        **COMMON, **RATE, "eps": {"eps": (1e-8, 1e-3), "d": 2.0, **DECAY},
+        "eps, foreach": {"eps": (1e-8, 1e-3), "foreach": True, "beta2_decay": -0.5},
+    },
+    "Muon": {
+        "plain": {}, **RATE, "momentum": {"nesterov": False, "momentum": 0.8},
+        "rms": {"adjust_lr_fn": "match_rms_adamw", "ns_steps": 3},
+    },
+}  # fmt: skip
+
+
+def known_case(optimizer: str, options: dict[str, Any]) -> Case:
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        return getattr(torch.optim, optimizer)(parameters, **{"lr": 0.01, **copy.deepcopy(options)})
+
+    model = (lambda: model_of_matrices(bias=False)) if optimizer == "Muon" else model_of_matrices
+    return Case(make, model=model, deferred=True)
+
+
+KNOWN: dict[str, Callable[[], Case]] = {
+    f"{optimizer}, {name}": lambda optimizer=optimizer, options=options: known_case(  # type: ignore[misc]
+        optimizer, options
+    )
+    for optimizer, named in OPTIONS.items()
+    if hasattr(torch.optim, optimizer)
+    for name, options in named.items()
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_what_is_known_is_deferred_and_equals_one_process(ranks: RankFactory, name: str) -> None:
+    check(ranks, "known", name)
+
+
+# ---- what must not be deferred ----------------------------------------------------------------
+
+
+class Lookahead(Optimizer):
+    """Every k steps the weights go back half of the way that they have come since."""
+
+    def __init__(self, inner: Optimizer, k: int = 6) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.inner, self.k, self.steps = inner, k, 0
+        self.param_groups = inner.param_groups
+        self.slow = [[p.detach().clone() for p in g["params"]] for g in self.param_groups]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = self.inner.step(closure)
+        self.steps += 1
+        if self.steps % self.k == 0:
+            with torch.no_grad():
+                for group, slow in zip(self.inner.param_groups, self.slow, strict=True):
+                    for fast, kept in zip(group["params"], slow, strict=True):
+                        kept.add_(fast - kept, alpha=0.5)
+                        fast.copy_(kept)
+        return loss
+
+
+_inner_of: dict[int, Optimizer] = {}
+
+
+class Sharing(Optimizer):
+    """Has the groups and the state of another optimizer, which it finds where nobody looks."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        super().__init__(inner.param_groups, inner.defaults)
+        self.param_groups, self.state = inner.param_groups, inner.state
+        self.key = id(self.param_groups)
+        _inner_of[self.key] = inner
+
+    def step(self, closure: Any = None) -> Any:
+        return _inner_of[self.key].step(closure)
+
+
+class Counting(torch.optim.SGD):
+    """Takes smaller steps from the ninth call of step() on."""
+
+    calls = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * (0.1 if self.calls > 8 else 1.0) * p.grad
+
+
+class CountingInPlace(torch.optim.SGD):
+    """The same, in a dict that the object has from the beginning."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.calls = {"step": 0}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.calls["step"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * (0.1 if self.calls["step"] > 8 else 1.0) * p.grad
+
+
+class ClippingInside(torch.optim.SGD):
+    """Clips by the norm over all parameters."""
+
+    limit = 50.0
+
+    def step(self, closure: Any = None) -> Any:
+        nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], self.limit)
+        return super().step(closure)
+
+
+class SkippingInside(torch.optim.SGD):
+    """Takes no step at all when a gradient is not finite."""
+
+    def step(self, closure: Any = None) -> Any:
+        gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        if all(gradient.isfinite().all() for gradient in gradients):
+            return super().step(closure)
+        return None
+
+
+class Drawing(torch.optim.SGD):
+    """Draws a random number in every step; what it does with it does not matter."""
+
+    def step(self, closure: Any = None) -> Any:
+        torch.rand(1)
+        return super().step(closure)
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def large_now_and_then(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    return ordinary(model, x, step) * (1e4 if step % 4 == 3 else 1)
+
+
+def infinite_once(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    """In one step the gradient of one layer is infinite, the others' are not."""
+    loss = ordinary(model, x, step)
+    return loss + (model[2].weight * float("inf")).sum() if step == 6 else loss
+
+
+UNSAFE: dict[str, Callable[[], Case]] = {
+    "Lookahead": lambda: Case(lambda ps: Lookahead(sgd(ps))),
+    "Lookahead, k=100": lambda: Case(lambda ps: Lookahead(sgd(ps), k=100)),
+    "Lookahead around Adam": lambda: Case(lambda ps: Lookahead(torch.optim.Adam(ps, lr=0.01))),
+    "shared groups and state": lambda: Case(lambda ps: Sharing(sgd(ps))),
+    "counter": lambda: Case(lambda ps: Counting(ps, lr=0.1)),
+    "counter in a dict": lambda: Case(lambda ps: CountingInPlace(ps, lr=0.1)),
+    "clipping inside": lambda: Case(lambda ps: ClippingInside(ps, lr=0.1), large_now_and_then),
+    "skipping inside": lambda: Case(lambda ps: SkippingInside(ps, lr=0.1), infinite_once),
+    "random numbers": lambda: Case(lambda ps: Drawing(ps, lr=0.1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_an_unknown_optimizer_equals_one_process(ranks: RankFactory, name: str) -> None:
+    check(ranks, "unsafe", name)
+
+
+def declared(make: Callable[[], Case]) -> Callable[[], Case]:
+    def made() -> Case:
+        case = make()
+        case.how["separable"] = True
+        return case
+
+    return made
+
+
+DECLARED = {name: declared(make) for name, make in UNSAFE.items()}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_a_wrong_declaration_does_no_harm(ranks: RankFactory, name: str) -> None:
+    check(ranks, "declared", name)
+
+
+# ---- torch's own where it is not separable ----------------------------------------------------
+
+
+def two_dtypes() -> nn.Module:
+    model = model_of_matrices()
+    model[0].float()
+    return model
+
+
+def small_in_two_dtypes(model: nn.Module, x: Tensor, step: int) -> Tensor:
+    hidden = model[0](x.float()).double()
+    return model[1:](hidden).square().mean() * 1e-4
+
+
+NOT_SEPARABLE: dict[str, Callable[[], Case]] = {
+    # Takes eps from the dtype of the first parameter, for all of the group.
+    "Adafactor, two dtypes": lambda: Case(
+        lambda ps: torch.optim.Adafactor(ps, lr=0.01), small_in_two_dtypes, model=two_dtypes
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_SEPARABLE)
+def test_where_a_known_one_looks_across_parameters(ranks: RankFactory, name: str) -> None:
+    check(ranks, "not separable", name)
+
+
+# ---- what is declared, and is right -----------------------------------------------------------
+
+
+class Signs(Optimizer):
+    """Each parameter by itself, with state; nobody has read it."""
+
+    def __init__(self, params: Any, lr: float = 0.01) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                    mean.lerp_(p.grad, 0.1)
+                    p -= group["lr"] * mean.sign()
+
+
+class DeclaredSigns(Signs):
+    hvd_order_separable = True
+
+
+class SameStep(DeclaredSigns):
+    """Inherits the declaration with the step."""
+
+
+class OtherStep(DeclaredSigns):
+    """Has a step of its own, of which nobody has said anything."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+
+
+RIGHT: dict[str, Callable[[], Case]] = {
+    "keyword": lambda: Case(Signs, how={"separable": True}, deferred=True),
+    "class": lambda: Case(DeclaredSigns, deferred=True),
+    "subclass": lambda: Case(SameStep, deferred=True),
+    "subclass with a step": lambda: Case(OtherStep),
+    "undeclared": lambda: Case(Signs),
+    "keyword against the class": lambda: Case(DeclaredSigns, how={"separable": False}),
+    "known, and declared not to be": lambda: Case(sgd, how={"separable": False}),
+    "subclass of a known one": lambda: Case(lambda ps: type("Mine", (torch.optim.SGD,), {})(ps)),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_declaration_is_heard(ranks: RankFactory, name: str) -> None:
+    check(ranks, "right", name)
+
+
+# ---- others' packages -------------------------------------------------------------------------
+
+
+def timm_case(name: str, deferred: bool, **options: Any) -> Callable[[], Case]:
+    def made() -> Case:
+        import timm.optim
+
+        make = getattr(timm.optim, name)
+        return Case(lambda ps: make(ps, **{"lr": 0.01, **options}), deferred=deferred)
+
+    return made
+
+
+def timm_lookahead(k: int) -> Case:
+    import timm.optim
+
+    return Case(lambda ps: timm.optim.Lookahead(sgd(ps), k=k))
+
+
+TIMM: dict[str, Callable[[], Case]] = {
+    "Lookahead": lambda: timm_lookahead(6),
+    "Lookahead, k=100": lambda: timm_lookahead(100),
+    "Lamb": timm_case("Lamb", False),
+    "Adan": timm_case("Adan", False),
+    "Adafactor without a rate": timm_case("Adafactor", False, lr=None),
+    **{
+        name: timm_case(name, True, **options)
+        for name, options in {
+            "AdaBelief": {}, "Adafactor": {}, "AdafactorBigVision": {}, "AdamP": {},
+            "AdamWLegacy": {}, "Adopt": {}, "LaProp": {}, "Lars": {"momentum": 0.9},
+            "Lion": {"weight_decay": 0.1, "caution": True}, "MADGRAD": {}, "Mars": {},
+            "NAdamLegacy": {}, "NAdamW": {"foreach": True}, "NvNovoGrad": {}, "RAdamLegacy": {},
+            "RMSpropTF": {"momentum": 0.9}, "SGDP": {"momentum": 0.9},
+            "SGDW": {"momentum": 0.9, "foreach": True},
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_timm(ranks: RankFactory, name: str) -> None:
+    timm = pytest.importorskip("timm", reason="timm is not installed (third-party requirements)")
+    if name not in ("Lookahead", "Lookahead, k=100") and timm.__version__ != "1.0.31":
+        pytest.skip(f"timm {timm.__version__} has not been read, so nothing of it is deferred")
+    check(ranks, "timm", name)
+
+
+GROUPS: dict[str, dict[str, Callable[[], Case]]] = {
+    "known": KNOWN,
+    "unsafe": UNSAFE,
+    "declared": DECLARED,
+    "not separable": NOT_SEPARABLE,
+    "right": RIGHT,
+    "timm": TIMM,
+}
+
+
+# ---- wrapping changes nothing -----------------------------------------------------------------
+
+
+def body_wrapping(name: str) -> bool:
+    """Gradients are there already, as after a step without hvd_order."""
+    case = UNSAFE[name]()
+    model = case.model()
+    optimizer = case.make(list(model.parameters()))
+    for step in range(2):
+        optimizer.zero_grad()
+        ordinary(model, rows(step), step).backward()
+        optimizer.step()
+
+    def everything() -> Any:
+        return copy.deepcopy([
+            [p.detach() for p in model.parameters()],
+            [p.grad for p in model.parameters()],
+            list(optimizer.state.values()),
+            [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
+            {k: v for k, v in vars(optimizer).items() if k in ("calls", "steps", "slow")},
+            torch.get_rng_state(),
+        ])  # fmt: skip
+
+    before = everything()
+    hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **case.how)
+    after = everything()
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    return True
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_wrapping_alone_changes_nothing(ranks: RankFactory, name: str) -> None:
+    assert ranks(2).run(body_wrapping, name) == [True, True]
+
+
+# ---- a tensor among the settings --------------------------------------------------------------
+
+
+def body_betas_changed() -> float:
+    """Betas on the device, changed in place after step(): the update was asked for before."""
+    results = []
+    for distributed in (True, False):
+        model = model_of_matrices()
+        optimizer: Any = torch.optim.Adam(
+            model.parameters(), lr=0.01, betas=(torch.tensor(0.9), torch.tensor(0.99))
+        )
+        betas = optimizer.param_groups[0]["betas"]
+        if distributed:
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, named_parameters=model.named_parameters()
+            )
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            halves = rows(step).chunk(2)
+            for half in [halves[hvd.rank()]] if distributed else halves:
+                loss = ordinary(model, half, step)
+                (loss if distributed else loss / 2).backward()
+            optimizer.step()
+            betas[0].fill_(0.5 if step % 2 else 0.9)
+        results.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    return largest_difference(*results)
+
+
+def test_tensors_among_the_settings_are_those_of_the_step(ranks: RankFactory) -> None:
+    assert max(ranks(2).run(body_betas_changed)) <= TOLERANCE
+
+
+# ---- drop-in ----------------------------------------------------------------------------------
+
+
+def body_parameter_names() -> bool:
+    model = model_of_matrices()
+    optimizer: Any = hvd.DistributedOptimizer(
+        sgd(model.parameters()), named_parameters=model.named_parameters()
+    )
+    wanted = {p: name for name, p in model.named_parameters()}
+    assert optimizer._parameter_names == wanted
+    more = nn.Linear(2, 2).double()
+    optimizer.add_param_group({"params": list(more.parameters())})
+    assert set(optimizer._parameter_names) == {*wanted, *more.parameters()}
+    return True
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_parameter_names_are_where_horovod_has_them(ranks: RankFactory, size: int) -> None:
+    assert ranks(size).run(body_parameter_names) == [True] * size
+
+
+def body_sparse_adam(closure: bool) -> dict[str, Any]:
+    """Rows that both ranks, one rank or nobody looks up; gradients travel as dense ones."""
+    results, pending = [], []
+    for distributed in (True, False):
+        torch.manual_seed(2)
+        table = nn.Embedding(10, 4, sparse=True, dtype=torch.float64)
+        optimizer: Any = torch.optim.SparseAdam(table.parameters(), lr=0.1)
+        if distributed:
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, named_parameters=table.named_parameters(), sparse_as_dense=True
+            )
+        for step in range(8):
+            looked_up = [torch.tensor([rank, rank + step % 3, 7]) for rank in range(2)]
+
+            def backward(
+                looked_up: list[Tensor] = looked_up,
+                table: nn.Embedding = table,
+                optimizer: Any = optimizer,
+                distributed: bool = distributed,
+            ) -> Tensor:
+                optimizer.zero_grad()
+                for numbers in [looked_up[hvd.rank()]] if distributed else looked_up:
+                    loss = table(numbers).square().sum()
+                    (loss if distributed else loss / 2).backward()
+                return loss
+
+            if closure:
+                optimizer.step(backward)
+            else:
+                backward()
+                optimizer.step()
+            if distributed and step >= 3:
+                pending.append(type(table.weight) is PendingParameter)
+        results.append({"table": table.weight.detach().clone()})
+    return {"difference": largest_difference(*results), "deferred": all(pending)}
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_sparse_adam_with_gradients_that_travel_dense(ranks: RankFactory, closure: bool) -> None:
+    for seen in ranks(2).run(body_sparse_adam, closure):
+        assert seen["difference"] <= TOLERANCE
+        assert seen["deferred"] or closure
