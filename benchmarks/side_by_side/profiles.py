@@ -48,10 +48,16 @@ class Layer:
 
 @dataclass(frozen=True)
 class Profile:
-    """A chain of layers, in the order of the forward pass."""
+    """A chain of layers, in the order of the forward pass.
+
+    Attributes:
+        by_kernels: layers hand their parameters to kernels, which read them where Python does not
+            see it.
+    """
 
     name: str
     layers: tuple[Layer, ...]
+    by_kernels: bool = False
 
     @property
     def size_bytes(self) -> int:
@@ -64,9 +70,9 @@ class Profile:
     def scaled_to(self, compute_s: float) -> Profile:
         """The same model on a device that takes ``compute_s`` for forward and backward."""
         factor = compute_s / self.compute_s
-        return Profile(
-            self.name,
-            tuple(
+        return replace(
+            self,
+            layers=tuple(
                 replace(
                     layer, forward_s=layer.forward_s * factor, backward_s=layer.backward_s * factor
                 )
@@ -235,7 +241,21 @@ def parallel() -> Profile:
     return Profile("parallel", (Layer("all", (2**19,) * 32, 1.0, 2.0),))
 
 
+def resnet50_by_kernels() -> Profile:
+    """ResNet-50 of an extension: only C++ reads its parameters."""
+    return replace(resnet50(), name="resnet50_by_kernels", by_kernels=True)
+
+
 PROFILES: dict[str, Callable[[], Profile]] = {
     make.__name__: make
-    for make in (resnet50, vgg16, densenet121, gpt2_small, bert_large, dlrm, parallel)
+    for make in (
+        resnet50,
+        vgg16,
+        densenet121,
+        gpt2_small,
+        bert_large,
+        dlrm,
+        parallel,
+        resnet50_by_kernels,
+    )
 }
