@@ -1,7 +1,7 @@
 """The engine of ``_core`` with the transports of tensors."""
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Any, final
 
 import torch
 from torch._C._distributed_c10d import Backend
@@ -165,6 +165,12 @@ class StorageLock:
     def __init__(self, tensor: torch.Tensor, message: str) -> None: ...
     def open(self) -> None:
         """Allows access again. Harmless on one that is open."""
+
+def torch_function(before: Callable[[Any, Any, Any], None]) -> Callable[..., Any]:
+    """A ``__torch_function__`` that calls ``before(func, args, kwargs)``, then the function.
+
+    It has no Python frame while the function runs: ``torch.jit.trace`` notes the innermost one.
+    """
 
 @final
 class CleanRoom:

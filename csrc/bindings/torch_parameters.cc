@@ -1,6 +1,8 @@
 // What stands between an outstanding update and everybody who could see it: who reaches a
-// parameter's memory, a lock on that memory, and a clean room for the update itself.
+// parameter's memory, a lock on that memory, what its readers in Python go through, and a clean room
+// for the update itself.
 
+#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/Allocator.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -162,20 +164,62 @@ const at::ThreadLocalState& freshThreadState() {
 class CleanRoom {
  public:
   void enter() {
+    state_ = std::make_unique<at::ThreadLocalStateGuard>(freshThreadState());
+    // Only now: where TorchScript runs, which excludes the tracer's key, torch refuses to set it.
     tracing_ = torch::jit::tracer::getTracingState();
     torch::jit::tracer::setTracingState(nullptr);
-    state_ = std::make_unique<at::ThreadLocalStateGuard>(freshThreadState());
   }
 
   void exit(const py::args& /*error*/) {
-    state_.reset();
     torch::jit::tracer::setTracingState(std::move(tracing_));
+    state_.reset();
   }
 
  private:
   std::unique_ptr<at::ThreadLocalStateGuard> state_;
   std::shared_ptr<torch::jit::tracer::TracingState> tracing_;
 };
+
+// ---- readers in Python -----------------------------------------------------------------------
+
+// Within, functions of torch find no __torch_function__ of a tensor's class.
+class SubclassesDisabled {
+ public:
+  SubclassesDisabled() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    if (before_ == at::impl::ENABLED) {
+      at::impl::PythonTorchFunctionTLS::set_disabled_state(
+          at::impl::SUBCLASSES_DISABLED);
+    }
+  }
+  SubclassesDisabled(const SubclassesDisabled&) = delete;
+  SubclassesDisabled& operator=(const SubclassesDisabled&) = delete;
+  ~SubclassesDisabled() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(before_);
+  }
+
+ private:
+  at::impl::TorchFunctionDisabledState before_;
+};
+
+// A __torch_function__ that has no Python frame while the function runs: torch.jit.trace notes the
+// innermost one with every operator, and finds it to differ where a second run has none of ours.
+py::cpp_function torchFunction(const py::function& before) {
+  return py::cpp_function(
+      [before](
+          const py::object& /*type*/, const py::object& function, const py::object& /*types*/,
+          const py::tuple& args, const py::object& kwargs) {
+        const py::dict named = kwargs.is_none() ? py::dict() : py::dict(kwargs);
+        before(function, args, named);
+        const SubclassesDisabled plain;
+        PyObject* result = PyObject_Call(function.ptr(), args.ptr(), named.ptr());
+        if (result == nullptr) {
+          throw py::error_already_set();
+        }
+        return py::reinterpret_steal<py::object>(result);
+      },
+      py::arg("type"), py::arg("func"), py::arg("types"), py::arg("args") = py::tuple(),
+      py::arg("kwargs") = py::none());
+}
 
 } // namespace
 
@@ -194,6 +238,9 @@ void bindParameters(py::module_& m) {
       "Has every access to a tensor's memory raise the message, until it is opened or dropped.")
       .def(py::init<const at::Tensor&, std::string>(), py::arg("tensor"), py::arg("message"))
       .def("open", &StorageLock::open);
+  m.def(
+      "torch_function", &torchFunction, py::arg("before"),
+      "A __torch_function__ that calls before(func, args, kwargs), then the function.");
   py::class_<CleanRoom>(
       m, "CleanRoom", py::module_local(), "A context in which torch finds this thread as new.")
       .def(py::init<>())

@@ -4,7 +4,8 @@ A kernel of an extension, or a ``torch.autograd.Function`` that hands its tensor
 parameters where Python does not see it. The autograd graph tells what they consumed: nodes are
 numbered in the order in which operators ran, so the first node that consumes a parameter lies
 between the entry and the exit of one innermost module call. Where nothing in that call was seen to
-read the parameter from Python, a forward pre-hook of that module finishes it.
+read the parameter from Python, it is finished at the entry of that module from then on. A hook for
+all modules does that: one on the module itself would be pickled, copied and scripted with it.
 
 This is looked up in the steps that are watched (consumption.py). A program that changes meanwhile
 meets the lock on the parameter's memory, never an old value.
@@ -69,9 +70,9 @@ class HiddenReaders:
             enter: finishes parameters that are about to be read.
         """
         self._enter = torch._dynamo.disable(enter)
-        self._hooks: list[Any] = []  # of the modules that read unseen
-        self._hooked: set[tuple[int, Slot]] = set()
-        self._watching: list[Any] = []  # hooks of all modules
+        self._finished_at: dict[int, _Entry] = {}  # by the module's id
+        self._hooks: list[Any] = []  # finish what those modules read
+        self._watching: list[Any] = []  # hooks that watch
         for handles in (self._hooks, self._watching):
             weakref.finalize(self, _remove, handles).atexit = False
         self._calls: list[_Call] = []
@@ -164,21 +165,40 @@ class HiddenReaders:
         return proof
 
     def _finish_at(self, module: torch.nn.Module, slot: Slot) -> None:
-        if (id(module), slot) in self._hooked:
-            return
-        self._hooked.add((id(module), slot))
-        enter, parameters = self._enter, [slot.parameter]
-
-        def before(_module: torch.nn.Module, _args: Any) -> None:
-            enter(parameters)
-
-        self._hooks.append(module.register_forward_pre_hook(before, prepend=True))
+        entry = self._finished_at.get(id(module))
+        if entry is None or entry.module() is not module:
+            entry = self._finished_at[id(module)] = _Entry(weakref.ref(module))
+        entry.parameters.setdefault(slot, slot.parameter)
+        if not self._hooks:
+            self._hooks.append(_finish_at_entry(self._finished_at, self._enter))
 
     def close(self) -> None:
         """Takes all hooks out again."""
         self.stop()
         _remove(self._hooks)
-        self._hooked.clear()
+        self._finished_at.clear()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What is finished whenever a module is entered."""
+
+    module: weakref.ref[torch.nn.Module]
+    parameters: dict[Slot, torch.Tensor] = field(default_factory=dict)
+
+
+def _finish_at_entry(finished_at: dict[int, _Entry], enter: Enter) -> Any:
+    """A handle of the hook that does so; it must not keep the exchange alive."""
+
+    def before(module: torch.nn.Module, _args: Any) -> None:
+        # A compiled region finishes at its own entry what it reads.
+        if torch.compiler.is_compiling():
+            return
+        entry = finished_at.get(id(module))
+        if entry is not None and entry.module() is module:
+            enter(list(entry.parameters.values()))
+
+    return module_hooks.register_module_forward_pre_hook(before)
 
 
 def _remove(handles: list[Any]) -> None:

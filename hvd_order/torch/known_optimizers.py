@@ -79,13 +79,18 @@ def replaced_method(optimizer: Optimizer, base: type[Optimizer]) -> str | None:
 
 
 def _is_of(function: types.FunctionType, kind: type) -> bool:
-    """Whether the code is the class's own, under decorators of torch or of its own package."""
+    """Whether the code is the class's own, under decorators of torch or of its own package.
+
+    Or inherited: torch decorates ``step`` in the class of the first object, which for AdamW need
+    not be the one that defines it.
+    """
     packages = {"torch", kind.__module__.partition(".")[0]}
     homes: list[str] = [layer.__globals__.get("__name__", "") for layer in layers(function)]
     if not all(home.partition(".")[0] in packages for home in homes):
         return False
     # torch.optim.Muon says that its module is torch.optim, but lives in one below it.
-    return f"{homes[-1]}.".startswith(f"{kind.__module__}.")
+    ancestors = kind.__mro__[: kind.__mro__.index(Optimizer)]
+    return any(f"{homes[-1]}.".startswith(f"{k.__module__}.") for k in ancestors)
 
 
 def _is_at_home(base: type) -> bool:

@@ -66,10 +66,10 @@ class OutstandingUpdates:
                 at_once.setdefault(slot, overlap.OWN_CLASS)
             elif slot not in at_once:
                 slot.lock()
+        if slots:
+            optimizer_class.guard(optimizer)
         if at_once:
             self.apply(at_once)
-        elif slots:
-            optimizer_class.guard(optimizer)
         return at_once
 
     def flush(self) -> Sequence[Slot]:

@@ -138,11 +138,14 @@ def _before_grad_attribute(tensor: torch.Tensor) -> None:
     guard.before_grad_attribute(tensor)
 
 
-def _settled_call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _before_call(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
     if func not in _METADATA:
         settle(args, kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
-        return func(*args, **kwargs)
+    elif func in _GRAD_ATTRIBUTE and isinstance(args[0], _Pending):
+        _before_grad_attribute(args[0])
+
+
+_settled_call = native.torch_function(_before_call)
 
 
 class _Pending:
@@ -150,12 +153,7 @@ class _Pending:
 
     __slots__ = ()
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Finishes the update, then runs ``func``."""
-        if func in _GRAD_ATTRIBUTE and isinstance(args[0], _Pending):
-            _before_grad_attribute(args[0])
-        return _settled_call(func, args, kwargs or {})
+    __torch_function__ = classmethod(_settled_call)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the parameter as it is after its update, as an ordinary one."""
@@ -208,10 +206,7 @@ class InFlightGradient(torch.Tensor):
 
     __slots__ = ()
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Completes the exchange, then runs ``func``."""
-        return _settled_call(func, args, kwargs or {})
+    __torch_function__ = classmethod(_settled_call)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the summed gradient, as an ordinary tensor."""
