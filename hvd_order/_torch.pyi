@@ -129,6 +129,14 @@ class Places:
     @property
     def value(self) -> int: ...
 
+def place_in(
+    buffer: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor in a buffer, at an offset in elements, with a storage of its own.
+
+    Whoever gives it other memory (``share_memory()``) leaves the buffer as it is.
+    """
+
 def places(slots: Sequence[GradientSlot], parameters: Sequence[torch.Tensor]) -> Places:
     """Where all gradients are."""
 

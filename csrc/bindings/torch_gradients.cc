@@ -1,5 +1,6 @@
 #include <ATen/Functions.h>
 #include <ATen/ScalarOps.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
@@ -50,6 +51,22 @@ double monotonicSeconds() { // Python's time.monotonic()
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// A tensor in a buffer, at an offset in elements, with a storage of its own: whoever gives it other
+// memory (share_memory(), set_()) takes nothing away from what travels in the same buffer.
+at::Tensor placeIn(
+    const at::Tensor& buffer,
+    const std::vector<std::int64_t>& sizes,
+    const std::vector<std::int64_t>& strides,
+    std::int64_t offset) {
+  auto* start = static_cast<char*>(buffer.mutable_data_ptr()) + offset * buffer.element_size();
+  return at::for_blob(start, sizes)
+      .strides(strides)
+      .context(new at::Tensor(buffer), [](void* held) { delete static_cast<at::Tensor*>(held); })
+      .options(buffer.options())
+      .target_device(buffer.device())
+      .make_tensor();
+}
+
 // A tensor of ours that the program gets hold of, and where we put it. Programs may give a gradient
 // other memory or another type: model.float() does it to each.
 class PlacedTensor {
@@ -61,6 +78,7 @@ class PlacedTensor {
   void place(at::Tensor tensor) {
     tensor_ = std::move(tensor);
     storage_ = tensor_.storage();
+    data_ = storage_.data();
     dtype_ = tensor_.scalar_type();
     device_ = tensor_.device();
   }
@@ -69,7 +87,8 @@ class PlacedTensor {
     return tensor_;
   }
   [[nodiscard]] bool inPlace() const {
-    return tensor_.storage().is_alias_of(storage_) && tensor_.scalar_type() == dtype_;
+    return tensor_.storage().is_alias_of(storage_) && storage_.data() == data_ &&
+        tensor_.scalar_type() == dtype_;
   }
   // Whether a tensor is of the kind that this one was made for.
   [[nodiscard]] bool fits(const at::Tensor& other) const {
@@ -79,6 +98,7 @@ class PlacedTensor {
  private:
   at::Tensor tensor_;
   c10::Storage storage_;
+  const void* data_ = nullptr; // share_memory() gives a storage another
   at::ScalarType dtype_ = at::kFloat;
   at::Device device_ = at::kCPU;
 };
@@ -171,14 +191,16 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   }
 
   // Whether a gradient takes the way of most: of a running backward pass, fresh from an operator
-  // (it fills its storage; what lies in somebody's buffers does not), in the form that travels.
+  // (torch has allocated it; what lies in somebody's buffers is not resizable), in the form that
+  // travels.
   [[nodiscard]] bool isOrdinary(const GradientSlot& slot, const at::Tensor& parameter) const {
     if (!inBackward || slot.sent || slot.late || slot.passesToGo < 1 || !slot.wire.inPlace()) {
       return false;
     }
     const at::Tensor& gradient = parameter.grad();
     return gradient.defined() && slot.gradient.get().is_same(slot.wire.get()) &&
-        alike(slot.wire.get(), gradient) && gradient.storage().nbytes() == gradient.nbytes();
+        alike(slot.wire.get(), gradient) && gradient.storage().resizable() &&
+        gradient.storage().nbytes() == gradient.nbytes();
   }
 
   void sendOrdinary(GradientSlot& slot, const at::Tensor& parameter, const py::object& guard) {
@@ -283,6 +305,10 @@ void bindGradients(py::module_& m) {
   m.def(
       "hooked", &hooked, py::arg("parameters"),
       "For each parameter, whether anything is called when its gradient has come.");
+  m.def(
+      "place_in", &placeIn, py::arg("buffer"), py::arg("sizes"), py::arg("strides"),
+      py::arg("offset"),
+      "A tensor in a buffer, at an offset in elements, with a storage of its own.");
   m.def("places", &places, py::arg("slots"), py::arg("parameters"), "Where all gradients are.");
   m.def(
       "tensor_ready", &tensorReady, py::arg("engine"), py::arg("transport"), py::arg("model"),

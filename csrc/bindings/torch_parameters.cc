@@ -1,6 +1,6 @@
 // What stands between an outstanding update and everybody who could see it: who reaches a
-// parameter's memory, a lock on that memory, what its readers in Python go through, and a clean room
-// for the update itself.
+// parameter's memory, a lock on that memory, what its readers in Python go through, and a clean
+// room for the update itself.
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
@@ -187,8 +187,7 @@ class SubclassesDisabled {
  public:
   SubclassesDisabled() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
     if (before_ == at::impl::ENABLED) {
-      at::impl::PythonTorchFunctionTLS::set_disabled_state(
-          at::impl::SUBCLASSES_DISABLED);
+      at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::SUBCLASSES_DISABLED);
     }
   }
   SubclassesDisabled(const SubclassesDisabled&) = delete;

@@ -71,7 +71,7 @@ class GradientBuffers:
         """Points ``slot`` at its place, again if the program has moved its gradient elsewhere."""
         sample = self._samples[slot.tensor]
         flat = self.flat[self._tensors[slot.tensor][2]]
-        slot.wire = flat.as_strided(sample.shape, sample.stride(), self._offset(slot))
+        slot.wire = native.place_in(flat, sample.shape, sample.stride(), self._offset(slot))
         same = sample.dtype == slot.parameter.dtype and sample.shape == slot.parameter.shape
         slot.gradient = slot.wire if same else torch.zeros_like(slot.parameter)
 
