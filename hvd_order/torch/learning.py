@@ -143,9 +143,9 @@ class Learning:
         return self._host.plan is None and self._host.servers is None
 
     def _take_order(self, slots: Sequence[Slot]) -> None:
-        seen = self.order.seen
-        # What nobody was seen reading is updated in step(): it is needed first of all.
+        # Those whose reader is not known are updated in step(): they are needed first of all.
         unseen = [slot for slot in slots if not slot.deferrable]
+        seen = [slot for slot in self.order.seen if slot.deferrable]
         plan = followed_plan.fitting(self._host, slots)
         if self._transfer.model.server_update is not None:
             misuse.refuse_sparse([slot.name for slot in slots if slot.sparse])

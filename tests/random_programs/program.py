@@ -280,6 +280,8 @@ def _run(world: World, program: Program) -> None:
         for call in calls:
             world.label = f"step {number}, {call}"
             run: Any = ACTIONS[call.name].run
+            if ACTIONS[call.name].place not in (Place.ZERO, Place.BACKWARD):
+                world.join_threads()
             if call.rank is None:
                 run(world, call.number)
             else:

@@ -110,7 +110,7 @@ def read_in_thread(world: World, number: int) -> None:
 
 @action(alone=True)
 def read_while_training(world: World, number: int) -> None:
-    """A thread reads while the program goes on, up to the next update."""
+    """A thread reads beside the next passes; with whoever writes, its program would be a race."""
     found: list[Any] = []
     parameters = world.parameters()
     wait = in_thread(lambda: found.extend(p.detach().clone() for p in parameters))
@@ -123,7 +123,7 @@ def read_while_training(world: World, number: int) -> None:
                 world.see("thread beside training", found)
 
     if half is None or world.mine(half):
-        world.before_update.append(end)
+        world.reading.append(end)
 
 
 @action(alone=True)

@@ -373,9 +373,6 @@ def skip(world: World, number: int) -> None:
         "skipped",
         nn.utils.get_total_norm([p.grad for p in world.parameters() if p.grad is not None]),
     )
-    for wait in world.before_update:
-        wait()
-    world.before_update.clear()
     world.kept.saved.pop("gradient", None)
     world.optimizer.zero_grad()
 
@@ -452,9 +449,6 @@ def scaled(world: World, number: int) -> None:
     scaler = world.kept.saved.setdefault("scaler", torch.amp.GradScaler("cpu", init_scale=8.0))
     world.optimizer.zero_grad()
     with_loss(world, lambda model, x: scaler.scale(loss_of(model, x)))
-    for wait in world.before_update:
-        wait()
-    world.before_update.clear()
     scaler.step(world.optimizer)
     scaler.update()
     world.gradients_came = False

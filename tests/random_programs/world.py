@@ -115,7 +115,7 @@ class World:
         self.step_number = 0
         self.label = "start"
         self.counters: dict[str, int] = {}
-        self.before_update: list[Callable[[], None]] = []  # threads to be waited for
+        self.reading: list[Callable[[], None]] = []  # what waits for threads of the program
         self.loss: Loss = loss_of
         self.gradients_came = False
         self.distributed = False
@@ -212,14 +212,9 @@ class World:
         return total if old is None else old.detach().copy_(total)
 
     def step(self, *closure: Callable[[], Any]) -> Any:
-        """``optimizer.step()``; waits for threads of the program before it."""
-        for wait in self.before_update:
-            wait()
-        self.before_update.clear()
-        if self.rank is None and not closure and not self.gradients_came and self.setup.is_sum:
-            for p in (p for group in self.optimizer.param_groups for p in group["params"]):
-                if p.grad is not None:
-                    p.grad.mul_(RANKS)  # the ranks would sum what they have already
+        """``optimizer.step()``."""
+        if self.setup.is_sum and not closure and not self.gradients_came:
+            self.optimizer.zero_grad()  # the ranks would sum once more, as Horovod, what is left
         self.gradients_came = False
         self.step_number += 1
         result = self.optimizer.step(*closure)
@@ -227,6 +222,11 @@ class World:
         if gradient is not None:
             self.see("kept gradient", gradient + 0)
         return result
+
+    def join_threads(self) -> None:
+        """Waits for the threads that read beside the program."""
+        while self.reading:
+            self.reading.pop(0)()
 
     # ---- what actions use ---------------------------------------------------------------------
 
@@ -313,8 +313,7 @@ class World:
     def see_everything(self) -> None:
         """The last reads: all there is."""
         self.label = "end"
-        for wait in self.before_update:
-            wait()
+        self.join_threads()
         self.see("random numbers", torch.rand(2))
         for name, model in (("model", self.model), ("other model", self.other)):
             if model is not None:
