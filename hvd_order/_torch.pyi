@@ -50,6 +50,12 @@ class C10dControl(ControlChannel):
 
     def __init__(self, group: ProcessGroup, rank: int, size: int) -> None: ...
 
+def watch_group(group: ProcessGroup) -> None:
+    """Has :func:`keep_watched_groups` keep the group if it still exists then."""
+
+def keep_watched_groups() -> None:
+    """Has no group that is watched be destroyed any more, whoever holds it."""
+
 @final
 class C10dCopier:
     """Copies large gradients of the CPU beside the training."""

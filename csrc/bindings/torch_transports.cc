@@ -1,5 +1,7 @@
 #include <torch/csrc/utils/pybind.h>
 
+#include <vector>
+
 #include "bindings/bindings.h"
 #include "transport/c10d.h"
 #include "transport/c10d_control.h"
@@ -12,6 +14,24 @@ namespace hvd_order {
 namespace {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// Under the GIL.
+std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>>& watchedGroups() {
+  static std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> groups;
+  return groups;
+}
+
+void watchGroup(const Group& group) {
+  std::erase_if(watchedGroups(), [](const auto& watched) { return watched.expired(); });
+  watchedGroups().emplace_back(group);
+}
+
+// Destroying a group waits for its threads, which a forked child does not have.
+void keepWatchedGroups() {
+  for (const auto& watched : watchedGroups()) {
+    watched.lock().release();
+  }
+}
 
 } // namespace
 
@@ -44,6 +64,8 @@ void bindTransports(py::module_& m) {
             return std::make_shared<C10dControl>(group, rank, size);
           }),
           py::arg("group"), py::arg("rank"), py::arg("size"));
+  m.def("watch_group", &watchGroup, py::arg("group"));
+  m.def("keep_watched_groups", &keepWatchedGroups);
 }
 
 } // namespace hvd_order

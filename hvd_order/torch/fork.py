@@ -20,6 +20,7 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from hvd_order import _torch as native
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch import engine_host, live_exchanges, process
 from hvd_order.torch.live_exchanges import Live
@@ -112,6 +113,8 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
+    # Those of jobs that have ended as well: what still holds one may be dropped here.
+    native.keep_watched_groups()
     if not process.is_initialized():
         _after_in_parent()
         return
@@ -120,8 +123,8 @@ def _after_in_child() -> None:
     for group in context.open_groups():
         _never_destroy(group)
     for host in engine_host.running_hosts():
-        for native in (host.engine, host.transport, host.copier):
-            _never_destroy(native)
+        for part in (host.engine, host.transport, host.copier):
+            _never_destroy(part)
     while _held:
         exchange = _held.pop()
         _never_destroy(exchange)  # and with it the native objects that it holds

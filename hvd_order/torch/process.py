@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from hvd_order import _torch as native
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized, TransferTimeout
 from hvd_order.launch.environment import Placement, RankInfo, placement, rank_info
@@ -125,6 +126,7 @@ class ProcessContext:
         )
         if ranks is None or self.rank in ranks:
             self._groups.append(group)
+            native.watch_group(group)
         return group
 
     def open_groups(self) -> list[dist.ProcessGroup]:

@@ -209,6 +209,16 @@ def body_ends(how: str) -> None:
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [2.0, 2.0]
 
 
+def body_ends_after_other_jobs() -> None:
+    kept = []
+    for _ in range(3):
+        kept.append(trained())  # and with it what had carried its gradients
+        hvd.shutdown()
+        hvd.init()
+    body_ends("sys.exit")
+    assert len(kept) == 3
+
+
 def _finalize() -> None:
     """Ends the interpreter as the end of a program does, atexit and all objects included."""
     ctypes.pythonapi.Py_Exit(0)
@@ -217,6 +227,10 @@ def _finalize() -> None:
 @pytest.mark.parametrize("how", ["sys.exit", "shutdown"])
 def test_the_end_of_a_child_is_not_the_end_of_the_job(ranks: RankFactory, how: str) -> None:
     ranks(2).run(body_ends, how)
+
+
+def test_the_end_of_a_child_when_other_jobs_have_ended_before(ranks: RankFactory) -> None:
+    ranks(2).run(body_ends_after_other_jobs)
 
 
 def body_other_threads() -> None:

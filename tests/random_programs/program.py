@@ -285,7 +285,7 @@ def _run(world: World, program: Program) -> None:
             if call.rank is None:
                 run(world, call.number)
             else:
-                with world.only(call.rank) as here:
+                with world.only(call.rank) as here, world.without_trace():
                     if here:
                         run(world, call.number)
         if number == 0:

@@ -295,6 +295,15 @@ class World:
         assert self._half is not None
         return self._half
 
+    @contextlib.contextmanager
+    def without_trace(self) -> Iterator[None]:
+        """Within, buffers and random numbers may change, which one rank alone must not do."""
+        state = self._side_state()
+        try:
+            yield
+        finally:
+            self._restore(state)
+
     def _side_state(self) -> tuple[list[tuple[Tensor, Tensor]], Tensor, dict[str, int]]:
         models = [m for m in (self.model, self.other) if m is not None]
         buffers = [(b, b.detach().clone()) for m in models for b in m.buffers()]
