@@ -222,7 +222,7 @@ class EngineHost:
             self.engine.check()
         except HvdOrderError:
             return
-        for exchange in live_exchanges.live(self.process_set):
+        for exchange in live_exchanges.live(self):
             exchange.end()
         timeout_s = self.context.config.timeout.total_seconds()
         late = self.engine.farewell(timeout_s)

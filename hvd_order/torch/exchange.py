@@ -372,9 +372,9 @@ class GradientExchange:
     # ---- the end, and a fork ------------------------------------------------------------------
 
     @property
-    def process_set(self) -> int:
-        """The number of the set whose ranks take part."""
-        return self._host.process_set
+    def host(self) -> EngineHost:
+        """Carries its gradients."""
+        return self._host
 
     def end(self) -> None:
         """Finishes outstanding updates and leaves plain parameters; no step will follow."""

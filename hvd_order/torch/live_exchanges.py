@@ -17,8 +17,8 @@ class Live(Protocol):
     """An exchange that may have updates outstanding."""
 
     @property
-    def process_set(self) -> int:
-        """The number of the set whose ranks take part."""
+    def host(self) -> object:
+        """The `EngineHost` that carries its gradients."""
 
     def end(self) -> None:
         """Finishes outstanding updates and leaves plain parameters; no step will follow."""
@@ -54,9 +54,9 @@ def add(exchange: Live) -> None:
     _live.add(exchange)
 
 
-def live(process_set: int | None = None) -> list[Live]:
-    """All of them, or those of one process set."""
-    return [each for each in _live if process_set in (None, each.process_set)]
+def live(host: object = None) -> list[Live]:
+    """All of them, or those of one host: an earlier job's have no engine any more."""
+    return [each for each in _live if host is None or each.host is host]
 
 
 def forget_all() -> None:

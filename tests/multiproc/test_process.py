@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +120,34 @@ def body_again() -> list[float]:
 @pytest.mark.parametrize("size", SIZES)
 def test_init_shutdown_init(ranks: RankFactory, size: int) -> None:
     assert ranks(size).run(body_again) == [[float(size)] * 3] * size
+
+
+def body_after_failure() -> None:
+    def trained() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(3)])
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            named_parameters=model.named_parameters(),
+        )
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+        assert optimizer.overlap_report().deferred_parameters == 6
+        return optimizer
+
+    failed = trained()  # kept, as by an exception's traceback
+    process._shutdown(abandoned=True)  # with all its updates outstanding
+    hvd.init()
+    trained()
+    hvd.shutdown()
+    hvd.init()
+    del failed
+
+
+def test_a_job_ends_well_after_one_that_failed(two_ranks: RankPool) -> None:
+    two_ranks.run(body_after_failure)
 
 
 def body_arguments() -> None:
