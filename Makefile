@@ -122,6 +122,7 @@ test: dev
 
 test-third-party: $(THIRD_PARTY_STAMP) dev
 	"$(BIN)/python" -m pytest tests/third_party
+	"$(BIN)/python" -m pytest tests/parity/test_separability.py -k timm
 
 test-long: dev
 	"$(BIN)/python" -m pytest tests -m long

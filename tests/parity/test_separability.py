@@ -7,6 +7,8 @@ the tolerance is one for rounding, not for luck.
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -187,6 +189,22 @@ KNOWN: dict[str, Callable[[], Case]] = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_is_known_is_deferred_and_equals_one_process(ranks: RankFactory, name: str) -> None:
     check(ranks, "known", name)
+
+
+FIRST_OF_ITS_KIND = """
+import torch
+from hvd_order.torch.separability import separability
+optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
+print(separability(optimizer, torch.optim.AdamW).separable)
+"""
+
+
+def test_a_class_that_inherits_step_is_known_if_it_is_made_first() -> None:
+    # torch decorates step() in the class of the first object, so nobody may be before it.
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_OF_ITS_KIND], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True\n", done.stderr
 
 
 # ---- what must not be deferred ----------------------------------------------------------------

@@ -57,8 +57,6 @@ def check_programs(
     assert tally["equal"] >= (1 - MOST_ERRORS) * tally.total(), tally
 
 
-# Long until the differences that docs/limits.md names under "Known differences" are mended.
-@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_random_programs(
     ranks: RankFactory, record_property: Callable[[str, object], None]
