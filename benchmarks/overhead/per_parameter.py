@@ -27,7 +27,7 @@ FIRST = 40  # steps in which the model is learnt
 def times(distributed: bool) -> dict[str, float]:
     torch.manual_seed(0)
     parameters = [torch.nn.Parameter(torch.randn(ELEMENTS)) for _ in range(PARAMETERS)]
-    optimizer = torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
+    optimizer = torch.optim.SGD(parameters, lr=1e-4 * hvd.size(), momentum=0.9)
     if distributed:
         optimizer = hvd.DistributedOptimizer(optimizer)
     taken: dict[str, list[float]] = {"forward": [], "backward": [], "step": []}

@@ -7,6 +7,7 @@ different ranks can hang.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -107,6 +108,7 @@ class EngineHost:
         self.tuned = False  # an optimizer has begun to choose the cut
         self.settled = False  # and it has chosen
         self.layouts: dict[int, native.SliceLayout] = {}
+        _in_memory.add(self)
 
     def _transport(self, comm: Comm) -> native.TorchTransport:
         """The adapter to what carries the gradients. Collective."""
@@ -264,6 +266,7 @@ def _new_groups(
     }
 
 
+_in_memory: weakref.WeakSet[EngineHost] = weakref.WeakSet()
 _hosts: dict[int, EngineHost] = {}  # by process set
 _groups: dict[int, dict[str, dist.ProcessGroup]] = {}  # of sets whose engine is not needed yet
 _hosts_context: process.ProcessContext | None = None
@@ -320,6 +323,11 @@ def open_groups(process_set: int, ranks: Sequence[int]) -> None:
 def running_host() -> EngineHost | None:
     """The engine of all ranks, if there is one; creates none."""
     return _hosts.get(0)
+
+
+def hosts_in_memory() -> list[EngineHost]:
+    """Those that have been closed as well, while anything holds them."""
+    return list(_in_memory)
 
 
 def running_hosts() -> list[EngineHost]:

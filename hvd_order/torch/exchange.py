@@ -315,7 +315,7 @@ class GradientExchange:
     def fetch_state(self) -> None:
         """The same, and brings the optimizer's state back from servers that keep it."""
         with self._lock:
-            self._updates.flush()
+            self.flush()
             self._transfer.model.fetch()
 
     @property
@@ -437,7 +437,12 @@ class GradientExchange:
             Whether that was necessary; else the ordinary way is right.
         """
         slot = self._table.of(parameter)
-        return slot is not None and slot.update_pending and self._updates.clear(slot, set_to_none)
+        if slot is None or not slot.update_pending:
+            return False
+        cleared = self._updates.clear(slot, set_to_none)
+        if not slot.update_pending:
+            self._learning.watch_again([slot], self._guard)
+        return cleared
 
 
 def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:

@@ -72,6 +72,7 @@ class ExchangeGuard:
             # Whether it is None depends on the other ranks.
             if slot is not None and slot.update_pending and slot.absent and not slot.cleared:
                 self._updates.apply([slot])
+                self._learning.watch_again([slot], self)  # it has not been read
 
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients."""
@@ -81,6 +82,7 @@ class ExchangeGuard:
             outstanding = [slot for slot in slots if slot.update_pending]
             if outstanding:
                 self._updates.apply(outstanding)
+                self._learning.watch_again(outstanding, self)
             if self._gradients.in_backward:
                 self._check_all_sent(slots)
                 self._transfer.finish(slots)

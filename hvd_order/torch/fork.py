@@ -115,6 +115,8 @@ def _after_in_parent() -> None:
 def _after_in_child() -> None:
     # Those of jobs that have ended as well: what still holds one may be dropped here.
     native.keep_watched_groups()
+    for host in engine_host.hosts_in_memory():
+        _never_destroy(host)  # and with it the native objects that it holds
     if not process.is_initialized():
         _after_in_parent()
         return
@@ -122,9 +124,6 @@ def _after_in_child() -> None:
     live_exchanges.forget_all()
     for group in context.open_groups():
         _never_destroy(group)
-    for host in engine_host.running_hosts():
-        for part in (host.engine, host.transport, host.copier):
-            _never_destroy(part)
     while _held:
         exchange = _held.pop()
         _never_destroy(exchange)  # and with it the native objects that it holds

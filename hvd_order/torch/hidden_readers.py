@@ -196,7 +196,8 @@ def _finish_at_entry(finished_at: dict[int, _Entry], enter: Enter) -> Any:
             return
         entry = finished_at.get(id(module))
         if entry is not None and entry.module() is module:
-            enter(list(entry.parameters.values()))
+            with native.CleanRoom():
+                enter(list(entry.parameters.values()))
 
     return module_hooks.register_module_forward_pre_hook(before)
 

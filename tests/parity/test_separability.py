@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import helpers.torchvision_operators  # noqa: F401  before timm
 import pytest
 import torch
 from helpers.ranks import RankFactory

@@ -93,26 +93,41 @@ def test_fifty_steps_are_those_of_torch(kind: str, hyper: dict[str, Any]) -> Non
     random = torch.Generator().manual_seed(1)
     theirs = [torch.randn(count, generator=random) for count in (1, 7, 1023)]
     ours = [tensor.numpy().copy() for tensor in theirs]
+    exact = [tensor.double() for tensor in theirs]
     optimizer = OPTIMIZERS[kind](theirs, foreach=False, **hyper)
+    in_double = OPTIMIZERS[kind](exact, foreach=False, **hyper)
     rule = rule_of(kind, hyper)
     slots = [[np.full_like(value, np.nan) for _ in range(rule.slots)] for value in ours]
     for state in slots:
         rule.initialise_slots(state)
     for step in range(1, STEPS + 1):
-        for value, state, tensor in zip(ours, slots, theirs, strict=True):
+        for value, state, tensor, double in zip(ours, slots, theirs, exact, strict=True):
             tensor.grad = torch.randn(tensor.shape, generator=random)
+            double.grad = tensor.grad.double()
             rule.apply(step, tensor.grad.numpy(), value, state)
         optimizer.step()
-    for value, state, tensor in zip(ours, slots, theirs, strict=True):
-        kept = [optimizer.state[tensor].get(name) for name in STATE[kind]]
-        expected = [tensor, *(their for their in kept if their is not None)]
-        for our, their in zip([value, *state], expected, strict=True):
-            close(our, their)
+        in_double.step()
+    for value, state, tensor, double in zip(ours, slots, theirs, exact, strict=True):
+        expected = [tensor, *state_of(optimizer, tensor, kind)]
+        right = [double, *state_of(in_double, double, kind)]
+        for our, their, best in zip([value, *state], expected, right, strict=True):
+            check_rounding(our, their, best)
 
 
-def close(ours: np.ndarray, theirs: torch.Tensor) -> None:
-    """Values are about 1: next to 0 the last bits of what led there show."""
-    torch.testing.assert_close(torch.from_numpy(ours), theirs, rtol=1e-6, atol=1e-6)
+def state_of(optimizer: torch.optim.Optimizer, tensor: torch.Tensor, kind: str) -> list[Any]:
+    kept = [optimizer.state[tensor].get(name) for name in STATE[kind]]
+    return [each for each in kept if each is not None]
+
+
+def check_rounding(ours: np.ndarray, theirs: torch.Tensor, exact: torch.Tensor) -> None:
+    """We are no further from what doubles give than torch is, but for a few last bits.
+
+    How torch rounds depends on the processor's instructions.
+    """
+    our_error = (torch.from_numpy(ours) - exact).abs().max()
+    their_error = (theirs - exact).abs().max()
+    last_bit = torch.finfo(torch.float32).eps * exact.abs().max().clamp(min=1.0)
+    assert our_error <= 2 * their_error + 4 * last_bit
 
 
 def test_every_number_stands_for_itself() -> None:
