@@ -2,12 +2,17 @@
 
 A commit is written beside the old one and takes its place in one move, so whenever a process is
 killed there is a whole commit. The first line has its number, the last one proves that it is whole.
+
+To read a commit is to unpickle it, which runs what it says. So only files are read that this user
+has written and nobody else could have: their owner and mode are looked at once they are open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import io
+import logging
 import os
 import socket
 import stat
@@ -15,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 from hvd_order.elastic.agent import agent_folders, agent_of_this_process, restarts_workers, sweep
 from hvd_order.errors import CommitLost
@@ -26,7 +31,7 @@ T = TypeVar("T")
 _SUFFIX = ".commit"
 _FIRST = b"hvd_order commit "
 _LAST = b"\nend of commit "
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_log = logging.getLogger("hvd_order")
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class CommitFolder:
             try:
                 self._write_into(self._folders[0], number, dump)
             except OSError as error:
-                if error.errno not in _NO_ROOM:
+                if not _is_no_room(error):
                     raise
                 if len(self._folders) == 1:
                     raise CommitLost(
@@ -93,7 +98,10 @@ class CommitFolder:
                 return
 
     def newest(self) -> Commit | None:
-        """The newest whole commit that this host can see; in a shared directory, of any host."""
+        """The newest whole commit that this host can see; in a shared directory, of any host.
+
+        Files that somebody else could have written are left alone; a warning names them.
+        """
         found = [
             Commit(number, path)
             for folder in self._folders
@@ -107,10 +115,10 @@ class CommitFolder:
         """What `load` makes of a commit's content.
 
         Raises:
-            CommitLost: it cannot be read.
+            CommitLost: it cannot be read, or somebody else could have written it.
         """
         try:
-            with commit.path.open("rb") as file:
+            with _open_own(commit.path) as file:
                 file.readline()
                 return load(file)
         except Exception as error:  # whatever unpickling the user's objects raises
@@ -130,7 +138,7 @@ class CommitFolder:
         try:
             with open(handle, "wb") as file:
                 file.write(_FIRST + b"%d\n" % number)
-                dump(file)
+                _dump(dump, file)
                 file.write(_LAST + b"%d\n" % number)
                 if self._durable:
                     file.flush()
@@ -151,15 +159,85 @@ def _is_private(folder: Path) -> bool:
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
+class _UntrustedError(Exception):
+    """Others could have written a file."""
+
+
+def _open_own(path: Path) -> IO[bytes]:
+    """Opens a file that nobody but this user, or root, can have written.
+
+    Raises:
+        _UntrustedError: others can.
+        OSError: it cannot be opened.
+    """
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    info = os.fstat(file.fileno())
+    ours = stat.S_ISREG(info.st_mode) and info.st_uid in (os.getuid(), 0)
+    if ours and not info.st_mode & 0o022:
+        return file
+    file.close()
+    raise _UntrustedError(
+        f"{path} (owner {info.st_uid}, mode {stat.filemode(info.st_mode)}) could have been written "
+        f"by somebody else than user {os.getuid()}, so it is not read"
+    )
+
+
 def _number_of(path: Path) -> int | None:
-    """The number of the commit in a file; None where it is not a whole one."""
+    """The number of the commit in a file; None where it is not a whole one, or not ours."""
     try:
-        with path.open("rb") as file:
+        with _open_own(path) as file:
             first = file.readline(64)
             if not first.startswith(_FIRST) or not first.endswith(b"\n"):
                 return None
             last = _LAST + first[len(_FIRST) :]
             file.seek(-len(last), os.SEEK_END)
             return int(first[len(_FIRST) :]) if file.read() == last else None
+    except _UntrustedError as error:
+        _log.warning("%s", error)
+        return None
     except (OSError, ValueError):
         return None
+
+
+# ---- no room ------------------------------------------------------------------------------------
+
+
+class _Noting(io.BufferedIOBase):
+    """A file that remembers why it could not be written to: torch's zip writer says so itself."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        try:
+            self._file.flush()
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def _dump(dump: Callable[[IO[bytes]], None], file: IO[bytes]) -> None:
+    """Calls `dump`; of a write that failed its OSError is raised, whatever `dump` makes of it."""
+    noting = _Noting(file)
+    try:
+        dump(cast("IO[bytes]", noting))
+        noting.flush()
+    except Exception as error:
+        if noting.error is None or noting.error is error:
+            raise
+        raise noting.error from error
+
+
+def _is_no_room(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

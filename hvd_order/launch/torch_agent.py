@@ -99,7 +99,8 @@ def run_workers(
             local_world_size=process_count,
             rdzv_handler=rendezvous,
             entrypoint=program,
-            args=tuple(arguments),
+            # The agent takes "$name" in them for its own macros.
+            args=tuple(argument.replace("$", "$$") for argument in arguments),
             max_restarts=_NOT_LIMITED if restart else 0,
             numa_options=LaunchConfig(1, 1, process_count).numa_options,
         )

@@ -13,7 +13,9 @@ meets the lock on the parameter's memory, never an old value.
 
 from __future__ import annotations
 
+import functools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -105,6 +107,7 @@ class HiddenReaders:
                 with native.CleanRoom():
                     call(module, result)
 
+        _say_nothing_of_hooks()
         self._watching += [
             module_hooks.register_module_forward_pre_hook(before),
             module_hooks.register_module_forward_hook(after, always_call=True),
@@ -199,7 +202,20 @@ def _finish_at_entry(finished_at: dict[int, _Entry], enter: Enter) -> Any:
             with native.CleanRoom():
                 enter(list(entry.parameters.values()))
 
+    _say_nothing_of_hooks()
     return module_hooks.register_module_forward_pre_hook(before)
+
+
+@functools.cache
+def _say_nothing_of_hooks() -> None:
+    """Spares the user torch's warning about hooks for all modules, which are ours.
+
+    Compiled modules warn that such hooks run once more for them, which ours may. Whoever has hooks
+    of his own has been warned when the module ran first.
+    """
+    warnings.filterwarnings(
+        "ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning
+    )
 
 
 def _remove(handles: list[Any]) -> None:

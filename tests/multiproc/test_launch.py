@@ -70,6 +70,17 @@ def test_options_reach_the_processes(tmp_path: Path) -> None:
     ]
 
 
+def test_arguments_arrive_as_they_are(tmp_path: Path) -> None:
+    wanted = ["a$$b", "${local_rank}", "$local_rank", "$", "$$", "\\$x", "*", "a b", "", "'\"", "é"]
+    program = write_script(tmp_path, "import json, sys; print(json.dumps(sys.argv[1:]))")
+    done = subprocess.run(
+        [*launcher("-np", "1"), *program, *wanted],
+        env=launcher_environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == wanted
+
+
 def test_the_timeline_that_was_asked_for_is_written(tmp_path: Path) -> None:
     path = tmp_path / "traces" / "t.json"
     done = launch(

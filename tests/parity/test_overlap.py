@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import RankFactory
+from helpers.ranks import RankFactory, run_script
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
@@ -329,3 +329,26 @@ def body_dropped(finished: bool) -> list[str]:
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_dropped_optimizer_leaves_nothing(ranks: RankFactory, finished: bool) -> None:
     assert ranks(2).run(body_dropped, finished) == [[], []]
+
+
+COMPILED = """
+import torch
+import hvd_order.torch as hvd
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+)
+compiled = torch.compile(model, backend="eager")
+for step in range(9):
+    optimizer.zero_grad()
+    compiled(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_compiled_model_says_nothing_of_hooks_that_are_ours() -> None:
+    for end in run_script(2, COMPILED):
+        assert end.returncode == 0, end.stderr
+        assert "Warning" not in end.stderr

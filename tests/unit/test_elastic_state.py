@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -88,16 +87,66 @@ def test_where_there_is_no_room_the_next_folder_is_used(tmp_path: Path) -> None:
     assert folder.newest() == newest, "a commit that failed takes nothing away"
 
 
-def test_torch_says_that_there_is_no_room_too(tmp_path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    state = {"w": torch.zeros(100_000)}
-    with (tmp_path / "file").open("wb") as file:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
-        try:
-            with pytest.raises((OSError, RuntimeError)):
-                hvd.elastic.TorchState.dump(None, state, file)  # type: ignore[arg-type]
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+FULL_MEMORY = """
+import subprocess, sys
+from pathlib import Path
+import torch
+import hvd_order.torch as hvd
+from hvd_order.elastic.commits import CommitFolder
+memory, disk = Path(sys.argv[1], "memory"), Path(sys.argv[1], "disk")
+memory.mkdir()
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", memory], check=True)
+folder = CommitFolder([memory, disk], durable=True)
+state = {"w": torch.ones(1_000_000)}
+folder.write(1, lambda file: hvd.elastic.TorchState.dump(None, state, file))
+newest = folder.newest()
+assert newest.path.parent == disk, newest
+found = folder.read(newest, lambda file: hvd.elastic.TorchState.load(None, file))
+assert torch.equal(found["w"], state["w"])
+assert list(memory.iterdir()) == []
+"""
+
+
+def test_state_of_torch_that_memory_has_no_room_for_goes_to_the_disk(tmp_path: Path) -> None:
+    private = ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run(
+        [*private, "mount", "-t", "tmpfs", "tmpfs", tmp_path], check=False
+    ).returncode:
+        pytest.skip("this machine lets nobody mount a file system of his own")
+    done = subprocess.run(
+        [*private, sys.executable, "-c", FULL_MEMORY, tmp_path],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_others_could_have_written_is_not_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = CommitFolder([tmp_path], durable=True)
+    put(folder, 9, "theirs")
+    (own,) = tmp_path.iterdir()
+    forged = own.rename(tmp_path / "forged.commit")
+    put(folder, 1, "ours")
+    newest = folder.newest()
+    assert newest is not None
+    assert newest.number == 9, "it is ours so far"
+    forged.chmod(0o622)
+    found = folder.newest()
+    assert found is not None
+    assert found.number == 1
+    assert "could have been written by somebody else" in caplog.text
+    with pytest.raises(CommitLost, match="could have been written by somebody else"):
+        folder.read(newest, pickle.load)
+    forged.chmod(0o600)
+    elsewhere = forged.rename(tmp_path / "elsewhere")
+    forged.symlink_to(elsewhere)
+    assert folder.newest() == found, "a link leads to what others choose"
+    if os.getuid() == 0:  # only root may give a file away
+        forged.unlink()
+        elsewhere.rename(forged)
+        os.chown(forged, 1234, -1)
+        assert folder.newest() == found
 
 
 def test_somebody_elses_folder_is_not_trusted(tmp_path: Path) -> None:
