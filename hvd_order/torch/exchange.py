@@ -439,10 +439,10 @@ class GradientExchange:
         slot = self._table.of(parameter)
         if slot is None or not slot.update_pending:
             return False
-        cleared = self._updates.clear(slot, set_to_none)
-        if not slot.update_pending:
-            self._learning.watch_again([slot], self._guard)
-        return cleared
+        if self._updates.clear(slot, set_to_none):
+            return True
+        self._learning.watch_again([slot], self._guard)  # it is updated, and has not been read
+        return False
 
 
 def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:
