@@ -17,7 +17,7 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ from hvd_order.torch.compiled_regions import Enter
 from hvd_order.torch.slot import Slot
 
 __all__: list[str] = []
+
+_MOST_CALLS = 100_000  # of modules, in one step that is watched
 
 
 @dataclass(eq=False)
@@ -80,18 +82,21 @@ class HiddenReaders:
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
         self._outside: set[Slot] = set()
-        self._made: list[Any] = []  # nodes that made what the outermost modules returned
+        self._slots: dict[int, Slot] = {}  # that no call has consumed so far, by parameter
+        self._consumed: dict[Slot, int] = {}  # number of the first node that did
         self._thread = 0
         self._boundary: Callable[[], int] = int
 
-    def watch(self, boundary: Callable[[], int]) -> None:
+    def watch(self, slots: Iterable[Slot], boundary: Callable[[], int]) -> None:
         """Watches all module calls until :meth:`prove` or :meth:`stop`.
 
         Args:
+            slots: whose parameters' readers are looked for.
             boundary: called at each entry and exit, so that reads in each call are seen anew;
                 returns how many reads have been seen.
         """
         self.stop()
+        self._slots = {id(slot.parameter): slot for slot in slots}
         self._boundary = boundary
         self._thread = threading.get_ident()
         # torch's list of these hooks must not keep this alive.
@@ -116,6 +121,9 @@ class HiddenReaders:
     def _entered(self, module: torch.nn.Module) -> None:
         if threading.get_ident() != self._thread:
             return
+        if len(self._calls) == _MOST_CALLS:  # an evaluation, not a step: the next look is as good
+            self.stop()
+            return
         call = _Call(
             weakref.ref(module), self._boundary(), len(self._open),
             torch._C._autograd._get_sequence_nr(),
@@ -124,7 +132,7 @@ class HiddenReaders:
         self._open.append(call)
 
     def _left(self, module: torch.nn.Module, result: Any) -> None:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() != self._thread or not self._watching:
             return
         self._boundary()
         while self._open:  # a call that raised has no exit of its own
@@ -132,8 +140,11 @@ class HiddenReaders:
             call.end = torch._C._autograd._get_sequence_nr()
             if call.module() is module:
                 break
-        if not self._open:
-            self._made += _nodes(result)
+        # At once: who kept the graph until the next gradient would keep its activations.
+        if not self._open and self._slots:
+            self._consumed |= _first_consumers(_nodes(result), self._slots)
+            for slot in self._consumed:
+                self._slots.pop(id(slot.parameter), None)
 
     def note(self, slot: Slot) -> None:
         """``slot`` is read from Python."""
@@ -145,12 +156,13 @@ class HiddenReaders:
         self._calls.clear()
         self._open.clear()
         self._outside.clear()
-        self._made.clear()
+        self._slots.clear()
+        self._consumed.clear()
 
-    def prove(self, slots: Iterable[Slot]) -> Proof:
+    def prove(self) -> Proof:
         """Ends the watch, and has modules finish what they read unseen."""
         proof = Proof()
-        for slot, number in _first_consumers(self._made, slots).items():
+        for slot, number in self._consumed.items():
             inside = [c for c in self._calls if c.first <= number < (c.end or 0)]
             inside.sort(key=lambda c: c.depth, reverse=True)
             if slot in (inside[0].read if inside else self._outside):
@@ -223,12 +235,11 @@ def _remove(handles: list[Any]) -> None:
         handles.pop().remove()
 
 
-def _first_consumers(made: Sequence[Any], slots: Iterable[Slot]) -> dict[Slot, int]:
+def _first_consumers(made: Iterable[Any], slots: Mapping[int, Slot]) -> dict[Slot, int]:
     """The number of the first node that consumes each parameter, of those that led to ``made``."""
-    slot_of = {id(slot.parameter): slot for slot in slots}
     first: dict[Slot, int] = {}
-    seen = set(made)
     todo = list(made)
+    seen = set(todo)
     while todo:
         node = todo.pop()
         for source, _ in node.next_functions:
@@ -239,7 +250,7 @@ def _first_consumers(made: Sequence[Any], slots: Iterable[Slot]) -> dict[Slot, i
                 if source not in seen:
                     seen.add(source)
                     todo.append(source)
-            elif (slot := slot_of.get(id(variable))) is not None:
+            elif (slot := slots.get(id(variable))) is not None:
                 number = node._sequence_nr()
                 first[slot] = min(first.get(slot, number), number)
     return first

@@ -86,7 +86,7 @@ class Learning:
         for slot in slots:
             disarm_parameter(slot.parameter)
         if self.order.watching:
-            found = self.hidden.prove(slots)
+            found = self.hidden.prove()
             for slot, reads in found.finished_at.items():
                 self.order.note(slot, reads)
             self.order.close()
@@ -109,7 +109,7 @@ class Learning:
             self._read_lately.clear()
             return self.order.reads
 
-        self.hidden.watch(boundary)
+        self.hidden.watch(slots, boundary)
 
     # ---- steps --------------------------------------------------------------------------------
 

@@ -331,6 +331,23 @@ def test_a_dropped_optimizer_leaves_nothing(ranks: RankFactory, finished: bool) 
     assert ranks(2).run(body_dropped, finished) == [[], []]
 
 
+def body_evaluation_while_watched() -> bool:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 2)).double()
+    optimizer = train(model, 6)  # reads are watched after steps 6 and 7
+    x = rows(0).requires_grad_()
+    is_freed = weakref.ref(x)
+    model(x).sum()
+    del x
+    gc.collect()
+    optimizer.flush()
+    return is_freed() is None
+
+
+def test_no_graph_is_kept_while_reads_are_watched(ranks: RankFactory) -> None:
+    assert ranks(2).run(body_evaluation_while_watched) == [True, True]
+
+
 COMPILED = """
 import torch
 import hvd_order.torch as hvd

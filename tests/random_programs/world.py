@@ -214,7 +214,8 @@ class World:
     def step(self, *closure: Callable[[], Any]) -> Any:
         """``optimizer.step()``."""
         if self.setup.is_sum and not closure and not self.gradients_came:
-            self.optimizer.zero_grad()  # the ranks would sum once more, as Horovod, what is left
+            for p in self.parameters():  # the ranks would sum once more, as Horovod, what is left
+                p.grad = None
         self.gradients_came = False
         self.step_number += 1
         result = self.optimizer.step(*closure)
