@@ -437,12 +437,15 @@ class GradientExchange:
             Whether that was necessary; else the ordinary way is right.
         """
         slot = self._table.of(parameter)
-        if slot is None or not slot.update_pending:
+        if slot is None:
             return False
-        if self._updates.clear(slot, set_to_none):
-            return True
-        self._learning.watch_again([slot], self._guard)  # it is updated, and has not been read
-        return False
+        with self._lock:  # another thread's read may be updating it right now
+            if not slot.update_pending:
+                return False
+            if self._updates.clear(slot, set_to_none):
+                return True
+            self._learning.watch_again([slot], self._guard)  # it is updated, and has not been read
+            return False
 
 
 def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:
