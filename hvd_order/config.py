@@ -396,7 +396,7 @@ KNOBS: tuple[Knob, ...] = (
         "HVD_ORDER_CHECK_RANKS",
         "1",
         "`1` or `0`",
-        "After steps 1, 2, 5, 9, 17, ... compare the ranks' parameters and hyper-parameters, and "
+        "Compare the ranks' parameters and hyper-parameters after steps 1, 2, 4, 8, 16, ..., and "
         "stop with an error that names the first that differ.",
         _parse_bool,
     ),

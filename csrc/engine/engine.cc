@@ -46,15 +46,15 @@ std::exception_ptr errorOf(const std::string& text) {
 enum class FailureClass : std::uint32_t { kOther, kPeerLost, kTimeout };
 
 std::vector<std::uint32_t> packFailure(const std::exception_ptr& error) {
-  auto kind = FailureClass::kOther;
+  FailureClass kind{};
   try {
     std::rethrow_exception(error);
   } catch (const PeerLost&) {
     kind = FailureClass::kPeerLost;
   } catch (const TransferTimeout&) {
     kind = FailureClass::kTimeout;
-  } catch (...) { // NOLINT(bugprone-empty-catch)
-    // Of another class.
+  } catch (...) {
+    kind = FailureClass::kOther;
   }
   std::vector<std::uint32_t> words = packText(textOf(error));
   words.insert(words.begin(), static_cast<std::uint32_t>(kind));

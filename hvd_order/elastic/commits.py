@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import logging
 import os
 import socket
@@ -202,15 +201,12 @@ def _number_of(path: Path) -> int | None:
 # ---- no room ------------------------------------------------------------------------------------
 
 
-class _Noting(io.BufferedIOBase):
-    """A file that remembers why it could not be written to: torch's zip writer says so itself."""
+class _Noting:
+    """A file that remembers why it could not be written to: torch's zip writer hides it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self.error: OSError | None = None
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, data: Any) -> int:
         try:
@@ -225,6 +221,9 @@ class _Noting(io.BufferedIOBase):
         except OSError as error:
             self.error = error
             raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def _dump(dump: Callable[[IO[bytes]], None], file: IO[bytes]) -> None:

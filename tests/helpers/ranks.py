@@ -299,10 +299,7 @@ class Script:
             except subprocess.TimeoutExpired:
                 hung.append(rank)
         if hung:
-            for rank in hung:
-                self.kill(rank, signal.SIGABRT)  # faulthandler prints the stacks of all threads
-            time.sleep(0.5)
-            report = self._report()
+            report = self._end_with_stacks(hung)
             self.close()
             raise RanksHung(f"ranks {hung} still run after {timeout:g} s\n{report}")
         return [
@@ -319,11 +316,19 @@ class Script:
         try:
             self._processes[rank].wait(timeout)
         except subprocess.TimeoutExpired:
-            self.kill(rank, signal.SIGABRT)
-            time.sleep(0.5)
-            raise RanksHung(f"rank {rank} runs after {timeout:g} s\n{self._report()}") from None
+            report = self._end_with_stacks([rank])
+            raise RanksHung(f"rank {rank} runs after {timeout:g} s\n{report}") from None
         code = self._processes[rank].returncode
         return Completed(rank, code, self._text(rank, "out"), self._text(rank, "err"))
+
+    def _end_with_stacks(self, ranks: list[int]) -> str:
+        """Ends processes and returns what all have printed, the stacks of these at the end."""
+        for rank in ranks:
+            self.kill(rank, signal.SIGABRT)  # faulthandler prints the stacks of all threads
+        for rank in ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._processes[rank].wait(timeout=10.0)
+        return self._report()
 
     def close(self) -> None:
         """Ends what still runs and removes the output; a second call does nothing."""

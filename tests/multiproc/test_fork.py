@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,11 +87,16 @@ class _FromModel(Dataset[torch.Tensor]):
             return self._model(torch.full((32,), float(index)))
 
 
-def body_data_loader() -> None:
+def body_data_loader(folder: str) -> None:
     model, optimizer = trained()
-    if hvd.rank() == 1:
-        time.sleep(1.0)  # late, so that rank 0 forks while gradients are on their way
+    about_to_fork = Path(folder, "about to fork")
+    if hvd.rank() == 1:  # late, so that rank 0 forks while gradients are on their way
+        deadline = time.monotonic() + CHILD_S
+        while not about_to_fork.exists():
+            assert time.monotonic() < deadline, "rank 0 has not come to its fork"
+            time.sleep(0.01)
     train(model, optimizer, 1)
+    about_to_fork.touch()
     # The workers are forked here, with all updates outstanding, and read parameters.
     loader = DataLoader(_FromModel(model), batch_size=1, num_workers=2, timeout=CHILD_S)
     seen = torch.cat(list(loader))
@@ -102,8 +108,10 @@ def body_data_loader() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_worker_of_a_data_loader_reads_finished_parameters(ranks: RankFactory) -> None:
-    ranks(2).run(body_data_loader)
+def test_a_worker_of_a_data_loader_reads_finished_parameters(
+    ranks: RankFactory, tmp_path: Path
+) -> None:
+    ranks(2).run(body_data_loader, str(tmp_path))
 
 
 def body_plain_parameters() -> None:
