@@ -13,7 +13,6 @@ import os
 import socket
 import tempfile
 import time
-import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -123,7 +122,6 @@ class _Rendezvous(RendezvousHandler):
         self.round: Round | None = None
         self.failure: Failure | None = None
         self._source = source
-        self._run_id = uuid.uuid4().hex
         self._threads_given = "OMP_NUM_THREADS" in os.environ
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -174,7 +172,8 @@ class _Rendezvous(RendezvousHandler):
         return "hvd_order"
 
     def get_run_id(self) -> str:
-        return self._run_id
+        # The same on all hosts: ranks compare it.
+        return "none" if self.round is None else f"{self.round.address}:{self.round.port}"
 
     def is_closed(self) -> bool:
         return False
