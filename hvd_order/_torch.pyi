@@ -201,11 +201,12 @@ class Link:
 class PairLink(Link):
     """A link over a Gloo group of two members."""
 
-    def __init__(self, group: Backend, session: int, largest_payload: int) -> None:
+    def __init__(self, group: Backend, sends: int, receives: int, largest_payload: int) -> None:
         """Takes the group for itself.
 
         Args:
-            session: number that both ends know and nobody else.
+            sends: number in the frames of this end; the two ends know it and nobody else.
+            receives: the same in those of the other end.
             largest_payload: bytes; both ends say the same.
         """
 

@@ -75,11 +75,11 @@ void bindServer(py::module_& m) {
   py::class_<PairLink, Link, std::shared_ptr<PairLink>>(
       m, "PairLink", py::module_local(), "A link over a Gloo group of two members.")
       .def(
-          py::init([](const c10::intrusive_ptr<c10d::Backend>& group, std::uint64_t session,
-                      std::size_t largestPayload) {
-            return std::make_shared<PairLink>(group, session, largestPayload);
+          py::init([](const c10::intrusive_ptr<c10d::Backend>& group, std::uint64_t sends,
+                      std::uint64_t receives, std::size_t largestPayload) {
+            return std::make_shared<PairLink>(group, sends, receives, largestPayload);
           }),
-          py::arg("group"), py::arg("session"), py::arg("largest_payload"));
+          py::arg("group"), py::arg("sends"), py::arg("receives"), py::arg("largest_payload"));
 
   py::class_<ServerCore, std::shared_ptr<ServerCore>>(
       m, "ServerCore", py::module_local(), "A parameter server.")

@@ -56,7 +56,7 @@ constexpr std::uint16_t kFrameFlags = kFrameFlagLate | kFrameFlagGroup | kFrameF
 struct FrameHeader {
   FrameKind kind = FrameKind::kControl;
   std::uint16_t flags = 0;
-  std::uint64_t session = 0; ///< known to both ends of this link alone
+  std::uint64_t session = 0; ///< of this direction; known to both ends of the link alone
   std::uint64_t number = 0;  ///< counts the frames of one direction, from 0
   std::uint32_t model = 0;
   std::uint32_t layout = 0; ///< counts the model's layouts

@@ -31,11 +31,13 @@ int payloadTag(std::uint64_t number, std::uint64_t depth) {
 
 PairLink::PairLink(
     c10::intrusive_ptr<c10d::Backend> group,
-    std::uint64_t session,
+    std::uint64_t sends,
+    std::uint64_t receives,
     std::size_t largestPayload)
     : group_(std::move(group)),
       peer_(1 - group_->getRank()),
-      session_(session),
+      sends_(sends),
+      receives_(receives),
       largestPayload_(largestPayload),
       pool_(std::make_shared<BufferPool>(largestPayload)) {
   if (group_->getSize() != 2) {
@@ -94,7 +96,7 @@ void PairLink::sendAll() {
 }
 
 void PairLink::transmit(Waiting frame) {
-  frame.header.session = session_;
+  frame.header.session = sends_;
   frame.header.number = sent_;
   frame.header.payloadBytes = frame.payload.sizeBytes;
   Header bytes;
@@ -145,7 +147,7 @@ bool PairLink::receive() {
   if (!at.headerWork->wait(kForever) || stopping_) {
     return false;
   }
-  const FrameHeader header = parse(at.header, {session_, received_, largestPayload_});
+  const FrameHeader header = parse(at.header, {receives_, received_, largestPayload_});
   Payload payload;
   const bool withPayload = header.payloadBytes > 0;
   if (withPayload) {

@@ -22,11 +22,13 @@ namespace hvd_order {
 class PairLink final : public Link {
  public:
   /// @param group of two members, used by nobody else.
-  /// @param session number that both ends know and nobody else.
+  /// @param sends number in the frames of this end, `receives` in those of the other; the two ends
+  ///   know them and nobody else.
   /// @param largestPayload bytes; a larger one is never sent, and ends the process that gets it.
   PairLink(
       c10::intrusive_ptr<c10d::Backend> group,
-      std::uint64_t session,
+      std::uint64_t sends,
+      std::uint64_t receives,
       std::size_t largestPayload);
   ~PairLink() override;
 
@@ -67,7 +69,8 @@ class PairLink final : public Link {
 
   const c10::intrusive_ptr<c10d::Backend> group_;
   const int peer_; // its rank in the group
-  const std::uint64_t session_;
+  const std::uint64_t sends_;
+  const std::uint64_t receives_;
   const std::size_t largestPayload_;
   const std::shared_ptr<BufferPool> pool_;
   OnFrame onFrame_;

@@ -8,7 +8,7 @@ connection::
     server/3               where server 3 runs; it listens
     server/3/places        how many have asked for a link to it
     server/3/place/7/...   the proofs of who asked as the seventh (hvd_order/server/secret.py)
-    server/3/pair/7/...    Gloo's own keys for that pair
+    server/3/pair/7/...    Gloo's own keys for that pair, signed (signed_store.py)
     server/3/ready         all workers and all servers before it have their links
 """
 
@@ -24,9 +24,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hvd_order import _torch as native
-from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
+from hvd_order.errors import HvdOrderError, InvalidUsage, NotTrusted, PeerLost, TransferTimeout
 from hvd_order.server import secret
 from hvd_order.server.arrivals import Arrivals
+from hvd_order.torch.parameter_server.signed_store import SignedStore
 
 __all__: list[str] = []
 
@@ -124,7 +125,7 @@ def take_part(
     """
     place = meeting.count(f"server/{server}/places")
     store = meeting.own()
-    session = secret.join(
+    keys = secret.join(
         store,
         f"server/{server}/place/{place}",
         key,
@@ -132,18 +133,25 @@ def take_part(
         server=f"server {server}",
         timeout=timeout,
     )
-    return _link(store, server, place, 1, session, timeout)
+    return _link(store, server, place, 1, keys, timeout)
 
 
 def _link(
-    store: PrefixStore, server: int, place: int, rank: int, session: int, timeout: timedelta
+    store: PrefixStore,
+    server: int,
+    place: int,
+    rank: int,
+    keys: secret.LinkKeys,
+    timeout: timedelta,
 ) -> native.PairLink:
-    pair = PrefixStore(f"server/{server}/pair/{place}", store)
+    pair = SignedStore(PrefixStore(f"server/{server}/pair/{place}", store), keys.records)
     try:
         group = dist.ProcessGroupGloo(pair, rank, 2, timeout)
+    except NotTrusted:
+        raise
     except RuntimeError as error:
         raise PeerLost(f"no connection to server {server} could be made: {error}") from error
-    return native.PairLink(group, session, LARGEST_PAYLOAD_BYTES)
+    return native.PairLink(group, keys.sends, keys.receives, LARGEST_PAYLOAD_BYTES)
 
 
 class Door:
@@ -201,7 +209,7 @@ class Door:
                 timeout=_HANDSHAKE_TIME,
             )
             if peer is not None:
-                link = _link(store, self._server, place, 0, peer.session, _HANDSHAKE_TIME)
+                link = _link(store, self._server, place, 0, peer.keys, _HANDSHAKE_TIME)
                 self._welcome(peer.identity, link)
         except (HvdOrderError, RuntimeError) as error:
             self._refuse(f"place {place}: {error}")
