@@ -247,7 +247,9 @@ class Driver:
         for name in stay:
             self._members[name].has_state = True
             self._members[name].deadline = time.monotonic() + self._timeout_s()
-        self._members[self._serving].process.send({"what": "serve", "round": self._round})
+        self._members[self._serving].process.send(
+            {"what": "serve", "round": self._round, "address": self._address_of(self._serving)}
+        )
 
     def _announce(self, port: int) -> None:
         """Tells all hosts of the round, now that their meeting place is known."""

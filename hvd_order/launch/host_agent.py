@@ -126,7 +126,7 @@ def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
         for line in pipe:
             message = json.loads(line)
             if message["what"] == "serve":
-                store = serve_store()
+                store = serve_store(message["address"])
                 stores = [*stores[-1:], store]
                 launcher.tell("serving", round=message["round"], port=store.port)
             elif message["what"] == "round":

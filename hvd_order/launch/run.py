@@ -26,6 +26,8 @@ from hvd_order.launch.servers import servers_running
 
 __all__ = ["LaunchRequest", "run"]
 
+_HERE = "127.0.0.1"
+
 
 def run(request: LaunchRequest) -> int:
     """Starts the processes and waits for them; their output goes to this process's.
@@ -39,8 +41,25 @@ def run(request: LaunchRequest) -> int:
         ImportError: PyTorch is not installed.
     """
     _check_command(request.command)
+    if _is_only_here(request):
+        request = replace(request, env={**_loopback_variables(request), **request.env})
     with servers_running(request) as variables:
         return _run_workers(replace(request, env={**request.env, **variables}))
+
+
+def _is_only_here(request: LaunchRequest) -> bool:
+    """Whether this host is the only one that the job has and can ever get."""
+    may_grow = request.elastic is not None and request.elastic.discovery_script is not None
+    return not may_grow and all(is_this_host(host.name) for host in request.hosts)
+
+
+def _loopback_variables(request: LaunchRequest) -> dict[str, str]:
+    """What keeps the communication libraries from listening where other hosts can reach them."""
+    if request.interfaces or sys.platform != "linux":
+        return {}
+    return {
+        name: value for name, value in interface_variables(["lo"]).items() if name not in os.environ
+    }
 
 
 def _run_workers(request: LaunchRequest) -> int:
@@ -64,8 +83,8 @@ def _run_here(request: LaunchRequest) -> int:
         interface_address(name)  # says what is wrong with it
     changes = {**request.env, **interface_variables(request.interfaces), **_heeded_signals()}
     with _environment(changes):
-        store, count = serve_store(), request.process_count
-        source = OneRound(Round(1, 0, 1, 0, count, count, "127.0.0.1", store.port))
+        store, count = serve_store(_HERE), request.process_count
+        source = OneRound(Round(1, 0, 1, 0, count, count, _HERE, store.port))
         try:
             failure = run_workers(
                 request.command,

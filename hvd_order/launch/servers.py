@@ -38,11 +38,12 @@ def servers_running(request: LaunchRequest) -> Iterator[Mapping[str, str]]:
         raise InvalidUsage("--servers does not go with elastic jobs: the workers' number is fixed")
     from hvd_order.launch.torch_agent import serve_store
 
-    store = serve_store()
-    secret = new_secret()
     hosts = {host.name for host in request.hosts}
+    address = _own_address(hosts, request.interfaces)
+    store = serve_store(address)
+    secret = new_secret()
     env = {
-        "HVD_ORDER_SERVER_STORE": f"{_own_address(hosts, request.interfaces)}:{store.port}",
+        "HVD_ORDER_SERVER_STORE": f"{address}:{store.port}",
         "HVD_ORDER_SERVERS": str(request.servers),
         "HVD_ORDER_SECRET": secret.hex(),
         "HVD_ORDER_COMM": request.env.get("HVD_ORDER_COMM", os.environ.get("HVD_ORDER_COMM", "ps")),

@@ -1,9 +1,9 @@
 """torch's elastic agent, led by the launcher's rounds (rounds.py) instead of a rendezvous server.
 
-So ranks follow the order of the hosts, hosts may have different numbers of processes, and no
-port of the launcher is open. Agents know from the round what torch's would ask each other for, so a
-host that freezes or dies while the job forms holds up no other. The only module of this room that
-needs PyTorch.
+So ranks follow the order of the hosts, hosts may have different numbers of processes, and the only
+port is that of the workers' meeting place. Agents know from the round what torch's would ask each
+other for, so a host that freezes or dies while the job forms holds up no other. The only module of
+this room that needs PyTorch.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.launch.listening import listening_fd
 from hvd_order.launch.rounds import Failure, Round, Stopped
 from hvd_order.launch.tied import tied
 
@@ -55,9 +56,20 @@ class RoundSource(Protocol):
     def finished(self) -> bool: ...  # noqa: D102
 
 
-def serve_store() -> TCPStore:
-    """A store for the workers of one round, on a free port; it serves as long as it is kept."""
-    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+def serve_store(address: str) -> TCPStore:
+    """A store for the workers of one round, on a free port; it serves as long as it is kept.
+
+    Args:
+        address: by which all of them reach this host. If that is a number, nobody else can.
+    """
+    return TCPStore(
+        "localhost" if (taken := listening_fd(address)) is None else address,
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_STORE_TIMEOUT,
+        master_listen_fd=taken,
+    )
 
 
 def run_workers(
