@@ -99,14 +99,14 @@ class AgentProcess:
         self._outgoing.put(json.dumps(message).encode() + b"\n")
 
     def stop(self) -> None:
-        """Ends the agent and its workers, now; `wait` waits for it."""
-        self._outgoing.put(None)
+        """Ends the agent and its workers, which may take their time; `wait` waits for it."""
+        self.send({"what": "stop"})
         if not self._answered:  # it has no workers, and may never come to read
             self._process.terminate()
 
     def kill(self) -> None:
-        """Ends the agent at once, and with it its workers if they are on this host."""
-        self._process.kill()
+        """After `stop`: has the workers ended at once."""
+        self.send({"what": "kill"})
 
     def wait(self, seconds: float) -> None:
         """Waits for the end, and kills what has not ended by then."""
@@ -115,6 +115,7 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._outgoing.put(None)
         for thread in self._threads:
             thread.join(5)
 

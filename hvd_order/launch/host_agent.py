@@ -37,6 +37,9 @@ BOOT = (
     "from hvd_order.launch.host_agent import main; sys.exit(main(job, pipe))"
 )
 
+# Not SIGTERM: elastic workers take that for a change of the job and would finish their step.
+_STOP = signal.SIGHUP
+
 
 def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
     """Takes part in a job until its end.
@@ -50,7 +53,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
     """
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # workers must not read the launcher's lines
     # Under nohup it would be ignored here and by the workers; but no terminal reaches this session.
-    signal.signal(signal.SIGHUP, _stop)  # until torch's agent has a handler of its own
+    signal.signal(_STOP, _stop)  # until torch's agent has a handler of its own
     os.environ.update(job["env"])
     launcher = _Launcher(job["marker"])
     try:
@@ -82,7 +85,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
         launcher.tell("error", text=str(error))
         return 1
     finally:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of _listen, too late to matter
+        signal.signal(_STOP, signal.SIG_IGN)  # of _listen, too late to matter
         for folder in agent_folders(os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)
     if failure is not None:
@@ -134,12 +137,14 @@ def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
             elif message["what"] == "leave":
                 inbox.end()
                 return
+            elif message["what"] in ("stop", "kill"):  # a second signal means: at once
+                inbox.end()
+                os.kill(os.getpid(), _STOP)
     except (RuntimeError, OSError) as error:  # no store could be made, or nobody listens any more
         with contextlib.suppress(OSError):
             launcher.tell("error", text=f"nothing can be served here: {error}")
     inbox.end()
-    # Not SIGTERM: elastic workers take that for a change of the job and would finish their step.
-    os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), _STOP)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

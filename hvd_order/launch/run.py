@@ -43,8 +43,13 @@ def run(request: LaunchRequest) -> int:
     _check_command(request.command)
     if _is_only_here(request):
         request = replace(request, env={**_loopback_variables(request), **request.env})
-    with servers_running(request) as variables:
-        return _run_workers(replace(request, env={**request.env, **variables}))
+    try:
+        with servers_running(request) as variables:
+            return _run_workers(replace(request, env={**request.env, **variables}))
+    except Stopped as stop:
+        return 128 + stop.signal
+    except KeyboardInterrupt:
+        return 128 + int(signal.SIGINT)
 
 
 def _is_only_here(request: LaunchRequest) -> bool:
@@ -67,7 +72,11 @@ def _run_workers(request: LaunchRequest) -> int:
     here = len(hosts) <= 1 and all(is_this_host(host.name) for host in hosts)
     if here and request.elastic is None:
         return _run_here(request)
-    return Driver(request).run()
+    driver = Driver(request)
+    code = driver.run()
+    if driver.stopped_by is not None:
+        raise Stopped(driver.stopped_by)
+    return code
 
 
 def _run_here(request: LaunchRequest) -> int:
@@ -85,19 +94,14 @@ def _run_here(request: LaunchRequest) -> int:
     with _environment(changes):
         store, count = serve_store(_HERE), request.process_count
         source = OneRound(Round(1, 0, 1, 0, count, count, _HERE, store.port))
-        try:
-            failure = run_workers(
-                request.command,
-                source,
-                count,
-                restart=False,
-                output_folder=request.output_folder,
-                verbose=request.verbose,
-            )
-        except Stopped as stop:
-            return 128 + stop.signal
-        except KeyboardInterrupt:
-            return 128 + int(signal.SIGINT)
+        failure = run_workers(
+            request.command,
+            source,
+            count,
+            restart=False,
+            output_folder=request.output_folder,
+            verbose=request.verbose,
+        )
     if failure is None:
         return 0
     sys.stderr.write(f"hvd-order: {explain(failure)}; all others were stopped\n")

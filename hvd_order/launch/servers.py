@@ -14,11 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.hosts import interface_address, is_this_host
 from hvd_order.launch.request import LaunchRequest
+from hvd_order.launch.rounds import Stopped
 from hvd_order.launch.server_processes import ServerProcesses
 from hvd_order.launch.wished_servers import WishedServers
 from hvd_order.server.secret import new_secret
 
 __all__ = ["servers_running"]
+
+_GRACE_IF_STOPPED_S = 1.0  # some workers may never have come to them
 
 
 @contextlib.contextmanager
@@ -64,7 +67,11 @@ def servers_running(request: LaunchRequest) -> Iterator[Mapping[str, str]]:
         most = request.servers if request.max_servers is None else request.max_servers
         if request.min_servers is not None or request.max_servers is not None:
             after.callback(WishedServers(store, secret, servers, most).close)
-        yield env
+        try:
+            yield env
+        except Stopped:
+            servers.end(_GRACE_IF_STOPPED_S)
+            raise
 
 
 def _own_address(hosts: set[str], interfaces: Sequence[str]) -> str:

@@ -16,7 +16,15 @@ from pathlib import Path
 
 from helpers.ranks import REPOSITORY
 
-__all__ = ["Job", "fake_ssh", "gone", "launcher", "launcher_environment", "write_script"]
+__all__ = [
+    "Job",
+    "fake_ssh",
+    "gone",
+    "launcher",
+    "launcher_environment",
+    "no_process_with",
+    "write_script",
+]
 
 # Runs its command here. A host called "unreachable" cannot be reached; one called "silent" says
 # nothing and takes nothing.
@@ -156,6 +164,26 @@ class Job:
             self.lines.append(line.rstrip("\n"))
             self._new.put(line.rstrip("\n"))
         self._new.put(None)
+
+
+def no_process_with(word: str) -> bool:
+    """Whether within five seconds no command line has this argument any more."""
+    for _ in range(100):
+        if not _with_argument(word):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _with_argument(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+        except OSError:
+            continue  # it has ended
+    return found
 
 
 def gone(pid: int) -> bool:
