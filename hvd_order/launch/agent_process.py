@@ -132,6 +132,7 @@ class AgentProcess:
             "folder": os.getcwd(),
             "command": list(request.command),
             "processes": process_count,
+            "oversubscribe": request.oversubscribe,
             "restart": request.elastic is not None,
             "interfaces": list(request.interfaces),
             "output": str(request.output_folder.absolute()) if request.output_folder else None,

@@ -25,7 +25,7 @@ from typing import IO, Any
 from hvd_order.elastic.agent import agent_folders
 from hvd_order.elastic.commits import CommitFolder
 from hvd_order.errors import InvalidUsage
-from hvd_order.launch.hosts import interface_address, interface_variables
+from hvd_order.launch.hosts import check_room, interface_address, interface_variables
 from hvd_order.launch.rounds import Failure, JobEnded, Round, RoundInbox, Stopped
 
 __all__ = ["BOOT", "main"]
@@ -45,7 +45,8 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
     """Takes part in a job until its end.
 
     Args:
-        job: marker, remote, env, folder, command, processes, restart, interfaces, output, verbose.
+        job: marker, remote, env, folder, command, processes, oversubscribe, restart, interfaces,
+            output, verbose.
         pipe: further lines from the launcher.
 
     Returns:
@@ -160,6 +161,8 @@ def _check(job: dict[str, Any]) -> None:
             f"there is no folder {job['folder']} ({error.strerror}); the program must be at the "
             "same place on every host"
         ) from None
+    if not job["oversubscribe"]:
+        check_room(job["processes"])
     command = job["command"]
     if shutil.which(command[0]) is None:
         raise InvalidUsage(f"there is no command {command[0]!r} to run {shlex.join(command)}")

@@ -71,6 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="let servers go that nobody would miss, but keep N")  # fmt: skip
     add("--max-servers", type=int, metavar="N",
         help="start more servers while they make steps shorter, N at most")  # fmt: skip
+    add("--oversubscribe", action="store_true",
+        help="start more than 64 processes for a processor core of a host")  # fmt: skip
     add("--verbose", action="store_true", help="show the launcher's log as well")
     add("--output-filename", type=Path, metavar="DIR",
         help="write each rank's output to DIR/rank.N/stdout and stderr, on its host")  # fmt: skip
@@ -165,6 +167,7 @@ def request_from(parsed: argparse.Namespace) -> LaunchRequest:
         servers=parsed.servers,
         min_servers=parsed.min_servers,
         max_servers=parsed.max_servers,
+        oversubscribe=parsed.oversubscribe,
     )
 
 

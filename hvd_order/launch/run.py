@@ -19,7 +19,13 @@ from pathlib import Path
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.driver import Driver, explain
-from hvd_order.launch.hosts import interface_address, interface_variables, is_this_host, share
+from hvd_order.launch.hosts import (
+    check_room,
+    interface_address,
+    interface_variables,
+    is_this_host,
+    share,
+)
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.rounds import OneRound, Round, Stopped
 from hvd_order.launch.servers import servers_running
@@ -41,6 +47,8 @@ def run(request: LaunchRequest) -> int:
         ImportError: PyTorch is not installed.
     """
     _check_command(request.command)
+    if not request.oversubscribe:
+        check_room(_count_here(request))  # other hosts look themselves
     if _is_only_here(request):
         request = replace(request, env={**_loopback_variables(request), **request.env})
     try:
@@ -50,6 +58,14 @@ def run(request: LaunchRequest) -> int:
         return 128 + stop.signal
     except KeyboardInterrupt:
         return 128 + int(signal.SIGINT)
+
+
+def _count_here(request: LaunchRequest) -> int:
+    if not request.hosts:
+        scripted = request.elastic is not None and request.elastic.discovery_script is not None
+        return 0 if scripted else request.process_count
+    dealt = share(request.hosts, request.process_count)
+    return sum(host.slots for host in dealt if is_this_host(host.name))
 
 
 def _is_only_here(request: LaunchRequest) -> bool:
