@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -92,6 +93,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="use this interface, on every host; more with commas or again")  # fmt: skip
     add("-p", "--ssh-port", type=int, metavar="PORT", help="of all hosts")
     add("-i", "--ssh-identity-file", metavar="F", help="private key for ssh")
+    add("--ssh-option", action="append", default=[], metavar="NAME=VALUE",
+        help="as ssh's -o, before ours; for example ServerAliveInterval=5")  # fmt: skip
 
     elastic = parser.add_argument_group("elastic jobs: workers may die and hosts come and go")
     add = elastic.add_argument
@@ -153,6 +156,10 @@ def request_from(parsed: argparse.Namespace) -> LaunchRequest:
         ssh_options += ["-p", str(parsed.ssh_port)]
     if parsed.ssh_identity_file is not None:
         ssh_options += ["-i", parsed.ssh_identity_file]
+    for option in parsed.ssh_option:
+        if not re.fullmatch(r"\w+[= ].+", option):
+            raise InvalidUsage(f"--ssh-option {option}: expected NAME=VALUE")
+        ssh_options += ["-o", option]
     return LaunchRequest(
         command=command,
         process_count=count,

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hvd_order
+from hvd_order.launch.agent_process import ssh_command
 from hvd_order.launch.hosts import Host, is_this_host
 from hvd_order.launch.tied import kill_tied, tied
 
@@ -25,7 +26,6 @@ _BOOT = (
     "import json, os, sys; job = json.loads(sys.stdin.readline()); os.environ.update(job['env']); "
     "os.execvp(sys.executable, [sys.executable, *job['arguments']])"
 )
-_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
 _GRACE_S = 10.0
 
 
@@ -87,7 +87,9 @@ class ServerProcesses:
         path = os.pathsep.join([str(Path(hvd_order.__file__).parents[1]), *filter(None, sys.path)])
         program = shlex.join([sys.executable, "-c", _BOOT])
         process = subprocess.Popen(
-            [*_SSH, *self._ssh_options, host, program], stdin=subprocess.PIPE, env=self._own_env
+            [*ssh_command(self._ssh_options), host, program],
+            stdin=subprocess.PIPE,
+            env=self._own_env,
         )
         assert process.stdin is not None
         job = {"env": {"PYTHONPATH": path, **self._env}, "arguments": self._arguments}

@@ -22,6 +22,7 @@ __all__ = [
     "gone",
     "launcher",
     "launcher_environment",
+    "no_interface_chosen",
     "no_process_with",
     "write_script",
 ]
@@ -64,6 +65,12 @@ def launcher_environment(extra: Mapping[str, str] | None = None) -> dict[str, st
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     path = os.pathsep.join(filter(None, [str(REPOSITORY), env.get("PYTHONPATH")]))
     return {**env, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+def no_interface_chosen() -> dict[str, str]:
+    """`launcher_environment` as a user has it who has named no network interface."""
+    env = launcher_environment()
+    return {name: value for name, value in env.items() if not name.endswith("_SOCKET_IFNAME")}
 
 
 def fake_ssh(folder: Path) -> tuple[dict[str, str], Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.launching import Job, launcher, launcher_environment, write_script
+from helpers.launching import Job, launcher, no_interface_chosen, write_script
 from helpers.processes import descendants, heard_elsewhere, listening_at
 from helpers.ranks import free_port
 
@@ -32,12 +32,6 @@ TRAINS = """
 """
 
 
-def environment() -> dict[str, str]:
-    """As a user has it; the tests' own session may name an interface."""
-    env = launcher_environment()
-    return {name: value for name, value in env.items() if not name.endswith("_SOCKET_IFNAME")}
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -49,7 +43,7 @@ def environment() -> dict[str, str]:
 def test_a_job_on_one_host_listens_on_loopback_alone(tmp_path: Path, options: list[str]) -> None:
     go = tmp_path / "go"
     command = [*launcher(*options), *write_script(tmp_path, TRAINS), str(go)]
-    with Job(command, environment()) as job:
+    with Job(command, no_interface_chosen()) as job:
         for _ in range(2):
             job.wait_for("trained")
         listening = listening_at(descendants(job.pid))
@@ -70,8 +64,8 @@ def test_rank_0_of_a_job_started_by_hand_listens_where_the_others_come(
     port = free_port()
     where = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     with (
-        Job(command, {**environment(), **where, "RANK": "0"}) as first,
-        Job(command, {**environment(), **where, "RANK": "1"}) as second,
+        Job(command, {**no_interface_chosen(), **where, "RANK": "0"}) as first,
+        Job(command, {**no_interface_chosen(), **where, "RANK": "1"}) as second,
     ):
         first.wait_for("trained 0")
         second.wait_for("trained 1")

@@ -19,6 +19,7 @@ from hvd_order import __version__
 from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch import hosts, options
+from hvd_order.launch.agent_process import ssh_command
 from hvd_order.launch.hosts import Host, discover_hosts, parse_hosts, read_hostfile, share
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.server_processes import ServerProcesses
@@ -142,11 +143,20 @@ def test_counts() -> None:
         (["-np", "2", "--mpi-args=--map-by node"], "start it with mpirun and these"),
         (["-np", "2", "--config-file", "f"], "write its settings as options"),
         (["-np", "2", "-x", "A"], "-x A: expected NAME=VALUE"),
+        (["-np", "2", "--ssh-option=-oX"], "--ssh-option -oX: expected NAME=VALUE"),
     ],
 )
 def test_requests_that_cannot_be(arguments: list[str], message: str) -> None:
     with pytest.raises(InvalidUsage, match=re.escape(message)):
         request(*arguments)
+
+
+def test_the_users_options_of_ssh_come_first() -> None:
+    given = ["-p", "22", "--ssh-option", "ServerAliveInterval=1", "--ssh-option", "ProxyJump gate"]
+    command = ssh_command(request("-np", "2", *given).ssh_options)
+    wanted = ["ssh", "-p", "22", "-o", "ServerAliveInterval=1", "-o", "ProxyJump gate"]
+    assert command[: len(wanted)] == wanted
+    assert "ServerAliveInterval=15" in command[len(wanted) :]
 
 
 def test_elastic_rules() -> None:
