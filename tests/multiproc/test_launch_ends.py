@@ -23,20 +23,23 @@ from helpers.launching import (
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's subreapers")
 
 # Starts a child, one in a session of its own that outlives its parent, and one that ignores polite
-# signals; then does what its last argument says. The first is found by their argument.
+# signals. They are found by their last argument. Then it stays, or ends with a code.
 BRINGS_UP = """
     import os, signal, subprocess, sys, time
     mark, end = sys.argv[1:]
     sleep = [sys.executable, "-c", "import time; time.sleep(100)", mark]
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(100)"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    deaf += "print('deaf', flush=True); time.sleep(100)"
     subprocess.Popen(sleep)
     subprocess.Popen(["sh", "-c", 'setsid "$@" & exit 0', "sh", *sleep]).wait()
-    subprocess.Popen([sys.executable, "-c", deaf, mark], start_new_session=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", deaf, mark], start_new_session=True, stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
     os.write(1, b"up\\n")
-    if end != "stays" and os.environ["RANK"] == "0":
-        time.sleep(1.0)  # the deaf child is about to be deaf
-        sys.exit(int(end))
-    time.sleep(100 if end != "0" else 1)
+    if end == "stays" or (end != "0" and os.environ["RANK"] == "1"):
+        time.sleep(100)
+    sys.exit(int(end))
 """
 
 
@@ -57,7 +60,9 @@ def test_what_ranks_have_started_ends_with_them(tmp_path: Path, mark: str, end: 
         assert no_process_with(mark)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_what_ranks_have_started_ends_with_the_launcher(
     tmp_path: Path, mark: str, how: signal.Signals
 ) -> None:
@@ -136,8 +141,8 @@ DEAF = """
     [
         pytest.param(["-np", "2"], id="one host"),
         pytest.param(["-np", "2", "--servers", "1"], id="servers"),
-        pytest.param(["-np", "2", "--min-np", "1"], id="elastic"),
-        pytest.param(["-H", "hostA:1,hostB:1"], id="hosts"),
+        pytest.param(["-np", "2", "--min-np", "1"], id="elastic", marks=pytest.mark.long),
+        pytest.param(["-H", "hostA:1,hostB:1"], id="hosts", marks=pytest.mark.long),
     ],
 )
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path, mark: str, options: list[str]) -> None:
