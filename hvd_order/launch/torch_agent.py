@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -155,7 +154,6 @@ class _Rendezvous(RendezvousHandler):
         self.round: Round | None = None
         self.failure: Failure | None = None
         self._source = source
-        self._run_id = uuid.uuid4().hex
         self._threads_given = "OMP_NUM_THREADS" in os.environ
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -206,7 +204,8 @@ class _Rendezvous(RendezvousHandler):
         return "hvd_order"
 
     def get_run_id(self) -> str:
-        return self._run_id
+        # The same on all hosts: ranks compare it.
+        return "none" if self.round is None else f"{self.round.address}:{self.round.port}"
 
     def is_closed(self) -> bool:
         return False
