@@ -24,6 +24,7 @@ from hvd_order import _torch as native
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized, TransferTimeout
 from hvd_order.launch.environment import Placement, RankInfo, placement, rank_info
+from hvd_order.launch.listening import is_loopback, listening_fd
 from hvd_order.torch.meeting import Card, check_cards, every_rank_has_a_device, first_line, meet
 from hvd_order.torch.process_groups import Groups, JoinedGroups, OwnGroups
 from hvd_order.torch.roll_call import RollCall
@@ -426,15 +427,19 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
     )
     store = _stores.get(address)
     if store is None:
+        serves = info.rank == 0 and not agent_serves
+        # At the loopback address alone if that is where the others come.
+        own = serves and is_loopback(info.master_addr)
         try:
             store = TCPStore(
                 info.master_addr,
                 info.master_port,
                 info.size,
-                is_master=info.rank == 0 and not agent_serves,
+                is_master=serves,
                 timeout=config.timeout,
                 wait_for_workers=False,
                 multi_tenant=True,  # as torch.distributed itself: the program may use it as well
+                master_listen_fd=listening_fd(*address) if own else None,
             )
         except (dist.DistError, RuntimeError) as error:
             raise _unreachable(info, config, error) from error

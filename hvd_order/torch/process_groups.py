@@ -14,6 +14,7 @@ Groups that the table does not know cannot be given to functions such as
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from hvd_order.errors import HorovodInternalError, PeerLost, TransferTimeout
+from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
 from hvd_order.same_model import name_ranks
 from hvd_order.torch.meeting import first_line
 
@@ -67,6 +68,7 @@ class OwnGroups:
 
         Raises:
             HorovodInternalError: a connection could not be made; names the ranks that did not come.
+            InvalidUsage: this PyTorch's Gloo does not have what GLOO_DEVICE_TRANSPORT asks for.
         """
         number = self._made
         self._made += 1  # on all ranks, members or not: the store's keys follow from it
@@ -105,8 +107,14 @@ class OwnGroups:
 
     def _failure(
         self, error: RuntimeError, number: int, purpose: str, timeout: timedelta, members: list[int]
-    ) -> HorovodInternalError:
+    ) -> HvdOrderError:
         """The error of a group that could not be made, with who is to blame."""
+        if "unsupported gloo device" in str(error):
+            return InvalidUsage(
+                f"GLOO_DEVICE_TRANSPORT is {os.environ.get('GLOO_DEVICE_TRANSPORT')!r}, which this "
+                "PyTorch's Gloo was built without; install a build that has it, such as PyTorch's "
+                "own CUDA wheels for Linux, or unset it on all ranks (docs/security.md)"
+            )
         what = f"rank {self._rank} could not connect to the others (group '{purpose}')"
         why = f"({first_line(error)})"
         try:

@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hvd_order import _torch as native
 from hvd_order.errors import HvdOrderError, InvalidUsage, NotTrusted, PeerLost, TransferTimeout
+from hvd_order.launch.listening import listening_fd
 from hvd_order.server import secret
 from hvd_order.server.arrivals import Arrivals
 from hvd_order.torch.parameter_server.signed_store import SignedStore
@@ -69,7 +70,13 @@ class MeetingPoint:
     def _connect(self, listen: bool = False) -> TCPStore:
         try:
             return TCPStore(
-                self.host, self.port, None, listen, self._timeout, wait_for_workers=False
+                self.host,
+                self.port,
+                None,
+                listen,
+                self._timeout,
+                wait_for_workers=False,
+                master_listen_fd=listening_fd(self.host, self.port) if listen else None,
             )
         except (dist.DistError, RuntimeError) as error:
             raise PeerLost(
