@@ -51,7 +51,7 @@ class ParameterServers:
         self._timeout = config.timeout
         self._key = load_secret(os.environ)
         self._me = f"worker {context.rank}"
-        self._meeting = links.MeetingPoint(address, config.timeout)
+        self._meeting = links.MeetingPoint(address, config.timeout, patience=config.timeout)
         self._answers = messages.Answers(self._timeout)
         self.coordinator: Coordinator | None = None
         self._orders: orders.Orders | None = None

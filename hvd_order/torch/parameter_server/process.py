@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from hvd_order import _torch as native
@@ -17,6 +18,8 @@ from hvd_order.server.secret import load_secret
 from hvd_order.torch.parameter_server import links
 
 __all__ = ["ServerProcess", "serve"]
+
+_STORE_PATIENCE = timedelta(seconds=60)  # for a store that is about to come
 
 _log = logging.getLogger("hvd_order")
 
@@ -47,7 +50,9 @@ class ServerProcess:
         self._workers = workers
         self._timeout = config.timeout
         self._key = key
-        self._meeting = links.MeetingPoint(config.server_store, config.timeout, listen)
+        self._meeting = links.MeetingPoint(
+            config.server_store, config.timeout, listen, min(config.timeout, _STORE_PATIENCE)
+        )
         self._store = self._meeting.own()
         self.number = self._meeting.count("servers")
         self._changed = threading.Condition()  # guards what follows
