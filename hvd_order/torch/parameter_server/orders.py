@@ -26,7 +26,7 @@ from hvd_order.torch.parameter_server.coordinator import Coordinator
 from hvd_order.torch.parameter_server.links import LOOK_S, MeetingPoint
 from hvd_order.torch.parameter_server.wishes import Wishes
 
-__all__ = ["HEARD_WITHIN", "Orders", "await_answer", "give"]
+__all__ = ["HEARD_WITHIN", "Orders", "answer_in", "await_answer", "give", "server_to_remove"]
 
 HEARD_WITHIN = timedelta(seconds=10)  # worker 0 looks five times a second
 _ANSWER_AGAIN_S = 0.1
@@ -112,10 +112,17 @@ def _await_answer(
                 f"{timeout.total_seconds():g} s (HVD_ORDER_TIMEOUT); its log says more"
             )
         time.sleep(_ANSWER_AGAIN_S)
+    return answer_in(bytes(store.get(f"order/{number}/answer")), key, number)
+
+
+def answer_in(note: bytes, key: bytes, number: int) -> str:
+    """What a note says that stands where the answer to an order should.
+
+    Raises:
+        InvalidUsage, NotTrusted: as `await_answer`.
+    """
     try:
-        answer = read_note(
-            key, f"answer to order {number}", bytes(store.get(f"order/{number}/answer"))
-        )
+        answer = read_note(key, f"answer to order {number}", note)
     except NotTrusted as error:
         raise NotTrusted(
             f"{error}: the job has another secret than this command (HVD_ORDER_SECRET, "
@@ -181,7 +188,7 @@ class Orders:
         try:
             if self._closing.is_set():
                 raise PeerLost("the job is over")
-            server = _removed_by(read_note(self._key, f"order {number}", note))
+            server = server_to_remove(read_note(self._key, f"order {number}", note))
             self._coordinator.remove(server)
         except HvdOrderError as error:
             _log.warning("servers: order %d is not carried out: %s", number, error)
@@ -196,10 +203,15 @@ class Orders:
             thread.join()
 
 
-def _removed_by(order: dict[str, Any]) -> int:
+def server_to_remove(order: dict[str, Any]) -> int:
+    """The only thing that can be ordered yet.
+
+    Raises:
+        InvalidUsage: it orders something else.
+    """
     what, server = order.get("what"), order.get("server")
     if what != "remove":
         raise InvalidUsage(f"nobody knows how to {what!r}")
-    if not isinstance(server, int):
+    if type(server) is not int:  # nor a bool
         raise InvalidUsage(f"{server!r} is no number of a server")
     return server
