@@ -340,6 +340,15 @@ KNOBS: tuple[Knob, ...] = (
         _parse_norm,
     ),
     Knob(
+        "ps_silence",
+        "HVD_ORDER_PS_SILENCE",
+        "30",
+        "seconds",
+        "A server that gives no sign of life for so long, while a worker waits, counts as lost; at "
+        "most half of HVD_ORDER_TIMEOUT.",
+        _parse_seconds,
+    ),
+    Knob(
         "ps_assignment",
         "HVD_ORDER_PS_ASSIGNMENT",
         "even",
@@ -452,6 +461,7 @@ class Config:
     ps_aggregate: bool = False
     ps_replicas: bool = False
     ps_divergence: float = 0.0
+    ps_silence: timedelta = timedelta(seconds=30)
     ps_assignment: AssignmentName = "even"
     ps_balance: bool = True
     cross_iteration: bool = True
@@ -488,7 +498,7 @@ class Config:
         if self.carrier not in (None, "c10d", "mpi"):
             raise InvalidUsage(f"carrier is {self.carrier!r}; expected c10d or mpi")
         self._check_servers()
-        for name in ("timeout", "stall_warning"):
+        for name in ("timeout", "stall_warning", "ps_silence"):
             value: timedelta = getattr(self, name)
             if value <= timedelta(0):
                 raise InvalidUsage(f"{name} is {value.total_seconds():g} s; it must be positive")

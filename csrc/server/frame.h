@@ -31,8 +31,9 @@ enum class FrameKind : std::uint8_t {
   kLate,        ///< asks whose pushes are missing; the answer is a list of ranks
   kAsk,         ///< a worker wants to push a slice
   kAdmit,       ///< it may
+  kGone,        ///< worker 0 counts a server as lost, its number the argument; the text says why
 };
-constexpr FrameKind kLastFrameKind = FrameKind::kAdmit;
+constexpr FrameKind kLastFrameKind = FrameKind::kGone;
 
 /// An answer to a push that came too late to be made, so it has not been sent.
 constexpr std::uint16_t kFrameFlagLate = 1;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <queue>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -34,6 +35,7 @@ class PairLink final : public Link {
 
   void start(OnFrame onFrame, OnLost onLost) override;
   void send(std::uint64_t urgency, FrameHeader header, Payload payload) override;
+  void breakOff(const std::string& why) noexcept override;
   void stop() noexcept override;
 
  private:
@@ -66,9 +68,11 @@ class PairLink final : public Link {
   void post(std::size_t place, bool withPayload);
   Work posted(const std::function<Work()>& begin);
   void lost(const std::string& why);
+  void abortWork() noexcept;
+  void letGo();
 
-  const c10::intrusive_ptr<c10d::Backend> group_;
-  const int peer_; // its rank in the group
+  c10::intrusive_ptr<c10d::Backend> group_; // null once the link is lost and both threads are done
+  const int peer_;                          // its rank in the group
   const std::uint64_t sends_;
   const std::uint64_t receives_;
   const std::size_t largestPayload_;
@@ -85,11 +89,14 @@ class PairLink final : public Link {
 
   std::mutex workMutex_; // guards beginning and aborting work
   std::vector<Work> underWay_;
+  std::optional<std::string> brokenOff_; // and why
   std::atomic<bool> stopping_ = false;
   std::uint64_t sent_ = 0; // of the sending thread
 
   std::array<Posted, kDepth> posted_; // of the listening thread
   std::uint64_t received_ = 0;        // of the listening thread
+
+  std::atomic<int> threads_ = 2; // that may use the group
 
   std::thread sender_;
   std::thread listener_;

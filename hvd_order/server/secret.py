@@ -36,6 +36,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from hvd_order.errors import InvalidUsage, NotTrusted, PeerLost, TransferTimeout
+from hvd_order.server.store_errors import first_line
 
 __all__ = ["AcceptedPeer", "LinkKeys", "Store", "accept", "join", "load_secret", "new_secret"]
 
@@ -329,7 +330,7 @@ def _post(store: Store, key: str, value: bytes) -> None:
     try:
         store.set(key, value)
     except Exception as error:
-        raise PeerLost(f"the rendezvous store does not take {key}: {error}") from error
+        raise PeerLost(f"the rendezvous store does not take {key}: {first_line(error)}") from error
 
 
 def _take(store: Store, key: str, timeout: timedelta, complaint: str) -> bytes:
@@ -340,7 +341,9 @@ def _take(store: Store, key: str, timeout: timedelta, complaint: str) -> bytes:
     except Exception as error:
         # Stores have no common type for "time is up", and they count it themselves.
         if time.monotonic() - begin < 0.9 * timeout.total_seconds():
-            raise PeerLost(f"the rendezvous store does not give {key}: {error}") from error
+            raise PeerLost(
+                f"the rendezvous store does not give {key}: {first_line(error)}"
+            ) from error
         raise TransferTimeout(
             f"{complaint} within {timeout.total_seconds():g} s ({key})"
         ) from error
