@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from chaos.fault import GOES_ON, Fault
-from chaos.jobs import TIMEOUT_S
+from chaos.pace import BUSY, TIMEOUT_S
 
 __all__ = ["bound_s"]
 
@@ -17,5 +16,4 @@ _GOING_ON_S = 30.0  # for the rest of a training that goes on, with new starts
 def bound_s(faults: Sequence[Fault]) -> float:
     """Seconds from the last fault in which all must have ended, as busy as the machine is now."""
     work_s = _MARGIN_S + (_GOING_ON_S if any(f.must == GOES_ON for f in faults) else 0.0)
-    busy = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-    return 2 * TIMEOUT_S + max((f.slow_end for f in faults), default=0.0) + work_s * busy
+    return 2 * TIMEOUT_S + max((f.slow_end for f in faults), default=0.0) + work_s * BUSY

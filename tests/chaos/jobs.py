@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chaos.pace import TIMEOUT_S
 from helpers.ranks import REPOSITORY
 
 __all__ = [
     "KINDS",
     "OTHER_PORT",
-    "TIMEOUT_S",
     "HostsJob",
     "Job",
     "JobPlan",
@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 KINDS = ("allreduce", "servers", "elastic", "tensorflow", "hosts", "pair")
-TIMEOUT_S = 15  # HVD_ORDER_TIMEOUT
 PACE_S = 0.02  # a step takes so long at least
 PORT = 29500
 OTHER_PORT = 29700  # of the second job of a pair

@@ -19,6 +19,7 @@ from chaos.bound import bound_s
 from chaos.fault import Fault
 from chaos.invariants import Judgement, judge, left_in
 from chaos.jobs import OTHER_PORT, HostsJob, Job, environment_of, processes
+from chaos.pace import TIMEOUT_S
 from chaos.plans import Plan, draw_plan
 from chaos.strangers import listening
 
@@ -98,6 +99,7 @@ def run_plan(plan: Plan, folder: Path) -> dict[str, Any]:
         "outcome": result.outcome,
         "end_after_s": round(ended - last, 2),
         "bound_s": round(bound, 1),
+        "timeout_s": TIMEOUT_S,
         "culprit_named": result.named,
         "violations": result.violations,
     }

@@ -16,7 +16,7 @@ __all__ = ["Plan", "draw_plan"]
 
 _KINDS = {"allreduce": 6, "servers": 6, "elastic": 5, "hosts": 3, "pair": 2, "tensorflow": 2}
 _LIKELY = {"kill": 4, "kill launcher": 1, "interrupt": 1, "freeze": 1, "reset": 3, "cut": 3}
-_MOST = 3  # faults that a job survives, before one that it need not survive
+_MOST = 5  # faults that a job survives, before one that it need not survive
 _STEPS = 25  # for each fault
 
 

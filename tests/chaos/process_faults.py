@@ -9,7 +9,7 @@ import signal
 import time
 
 from chaos.fault import GOES_ON, RUNNING, Fault, OnRole, draw_role, named, send_signal
-from chaos.jobs import TIMEOUT_S, Job, JobPlan
+from chaos.jobs import Job, JobPlan
 from chaos.moments import PHASES, Moment, draw_moment
 
 __all__ = ["ElasticKill", "Freeze", "Interrupt", "Kill", "KillLauncher", "Pause"]
@@ -155,7 +155,7 @@ class Pause(OnRole):
     @classmethod
     def draw(cls, numbers: random.Random, plan: JobPlan, earliest_step: int) -> Fault:
         moment = draw_moment(numbers, plan.ranks, ("import", "init", *RUNNING), earliest_step)
-        length_s = round(numbers.choice([0.05, 0.3, 1.0, TIMEOUT_S * 0.3]) * numbers.random(), 3)
+        length_s = round(numbers.choice([0.05, 0.3, 1.0, 3.0]) * numbers.random(), 3)
         role = "launcher" if plan.launcher and numbers.random() < 0.15 else None
         return cls(moment, role or draw_role(numbers, plan), length_s)
 

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from chaos.bound import bound_s
 from chaos.fault import ENDS, GOES_ON, RUNNING, Fault, named
-from chaos.jobs import TIMEOUT_S, Job, JobPlan
+from chaos.jobs import Job, JobPlan
 from chaos.moments import Moment, draw_moment
+from chaos.pace import TIMEOUT_S
 
 __all__ = ["OtherSetting", "SamePort"]
 
