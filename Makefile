@@ -2,6 +2,7 @@
 # make demo     train a small GPT on two workers  make lint     style, types, import rules
 # make sanitize C++ tests under ThreadSanitizer and AddressSanitizer
 # make fuzz     arbitrary bytes into what reads bytes of others (needs clang++)
+# make chaos    faults at random in real jobs: MINUTES=10 SEED=1
 # make bench    all benchmarks                    make format   rewrite sources in the project's style
 # make check    = make test                       make clean    remove what was built, keep .venv
 # make test-long  what takes too long for every change
@@ -27,7 +28,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR)"
 
-.PHONY: build dev demo test test-long test-third-party check lint lint-python lint-cpp format cpp-test sanitize fuzz \
+.PHONY: build dev demo test test-long test-third-party chaos check lint lint-python lint-cpp format cpp-test sanitize fuzz \
   bench horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -133,6 +134,13 @@ test-third-party: $(THIRD_PARTY_STAMP) dev
 
 test-long: dev
 	"$(BIN)/python" -m pytest tests -m long
+
+# What is drawn follows from SEED; see tests/chaos/README.md.
+MINUTES ?= 10
+SEED ?= 1
+chaos: dev
+	PYTHONPATH=.:tests "$(BIN)/python" tests/chaos/run.py --minutes $(MINUTES) --seed $(SEED) \
+	  --out out/chaos/seed$(SEED).jsonl
 
 check: test
 
