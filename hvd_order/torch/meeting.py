@@ -25,8 +25,9 @@ from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, TransferTimeout
 from hvd_order.launch.environment import RankInfo
 from hvd_order.same_model import first_difference
+from hvd_order.server.store_errors import first_line
 
-__all__ = ["Card", "check_cards", "every_rank_has_a_device", "first_line", "meet"]
+__all__ = ["Card", "check_cards", "every_rank_has_a_device", "meet"]
 
 Answer = TypeVar("Answer")
 
@@ -270,8 +271,3 @@ class _Meeting:
             f"ranks {missing} of {self._info.size}, which did not arrive; look at their "
             "output"
         )
-
-
-def first_line(error: Exception) -> str:
-    """Of an error's text; those of torch.distributed have C++ frames below."""
-    return str(error).strip().split("\n", maxsplit=1)[0]

@@ -25,7 +25,8 @@ from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized, TransferTimeout
 from hvd_order.launch.environment import Placement, RankInfo, placement, rank_info
 from hvd_order.launch.listening import is_loopback, listening_fd
-from hvd_order.torch.meeting import Card, check_cards, every_rank_has_a_device, first_line, meet
+from hvd_order.server.store_errors import first_line
+from hvd_order.torch.meeting import Card, check_cards, every_rank_has_a_device, meet
 from hvd_order.torch.process_groups import Groups, JoinedGroups, OwnGroups
 from hvd_order.torch.roll_call import RollCall
 

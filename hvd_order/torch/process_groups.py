@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
 from hvd_order.same_model import name_ranks
-from hvd_order.torch.meeting import first_line
+from hvd_order.server.store_errors import first_line
 
 __all__ = ["Groups", "JoinedGroups", "OwnGroups"]
 

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from hvd_order.errors import HorovodInternalError, HvdOrderError, PeerLost, TransferTimeout
+from hvd_order.server.store_errors import first_line
 from hvd_order.torch import process
-from hvd_order.torch.meeting import first_line
 
 __all__ = ["afresh", "common_step", "translate_failure"]
 
