@@ -66,8 +66,7 @@ class _Supervisor:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != me:
                 os._exit(1)
-            signal.pthread_sigmask(signal.SIG_SETMASK, inherited)
-            _become(command)
+            _become(command, inherited)
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1):  # theirs alone
             os.dup2(nowhere, stream)
@@ -107,8 +106,14 @@ class _Supervisor:
         elif number and number != _PARENT_DIED and self._status is None:
             if number in _STOPS and self._stop_by is None:
                 self._stop_by = time.monotonic() + _GRACE_S
-            with contextlib.suppress(OSError):  # it has ended, or has become another user
+            self._pass_on(number)
+
+    def _pass_on(self, number: int) -> None:
+        with contextlib.suppress(PermissionError):  # it has become another user
+            try:
                 os.killpg(self._command, number)
+            except ProcessLookupError:  # it has just begun, and is no group of its own yet
+                os.kill(self._command, number)  # not reaped, so it is still the same
 
     def _reap(self) -> bool:
         """Takes the ends of children; whether there are any left."""
@@ -142,10 +147,13 @@ class _Supervisor:
         os.write(2, f"hvd-order: processes {left} could not be ended\n".encode())
 
 
-def _become(command: Sequence[str]) -> NoReturn:
-    # Python ignores two signals, which a command of another kind would inherit.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+def _become(command: Sequence[str], mask: set[int | signal.Signals]) -> NoReturn:
+    # Python ignores two signals, which a command of another kind would inherit, and handles one.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
