@@ -38,6 +38,7 @@ key = $(shell cat $(1) | cksum | cut -d' ' -f1)
 RUN_STAMP := $(VENV)/.installed-run-$(call key,requirements/run.txt requirements/torch.txt)
 DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/dev.txt)
 THIRD_PARTY_STAMP := $(VENV)/.installed-third-party-$(call key,requirements/third_party.txt)
+FUZZ_STAMP := $(VENV)/.installed-fuzz-$(call key,requirements/fuzz.txt)
 TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow-$(call key,requirements/tensorflow.txt)
 PROJECT_STAMP := $(VENV)/.installed-project-$(call key,pyproject.toml setup.py)
 
@@ -85,6 +86,12 @@ $(THIRD_PARTY_STAMP): $(DEV_STAMP)
 	@"$(BIN)/python" -c 'import torch; print("torch==" + torch.__version__)' > "$@.torch"
 	@$(PIP) install -r requirements/third_party.txt -c "$@.torch"
 	@rm -f "$(VENV)"/.installed-third-party-* && touch "$@"
+
+# Only `make fuzz` needs it: a minute, once.
+$(FUZZ_STAMP): $(RUN_STAMP)
+	@echo "installing requirements/fuzz.txt"
+	@$(PIP) install -r requirements/fuzz.txt
+	@rm -f "$(VENV)"/.installed-fuzz-* && touch "$@"
 
 # ------------------------------------------------------------------------------ build and run
 # Ninja knows what has changed, so it is always asked. The project itself is installed once, as a
@@ -186,21 +193,25 @@ sanitize-thread sanitize-address: $(RUN_STAMP)
 # One program a file of tests/fuzz; see the README there.
 CLANGXX ?= clang++
 FUZZ_RUNS ?= 1000000
-FUZZ_TARGETS ?= $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.cc)))
+FUZZ_TARGETS ?= $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.cc tests/fuzz/*_fuzz.py)))
+FUZZ_PROGRAMS = $(patsubst tests/fuzz/%.cc,build/fuzz/%,$(wildcard $(FUZZ_TARGETS:%=tests/fuzz/%.cc)))
 FUZZ_SOURCES = $(wildcard csrc/base/*.cc csrc/server/*.cc)
 FUZZ_FLAGS = -std=c++20 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -Icsrc \
   -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
-fuzz:
+fuzz: $(FUZZ_STAMP) build
 	@echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' | \
 	  "$(CLANGXX)" -fsanitize=fuzzer,address,undefined -x c++ - -o /dev/null 2>/dev/null || \
 	  { echo "make fuzz needs clang++ with libFuzzer; on Debian and Ubuntu: apt-get install clang" \
 	    "(or name one with: make fuzz CLANGXX=...)" >&2; exit 1; }
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(FUZZ_TARGETS:%=build/fuzz/%)
+	@mkdir -p build/fuzz
+	@$(if $(FUZZ_PROGRAMS),$(MAKE) --no-print-directory --jobs=$(JOBS) $(FUZZ_PROGRAMS))
 	@for target in $(FUZZ_TARGETS); do \
 	  echo "$$target: $(FUZZ_RUNS) inputs"; \
 	  mkdir -p build/fuzz/corpus/$$target; \
-	  build/fuzz/$$target -runs=$(FUZZ_RUNS) -max_len=4096 -timeout=10 -print_final_stats=1 \
-	    -artifact_prefix=build/fuzz/ build/fuzz/corpus/$$target; \
+	  program=build/fuzz/$$target; \
+	  if [ -f tests/fuzz/$$target.py ]; then program="$(BIN)/python tests/fuzz/$$target.py"; fi; \
+	  $$program -runs=$(FUZZ_RUNS) -max_len=4096 -timeout=10 -print_final_stats=1 \
+	    -artifact_prefix=build/fuzz/ build/fuzz/corpus/$$target || exit 1; \
 	done
 
 build/fuzz/%: tests/fuzz/%.cc $(FUZZ_SOURCES) $(HEADERS)

@@ -201,11 +201,12 @@ class Link:
 class PairLink(Link):
     """A link over a Gloo group of two members."""
 
-    def __init__(self, group: Backend, session: int, largest_payload: int) -> None:
+    def __init__(self, group: Backend, sends: int, receives: int, largest_payload: int) -> None:
         """Takes the group for itself.
 
         Args:
-            session: number that both ends know and nobody else.
+            sends: number in the frames of this end; the two ends know it and nobody else.
+            receives: the same in those of the other end.
             largest_payload: bytes; both ends say the same.
         """
 
@@ -230,6 +231,7 @@ class ServerCore:
         log: Callable[[str], None],
         on_control: Callable[[tuple[str, int], str], None],
         on_gone: Callable[[tuple[str, int], str], None],
+        was_away: Callable[[], bool],
     ) -> None:
         """Has no links yet. The callbacks come on threads of links.
 
@@ -244,6 +246,8 @@ class ServerCore:
             log: takes a line about a frame that was refused.
             on_control: a peer has sent a text.
             on_gone: a peer is gone; why is empty if it said so before.
+            was_away: asked when a worker or server is lost: whether this process did not run for
+                long until lately. Then the others have given it up, and it does nothing more.
         """
 
     def connect(self, kind: str, number: int, link: Link) -> None:
@@ -292,6 +296,15 @@ class ServerTransport(TorchTransport):
         """Takes up a connection and tells the server of all models."""
 
     def servers(self) -> list[int]: ...
+    def give_up(self, servers: list[int], why: str) -> None:
+        """Counts these as lost, all at once, and closes their links; worker 0 tells the others."""
+
+    def frames_from(self) -> dict[int, int]:
+        """How many frames have come, by server."""
+
+    def waits(self) -> bool:
+        """Whether something is under way to some server."""
+
     def send_control(self, server: int, text: str) -> None:
         """Sends a text; dropped if the server is gone."""
 

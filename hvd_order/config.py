@@ -146,6 +146,7 @@ class Knob:
         help: one line.
         parse: text to value; raises ValueError with what was expected.
         also: older name of the variable that is read when `env` is not set.
+        may_differ: ranks may have different values, since each uses its own, or rank 0 alone one.
     """
 
     field: str
@@ -155,6 +156,7 @@ class Knob:
     help: str
     parse: Callable[[str], Any]
     also: str | None = None
+    may_differ: bool = False
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -185,6 +187,7 @@ KNOBS: tuple[Knob, ...] = (
         "rank 0 reads it, and writes down what trials have chosen. Variables that are set win.",
         # Absolute: it is written again later, when the program may be elsewhere.
         lambda text: os.path.abspath(text) if text else None,
+        may_differ=True,
     ),
     Knob(
         "tune",
@@ -246,6 +249,7 @@ KNOBS: tuple[Knob, ...] = (
         "host:port",
         "Where workers and parameter servers find each other; `hvd-order run --servers` sets it.",
         lambda text: text or None,
+        may_differ=True,
     ),
     Knob(
         "servers",
@@ -263,6 +267,7 @@ KNOBS: tuple[Knob, ...] = (
         "Let servers go that nobody would miss, down to so many; `hvd-order run --min-servers` "
         "sets it. Not set: the fewest that work, if the other limit is set; else none goes.",
         _parse_count,
+        may_differ=True,
     ),
     Knob(
         "max_servers",
@@ -272,6 +277,7 @@ KNOBS: tuple[Knob, ...] = (
         "Ask the launcher for servers while they make steps shorter, up to so many; `hvd-order run "
         "--max-servers` sets it. Not set: none comes.",
         _parse_count,
+        may_differ=True,
     ),
     Knob(
         "ps_update",
@@ -334,6 +340,15 @@ KNOBS: tuple[Knob, ...] = (
         _parse_norm,
     ),
     Knob(
+        "ps_silence",
+        "HVD_ORDER_PS_SILENCE",
+        "30",
+        "seconds",
+        "A server that gives no sign of life for so long, while a worker waits, counts as lost; at "
+        "most half of HVD_ORDER_TIMEOUT.",
+        _parse_seconds,
+    ),
+    Knob(
         "ps_assignment",
         "HVD_ORDER_PS_ASSIGNMENT",
         "even",
@@ -372,6 +387,7 @@ KNOBS: tuple[Knob, ...] = (
         "seconds",
         "Wait after which a warning names the tensors and the ranks that are late.",
         _parse_seconds,
+        may_differ=True,
     ),
     Knob(
         "timeline",
@@ -381,6 +397,7 @@ KNOBS: tuple[Knob, ...] = (
         "Write what happened when as trace events (Perfetto opens them); empty: nowhere.",
         _parse_path,
         also="HOROVOD_TIMELINE",
+        may_differ=True,
     ),
     Knob(
         "elastic_dir",
@@ -390,6 +407,7 @@ KNOBS: tuple[Knob, ...] = (
         "Where an elastic job keeps its last commit, on every host or shared; a job that finds one "
         "there goes on from it. Not set: in memory of each host, for this job alone.",
         lambda text: text or None,
+        may_differ=True,
     ),
     Knob(
         "check_ranks",
@@ -408,6 +426,7 @@ KNOBS: tuple[Knob, ...] = (
         "Let `import horovod` give hvd_order, in scripts that stay as they are "
         "(docs/migration.md); takes effect when Python starts.",
         _parse_bool,
+        may_differ=True,
     ),
 )
 
@@ -442,6 +461,7 @@ class Config:
     ps_aggregate: bool = False
     ps_replicas: bool = False
     ps_divergence: float = 0.0
+    ps_silence: timedelta = timedelta(seconds=30)
     ps_assignment: AssignmentName = "even"
     ps_balance: bool = True
     cross_iteration: bool = True
@@ -478,7 +498,7 @@ class Config:
         if self.carrier not in (None, "c10d", "mpi"):
             raise InvalidUsage(f"carrier is {self.carrier!r}; expected c10d or mpi")
         self._check_servers()
-        for name in ("timeout", "stall_warning"):
+        for name in ("timeout", "stall_warning", "ps_silence"):
             value: timedelta = getattr(self, name)
             if value <= timedelta(0):
                 raise InvalidUsage(f"{name} is {value.total_seconds():g} s; it must be positive")
@@ -571,6 +591,11 @@ class Config:
                 texts[knob.env] = "" if value is None else str(value)
         return texts
 
+    def common_settings(self) -> dict[str, str]:
+        """Of `to_environment` what all ranks need alike."""
+        texts = self.to_environment()
+        return {knob.env: texts[knob.env] for knob in KNOBS if not knob.may_differ}
+
     def with_values(self, **changes: Any) -> Config:
         """A copy with some fields changed, checked again."""
         return dataclasses.replace(self, **changes)
@@ -601,7 +626,8 @@ def reference_page() -> str:
         "",
         "<!-- Made by `python -m hvd_order.config > docs/config.md`; edit hvd_order/config.py. -->",
         "",
-        "Environment variables are read once, in `init()`; all ranks need the same values.",
+        "Environment variables are read once, in `init()`. All ranks need the same values, which",
+        "`init()` compares, but for those marked with *.",
         "Sizes accept `B`, `KB`, `MB`, `GB` (powers of 1000) and `KiB`, `MiB`, `GiB` (of 1024).",
         "",
         "| variable | accepts | default | what it does |",
@@ -609,6 +635,7 @@ def reference_page() -> str:
     ]
     for knob in KNOBS:
         name = f"`{knob.env}`" + (f" (also `{knob.also}`)" if knob.also else "")
+        name += " *" if knob.may_differ else ""
         default = f"`{knob.default}`" if knob.default else "not set"
         lines.append(f"| {name} | {knob.kind} | {default} | {knob.help} |")
     return "\n".join(lines) + "\n"

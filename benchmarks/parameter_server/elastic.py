@@ -34,7 +34,7 @@ class _ElasticJob:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._store = serve_store()
+        self._store = serve_store("127.0.0.1")
         address = f"127.0.0.1:{self._store.port}"
         self._env = {
             **{name: v for name, v in os.environ.items() if not name.startswith("HVD_ORDER_")},

@@ -12,16 +12,19 @@ namespace hvd_order {
 
 namespace {
 
+// Whichever thread drops the last one.
+std::shared_ptr<py::function> shareable(py::function function) {
+  return {new py::function(std::move(function)), [](py::function* dropped) {
+            const py::gil_scoped_acquire gil;
+            delete dropped;
+          }};
+}
+
 // Callbacks come from threads of links: they take the GIL, and an exception of theirs is printed,
 // as there is nobody to throw it to.
 template <typename... Args>
 std::function<void(Args...)> fromAnyThread(py::function function) {
-  const auto shared = std::shared_ptr<py::function>(
-      new py::function(std::move(function)), [](py::function* dropped) {
-        const py::gil_scoped_acquire gil;
-        delete dropped;
-      });
-  return [shared](Args... args) {
+  return [shared = shareable(std::move(function))](Args... args) {
     const py::gil_scoped_acquire gil;
     try {
       (*shared)(std::forward<Args>(args)...);
@@ -75,11 +78,11 @@ void bindServer(py::module_& m) {
   py::class_<PairLink, Link, std::shared_ptr<PairLink>>(
       m, "PairLink", py::module_local(), "A link over a Gloo group of two members.")
       .def(
-          py::init([](const c10::intrusive_ptr<c10d::Backend>& group, std::uint64_t session,
-                      std::size_t largestPayload) {
-            return std::make_shared<PairLink>(group, session, largestPayload);
+          py::init([](const c10::intrusive_ptr<c10d::Backend>& group, std::uint64_t sends,
+                      std::uint64_t receives, std::size_t largestPayload) {
+            return std::make_shared<PairLink>(group, sends, receives, largestPayload);
           }),
-          py::arg("group"), py::arg("session"), py::arg("largest_payload"));
+          py::arg("group"), py::arg("sends"), py::arg("receives"), py::arg("largest_payload"));
 
   py::class_<ServerCore, std::shared_ptr<ServerCore>>(
       m, "ServerCore", py::module_local(), "A parameter server.")
@@ -87,7 +90,7 @@ void bindServer(py::module_& m) {
           py::init([](int server, int workers, bool synchronous, std::optional<Round> staleness,
                       std::optional<Round> delayBound, bool aggregates, bool ordered,
                       double divergenceBound, py::function log, py::function onControl,
-                      py::function onGone) {
+                      py::function onGone, py::function wasAway) {
             ServerOptions options;
             options.server = static_cast<ServerId>(server);
             options.workers = workers;
@@ -109,11 +112,21 @@ void bindServer(py::module_& m) {
               const py::gil_scoped_acquire gil;
               gone(tupleOf(from), why);
             };
+            options.wasAway = [away = shareable(std::move(wasAway))] {
+              const py::gil_scoped_acquire gil;
+              try {
+                return (*away)().cast<bool>();
+              } catch (py::error_already_set& error) {
+                error.discard_as_unraisable("hvd_order: callback of a server");
+                return false;
+              }
+            };
             return std::make_shared<ServerCore>(std::move(options));
           }),
           py::kw_only(), py::arg("server"), py::arg("workers"), py::arg("synchronous"),
           py::arg("staleness"), py::arg("delay_bound"), py::arg("aggregates"), py::arg("ordered"),
-          py::arg("divergence_bound"), py::arg("log"), py::arg("on_control"), py::arg("on_gone"))
+          py::arg("divergence_bound"), py::arg("log"), py::arg("on_control"), py::arg("on_gone"),
+          py::arg("was_away"))
       .def(
           "connect",
           [](ServerCore& core, const std::string& kind, int number, std::shared_ptr<Link> link) {
@@ -168,6 +181,11 @@ void bindServer(py::module_& m) {
           "connect", &ServerTransport::connect, py::arg("server"), py::arg("link"),
           py::call_guard<py::gil_scoped_release>())
       .def("servers", &ServerTransport::servers)
+      .def(
+          "give_up", &ServerTransport::giveUp, py::arg("servers"), py::arg("why"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("frames_from", &ServerTransport::framesFrom)
+      .def("waits", &ServerTransport::waits)
       .def(
           "send_control", &ServerTransport::sendControl, py::arg("server"), py::arg("text"),
           py::call_guard<py::gil_scoped_release>())

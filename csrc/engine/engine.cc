@@ -407,6 +407,7 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
     if (left_) {
       suspicion_ = strandedError(); // why the transfer failed
     }
+    suspicion_ = withoutCulprit(suspicion_);
     if (completion_.fail(suspicion_)) {
       untold_ = suspicion_;
     }
@@ -467,6 +468,24 @@ std::exception_ptr Engine::strandedError() const {
       " has gradients of a further step: ranks need equally many steps (hvd.join() is for those "
       "that have less data), or rank ",
       *left_, " ended early and its output says why"));
+}
+
+// Nobody has been found gone, so the connection itself broke.
+std::exception_ptr Engine::withoutCulprit(const std::exception_ptr& error) const {
+  try {
+    std::rethrow_exception(error);
+  } catch (const PeerLost& lost) {
+    if (left_ || options_.size == 1) {
+      return error;
+    }
+    return errorOf<PeerLost>(concat(
+        "rank ", options_.rank,
+        " lost a connection to another rank, though none is known to have "
+        "ended; look at the network between their hosts (",
+        lost.what(), ")"));
+  } catch (...) {
+    return error;
+  }
 }
 
 std::string Engine::stallReport() const {

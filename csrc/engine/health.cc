@@ -159,6 +159,9 @@ std::string Health::report(const Scheduler& scheduler) const {
       silent.insert(rank);
     }
   }
+  if (silent.contains(0)) {
+    silent = {0}; // it would have passed the other answers on
+  }
   if (!silent.empty()) {
     text += concat("; no answer from ", rankList(silent));
   } else if (missing_.empty()) {

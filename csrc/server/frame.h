@@ -31,8 +31,9 @@ enum class FrameKind : std::uint8_t {
   kLate,        ///< asks whose pushes are missing; the answer is a list of ranks
   kAsk,         ///< a worker wants to push a slice
   kAdmit,       ///< it may
+  kGone,        ///< worker 0 counts a server as lost, its number the argument; the text says why
 };
-constexpr FrameKind kLastFrameKind = FrameKind::kAdmit;
+constexpr FrameKind kLastFrameKind = FrameKind::kGone;
 
 /// An answer to a push that came too late to be made, so it has not been sent.
 constexpr std::uint16_t kFrameFlagLate = 1;
@@ -56,7 +57,7 @@ constexpr std::uint16_t kFrameFlags = kFrameFlagLate | kFrameFlagGroup | kFrameF
 struct FrameHeader {
   FrameKind kind = FrameKind::kControl;
   std::uint16_t flags = 0;
-  std::uint64_t session = 0; ///< known to both ends of this link alone
+  std::uint64_t session = 0; ///< of this direction; known to both ends of the link alone
   std::uint64_t number = 0;  ///< counts the frames of one direction, from 0
   std::uint32_t model = 0;
   std::uint32_t layout = 0; ///< counts the model's layouts

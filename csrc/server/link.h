@@ -34,6 +34,10 @@ class Link {
   /// header are filled in here. After the link is lost, frames are dropped: `onLost` has said so.
   virtual void send(std::uint64_t urgency, FrameHeader header, Payload payload) = 0;
 
+  /// Ends the connection from this side as if it had been lost: nothing more is sent, `onLost` gets
+  /// this reason on its thread, and the other end sees a closed connection. Does not wait.
+  virtual void breakOff(const std::string& why) noexcept = 0;
+
   /// Gives what is queued a moment to go out, then ends; not from a function given to `start`.
   virtual void stop() noexcept = 0;
 };

@@ -39,6 +39,9 @@ struct ServerOptions {
   std::function<void(Peer from, const std::string& text)> onControl;
   /// A peer is gone: `why` is empty if it said so before.
   std::function<void(Peer peer, const std::string& why)> onGone;
+  /// Asked when a worker or another server is lost: whether this process did not run for long until
+  /// lately. Then it is this server that they have given up, and it does nothing more.
+  std::function<bool()> wasAway;
 };
 
 } // namespace hvd_order

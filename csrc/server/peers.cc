@@ -67,6 +67,19 @@ void Peers::send(Peer peer, std::uint64_t urgency, const FrameHeader& header, Pa
   link->send(urgency, header, std::move(payload));
 }
 
+void Peers::breakOff(Peer peer, const std::string& why) const {
+  std::shared_ptr<Link> link;
+  {
+    const std::shared_lock lock(mutex_);
+    const auto found = links_.find(peer);
+    if (found == links_.end()) {
+      return;
+    }
+    link = found->second;
+  }
+  link->breakOff(why);
+}
+
 void Peers::stop() noexcept {
   std::vector<std::shared_ptr<Link>> links;
   {

@@ -47,6 +47,9 @@ class Peers {
   /// Link::send; dropped if the peer is gone, which has been reported then.
   void send(Peer peer, std::uint64_t urgency, const FrameHeader& header, Payload payload) const;
 
+  /// Link::breakOff, if the peer is there.
+  void breakOff(Peer peer, const std::string& why) const;
+
   /// Ends all links.
   void stop() noexcept;
 

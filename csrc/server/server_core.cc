@@ -61,13 +61,19 @@ void ServerCore::sendControl(Peer peer, const std::string& text) {
 
 void ServerCore::lost(Peer peer, const std::string& why) {
   const bool inPeace = room_.peers.remove(peer);
-  if (peer.kind == Peer::Kind::kWorker && !inPeace) {
+  // A server that was given up must not take the others' leaving for their loss: it would tell
+  // workers so, or answer them without the copy that has already taken over.
+  const auto& wasAway = room_.options.wasAway;
+  if (!inPeace && peer.kind != Peer::Kind::kObserver && wasAway && wasAway()) {
+    retired_ = true;
+  }
+  if (peer.kind == Peer::Kind::kWorker && !inPeace && !retired_) {
     tellWorkers(concat(
         "rank ", peer.number,
         " is gone: its process died or its network connection broke (seen by server ",
         room_.options.server, ": ", why, ")"));
   }
-  if (peer.kind == Peer::Kind::kServer) {
+  if (peer.kind == Peer::Kind::kServer && !retired_) {
     room_.routes.gone(static_cast<ServerId>(peer.number));
     aggregator_.ownerGone(static_cast<ServerId>(peer.number));
     for (const auto& model : allModels()) {
@@ -94,6 +100,25 @@ void ServerCore::tellWorkers(const std::string& text) {
   }
 }
 
+// Worker 0 counts a server as lost that may still be there: nobody is to believe it from now on.
+void ServerCore::giveUp(Peer from, const FrameHeader& header, const Payload& payload) {
+  if (from != Peer{Peer::Kind::kWorker, 0}) {
+    throw FrameError("servers are given up by worker 0");
+  }
+  if (header.argument >= kNoServer || header.argument == room_.options.server) {
+    throw FrameError(concat("no server ", header.argument, " to give up"));
+  }
+  const auto server = static_cast<int>(header.argument);
+  // Ahead of the map without it, which comes over the same link.
+  for (const Peer worker : room_.peers.all(Peer::Kind::kWorker)) {
+    if (worker != from) {
+      room_.peers.send(
+          worker, Link::kAtOnce, {.kind = FrameKind::kGone, .argument = header.argument}, payload);
+    }
+  }
+  room_.peers.breakOff({Peer::Kind::kServer, server}, textOf(payload));
+}
+
 void ServerCore::stop() noexcept {
   room_.peers.stop();
 }
@@ -101,6 +126,9 @@ void ServerCore::stop() noexcept {
 // --------------------------------------------------------------------------------------- frames
 
 void ServerCore::onFrame(Peer from, const FrameHeader& header, Payload payload) {
+  if (retired_) {
+    return;
+  }
   try {
     if (from.kind == Peer::Kind::kServer && isEarly(from, header, payload)) {
       return;
@@ -134,6 +162,8 @@ void ServerCore::handle(Peer from, const FrameHeader& header, Payload payload) {
       return aggregator_.passOn(static_cast<ServerId>(from.number), header, payload);
     case FrameKind::kLeave:
       return left(from, payload);
+    case FrameKind::kGone:
+      return giveUp(from, header, payload);
     case FrameKind::kPush:
       if (header.model == kNoModel) {
         return sumTensor(from, header, std::move(payload));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -76,6 +77,7 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
   void lost(Peer peer, const std::string& why);
   void left(Peer from, const Payload& payload);
   void tellWorkers(const std::string& text);
+  void giveUp(Peer from, const FrameHeader& header, const Payload& payload);
 
   [[nodiscard]] std::vector<std::shared_ptr<ServedModel>> allModels() const;
   [[nodiscard]] std::shared_ptr<ServedModel> modelOf(const FrameHeader& header) const;
@@ -87,7 +89,8 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
     Payload payload;
   };
 
-  ServerRoom room_; // before the models, which use it
+  ServerRoom room_;                   // before the models, which use it
+  std::atomic<bool> retired_ = false; // the others have given it up: it does nothing more
 
   mutable std::shared_mutex modelsMutex_; // guards which models there are
   std::vector<Early> early_;              // about models to come

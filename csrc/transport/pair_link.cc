@@ -31,11 +31,13 @@ int payloadTag(std::uint64_t number, std::uint64_t depth) {
 
 PairLink::PairLink(
     c10::intrusive_ptr<c10d::Backend> group,
-    std::uint64_t session,
+    std::uint64_t sends,
+    std::uint64_t receives,
     std::size_t largestPayload)
     : group_(std::move(group)),
       peer_(1 - group_->getRank()),
-      session_(session),
+      sends_(sends),
+      receives_(receives),
       largestPayload_(largestPayload),
       pool_(std::make_shared<BufferPool>(largestPayload)) {
   if (group_->getSize() != 2) {
@@ -50,8 +52,14 @@ PairLink::~PairLink() {
 void PairLink::start(OnFrame onFrame, OnLost onLost) {
   onFrame_ = std::move(onFrame);
   onLost_ = std::move(onLost);
-  listener_ = std::thread([this] { listen(); });
-  sender_ = std::thread([this] { sendAll(); });
+  listener_ = std::thread([this] {
+    listen();
+    letGo();
+  });
+  sender_ = std::thread([this] {
+    sendAll();
+    letGo();
+  });
 }
 
 void PairLink::send(std::uint64_t urgency, FrameHeader header, Payload payload) {
@@ -94,33 +102,41 @@ void PairLink::sendAll() {
 }
 
 void PairLink::transmit(Waiting frame) {
-  frame.header.session = session_;
+  frame.header.session = sends_;
   frame.header.number = sent_;
   frame.header.payloadBytes = frame.payload.sizeBytes;
   Header bytes;
   write(frame.header, bytes);
   auto header = viewOf(bytes.data(), bytes.size());
-  const Work headerWork =
-      posted([&] { return group_->send(header, peer_, headerTag(sent_, kDepth)); });
+  Work headerWork;
   Work payloadWork;
-  if (frame.payload.sizeBytes > 0) {
-    auto payload = viewOf(frame.payload.data(), frame.payload.sizeBytes);
-    payloadWork = posted([&] { return group_->send(payload, peer_, payloadTag(sent_, kDepth)); });
+  const auto forget = [&] {
+    const std::scoped_lock lock(workMutex_);
+    std::erase_if(
+        underWay_, [&](const Work& work) { return work == headerWork || work == payloadWork; });
+  };
+  try {
+    headerWork = posted([&] { return group_->send(header, peer_, headerTag(sent_, kDepth)); });
+    if (frame.payload.sizeBytes > 0) {
+      auto payload = viewOf(frame.payload.data(), frame.payload.sizeBytes);
+      payloadWork = posted([&] { return group_->send(payload, peer_, payloadTag(sent_, kDepth)); });
+    }
+    ++sent_;
+    headerWork->wait(kForever);
+    if (payloadWork) {
+      payloadWork->wait(kForever);
+    }
+  } catch (...) {
+    forget(); // work that was aborted reads the memory until it is gone itself
+    throw;
   }
-  ++sent_;
-  headerWork->wait(kForever);
-  if (payloadWork) {
-    payloadWork->wait(kForever);
-  }
-  const std::scoped_lock lock(workMutex_);
-  std::erase_if(
-      underWay_, [&](const Work& work) { return work == headerWork || work == payloadWork; });
+  forget();
 }
 
 // Begins work that `stop` can find and abort.
 PairLink::Work PairLink::posted(const std::function<Work()>& begin) {
   const std::scoped_lock lock(workMutex_);
-  if (stopping_) {
+  if (stopping_ || brokenOff_) {
     throw PeerLost("the link is being closed");
   }
   underWay_.push_back(begin());
@@ -145,7 +161,7 @@ bool PairLink::receive() {
   if (!at.headerWork->wait(kForever) || stopping_) {
     return false;
   }
-  const FrameHeader header = parse(at.header, {session_, received_, largestPayload_});
+  const FrameHeader header = parse(at.header, {receives_, received_, largestPayload_});
   Payload payload;
   const bool withPayload = header.payloadBytes > 0;
   if (withPayload) {
@@ -168,6 +184,7 @@ bool PairLink::receive() {
 }
 
 void PairLink::listen() {
+  std::optional<std::string> why;
   try {
     for (std::size_t place = 0; place < kDepth; ++place) {
       post(place, /*withPayload=*/true);
@@ -175,7 +192,52 @@ void PairLink::listen() {
     while (receive()) {
     }
   } catch (const std::exception& e) {
-    lost(e.what());
+    why = e.what();
+  }
+  {
+    const std::scoped_lock lock(workMutex_);
+    why = brokenOff_ ? brokenOff_ : why;
+  }
+  if (why) {
+    lost(*why);
+  }
+}
+
+void PairLink::breakOff(const std::string& why) noexcept {
+  const std::scoped_lock lock(workMutex_);
+  if (!brokenOff_) {
+    brokenOff_ = why;
+    abortWork();
+  }
+}
+
+// Under the lock of work.
+void PairLink::abortWork() noexcept {
+  for (const Work& work : underWay_) {
+    try {
+      work->abort();
+    } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+      // It has ended already.
+    }
+  }
+}
+
+// After a loss the last thread closes the connection, or the other end would wait for ever: one
+// that was broken off, or that brought nonsense, is still open. Work goes first, as it holds the
+// group's context.
+void PairLink::letGo() {
+  if (--threads_ > 0 || stopping_) {
+    return;
+  }
+  const std::scoped_lock lock(workMutex_);
+  underWay_.clear();
+  for (Posted& at : posted_) {
+    at.headerWork.reset();
+    at.payloadWork.reset();
+  }
+  group_.reset();
+  for (Posted& at : posted_) {
+    at.payload = {};
   }
 }
 
@@ -201,13 +263,7 @@ void PairLink::stop() noexcept {
   }
   {
     const std::scoped_lock lock(workMutex_);
-    for (const Work& work : underWay_) {
-      try {
-        work->abort();
-      } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-        // It has ended already.
-      }
-    }
+    abortWork();
   }
   for (std::thread* thread : {&sender_, &listener_}) {
     if (thread->joinable()) {

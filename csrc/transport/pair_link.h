@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <queue>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -22,16 +23,19 @@ namespace hvd_order {
 class PairLink final : public Link {
  public:
   /// @param group of two members, used by nobody else.
-  /// @param session number that both ends know and nobody else.
+  /// @param sends number in the frames of this end, `receives` in those of the other; the two ends
+  ///   know them and nobody else.
   /// @param largestPayload bytes; a larger one is never sent, and ends the process that gets it.
   PairLink(
       c10::intrusive_ptr<c10d::Backend> group,
-      std::uint64_t session,
+      std::uint64_t sends,
+      std::uint64_t receives,
       std::size_t largestPayload);
   ~PairLink() override;
 
   void start(OnFrame onFrame, OnLost onLost) override;
   void send(std::uint64_t urgency, FrameHeader header, Payload payload) override;
+  void breakOff(const std::string& why) noexcept override;
   void stop() noexcept override;
 
  private:
@@ -64,10 +68,13 @@ class PairLink final : public Link {
   void post(std::size_t place, bool withPayload);
   Work posted(const std::function<Work()>& begin);
   void lost(const std::string& why);
+  void abortWork() noexcept;
+  void letGo();
 
-  const c10::intrusive_ptr<c10d::Backend> group_;
-  const int peer_; // its rank in the group
-  const std::uint64_t session_;
+  c10::intrusive_ptr<c10d::Backend> group_; // null once the link is lost and both threads are done
+  const int peer_;                          // its rank in the group
+  const std::uint64_t sends_;
+  const std::uint64_t receives_;
   const std::size_t largestPayload_;
   const std::shared_ptr<BufferPool> pool_;
   OnFrame onFrame_;
@@ -82,11 +89,14 @@ class PairLink final : public Link {
 
   std::mutex workMutex_; // guards beginning and aborting work
   std::vector<Work> underWay_;
+  std::optional<std::string> brokenOff_; // and why
   std::atomic<bool> stopping_ = false;
   std::uint64_t sent_ = 0; // of the sending thread
 
   std::array<Posted, kDepth> posted_; // of the listening thread
   std::uint64_t received_ = 0;        // of the listening thread
+
+  std::atomic<int> threads_ = 2; // that may use the group
 
   std::thread sender_;
   std::thread listener_;

@@ -29,7 +29,7 @@ void ServerTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
   }
   Registered& registered = models_.at(key.model);
   if (const Placement& place = registered.places.at(key.index); isLost(place)) {
-    throw lossOf(place.owner, lost_.at(place.owner));
+    throw lossOf(place);
   }
   auto& underWay = registered.underWay.at(key.index);
   HVDO_CHECK(!underWay, "slice ", key.index, " is under way already");
@@ -133,6 +133,12 @@ void ServerTransport::allReduce(const at::Tensor& tensor, const std::string& nam
 }
 
 void ServerTransport::onFrame(ServerId server, const FrameHeader& header, const Payload& payload) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (const auto line = lines_.find(server); line != lines_.end()) {
+      ++line->second.frames;
+    }
+  }
   switch (header.kind) {
     case FrameKind::kValue:
       return answered(server, header, payload);
@@ -162,6 +168,10 @@ void ServerTransport::onFrame(ServerId server, const FrameHeader& header, const 
       return fail(
           std::make_exception_ptr(PeerLost(
               std::string(reinterpret_cast<const char*>(payload.data()), payload.sizeBytes))));
+    case FrameKind::kGone:
+      return giveUp(
+          {static_cast<ServerId>(header.argument)},
+          std::string(reinterpret_cast<const char*>(payload.data()), payload.sizeBytes));
     case FrameKind::kLate: {
       const std::scoped_lock lock(mutex_);
       silent_.erase(server);

@@ -365,8 +365,65 @@ ServerTransport::Updates ServerTransport::aggregated() const {
 
 // ------------------------------------------------------------------------------------- failures
 
+void ServerTransport::giveUp(const std::vector<ServerId>& servers, const std::string& why) {
+  std::vector<std::shared_ptr<Link>> links;
+  std::exception_ptr error;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const ServerId server : servers) {
+      if (const auto line = lines_.extract(server); !line.empty()) {
+        links.push_back(line.mapped().link);
+        ended_.push_back(line.mapped().link);
+        lost_[server] = why;
+      }
+    }
+    if (links.empty()) {
+      return;
+    }
+    for (const ServerId server : servers) {
+      for (auto& [other, line] : lines_) {
+        if (rank_ == 0) {
+          line.link->send(
+              Link::kAtOnce, {.kind = FrameKind::kGone, .argument = server}, Payload::copyOf(why));
+        }
+      }
+    }
+    // Before anybody makes a new map: of a slice whose owner and copy are lost nobody has the
+    // state.
+    if (const auto place = lostForGood()) {
+      error = std::make_exception_ptr(lossOf(*place));
+    }
+  }
+  if (error) {
+    fail(error);
+  }
+  for (const auto& link : links) {
+    link->breakOff(why); // the rest follows as for any loss, on the link's thread
+  }
+}
+
+std::map<ServerId, std::uint64_t> ServerTransport::framesFrom() const {
+  const std::scoped_lock lock(mutex_);
+  std::map<ServerId, std::uint64_t> frames;
+  for (const auto& [server, line] : lines_) {
+    frames[server] = line.frames;
+  }
+  return frames;
+}
+
+bool ServerTransport::waits() const {
+  const std::scoped_lock lock(mutex_);
+  return !once_.empty() || pulled_ != nullptr ||
+      std::any_of(models_.begin(), models_.end(), [](const auto& model) {
+        const auto& underWay = model.second.underWay;
+        return std::any_of(underWay.begin(), underWay.end(), [](const auto& slice) {
+          return slice && slice->done;
+        });
+      });
+}
+
 void ServerTransport::lost(ServerId server, const std::string& why) {
-  bool hopeless = false;
+  std::exception_ptr error;
   {
     const std::scoped_lock lock(mutex_);
     const auto line = lines_.extract(server);
@@ -375,20 +432,33 @@ void ServerTransport::lost(ServerId server, const std::string& why) {
     }
     lost_[server] = why;
     for (auto& [model, registered] : models_) {
-      // What is not under way is nobody's loss: the others may have dropped the model long ago.
-      for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
-        const auto& underWay = registered.underWay[slice];
-        hopeless = hopeless || (underWay && underWay->done && isLost(registered.places[slice]));
-      }
       registered.hasLost = true;
       pushAgain(model, registered); // the map may have come before the loss was seen
     }
-    hopeless = hopeless || lines_.empty();
+    if (const auto place = lostForGood()) {
+      error = std::make_exception_ptr(lossOf(*place));
+    } else if (lines_.empty()) {
+      error = std::make_exception_ptr(lossOf({server, kNoServer}));
+    }
   }
-  if (hopeless) {
-    fail(std::make_exception_ptr(lossOf(server, why)));
+  if (error) {
+    fail(error);
   }
   onLost_(server, why);
+}
+
+// Of a slice that is under way. What is not is nobody's loss: the others may have dropped the model
+// long ago.
+std::optional<Placement> ServerTransport::lostForGood() const {
+  for (const auto& [model, registered] : models_) {
+    for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
+      const auto& underWay = registered.underWay[slice];
+      if (underWay && underWay->done && isLost(registered.places[slice])) {
+        return registered.places[slice];
+      }
+    }
+  }
+  return std::nullopt;
 }
 
 // Neither its owner nor one who could take over is there.
@@ -397,9 +467,15 @@ bool ServerTransport::isLost(const Placement& place) const {
       (place.replica == kNoServer || lost_.contains(place.replica));
 }
 
-PeerLost ServerTransport::lossOf(ServerId server, const std::string& why) const {
+PeerLost ServerTransport::lossOf(const Placement& place) const {
+  const std::string& why = lost_.at(place.owner);
+  if (place.replica != kNoServer) {
+    return PeerLost(concat(
+        "server ", place.owner, " is gone (seen by rank ", rank_, ": ", why, "), and server ",
+        place.replica, ", which has the copy of its slices, too (", lost_.at(place.replica), ")"));
+  }
   return PeerLost(concat(
-      "server ", server, " is gone, and nobody has a copy of its slices (seen by rank ", rank_,
+      "server ", place.owner, " is gone, and nobody has a copy of its slices (seen by rank ", rank_,
       ": ", why, "); HVD_ORDER_PS_REPLICAS=1 keeps one on another server"));
 }
 

@@ -63,6 +63,13 @@ class ServerTransport final : public TorchTransport,
   /// one.
   void connect(ServerId server, std::shared_ptr<Link> link);
   [[nodiscard]] std::vector<ServerId> servers() const;
+  /// Counts these as lost, all at once; worker 0 tells the others so. Their links are closed, so
+  /// that none is believed that is still there. Those that are not connected are left out.
+  void giveUp(const std::vector<ServerId>& servers, const std::string& why);
+  /// Frames that have come from each server.
+  [[nodiscard]] std::map<ServerId, std::uint64_t> framesFrom() const;
+  /// Whether something is under way to some server.
+  [[nodiscard]] bool waits() const;
   void sendControl(ServerId server, const std::string& text);
 
   /// Says what the next `setBuffers` of the model is for. Without parameters, servers only sum.
@@ -140,6 +147,7 @@ class ServerTransport final : public TorchTransport,
   };
   struct Line {
     std::shared_ptr<Link> link;
+    std::uint64_t frames = 0; // that have come
     ByteCount bytes = 0;
     int underWay = 0;
     double busySeconds = 0;
@@ -157,7 +165,8 @@ class ServerTransport final : public TorchTransport,
   void askAgain(ModelId model, const Registered& registered, SliceIndex slice);
   Line& lineFor(ServerId server);
   [[nodiscard]] bool isLost(const Placement& place) const;
-  [[nodiscard]] PeerLost lossOf(ServerId server, const std::string& why) const;
+  [[nodiscard]] std::optional<Placement> lostForGood() const;
+  [[nodiscard]] PeerLost lossOf(const Placement& place) const;
   void busy(Line& line);
   void idle(ServerId server);
 

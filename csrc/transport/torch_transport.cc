@@ -64,7 +64,7 @@ std::exception_ptr collectiveError(const std::string& text) {
     return std::make_exception_ptr(TransferTimeout("all-reduce timed out: " + text));
   }
   if (says("onnection") || says("peer") || says("ocket") || says("has been shut down")) {
-    return std::make_exception_ptr(PeerLost("a rank is gone: all-reduce failed: " + text));
+    return std::make_exception_ptr(PeerLost("a connection broke during an all-reduce: " + text));
   }
   return std::make_exception_ptr(CollectiveError("all-reduce failed: " + text));
 }

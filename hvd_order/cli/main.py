@@ -15,7 +15,7 @@ import hvd_order.cli.tune
 import hvd_order.cli.what_if
 import hvd_order.doctor.command
 from hvd_order import __version__
-from hvd_order.errors import InvalidUsage
+from hvd_order.errors import HorovodInternalError, InvalidUsage
 from hvd_order.launch.options import add_options, request_from
 from hvd_order.launch.run import run
 
@@ -23,7 +23,9 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a sub-command and returns the exit code; 2 for a mistake on the command line.
+    """Runs a sub-command and returns the exit code.
+
+    It is 2 for a mistake on the command line, 1 if a job cannot be reached.
 
     Args:
         argv: arguments without the program's name; None: ``sys.argv``.
@@ -59,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InvalidUsage, ImportError, OSError, UnicodeDecodeError) as error:
         sys.stderr.write(f"hvd-order: {error}\n")
         return 2
+    except HorovodInternalError as error:
+        sys.stderr.write(f"hvd-order: {error}\n")
+        return 1
     parser.print_help()
     return 2
 

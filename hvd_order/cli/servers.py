@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import sys
+from datetime import timedelta
 from typing import Any
 
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage
 
 __all__ = ["add_serve_options", "add_servers_options", "serve_main", "servers_main"]
+
+
+_TOOL_TIMEOUT = timedelta(seconds=10)  # for the store itself
 
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
@@ -48,15 +53,25 @@ def serve_main(parsed: argparse.Namespace) -> int:
 
 
 def servers_main(parsed: argparse.Namespace) -> int:
-    """Leaves an order for worker 0, whose log says what came of it."""
+    """Leaves an order for worker 0, and shows what it answers."""
     from hvd_order.server.secret import load_secret
     from hvd_order.torch.parameter_server.links import MeetingPoint
-    from hvd_order.torch.parameter_server.orders import give
+    from hvd_order.torch.parameter_server.orders import await_answer, give
 
     environ = _environment(parsed)
     config = Config.from_environment(environ)
     if config.server_store is None:
         raise InvalidUsage("say where the job's servers meet: --store HOST:PORT")
     order: dict[str, Any] = {"what": parsed.action, "server": parsed.server}
-    give(MeetingPoint(config.server_store, config.timeout), load_secret(environ), order)
+    key = load_secret(environ)
+    meeting = MeetingPoint(config.server_store, min(config.timeout, _TOOL_TIMEOUT))
+
+    def taken() -> None:
+        sys.stdout.write(
+            f"worker 0 has the order; server {parsed.server} leaves when it holds nothing\n"
+        )
+        sys.stdout.flush()
+
+    number = give(meeting, key, order)
+    sys.stdout.write(await_answer(meeting, key, number, config.timeout, taken) + "\n")
     return 0

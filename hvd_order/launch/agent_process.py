@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,7 +23,7 @@ from hvd_order.launch.host_agent import BOOT
 from hvd_order.launch.hosts import is_this_host
 from hvd_order.launch.request import LaunchRequest
 
-__all__ = ["AgentProcess", "Event"]
+__all__ = ["AgentProcess", "Event", "ssh_command"]
 
 Event = tuple["AgentProcess | None", dict[str, Any]]
 """Who says it (None: the launcher's own threads) and what: ``{"what": ..., ...}``."""
@@ -37,7 +37,18 @@ _STAYS_HERE = re.compile(
 _LINE_END = re.compile(rb"(?<=\n)|(?<=\r)(?!\n|\Z)")
 # BatchMode: a question for a password would wait for ever. Alive: a host that lost its power closes
 # no connection, so ssh asks it now and then, and gives it up after a minute without an answer.
-_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
+_SSH_DEFAULTS = [
+    "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4",
+]  # fmt: skip
+
+
+def ssh_command(options: Sequence[str]) -> list[str]:
+    """The start of a command line that runs something elsewhere; a host and a command follow.
+
+    Args:
+        options: the user's. Of two that contradict each other, ssh takes the first.
+    """
+    return ["ssh", *options, *_SSH_DEFAULTS]
 
 
 class AgentProcess:
@@ -71,7 +82,7 @@ class AgentProcess:
         self._marker = f"\x1e{secrets.token_hex(8)}\x1e"
         program = [sys.executable, "-c", BOOT]
         if self.remote:
-            program = [*_SSH, *request.ssh_options, host, shlex.join(program)]
+            program = [*ssh_command(request.ssh_options), host, shlex.join(program)]
         try:
             self._process = subprocess.Popen(
                 program,
@@ -99,14 +110,14 @@ class AgentProcess:
         self._outgoing.put(json.dumps(message).encode() + b"\n")
 
     def stop(self) -> None:
-        """Ends the agent and its workers, now; `wait` waits for it."""
-        self._outgoing.put(None)
+        """Ends the agent and its workers, which may take their time; `wait` waits for it."""
+        self.send({"what": "stop"})
         if not self._answered:  # it has no workers, and may never come to read
             self._process.terminate()
 
     def kill(self) -> None:
-        """Ends the agent at once, and with it its workers if they are on this host."""
-        self._process.kill()
+        """After `stop`: has the workers ended at once."""
+        self.send({"what": "kill"})
 
     def wait(self, seconds: float) -> None:
         """Waits for the end, and kills what has not ended by then."""
@@ -115,6 +126,7 @@ class AgentProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._outgoing.put(None)
         for thread in self._threads:
             thread.join(5)
 
@@ -131,6 +143,7 @@ class AgentProcess:
             "folder": os.getcwd(),
             "command": list(request.command),
             "processes": process_count,
+            "oversubscribe": request.oversubscribe,
             "restart": request.elastic is not None,
             "interfaces": list(request.interfaces),
             "output": str(request.output_folder.absolute()) if request.output_folder else None,

@@ -29,6 +29,7 @@ __all__ = ["Driver", "explain"]
 
 _TICK_S = 1.0
 _STOP_S = 40.0  # torch's agent gives its workers 30 s
+_KILL_S = 5.0
 _FAILURES_WITHOUT_COMMIT = 3
 
 
@@ -63,9 +64,14 @@ class _Ended(Exception):  # noqa: N818  (the way out of the event loop)
 
 
 class Driver:
-    """Runs one request; use it once."""
+    """Runs one request; use it once.
+
+    Attributes:
+        stopped_by: the signal that ended it; None: it ended otherwise.
+    """
 
     def __init__(self, request: LaunchRequest) -> None:
+        self.stopped_by: int | None = None
         self._request = request
         self._rules = request.elastic
         self._events: queue.Queue[Event] = queue.Queue()
@@ -104,7 +110,8 @@ class Driver:
         except _Ended as end:
             return end.code
         except KeyboardInterrupt as interrupt:
-            return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+            self.stopped_by = int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+            return 128 + self.stopped_by
         finally:
             self._closing.set()
             processes = [*self._left, *(member.process for member in self._members.values())]
@@ -114,8 +121,13 @@ class Driver:
                 for process in processes:
                     process.wait(_STOP_S)
             except KeyboardInterrupt:  # whoever asks a second time does not want to wait
+                handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 for process in processes:
                     process.kill()
+                for process in processes:
+                    process.wait(_KILL_S)
+                signal.signal(signal.SIGINT, handler)
             signal.signal(signal.SIGTERM, before)
 
     # ---- events ----
@@ -247,7 +259,9 @@ class Driver:
         for name in stay:
             self._members[name].has_state = True
             self._members[name].deadline = time.monotonic() + self._timeout_s()
-        self._members[self._serving].process.send({"what": "serve", "round": self._round})
+        self._members[self._serving].process.send(
+            {"what": "serve", "round": self._round, "address": self._address_of(self._serving)}
+        )
 
     def _announce(self, port: int) -> None:
         """Tells all hosts of the round, now that their meeting place is known."""

@@ -42,6 +42,7 @@ class RankInfo:
         local_rank, local_size: this process among those of its host; None: not told.
         cross_rank, cross_size: this host among those that have this local rank; None: not told.
         master_addr, master_port: where rank 0 can be reached; port 0 when size is 1.
+        job: what the launcher calls the job, the same on all ranks; empty: nothing.
     """
 
     launcher: str
@@ -53,6 +54,7 @@ class RankInfo:
     cross_size: int | None
     master_addr: str
     master_port: int
+    job: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,7 @@ def _torchrun(env: _Variables) -> RankInfo | None:
         cross_size,
         address or _LOOPBACK,
         port or 0,
+        env.text("TORCHELASTIC_RUN_ID") or "",
     )
 
 
@@ -176,6 +179,7 @@ def _horovodrun(env: _Variables) -> RankInfo | None:
         env.number("HOROVOD_CROSS_SIZE"),
         address,
         port,
+        rendezvous or "",
     )
 
 
@@ -187,7 +191,9 @@ def _open_mpi(env: _Variables) -> RankInfo | None:
     job = env.text("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid")
     address, port = _rendezvous(env, "Open MPI", size, local_size, job)
     local_rank = env.number("OMPI_COMM_WORLD_LOCAL_RANK")
-    return RankInfo("Open MPI", rank, size, local_rank, local_size, None, None, address, port)
+    return RankInfo(
+        "Open MPI", rank, size, local_rank, local_size, None, None, address, port, job or ""
+    )
 
 
 def _pmi(env: _Variables) -> RankInfo | None:
@@ -200,9 +206,12 @@ def _pmi(env: _Variables) -> RankInfo | None:
         slurm = _slurm(env)  # srun --mpi=pmi2 sets PMI_RANK too, and Slurm says more
         if slurm is not None and (slurm.rank, slurm.size) == (rank, size):
             return slurm
-    job = env.text("PMI_JOBID", "PMI_PORT", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+    batch = env.text("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+    job = env.text("PMI_JOBID", "PMI_PORT") or batch
     address, port = _rendezvous(env, "MPI", size, local_size, job)
-    return RankInfo("PMI", rank, size, local_rank, local_size, None, None, address, port)
+    # PMI_PORT may be that of a proxy on each host.
+    job = env.text("PMI_JOBID") or batch or ""
+    return RankInfo("PMI", rank, size, local_rank, local_size, None, None, address, port, job)
 
 
 def _slurm(env: _Variables) -> RankInfo | None:
@@ -224,7 +233,7 @@ def _slurm(env: _Variables) -> RankInfo | None:
     job = f"{env.text('SLURM_JOB_ID', 'SLURM_JOBID') or ''}.{step}"
     address, port = _rendezvous(env, "Slurm", size, local_size, job, known)
     local_rank = env.number("SLURM_LOCALID")
-    return RankInfo("Slurm", rank, size, local_rank, local_size, None, None, address, port)
+    return RankInfo("Slurm", rank, size, local_rank, local_size, None, None, address, port, job)
 
 
 def first_host(node_list: str) -> str:

@@ -25,7 +25,7 @@ from typing import IO, Any
 from hvd_order.elastic.agent import agent_folders
 from hvd_order.elastic.commits import CommitFolder
 from hvd_order.errors import InvalidUsage
-from hvd_order.launch.hosts import interface_address, interface_variables
+from hvd_order.launch.hosts import check_room, interface_address, interface_variables
 from hvd_order.launch.rounds import Failure, JobEnded, Round, RoundInbox, Stopped
 
 __all__ = ["BOOT", "main"]
@@ -37,12 +37,16 @@ BOOT = (
     "from hvd_order.launch.host_agent import main; sys.exit(main(job, pipe))"
 )
 
+# Not SIGTERM: elastic workers take that for a change of the job and would finish their step.
+_STOP = signal.SIGHUP
+
 
 def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
     """Takes part in a job until its end.
 
     Args:
-        job: marker, remote, env, folder, command, processes, restart, interfaces, output, verbose.
+        job: marker, remote, env, folder, command, processes, oversubscribe, restart, interfaces,
+            output, verbose.
         pipe: further lines from the launcher.
 
     Returns:
@@ -50,7 +54,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
     """
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # workers must not read the launcher's lines
     # Under nohup it would be ignored here and by the workers; but no terminal reaches this session.
-    signal.signal(signal.SIGHUP, _stop)  # until torch's agent has a handler of its own
+    signal.signal(_STOP, _stop)  # until torch's agent has a handler of its own
     os.environ.update(job["env"])
     launcher = _Launcher(job["marker"])
     try:
@@ -82,7 +86,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
         launcher.tell("error", text=str(error))
         return 1
     finally:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of _listen, too late to matter
+        signal.signal(_STOP, signal.SIG_IGN)  # of _listen, too late to matter
         for folder in agent_folders(os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)
     if failure is not None:
@@ -126,7 +130,7 @@ def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
         for line in pipe:
             message = json.loads(line)
             if message["what"] == "serve":
-                store = serve_store()
+                store = serve_store(message["address"])
                 stores = [*stores[-1:], store]
                 launcher.tell("serving", round=message["round"], port=store.port)
             elif message["what"] == "round":
@@ -134,12 +138,14 @@ def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
             elif message["what"] == "leave":
                 inbox.end()
                 return
+            elif message["what"] in ("stop", "kill"):  # a second signal means: at once
+                inbox.end()
+                os.kill(os.getpid(), _STOP)
     except (RuntimeError, OSError) as error:  # no store could be made, or nobody listens any more
         with contextlib.suppress(OSError):
             launcher.tell("error", text=f"nothing can be served here: {error}")
     inbox.end()
-    # Not SIGTERM: elastic workers take that for a change of the job and would finish their step.
-    os.kill(os.getpid(), signal.SIGHUP)
+    os.kill(os.getpid(), _STOP)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -155,6 +161,8 @@ def _check(job: dict[str, Any]) -> None:
             f"there is no folder {job['folder']} ({error.strerror}); the program must be at the "
             "same place on every host"
         ) from None
+    if not job["oversubscribe"]:
+        check_room(job["processes"])
     command = job["command"]
     if shutil.which(command[0]) is None:
         raise InvalidUsage(f"there is no command {command[0]!r} to run {shlex.join(command)}")

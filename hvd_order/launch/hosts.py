@@ -9,14 +9,17 @@ import signal
 import socket
 import struct
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from hvd_order.errors import InvalidUsage
 
 __all__ = [
     "Host",
+    "check_room",
     "discover_hosts",
     "interface_address",
     "interface_variables",
@@ -27,6 +30,7 @@ __all__ = [
 ]
 
 _DISCOVERY_LIMIT_S = 60.0
+_MOST_A_CORE = 64
 # A name goes to ssh as an argument, where one that starts with a dash would be an option.
 _NAME = r"[\w@][\w.@\-]*"
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
@@ -53,11 +57,11 @@ def read_hostfile(path: Path) -> list[Host]:
     """Reads lines ``host slots=2``, as mpirun and horovodrun do; ``#`` begins a comment.
 
     Raises:
-        InvalidUsage: a line is not of that form, or there is none.
+        InvalidUsage: a line is not of that form, or there is none, or the file is no UTF-8 text.
         OSError: the file cannot be read.
     """
     hosts = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_read_text(path).splitlines(), 1):
         text = line.partition("#")[0].strip()
         if not text:
             continue
@@ -70,6 +74,18 @@ def read_hostfile(path: Path) -> list[Host]:
     return _checked(hosts, str(path))
 
 
+def _read_text(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise InvalidUsage(
+            f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8; save the file "
+            "as UTF-8 text"
+        ) from None
+
+
 def discover_hosts(script: str, default_slots: int) -> list[Host]:
     """What a host discovery script prints: ``host`` or ``host:slots``, one a line.
 
@@ -80,32 +96,55 @@ def discover_hosts(script: str, default_slots: int) -> list[Host]:
     Raises:
         InvalidUsage: the script fails, takes longer than a minute, or prints something else.
     """
-    try:
-        asked = subprocess.Popen(
-            script,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise InvalidUsage(f"{script} cannot be run: {error.strerror}") from None
-    with asked:
+    # Files, not pipes: what the script leaves in the background may keep its output open.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
-            output, errors = asked.communicate(timeout=_DISCOVERY_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            # With what it has started, which would keep the pipes open.
+            asked = subprocess.Popen(
+                script,
+                shell=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InvalidUsage(f"{script} cannot be run: {error.strerror}") from None
+        try:
+            asked.wait(_DISCOVERY_LIMIT_S)
+        except BaseException as error:  # Ctrl-C as well
+            # With what it has started and waits for.
             os.killpg(asked.pid, signal.SIGKILL)
+            asked.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
             raise InvalidUsage(f"{script} took longer than {_DISCOVERY_LIMIT_S:g} s") from None
+        said, complaint = _text_of(output), _text_of(errors)
     if asked.returncode != 0:
         raise InvalidUsage(
-            f"{script} failed with exit code {asked.returncode}: {errors.strip() or 'no output'}"
+            f"{script} failed with exit code {asked.returncode}: {complaint or 'no output'}"
         )
-    lines = [line for line in output.splitlines() if line.strip()]
+    lines = [line for line in said.splitlines() if line.strip()]
     return _checked([_parse_host(line, default_slots, script) for line in lines], script)
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip()
+
+
+def check_room(count: int) -> None:
+    """Looks whether so many processes on this host can be what was meant.
+
+    Raises:
+        InvalidUsage: they cannot.
+    """
+    cores = os.cpu_count() or 1
+    if count > _MOST_A_CORE * cores:
+        raise InvalidUsage(
+            f"{count} processes are too many for {socket.gethostname()}, which has {cores} "
+            f"processor cores: at most {_MOST_A_CORE} for each, {_MOST_A_CORE * cores} in all. "
+            "If that is what you want, add --oversubscribe"
+        )
 
 
 def share(hosts: Sequence[Host], limit: int | None) -> list[Host]:

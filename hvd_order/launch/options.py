@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -71,6 +72,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="let servers go that nobody would miss, but keep N")  # fmt: skip
     add("--max-servers", type=int, metavar="N",
         help="start more servers while they make steps shorter, N at most")  # fmt: skip
+    add("--oversubscribe", action="store_true",
+        help="start more than 64 processes for a processor core of a host")  # fmt: skip
     add("--verbose", action="store_true", help="show the launcher's log as well")
     add("--output-filename", type=Path, metavar="DIR",
         help="write each rank's output to DIR/rank.N/stdout and stderr, on its host")  # fmt: skip
@@ -90,6 +93,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="use this interface, on every host; more with commas or again")  # fmt: skip
     add("-p", "--ssh-port", type=int, metavar="PORT", help="of all hosts")
     add("-i", "--ssh-identity-file", metavar="F", help="private key for ssh")
+    add("--ssh-option", action="append", default=[], metavar="NAME=VALUE",
+        help="as ssh's -o, before ours; for example ServerAliveInterval=5")  # fmt: skip
 
     elastic = parser.add_argument_group("elastic jobs: workers may die and hosts come and go")
     add = elastic.add_argument
@@ -151,6 +156,10 @@ def request_from(parsed: argparse.Namespace) -> LaunchRequest:
         ssh_options += ["-p", str(parsed.ssh_port)]
     if parsed.ssh_identity_file is not None:
         ssh_options += ["-i", parsed.ssh_identity_file]
+    for option in parsed.ssh_option:
+        if not re.fullmatch(r"\w+[= ].+", option):
+            raise InvalidUsage(f"--ssh-option {option}: expected NAME=VALUE")
+        ssh_options += ["-o", option]
     return LaunchRequest(
         command=command,
         process_count=count,
@@ -165,6 +174,7 @@ def request_from(parsed: argparse.Namespace) -> LaunchRequest:
         servers=parsed.servers,
         min_servers=parsed.min_servers,
         max_servers=parsed.max_servers,
+        oversubscribe=parsed.oversubscribe,
     )
 
 

@@ -53,6 +53,7 @@ class LaunchRequest:
         servers: parameter servers beside the processes, over the same hosts.
         min_servers: the job may let some go, down to so many; None: see `max_servers`.
         max_servers: it may get some more, up to so many. If both are None, their number stays.
+        oversubscribe: do not ask whether hosts can have so many processes.
     """
 
     command: Sequence[str]
@@ -68,6 +69,7 @@ class LaunchRequest:
     servers: int = 0
     min_servers: int | None = None
     max_servers: int | None = None
+    oversubscribe: bool = False
 
     def __post_init__(self) -> None:
         rules = self.elastic

@@ -19,12 +19,20 @@ from pathlib import Path
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.driver import Driver, explain
-from hvd_order.launch.hosts import interface_address, interface_variables, is_this_host, share
+from hvd_order.launch.hosts import (
+    check_room,
+    interface_address,
+    interface_variables,
+    is_this_host,
+    share,
+)
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.rounds import OneRound, Round, Stopped
 from hvd_order.launch.servers import servers_running
 
 __all__ = ["LaunchRequest", "run"]
+
+_HERE = "127.0.0.1"
 
 
 def run(request: LaunchRequest) -> int:
@@ -39,8 +47,40 @@ def run(request: LaunchRequest) -> int:
         ImportError: PyTorch is not installed.
     """
     _check_command(request.command)
-    with servers_running(request) as variables:
-        return _run_workers(replace(request, env={**request.env, **variables}))
+    if not request.oversubscribe:
+        check_room(_count_here(request))  # other hosts look themselves
+    if _is_only_here(request):
+        request = replace(request, env={**_loopback_variables(request), **request.env})
+    try:
+        with servers_running(request) as variables:
+            return _run_workers(replace(request, env={**request.env, **variables}))
+    except Stopped as stop:
+        return 128 + stop.signal
+    except KeyboardInterrupt:
+        return 128 + int(signal.SIGINT)
+
+
+def _count_here(request: LaunchRequest) -> int:
+    if not request.hosts:
+        scripted = request.elastic is not None and request.elastic.discovery_script is not None
+        return 0 if scripted else request.process_count
+    dealt = share(request.hosts, request.process_count)
+    return sum(host.slots for host in dealt if is_this_host(host.name))
+
+
+def _is_only_here(request: LaunchRequest) -> bool:
+    """Whether this host is the only one that the job has and can ever get."""
+    may_grow = request.elastic is not None and request.elastic.discovery_script is not None
+    return not may_grow and all(is_this_host(host.name) for host in request.hosts)
+
+
+def _loopback_variables(request: LaunchRequest) -> dict[str, str]:
+    """What keeps the communication libraries from listening where other hosts can reach them."""
+    if request.interfaces or sys.platform != "linux":
+        return {}
+    return {
+        name: value for name, value in interface_variables(["lo"]).items() if name not in os.environ
+    }
 
 
 def _run_workers(request: LaunchRequest) -> int:
@@ -48,7 +88,11 @@ def _run_workers(request: LaunchRequest) -> int:
     here = len(hosts) <= 1 and all(is_this_host(host.name) for host in hosts)
     if here and request.elastic is None:
         return _run_here(request)
-    return Driver(request).run()
+    driver = Driver(request)
+    code = driver.run()
+    if driver.stopped_by is not None:
+        raise Stopped(driver.stopped_by)
+    return code
 
 
 def _run_here(request: LaunchRequest) -> int:
@@ -64,21 +108,16 @@ def _run_here(request: LaunchRequest) -> int:
         interface_address(name)  # says what is wrong with it
     changes = {**request.env, **interface_variables(request.interfaces), **_heeded_signals()}
     with _environment(changes):
-        store, count = serve_store(), request.process_count
-        source = OneRound(Round(1, 0, 1, 0, count, count, "127.0.0.1", store.port))
-        try:
-            failure = run_workers(
-                request.command,
-                source,
-                count,
-                restart=False,
-                output_folder=request.output_folder,
-                verbose=request.verbose,
-            )
-        except Stopped as stop:
-            return 128 + stop.signal
-        except KeyboardInterrupt:
-            return 128 + int(signal.SIGINT)
+        store, count = serve_store(_HERE), request.process_count
+        source = OneRound(Round(1, 0, 1, 0, count, count, _HERE, store.port))
+        failure = run_workers(
+            request.command,
+            source,
+            count,
+            restart=False,
+            output_folder=request.output_folder,
+            verbose=request.verbose,
+        )
     if failure is None:
         return 0
     sys.stderr.write(f"hvd-order: {explain(failure)}; all others were stopped\n")

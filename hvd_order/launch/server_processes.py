@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import hvd_order
+from hvd_order.launch.agent_process import ssh_command
 from hvd_order.launch.hosts import Host, is_this_host
+from hvd_order.launch.tied import kill_tied, tied
 
 __all__ = ["ServerProcesses"]
 
@@ -24,7 +26,6 @@ _BOOT = (
     "import json, os, sys; job = json.loads(sys.stdin.readline()); os.environ.update(job['env']); "
     "os.execvp(sys.executable, [sys.executable, *job['arguments']])"
 )
-_SSH = ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4"]
 _GRACE_S = 10.0
 
 
@@ -82,11 +83,13 @@ class ServerProcesses:
     def _start_on(self, host: str) -> subprocess.Popen[bytes]:
         if is_this_host(host):
             env = {**self._own_env, **self._env}
-            return subprocess.Popen([sys.executable, *self._arguments], env=env)
+            return subprocess.Popen(tied([sys.executable, *self._arguments]), env=env)
         path = os.pathsep.join([str(Path(hvd_order.__file__).parents[1]), *filter(None, sys.path)])
         program = shlex.join([sys.executable, "-c", _BOOT])
         process = subprocess.Popen(
-            [*_SSH, *self._ssh_options, host, program], stdin=subprocess.PIPE, env=self._own_env
+            [*ssh_command(self._ssh_options), host, program],
+            stdin=subprocess.PIPE,
+            env=self._own_env,
         )
         assert process.stdin is not None
         job = {"env": {"PYTHONPATH": path, **self._env}, "arguments": self._arguments}
@@ -94,20 +97,36 @@ class ServerProcesses:
             pipe.write(json.dumps(job).encode() + b"\n")
         return process
 
-    def end(self) -> None:
-        """Servers go by themselves when all workers have gone; not if some never came."""
+    def end(self, grace_s: float = _GRACE_S) -> None:
+        """Servers go by themselves when all workers have gone; not if some never came.
+
+        Ctrl-C meanwhile ends them at once.
+
+        Args:
+            grace_s: how long they may take to go by themselves.
+        """
         with self._lock:
             processes = [process for _, process in self._processes]
-        deadline = time.monotonic() + _GRACE_S
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, deadline - time.monotonic()))
-        for process in processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in processes:
-            try:
-                process.wait(_GRACE_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        try:
+            _end(processes, grace_s)
+        except KeyboardInterrupt:
+            for process in processes:
+                kill_tied(process)
+            for process in processes:
                 process.wait()
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
+    deadline = time.monotonic() + grace_s
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    for process in processes:
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -14,11 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.hosts import interface_address, is_this_host
 from hvd_order.launch.request import LaunchRequest
+from hvd_order.launch.rounds import Stopped
 from hvd_order.launch.server_processes import ServerProcesses
 from hvd_order.launch.wished_servers import WishedServers
 from hvd_order.server.secret import new_secret
 
 __all__ = ["servers_running"]
+
+_GRACE_IF_STOPPED_S = 1.0  # some workers may never have come to them
 
 
 @contextlib.contextmanager
@@ -38,11 +41,12 @@ def servers_running(request: LaunchRequest) -> Iterator[Mapping[str, str]]:
         raise InvalidUsage("--servers does not go with elastic jobs: the workers' number is fixed")
     from hvd_order.launch.torch_agent import serve_store
 
-    store = serve_store()
-    secret = new_secret()
     hosts = {host.name for host in request.hosts}
+    address = _own_address(hosts, request.interfaces)
+    store = serve_store(address)
+    secret = new_secret()
     env = {
-        "HVD_ORDER_SERVER_STORE": f"{_own_address(hosts, request.interfaces)}:{store.port}",
+        "HVD_ORDER_SERVER_STORE": f"{address}:{store.port}",
         "HVD_ORDER_SERVERS": str(request.servers),
         "HVD_ORDER_SECRET": secret.hex(),
         "HVD_ORDER_COMM": request.env.get("HVD_ORDER_COMM", os.environ.get("HVD_ORDER_COMM", "ps")),
@@ -63,7 +67,11 @@ def servers_running(request: LaunchRequest) -> Iterator[Mapping[str, str]]:
         most = request.servers if request.max_servers is None else request.max_servers
         if request.min_servers is not None or request.max_servers is not None:
             after.callback(WishedServers(store, secret, servers, most).close)
-        yield env
+        try:
+            yield env
+        except Stopped:
+            servers.end(_GRACE_IF_STOPPED_S)
+            raise
 
 
 def _own_address(hosts: set[str], interfaces: Sequence[str]) -> str:

@@ -1,22 +1,23 @@
 """torch's elastic agent, led by the launcher's rounds (rounds.py) instead of a rendezvous server.
 
-So ranks follow the order of the hosts, hosts may have different numbers of processes, and no
-port of the launcher is open. Agents know from the round what torch's would ask each other for, so a
-host that freezes or dies while the job forms holds up no other. The only module of this room that
-needs PyTorch.
+So ranks follow the order of the hosts, hosts may have different numbers of processes, and the only
+port is that of the workers' meeting place. Agents know from the round what torch's would ask each
+other for, so a host that freezes or dies while the job forms holds up no other. The only module of
+this room that needs PyTorch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import socket
-import tempfile
 import time
-import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
@@ -28,7 +29,12 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException
+from torch.distributed.elastic.multiprocessing import (
+    LogsDest,
+    LogsSpecs,
+    SignalException,
+    SubprocessContext,
+)
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -37,13 +43,15 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.launch.listening import listening_fd
 from hvd_order.launch.rounds import Failure, Round, Stopped
-from hvd_order.launch.tied import tied
+from hvd_order.launch.tied import kill_tied, tied
 
 __all__ = ["RoundSource", "run_workers", "serve_store"]
 
 _STORE_TIMEOUT = timedelta(seconds=300)
 _REACH_S = 30.0  # for the first host to answer
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NOT_LIMITED = 2**31 - 1  # restarts: the launcher decides, round by round
 
 
@@ -55,9 +63,20 @@ class RoundSource(Protocol):
     def finished(self) -> bool: ...  # noqa: D102
 
 
-def serve_store() -> TCPStore:
-    """A store for the workers of one round, on a free port; it serves as long as it is kept."""
-    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
+def serve_store(address: str) -> TCPStore:
+    """A store for the workers of one round, on a free port; it serves as long as it is kept.
+
+    Args:
+        address: by which all of them reach this host. If that is a number, nobody else can.
+    """
+    return TCPStore(
+        "localhost" if (taken := listening_fd(address)) is None else address,
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_STORE_TIMEOUT,
+        master_listen_fd=taken,
+    )
 
 
 def run_workers(
@@ -91,28 +110,40 @@ def run_workers(
         for name in list(logging.root.manager.loggerDict):
             if name.startswith("torch.distributed"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-    with tempfile.TemporaryDirectory(prefix="hvd_order_run_") as scratch:
-        rendezvous = _Rendezvous(source)
-        program, *arguments = tied(command)
-        spec = WorkerSpec(
-            role="worker",
-            local_world_size=process_count,
-            rdzv_handler=rendezvous,
-            entrypoint=program,
-            # The agent takes "$name" in them for its own macros.
-            args=tuple(argument.replace("$", "$$") for argument in arguments),
-            max_restarts=_NOT_LIMITED if restart else 0,
-            numa_options=LaunchConfig(1, 1, process_count).numa_options,
-        )
-        rendezvous.spec = spec
-        agent = _Agent(spec, source, rendezvous, _RankFiles(scratch, output_folder))
-        try:
+    rendezvous = _Rendezvous(source)
+    program, *arguments = tied(command)
+    spec = WorkerSpec(
+        role="worker",
+        local_world_size=process_count,
+        rdzv_handler=rendezvous,
+        entrypoint=program,
+        # The agent takes "$name" in them for its own macros.
+        args=tuple(argument.replace("$", "$$") for argument in arguments),
+        max_restarts=_NOT_LIMITED if restart else 0,
+        numa_options=LaunchConfig(1, 1, process_count).numa_options,
+    )
+    rendezvous.spec = spec
+    agent = _Agent(spec, source, rendezvous, _RankFiles(output_folder))
+    try:
+        with _handlers_kept():
             result = agent.run()
-        except SignalException as error:
-            raise Stopped(int(error.sigval)) from None
-        if not result.is_failed():
-            return None
-        return rendezvous.failure
+    except SignalException as error:
+        raise Stopped(int(error.sigval)) from None
+    if not result.is_failed():
+        return None
+    return rendezvous.failure
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Undoes what torch's agent does to this process's signals."""
+    before = {number: signal.getsignal(number) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # else it is not Python's
+                signal.signal(number, handler)
 
 
 class _Rendezvous(RendezvousHandler):
@@ -123,7 +154,6 @@ class _Rendezvous(RendezvousHandler):
         self.round: Round | None = None
         self.failure: Failure | None = None
         self._source = source
-        self._run_id = uuid.uuid4().hex
         self._threads_given = "OMP_NUM_THREADS" in os.environ
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -174,7 +204,8 @@ class _Rendezvous(RendezvousHandler):
         return "hvd_order"
 
     def get_run_id(self) -> str:
-        return self._run_id
+        # The same on all hosts: ranks compare it.
+        return "none" if self.round is None else f"{self.round.address}:{self.round.port}"
 
     def is_closed(self) -> bool:
         return False
@@ -195,6 +226,25 @@ class _Agent(LocalElasticAgent):
         super().__init__(spec, logs)
         self._source = source
         self._rendezvous_handler = rendezvous
+        self._stopping = False
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        before = {number: signal.getsignal(number) for number in _STOPS}
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, self._stop)  # in place of torch's
+        return started
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Has torch end the workers politely; whoever asks a second time does not want to wait."""
+        if not self._stopping:
+            self._stopping = True
+            name = signal.Signals(number)
+            raise SignalException(f"process {os.getpid()} got {name.name}", sigval=name)
+        if isinstance(self._pcontext, SubprocessContext):
+            for handler in self._pcontext.subprocess_handlers.values():
+                kill_tied(handler.proc)
 
     def _assign_worker_ranks(
         self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
@@ -225,19 +275,27 @@ class _Agent(LocalElasticAgent):
         """`_monitor_workers` has waited for the other hosts, and without a limit on the time."""
 
 
-class _RankFiles(DefaultLogsSpecs):
+class _RankFiles(LogsSpecs):
     """Sends a rank's output to ``<folder>/rank.<rank>/stdout`` and ``stderr``, as horovodrun does.
 
-    When ranks are started again, the names get a number: ``stdout.1``.
+    When ranks are started again, the names get a number: ``stdout.1``. Without a folder there are
+    no files at all, so a launcher that is killed leaves none.
     """
 
-    def __init__(self, scratch: str, folder: Path | None) -> None:
-        super().__init__(log_dir=scratch)
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
         self._folder = folder
         self._starts = 0
 
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull if self._folder is None else str(self._folder)
+
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        destination = super().reify(envs)
+        for env in envs.values():
+            env["TORCHELASTIC_ERROR_FILE"] = ""  # the output says it
+        to_ours, nowhere = dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull)
+        destination = LogsDest(dict(to_ours), dict(to_ours), {}, {}, nowhere)
         if self._folder is None:
             return destination
         suffix = f".{self._starts}" if self._starts else ""

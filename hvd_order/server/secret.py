@@ -9,11 +9,17 @@ They meet in a rendezvous store that anybody on the network may read and write::
                                        -->  connects, if that is right
 
 Both nonces are new for each link, so nothing that was recorded is of use again, and the role stands
-in each HMAC, so nothing can be sent back where it came from. The session number that both derive
-never travels through the store: it marks the frames of this link (csrc/server/frame.h).
+in each HMAC, so nothing can be sent back where it came from.
+
+The connection is made after that, so it needs a proof of its own. Both ends derive keys that never
+travel through the store (`LinkKeys`). One signs the addresses by which they find each other, so
+nobody can write others there. Two numbers mark the frames (csrc/server/frame.h), one for each
+direction: who takes a connection in the place of an end hears at most the number of the other end,
+and that is refused where it would have to speak.
 
 This keeps strangers out. It hides nothing: gradients travel in the clear, and whoever can write to
-the store or the network can still stop the job.
+the store or the network can still stop the job. Who sits on the path of the packets can change
+them; against that Gloo's TLS helps (docs/security.md).
 """
 
 from __future__ import annotations
@@ -30,8 +36,9 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from hvd_order.errors import InvalidUsage, NotTrusted, PeerLost, TransferTimeout
+from hvd_order.server.store_errors import first_line
 
-__all__ = ["AcceptedPeer", "Store", "accept", "join", "load_secret", "new_secret"]
+__all__ = ["AcceptedPeer", "LinkKeys", "Store", "accept", "join", "load_secret", "new_secret"]
 
 _VARIABLE = "HVD_ORDER_SECRET"
 _FILE_VARIABLE = "HVD_ORDER_SECRET_FILE"
@@ -64,16 +71,31 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
+class LinkKeys:
+    """What the two ends of one link know and nobody else.
+
+    Attributes:
+        sends: 64-bit number in every frame that this end sends.
+        receives: the one in every frame of the other end.
+        records: signs what the two leave in the store for each other.
+    """
+
+    sends: int = field(repr=False)
+    receives: int = field(repr=False)
+    records: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class AcceptedPeer:
     """A peer that has proven that it knows the secret.
 
     Attributes:
         identity: how it calls itself; whoever knows the secret is believed.
-        session: 64-bit number of this link, known to its two ends alone.
+        keys: of this link.
     """
 
     identity: str
-    session: int = field(repr=False)
+    keys: LinkKeys
 
 
 # ---------------------------------------------------------------------------------- the secret
@@ -140,7 +162,7 @@ def _read_private(path: str) -> str:
 
 def join(
     store: Store, link: str, secret: bytes, *, peer: str, server: str, timeout: timedelta
-) -> int:
+) -> LinkKeys:
     """The peer's half: proves that it knows the secret, after the server has.
 
     Args:
@@ -152,7 +174,7 @@ def join(
         timeout: longest wait for it.
 
     Returns:
-        The session number of the link, 64 bits.
+        The keys of the link.
 
     Raises:
         NotTrusted: what answers does not know the secret, or refuses this peer.
@@ -177,7 +199,7 @@ def join(
             f"different secrets ({_VARIABLE}, {_FILE_VARIABLE}), or something else answered"
         )
     _post(store, f"{link}/proof", proofs.of("peer"))
-    return proofs.session()
+    return proofs.keys(sender="peer", receiver="server")
 
 
 def accept(
@@ -243,7 +265,7 @@ def accept(
             server,
         )
         return None
-    return AcceptedPeer(identity, proofs.session())
+    return AcceptedPeer(identity, proofs.keys(sender="server", receiver="peer"))
 
 
 class _Proofs:
@@ -267,8 +289,12 @@ class _Proofs:
         message = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
         return hmac.digest(self._secret, message, "sha256")
 
-    def session(self) -> int:
-        return int.from_bytes(self.of("session")[:8], "little")
+    def keys(self, sender: str, receiver: str) -> LinkKeys:
+        sends, receives = (
+            int.from_bytes(self.of(f"frames of the {role}")[:8], "little")
+            for role in (sender, receiver)
+        )
+        return LinkKeys(sends, receives, self.of("records"))
 
 
 def _parse_hello(hello: bytes) -> tuple[str, bytes]:
@@ -304,7 +330,7 @@ def _post(store: Store, key: str, value: bytes) -> None:
     try:
         store.set(key, value)
     except Exception as error:
-        raise PeerLost(f"the rendezvous store does not take {key}: {error}") from error
+        raise PeerLost(f"the rendezvous store does not take {key}: {first_line(error)}") from error
 
 
 def _take(store: Store, key: str, timeout: timedelta, complaint: str) -> bytes:
@@ -315,7 +341,9 @@ def _take(store: Store, key: str, timeout: timedelta, complaint: str) -> bytes:
     except Exception as error:
         # Stores have no common type for "time is up", and they count it themselves.
         if time.monotonic() - begin < 0.9 * timeout.total_seconds():
-            raise PeerLost(f"the rendezvous store does not give {key}: {error}") from error
+            raise PeerLost(
+                f"the rendezvous store does not give {key}: {first_line(error)}"
+            ) from error
         raise TransferTimeout(
             f"{complaint} within {timeout.total_seconds():g} s ({key})"
         ) from error

@@ -77,5 +77,6 @@ def translated(error: Exception) -> Exception:
     if found is None:
         return error
     kind, text = found.groups()
-    text = re.sub(r"\s*\[Op:\w+\].*", "", text, flags=re.DOTALL)  # added in eager mode
+    # What TensorFlow adds: the node of a graph, the operator in eager mode.
+    text = re.sub(r"\s*(\[\[\{\{node |\[Op:\w+\]).*", "", text, flags=re.DOTALL)
     return as_both(_KINDS[kind], text)

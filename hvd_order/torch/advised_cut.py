@@ -7,7 +7,6 @@ import torch
 from hvd_order.plan.cut import Cut, best_cut
 from hvd_order.torch import registration
 from hvd_order.torch.engine_host import EngineHost
-from hvd_order.torch.request_errors import translate_failure
 
 __all__: list[str] = []
 
@@ -28,11 +27,8 @@ def advised_cut(
         HorovodInternalError: a rank is gone or does not come.
     """
     config = host.context.config
-    try:
+    with registration.common_step(host, "the measurement of the network"):
         link = host.link(device, again)
-    except RuntimeError as error:
-        host.engine.check()  # knows better which rank is to blame, if it has noticed
-        raise translate_failure(error, "first steps of training", host.context) from error
     cut = best_cut(link, size_bytes, host.in_flight)
     cut = cut.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
     # Whoever registers first measures first: all ranks take rank 0's word.

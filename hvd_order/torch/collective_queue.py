@@ -193,21 +193,22 @@ class CollectiveQueue:
         config = self._context.config
         began = time.monotonic()
         stall_warning_s = config.stall_warning.total_seconds()
-        if request.done.wait(stall_warning_s) or request.done.wait(_LATE_NEWS_S):
+        patience_s = 1.25 * config.timeout.total_seconds() + 1
+        if request.done.wait(min(stall_warning_s, patience_s)) or request.done.wait(_LATE_NEWS_S):
             return
         cause = "a rank is late"
         if request.decided:
             cause = "all ranks have called it, and its transfer takes long"
         elif request.lacking:
             cause = f"{ranks_have(request.lacking)} not called it"
-        warnings.warn(
-            f"rank {self._context.rank} has waited {stall_warning_s:g} s for {request.name}: "
-            f"{cause}",
-            RuntimeWarning,
-            stacklevel=5,
-        )
+        if stall_warning_s < patience_s:
+            warnings.warn(
+                f"rank {self._context.rank} has waited {stall_warning_s:g} s for {request.name}: "
+                f"{cause}",
+                RuntimeWarning,
+                stacklevel=5,
+            )
         # Rank 0 ends what is not called everywhere; this is for a rank 0 that says nothing at all.
-        patience_s = 1.25 * config.timeout.total_seconds() + 1
         left_s = began + patience_s - time.monotonic()
         if not (request.done.wait(max(0.0, left_s)) or request.decided):
             self.failed(

@@ -19,6 +19,7 @@ from hvd_order.plan.cut import Cut, Link, hold_lead_s
 from hvd_order.same_model import name_ranks
 from hvd_order.torch import followed_plan, horovod_library, link_probe, live_exchanges, process
 from hvd_order.torch.parameter_server.client import ParameterServers
+from hvd_order.torch.request_errors import common_step
 
 if TYPE_CHECKING:
     import torch
@@ -296,9 +297,10 @@ def engine_host(
     if process_set not in _hosts:
         members = range(context.size) if ranks is None else ranks
         groups = _groups.pop(process_set, None) or _new_groups(context, None)
-        host = _hosts[process_set] = EngineHost(
-            context, process_set, members, groups, comm or context.config.comm
-        )
+        with common_step(context, "the first steps", kind=f"host {process_set}", ranks=members):
+            host = _hosts[process_set] = EngineHost(
+                context, process_set, members, groups, comm or context.config.comm
+            )
         if _is_recording:
             host.engine.start_recording()
         context.on_shutdown(_close)  # the last registered runs first: before the transport ends

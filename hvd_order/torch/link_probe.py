@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hvd_order import _torch as native
+from hvd_order.errors import HorovodInternalError
 from hvd_order.plan.cut import PROBE_BYTES, Link, measured_link
 
 __all__: list[str] = []
@@ -19,7 +20,7 @@ def measure(transport: native.TorchTransport, device: torch.device, in_flight: i
         in_flight: slices under way at a time.
 
     Raises:
-        HorovodInternalError: a transfer failed.
+        RuntimeError: a transfer failed; who is to blame, the transport does not know.
     """
     buffer = torch.zeros(PROBE_BYTES // 4, device=device)
 
@@ -28,4 +29,7 @@ def measure(transport: native.TorchTransport, device: torch.device, in_flight: i
         pieces = [buffer[end - size // 4 : end] for end, size in zip(ends, sizes, strict=True)]
         return transport.time_stream(pieces, min(in_flight, len(pieces)))
 
-    return measured_link(time_stream)
+    try:
+        return measured_link(time_stream)
+    except HorovodInternalError as error:
+        raise RuntimeError(str(error)) from error

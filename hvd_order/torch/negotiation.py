@@ -18,6 +18,7 @@ from typing import Protocol
 from hvd_order.torch import process
 from hvd_order.torch.messages import Message, MessageStar
 from hvd_order.torch.name_order import NameOrder, Outgoing
+from hvd_order.torch.roll_call import RollCall
 from hvd_order.torch.step_log import StepLogs
 
 __all__: list[str] = []
@@ -55,6 +56,7 @@ class Negotiation:
         self._context = context
         self._queues: dict[int, Decided] = {}
         self._star = MessageStar(context.messages_group, context.rank, context.size)
+        self._roll_call = context.roll_call = RollCall(context.rank, context.size, self._star.send)
         self._closed = False
         # Rank 0 alone: the table, and what guards it and the order in which messages go out.
         self._lock = threading.Lock()
@@ -111,9 +113,12 @@ class Negotiation:
     # ---- what it is told ----
 
     def _on_message(self, sender: int, message: Message) -> None:
-        if self._context.rank == 0:
+        if message[0] in ("roll", "here"):
+            self._roll_call.received(message)
+        elif self._context.rank == 0:
             self._handle(sender, message)
         elif message[0] == "leave":
+            self._roll_call.gone(0)
             self._fail_all("PeerLost", "rank 0 has shut down")
         else:
             self._take(message)
@@ -121,6 +126,7 @@ class Negotiation:
     def _on_lost(self, peer: int, error: str) -> None:
         if self._closed:
             return
+        self._roll_call.gone(peer)
         text = f"rank {peer} is gone: its process died or its network connection broke ({error})"
         if self._context.rank == 0:
             with self._lock:
@@ -175,6 +181,7 @@ class Negotiation:
             elif what == "join":
                 out = self._order.join(sender, *rest)
             else:  # "leave"
+                self._roll_call.gone(sender)
                 out = self._order.gone(sender, "PeerLost", f"rank {sender} has shut down")
             self._send_all(out)
 

@@ -11,12 +11,9 @@ from __future__ import annotations
 import atexit
 import multiprocessing.util
 import os
-import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import timedelta
 
 import torch
@@ -27,7 +24,11 @@ from hvd_order import _torch as native
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized, TransferTimeout
 from hvd_order.launch.environment import Placement, RankInfo, placement, rank_info
+from hvd_order.launch.listening import is_loopback, listening_fd
+from hvd_order.server.store_errors import first_line
+from hvd_order.torch.meeting import Card, check_cards, every_rank_has_a_device, meet
 from hvd_order.torch.process_groups import Groups, JoinedGroups, OwnGroups
+from hvd_order.torch.roll_call import RollCall
 
 __all__ = [
     "ProcessContext",
@@ -64,6 +65,7 @@ class ProcessContext:
         config: the knobs, read from the environment once.
         backend: what new groups use, in torch.distributed's spelling; empty when size is 1.
         abandoned: the process ends by an error, so `close` finishes nothing and waits for nobody.
+        roll_call: asks who lives; None until the ranks exchange messages.
 
     Thread safety: the fields never change; the methods belong to the thread that called ``init()``.
     """
@@ -86,6 +88,7 @@ class ProcessContext:
         self.config = config
         self.backend = backend
         self.abandoned = False
+        self.roll_call: RollCall | None = None
         self._pid = os.getpid()
         self._maker = maker
         self._groups: list[dist.ProcessGroup] = []
@@ -115,6 +118,7 @@ class ProcessContext:
 
         Raises:
             InvalidUsage: in a job of one process.
+            HorovodInternalError: a rank did not come, or cannot be reached.
         """
         if self._maker is None:
             raise InvalidUsage("a job of one process has no process groups")
@@ -369,45 +373,6 @@ def rocm_built() -> bool:
     return torch.version.hip is not None
 
 
-@dataclass(frozen=True)
-class _Card:
-    """What each rank tells the others about where it runs."""
-
-    host: str
-    device_count: int
-    visible_devices: str
-
-    def to_text(self) -> str:
-        return f"{self.host}\n{self.device_count}\n{self.visible_devices}"
-
-    @classmethod
-    def from_text(cls, text: str) -> _Card:
-        host, device_count, visible_devices = text.split("\n")
-        return cls(host, int(device_count), visible_devices)
-
-    @classmethod
-    def of_this_process(cls) -> _Card:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return cls(socket.gethostname(), count, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-
-
-def _every_rank_has_a_device(cards: Sequence[_Card]) -> bool:
-    """Whether no two ranks must share a CUDA device, which NCCL does not allow.
-
-    Either a host shows all its devices to all its ranks and has enough of them, or the launcher
-    shows one to each.
-    """
-    for host in {card.host for card in cards}:
-        local = [card for card in cards if card.host == host]
-        enough = all(card.device_count >= len(local) for card in local)
-        one_each = all(card.device_count == 1 for card in local) and len(
-            {card.visible_devices for card in local}
-        ) == len(local)
-        if not (enough or one_each):
-            return False
-    return True
-
-
 def _alone(config: Config) -> ProcessContext:
     return ProcessContext(0, 1, Placement(0, 1, 0, 1), config, backend="", maker=None)
 
@@ -417,11 +382,13 @@ def _join(config: Config) -> ProcessContext:
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
         return _alone(config)
-    cards: list[_Card | None] = [None] * size
-    dist.all_gather_object(cards, _Card.of_this_process())
+    cards: list[Card | None] = [None] * size
+    # The group has its own idea of the job.
+    dist.all_gather_object(cards, Card.of_this_process(size, config, job=""))
     known = [card for card in cards if card is not None]
+    check_cards(dict(enumerate(known)))
     place = placement([card.host for card in known], rank)
-    backend = _covering_backend(str(dist.get_backend_config()), _every_rank_has_a_device(known))
+    backend = _covering_backend(str(dist.get_backend_config()), every_rank_has_a_device(known))
     return ProcessContext(rank, size, place, config, backend, JoinedGroups())
 
 
@@ -439,14 +406,14 @@ def _covering_backend(backend: str, devices: bool) -> str:
 def _start(info: RankInfo, config: Config, generation: int) -> ProcessContext:
     """Makes the job of all ranks that the launcher started."""
     store = _store(info, config, generation)
-    cards = _exchange_cards(store, info, config)
+    cards = meet(store, info, config)
     place = placement([card.host for card in cards], info.rank)
     # A launcher knows better than host names, which containers may share or change.
     if info.local_rank is not None and info.local_size is not None:
         place = Placement(info.local_rank, info.local_size, place.cross_rank, place.cross_size)
     if info.cross_rank is not None and info.cross_size is not None:
         place = Placement(place.local_rank, place.local_size, info.cross_rank, info.cross_size)
-    nccl = dist.is_nccl_available() and _every_rank_has_a_device(cards)
+    nccl = dist.is_nccl_available() and every_rank_has_a_device(cards)
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     maker = OwnGroups(store, info.rank, info.size)
     return ProcessContext(info.rank, info.size, place, config, backend, maker)
@@ -461,15 +428,19 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
     )
     store = _stores.get(address)
     if store is None:
+        serves = info.rank == 0 and not agent_serves
+        # At the loopback address alone if that is where the others come.
+        own = serves and is_loopback(info.master_addr)
         try:
             store = TCPStore(
                 info.master_addr,
                 info.master_port,
                 info.size,
-                is_master=info.rank == 0 and not agent_serves,
+                is_master=serves,
                 timeout=config.timeout,
                 wait_for_workers=False,
                 multi_tenant=True,  # as torch.distributed itself: the program may use it as well
+                master_listen_fd=listening_fd(*address) if own else None,
             )
         except (dist.DistError, RuntimeError) as error:
             raise _unreachable(info, config, error) from error
@@ -481,39 +452,14 @@ def _unreachable(info: RankInfo, config: Config, error: Exception) -> Exception:
     where = f"{info.master_addr}:{info.master_port}"
     if info.rank == 0:
         return InvalidUsage(
-            f"rank 0 cannot listen at {where} ({_first_line(error)}); is another job using the "
+            f"rank 0 cannot listen at {where} ({first_line(error)}); is another job using the "
             "port? Set MASTER_PORT to a free one on every rank"
         )
     return TransferTimeout(
         f"rank {info.rank} could not reach rank 0 at {where} within "
-        f"{config.timeout.total_seconds():g} s ({_first_line(error)}); did rank 0 start, and is "
+        f"{config.timeout.total_seconds():g} s ({first_line(error)}); did rank 0 start, and is "
         "MASTER_ADDR its address?"
     )
-
-
-def _exchange_cards(store: Store, info: RankInfo, config: Config) -> list[_Card]:
-    """Every rank's card, in rank order; so all ranks are known to be there."""
-    store.set(f"card/{info.rank}", _Card.of_this_process().to_text())
-    keys = [f"card/{rank}" for rank in range(info.size)]
-    deadline = time.monotonic() + config.timeout.total_seconds()
-    try:
-        store.wait(keys, config.timeout)
-    except (dist.DistError, RuntimeError) as error:
-        if time.monotonic() < deadline - 0.5:  # not a timeout: rank 0 has gone
-            raise TransferTimeout(
-                f"rank {info.rank} lost rank 0 at {info.master_addr}:{info.master_port} while "
-                f"waiting for the other ranks ({_first_line(error)})"
-            ) from error
-        missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
-        raise TransferTimeout(
-            f"init(): rank {info.rank} waited {config.timeout.total_seconds():g} s for ranks "
-            f"{missing} of {info.size}, which did not arrive; look at their output"
-        ) from error
-    return [_Card.from_text(store.get(key).decode()) for key in keys]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", maxsplit=1)[0]
 
 
 def _at_exit() -> None:

@@ -14,12 +14,17 @@ Groups that the table does not know cannot be given to functions such as
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+
+from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
+from hvd_order.same_model import name_ranks
+from hvd_order.server.store_errors import first_line
 
 __all__ = ["Groups", "JoinedGroups", "OwnGroups"]
 
@@ -62,14 +67,24 @@ class OwnGroups:
         """As `Groups.make`; back ends are Gloo and NCCL.
 
         Raises:
-            RuntimeError: a connection could not be made.
+            HorovodInternalError: a connection could not be made; names the ranks that did not come.
+            InvalidUsage: this PyTorch's Gloo does not have what GLOO_DEVICE_TRANSPORT asks for.
         """
-        name = f"hvd_order/{self._made}"
+        number = self._made
         self._made += 1  # on all ranks, members or not: the store's keys follow from it
         members = list(range(self._size)) if ranks is None else sorted(ranks)
         if self._rank not in members:
             nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # as new_group() answers
             return nobody  # type: ignore[no-any-return]
+        try:
+            self._store.set(f"at/{self._rank}", str(number))
+            return self._connected(f"hvd_order/{number}", purpose, backend, timeout, members)
+        except RuntimeError as error:
+            raise self._failure(error, number, purpose, timeout, members) from error
+
+    def _connected(
+        self, name: str, purpose: str, backend: str, timeout: timedelta, members: list[int]
+    ) -> dist.ProcessGroup:
         rank, size = members.index(self._rank), len(members)
         store = PrefixStore(f"{name}/", self._store)
         group = dist.ProcessGroup(store, rank, size)
@@ -89,6 +104,36 @@ class OwnGroups:
         labelled._set_group_name(name)
         labelled._set_group_desc(f"hvd_order:{purpose}")
         return group
+
+    def _failure(
+        self, error: RuntimeError, number: int, purpose: str, timeout: timedelta, members: list[int]
+    ) -> HvdOrderError:
+        """The error of a group that could not be made, with who is to blame."""
+        if "unsupported gloo device" in str(error):
+            return InvalidUsage(
+                f"GLOO_DEVICE_TRANSPORT is {os.environ.get('GLOO_DEVICE_TRANSPORT')!r}, which this "
+                "PyTorch's Gloo was built without; install a build that has it, such as PyTorch's "
+                "own CUDA wheels for Linux, or unset it on all ranks (docs/security.md)"
+            )
+        what = f"rank {self._rank} could not connect to the others (group '{purpose}')"
+        why = f"({first_line(error)})"
+        try:
+            late = [rank for rank in members if not self._has_come(rank, number)]
+        except RuntimeError:
+            return PeerLost(f"{what}: rank 0, which has the store of the job, died or left {why}")
+        if not late:
+            return PeerLost(
+                f"{what}: all ranks have come, but one of them died meanwhile or cannot be reached "
+                f"from here; hosts must reach each other on all ports {why}"
+            )
+        return TransferTimeout(
+            f"{what} within {timeout.total_seconds():g} s: {name_ranks(late)} did not come; its "
+            f"process died or is stopped, or its host cannot be reached {why}"
+        )
+
+    def _has_come(self, rank: int, number: int) -> bool:
+        key = f"at/{rank}"
+        return self._store.check([key]) and int(self._store.get(key)) >= number
 
     def end(self, group: dist.ProcessGroup) -> None:
         """As `Groups.end`."""

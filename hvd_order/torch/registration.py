@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hvd_order.errors import HorovodInternalError
 from hvd_order.same_model import check_same
-from hvd_order.torch import group_collectives
+from hvd_order.torch import group_collectives, request_errors
 from hvd_order.torch.engine_host import EngineHost
-from hvd_order.torch.request_errors import translate_failure
 from hvd_order.torch.slot import Slot
 
 __all__: list[str] = []
@@ -38,11 +39,31 @@ def gather(host: EngineHost, value: Any) -> list[Any]:
     Raises:
         HorovodInternalError: a rank is gone or does not come.
     """
-    try:
+    with common_step(host, "what ranks tell each other"):
         return group_collectives.gather_objects(value, host.registration_group)
-    except RuntimeError as error:
-        host.engine.check()  # knows better which rank is to blame, if it has noticed
-        raise translate_failure(error, "optimizer", host.context) from error
+
+
+@contextlib.contextmanager
+def common_step(host: EngineHost, what: str) -> Iterator[None]:
+    """Around a transfer that all ranks of an engine take part in, after the same steps.
+
+    Args:
+        what: it is, for an error.
+
+    Raises:
+        HorovodInternalError: it failed; names the rank that is gone, stopped or late.
+    """
+    kind = f"engine {host.process_set}"
+    try:
+        with request_errors.common_step(host.context, what, kind=kind, ranks=host.ranks):
+            try:
+                yield
+            except RuntimeError:
+                host.engine.check()  # knows better which rank is to blame, if it has noticed
+                raise
+    except HorovodInternalError as error:
+        host.engine.fail(str(error))  # tells the others, for whom this rank's end is news
+        raise
 
 
 def agree(host: EngineHost, slots: Sequence[Slot]) -> Agreed:

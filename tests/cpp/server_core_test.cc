@@ -43,6 +43,7 @@ struct Scenario {
   bool replicas = false;
   int maps = 0;        // changes besides those that a loss or a new server needs
   bool loss = false;   // of one server, at any moment
+  bool lives = false;  // that one: it was silent for too long, and goes on
   bool joins = false;  // one server comes later
   bool leaves = false; // one server is emptied and goes
 };
@@ -219,6 +220,7 @@ class Job {
     options.log = [this, number](const std::string& line) {
       throw test::Failure(concat("server ", number, " ", line));
     };
+    options.wasAway = [this, number] { return number == lostServer_; };
     cores_[number] = std::make_shared<ServerCore>(options);
   }
   void joinServers(int a, int b) {
@@ -242,7 +244,11 @@ class Job {
     if (is_.loss && beganEverywhere() && tillLoss_ >= 0 && tillLoss_-- == 0 && alive_.size() > 1) {
       auto at = alive_.begin();
       std::advance(at, world_.below(alive_.size()));
-      world_.kill(server(*at));
+      if (is_.lives) {
+        workers_[0]->giveUp(static_cast<ServerId>(*at));
+      } else {
+        world_.kill(server(*at));
+      }
       lostServer_ = *at;
       alive_.erase(at);
       return true;
@@ -794,6 +800,19 @@ TEST(aServerIsLostAndReplicasTakeOver) {
   simulate(
       {.consistency = Consistency::kAsynchronous, .staleness = 1, .replicas = true, .loss = true},
       1500);
+}
+
+TEST(aServerThatWasGivenUpAndLivesIsNotBelieved) {
+  simulate({.serversUpdate = false, .replicas = true, .loss = true, .lives = true}, 1000);
+  simulate({.replicas = true, .maps = 2, .loss = true, .lives = true}, 2000);
+  simulate({.bound = 4, .replicas = true, .maps = 2, .loss = true, .lives = true}, 1000);
+  simulate(
+      {.consistency = Consistency::kAsynchronous,
+       .replicas = true,
+       .maps = 2,
+       .loss = true,
+       .lives = true},
+      1000);
 }
 
 TEST(aServerIsLostWhileSlicesMove) {

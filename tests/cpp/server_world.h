@@ -64,6 +64,9 @@ class RecordingLink final : public Link {
     const std::scoped_lock lock(mutex);
     sent.push_back({urgency, header, std::move(payload)});
   }
+  void breakOff(const std::string& why) noexcept override {
+    brokenOff = why;
+  }
   void stop() noexcept override {}
 
   std::vector<Sent> taken() {
@@ -73,6 +76,7 @@ class RecordingLink final : public Link {
 
   OnFrame frame;
   OnLost lost;
+  std::string brokenOff; // and why
   std::mutex mutex;
   std::vector<Sent> sent;
 };
@@ -117,6 +121,15 @@ class World {
       if (!out.broken) {
         out.queue[{urgency, out.order++}] = {urgency, header, std::move(payload)};
       }
+    }
+    void breakOff(const std::string& /*why*/) noexcept override {
+      Pipe& out = world_.pipe(me_, other_); // what is on its way arrives
+      out.queue.clear();
+      out.broken = true;
+      Pipe& in = world_.pipe(other_, me_);
+      in.queue.clear();
+      in.wire.clear();
+      in.broken = true;
     }
     void stop() noexcept override {}
 
@@ -237,6 +250,20 @@ class SimulatedWorker {
   }
   [[nodiscard]] bool isConnected(ServerId server) const {
     return lines_.contains(server);
+  }
+  /// Counts a server as lost that may live; worker 0 tells the others.
+  void giveUp(ServerId server) {
+    auto line = lines_.extract(server);
+    if (line.empty()) {
+      return;
+    }
+    lost_.insert(server);
+    for (const auto& [other, link] : lines_) {
+      if (rank_ == 0) {
+        link->send(Link::kAtOnce, {.kind = FrameKind::kGone, .argument = server}, {});
+      }
+    }
+    line.mapped()->breakOff("silent");
   }
 
   void setBuffers(Registration registration, std::vector<Placement> places) {
@@ -412,6 +439,9 @@ class SimulatedWorker {
   void onFrame(ServerId server, const FrameHeader& header, const Payload& payload) {
     if (header.kind == FrameKind::kAdmit) {
       return admitted(server, header);
+    }
+    if (header.kind == FrameKind::kGone) {
+      return giveUp(static_cast<ServerId>(header.argument));
     }
     if (header.kind == FrameKind::kMap) {
       if (registered_) {

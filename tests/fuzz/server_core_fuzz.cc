@@ -59,6 +59,9 @@ class Drop final : public Link {
       sum += std::to_integer<unsigned>(payload.data()[i]); // reads all of it
     }
   }
+  void breakOff(const std::string& why) noexcept override {
+    sum += static_cast<unsigned>(why.size());
+  }
   void stop() noexcept override {}
 
   OnLost lost;

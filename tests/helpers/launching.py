@@ -16,7 +16,16 @@ from pathlib import Path
 
 from helpers.ranks import REPOSITORY
 
-__all__ = ["Job", "fake_ssh", "gone", "launcher", "launcher_environment", "write_script"]
+__all__ = [
+    "Job",
+    "fake_ssh",
+    "gone",
+    "launcher",
+    "launcher_environment",
+    "no_interface_chosen",
+    "no_process_with",
+    "write_script",
+]
 
 # Runs its command here. A host called "unreachable" cannot be reached; one called "silent" says
 # nothing and takes nothing.
@@ -56,6 +65,12 @@ def launcher_environment(extra: Mapping[str, str] | None = None) -> dict[str, st
     env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     path = os.pathsep.join(filter(None, [str(REPOSITORY), env.get("PYTHONPATH")]))
     return {**env, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **(extra or {})}
+
+
+def no_interface_chosen() -> dict[str, str]:
+    """`launcher_environment` as a user has it who has named no network interface."""
+    env = launcher_environment()
+    return {name: value for name, value in env.items() if not name.endswith("_SOCKET_IFNAME")}
 
 
 def fake_ssh(folder: Path) -> tuple[dict[str, str], Path]:
@@ -156,6 +171,26 @@ class Job:
             self.lines.append(line.rstrip("\n"))
             self._new.put(line.rstrip("\n"))
         self._new.put(None)
+
+
+def no_process_with(word: str) -> bool:
+    """Whether within five seconds no command line has this argument any more."""
+    for _ in range(100):
+        if not _with_argument(word):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _with_argument(word: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes().split(b"\0"):
+                found.append(path.parent.name)
+        except OSError:
+            continue  # it has ended
+    return found
 
 
 def gone(pid: int) -> bool:

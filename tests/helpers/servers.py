@@ -48,7 +48,7 @@ class Servers:
             env: further variables, for servers and workers.
         """
         self.workers = workers
-        self._store = serve_store()
+        self._store = serve_store("127.0.0.1")
         self.env = {
             "HVD_ORDER_SERVER_STORE": f"127.0.0.1:{self._store.port}",
             "HVD_ORDER_SERVERS": str(count),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 
+import psutil
 import pytest
 from helpers.ranks import run_script, start_script
 
@@ -107,6 +109,81 @@ def test_a_frozen_rank_is_named() -> None:
         for rank in (0, 2):
             script.wait_for_output(rank, "raised", 60)
             assert "no answer from rank 1" in script.stdout(rank)
+
+
+# A rank stops itself where the ranks talk about something else than gradients.
+STOPS = """
+import os, signal, sys
+import torch
+import hvd_order.torch as hvd
+from hvd_order.torch import link_probe, request_runner
+
+def stopping(function):
+    def stopped(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return function(*args, **kwargs)
+    return stopped
+
+where, victim = sys.argv[1:]
+if os.environ["RANK"] == victim:
+    if where == "measurement":
+        link_probe.measure = stopping(link_probe.measure)
+    else:
+        request_runner.RequestRunner.run = stopping(request_runner.RequestRunner.run)
+hvd.init()
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+try:
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
+    )
+    for _ in range(5):
+        model(torch.randn(4, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+except hvd.HorovodInternalError as error:
+    print(f"raised {type(error).__name__}: {error}", flush=True)
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("where", ["measurement", "broadcast"])
+def test_a_rank_that_is_frozen_outside_of_a_step_is_named(where: str, victim: int) -> None:
+    with start_script(3, STOPS, where, str(victim), env={"HVD_ORDER_TIMEOUT": "3"}) as script:
+        for rank in {0, 1, 2} - {victim}:
+            script.wait_for_output(rank, "raised TransferTimeout", 60)
+            words = {
+                "measurement": f"no answer from rank {victim}: the process is stopped",
+                "broadcast": f"not called on rank {victim}" if victim else "from rank 0",
+            }[where]
+            assert words in script.stdout(rank)
+
+
+def connections(pids: list[int]) -> list[tuple[int, int]]:
+    """Ports of the connections between two processes of this host."""
+    ends = [
+        {(each.laddr.port, each.raddr.port) for each in connected if each.raddr}
+        for connected in (psutil.Process(pid).net_connections("tcp") for pid in pids)
+    ]
+    return [(ours, theirs) for ours, theirs in ends[0] if (theirs, ours) in ends[1]]
+
+
+def test_connections_that_are_cut_are_an_error_that_says_so() -> None:
+    """As by a firewall that forgets them; no rank has ended."""
+    with start_script(3, TRAIN, env={"HVD_ORDER_TIMEOUT": "10"}) as script:
+        script.wait_for_output(1, "reached 5")
+        for ours, theirs in connections(script.pids[1:]):
+            filters = ["sport", "=", f":{ours}", "dport", "=", f":{theirs}"]
+            subprocess.run(["ss", "-K", *filters], capture_output=True, check=True)
+        if connections(script.pids[1:]):
+            pytest.skip("ss -K cuts no connections here: it needs root and INET_DIAG_DESTROY")
+        ended = script.wait(timeout=30)
+    for end in ended:
+        assert end.returncode == 3, end.stderr
+        assert "raised PeerLost: rank " in end.stdout
+    assert "lost a connection to another rank" in ended[1].stdout + ended[2].stdout
 
 
 IDLE = """

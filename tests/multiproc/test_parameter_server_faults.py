@@ -8,9 +8,10 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from helpers.ranks import RankPool, start_script
@@ -72,6 +73,24 @@ def test_a_killed_server_without_copies_is_named_with_the_cure() -> None:
         assert other in (0, 1)
 
 
+@pytest.mark.timeout(300)
+def test_a_frozen_server_without_copies_is_named() -> None:
+    env = {"HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_SILENCE": "3"}
+    with Servers(2, 1, env) as servers:
+        with start_script(2, TRAIN, env=servers.env) as script:
+            script.wait_for_output(0, "reached 10", timeout=120)
+            script.wait_for_output(1, "reached 10", timeout=120)
+            os.kill(servers.pids[0], signal.SIGSTOP)
+            ended = script.wait(timeout=TIMEOUT_S / 2)
+        os.kill(servers.pids[0], signal.SIGCONT)
+        for end in ended:
+            assert end.returncode == 3, end.stderr
+            assert "raised PeerLost: server 0 is gone" in end.stdout
+            assert "it does not answer: no sign of life for 3 s" in end.stdout
+        assert servers.wait(TIMEOUT_S) == [1]
+        assert "this process did not run for" in servers.log()
+
+
 # ---------------------------------------------------------------------------- and the job goes on
 
 
@@ -92,14 +111,29 @@ def settled(servers: int) -> bool:
     return len(there) == servers and owners == there
 
 
+def run_until(training: Training, is_over: Callable[[], bool]) -> None:
+    """Trains until rank 0 says so: every rank must take as many steps."""
+    for step in itertools.count():
+        training.run(1)
+        over = hvd.rank() == 0 and is_over()
+        if hvd.allreduce(torch.tensor(float(over)), op=hvd.Sum) > 0:
+            return
+        assert step < 20_000, "it does not come"
+        time.sleep(0.002)  # leaves the processors to those who come
+
+
 def body_event(
     env: Mapping[str, str],
     others: Mapping[str, str],
     command: list[str],
     servers: int,
     copies: bool,
+    frozen: int | None,
 ) -> dict[str, Any]:
     """Trains; after some steps `command` runs; goes on until so many servers have slices.
+
+    Args:
+        frozen: a process that wakes then; training goes on until it has ended.
 
     Returns:
         How the end differs from a training that nothing happens to, what was held, and pauses.
@@ -109,16 +143,14 @@ def body_event(
         Training(make_adam, distributed=True).run(5)
         disturbed = Training(make_adam, distributed=True)
         process = None
-        for step in itertools.count():
-            disturbed.run(1)
-            if step == 10 and hvd.rank() == 0:
-                process = subprocess.Popen(command, env=dict(others))
-            # Every rank must take as many steps.
-            over = settled(servers) if hvd.rank() == 0 and step > 10 else False
-            if hvd.allreduce(torch.tensor(float(over)), op=hvd.Sum) > 0:
-                break
-            assert step < 20_000, "the servers have not got as many as they should be"
-            time.sleep(0.002)  # leaves the processors to those who come
+        disturbed.run(10)
+        if hvd.rank() == 0:
+            process = subprocess.Popen(command, env=dict(others))
+        run_until(disturbed, lambda: settled(servers))
+        if frozen is not None:
+            if hvd.rank() == 0:
+                os.kill(frozen, signal.SIGCONT)
+            run_until(disturbed, lambda: psutil.Process(frozen).status() == psutil.STATUS_ZOMBIE)
         disturbed.run(20)
         hvd.barrier()
 
@@ -151,15 +183,20 @@ def check_event(
     with Servers(ranks.size, count, {"HVD_ORDER_PS_UPDATE": "server", **env}) as servers:
         command = {
             "kill": ["kill", "-KILL", str(servers.pids[0])],
+            "freeze": ["kill", "-STOP", str(servers.pids[0])],
             "remove": servers.command("servers", "remove", "0"),
             "add": servers.command("serve", "--workers", str(ranks.size)),
         }[event]
+        frozen = servers.pids[0] if event == "freeze" else None
         results = ranks.run(
-            body_event, servers.env, servers.environment(), command, after, copies, timeout=240
-        )
+            body_event, servers.env, servers.environment(), command, after, copies, frozen,
+            timeout=240,
+        )  # fmt: skip
         codes = servers.wait()
         assert codes[1:] == [0] * (count - 1), servers.log()
-        assert codes[0] in ([-signal.SIGKILL] if event == "kill" else [0]), servers.log()
+        assert codes[0] == {"kill": -signal.SIGKILL, "freeze": 1}.get(event, 0), servers.log()
+        if event == "freeze":
+            assert "this process did not run for" in servers.log()
     print(
         f"{event}, {count} servers, {env}: longest step "
         f"{max(result['longest_s'] for result in results) * 1e3:.0f} ms, usual "
@@ -183,7 +220,13 @@ def check_event(
         assert len(held) == len(slices)
 
 
-EVENTS = [("add", 1, 2, {}), ("remove", 2, 1, {}), ("kill", 3, 2, {"HVD_ORDER_PS_REPLICAS": "1"})]
+FREEZE = {"HVD_ORDER_PS_REPLICAS": "1", "HVD_ORDER_PS_SILENCE": "3"}
+EVENTS = [
+    ("add", 1, 2, {}),
+    ("remove", 2, 1, {}),
+    ("kill", 3, 2, {"HVD_ORDER_PS_REPLICAS": "1"}),
+    ("freeze", 3, 2, FREEZE),
+]
 LONG = [
     *EVENTS,
     ("add", 2, 3, {"HVD_ORDER_PS_REPLICAS": "1"}),

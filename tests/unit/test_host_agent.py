@@ -24,14 +24,16 @@ class Launcher(host_agent._Launcher):
 
 
 def test_an_agent_that_cannot_serve_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_store() -> None:
+    def no_store(address: str) -> None:
         raise RuntimeError("no port is free")
 
     killed: list[int] = []
     monkeypatch.setattr(torch_agent, "serve_store", no_store)
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(number))
     launcher, inbox = Launcher(), RoundInbox(lambda *_: None)
-    host_agent._listen(io.BytesIO(b'{"what": "serve", "round": 1}\n'), inbox, launcher)
+    host_agent._listen(
+        io.BytesIO(b'{"what": "serve", "round": 1, "address": "127.0.0.1"}\n'), inbox, launcher
+    )
     assert launcher.told == [("error", {"text": "nothing can be served here: no port is free"})]
     assert killed == [signal.SIGHUP]
     with pytest.raises(JobEnded):

@@ -67,6 +67,7 @@ class Agent:
 
     def wait(self, seconds: float) -> None:
         if self._agents.impatient:
+            self._agents.impatient = False
             raise KeyboardInterrupt
 
     def kill(self) -> None:

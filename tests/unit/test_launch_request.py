@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from hvd_order import __version__
 from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch import hosts, options
+from hvd_order.launch.agent_process import ssh_command
 from hvd_order.launch.hosts import Host, discover_hosts, parse_hosts, read_hostfile, share
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.server_processes import ServerProcesses
@@ -39,6 +43,29 @@ def test_what_is_no_host_list_is_refused(text: str) -> None:
         parse_hosts(text)
 
 
+def test_a_hostfile_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_bytes("node1\nnodé\n".encode("latin-1"))
+    with pytest.raises(InvalidUsage, match=r"hosts, line 2: byte 0xe9 is not UTF-8"):
+        read_hostfile(path)
+
+
+def test_absurdly_many_processes_are_refused_before_any_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InvalidUsage, match="100000 processes are too many"):
+        hosts.check_room(100_000)
+    cores = os.cpu_count() or 1
+    hosts.check_room(64 * cores)
+    assert main(["run", "-np", str(64 * cores + 1), "touch", str(tmp_path / "started")]) == 2
+    said = capsys.readouterr().err
+    assert f"{64 * cores + 1} processes are too many for" in said
+    assert f"has {cores} processor cores: at most 64 for each, {64 * cores} in all" in said
+    assert "add --oversubscribe" in said
+    assert not (tmp_path / "started").exists()
+    assert request("-np", "100000", "--oversubscribe").oversubscribe
+
+
 def test_hostfiles(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text("# ours\na slots=2\nb\n\n c slots = 3 # big\n")
@@ -59,6 +86,14 @@ def test_discovery_scripts() -> None:
     assert discover_hosts("true", 4) == []
     with pytest.raises(InvalidUsage, match="failed with exit code 3: oh"):
         discover_hosts("echo oh >&2; exit 3", 1)
+
+
+def test_a_discovery_script_may_leave_something_in_the_background(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    begin = time.monotonic()
+    assert discover_hosts(f"sleep 50 & echo $! > {pid}; echo a:2", 1) == [Host("a", 2)]
+    assert time.monotonic() - begin < 20.0
+    os.kill(int(pid.read_text()), signal.SIGTERM)
 
 
 def test_a_discovery_script_that_hangs_is_ended_with_what_it_started(
@@ -108,11 +143,20 @@ def test_counts() -> None:
         (["-np", "2", "--mpi-args=--map-by node"], "start it with mpirun and these"),
         (["-np", "2", "--config-file", "f"], "write its settings as options"),
         (["-np", "2", "-x", "A"], "-x A: expected NAME=VALUE"),
+        (["-np", "2", "--ssh-option=-oX"], "--ssh-option -oX: expected NAME=VALUE"),
     ],
 )
 def test_requests_that_cannot_be(arguments: list[str], message: str) -> None:
     with pytest.raises(InvalidUsage, match=re.escape(message)):
         request(*arguments)
+
+
+def test_the_users_options_of_ssh_come_first() -> None:
+    given = ["-p", "22", "--ssh-option", "ServerAliveInterval=1", "--ssh-option", "ProxyJump gate"]
+    command = ssh_command(request("-np", "2", *given).ssh_options)
+    wanted = ["ssh", "-p", "22", "-o", "ServerAliveInterval=1", "-o", "ProxyJump gate"]
+    assert command[: len(wanted)] == wanted
+    assert "ServerAliveInterval=15" in command[len(wanted) :]
 
 
 def test_elastic_rules() -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from hvd_order.errors import InvalidUsage, NotTrusted, PeerLost, TransferTimeout
 from hvd_order.server.secret import (
     AcceptedPeer,
+    LinkKeys,
     Store,
     accept,
     join,
@@ -55,7 +56,7 @@ def store() -> dist.HashStore:
 
 def peer_joins(
     store: Store, secret: bytes = SECRET, link: str = "link/1", timeout: timedelta = LONG
-) -> int:
+) -> LinkKeys:
     return join(store, link, secret, peer=PEER, server=SERVER, timeout=timeout)
 
 
@@ -67,6 +68,11 @@ def server_accepts(
     peer: str | None = None,
 ) -> AcceptedPeer | None:
     return accept(store, link, secret, server=SERVER, timeout=timeout, peer=peer)
+
+
+def at_server(keys: LinkKeys) -> AcceptedPeer:
+    """What the server has when the peer has these keys."""
+    return AcceptedPeer(PEER, LinkKeys(keys.receives, keys.sends, keys.records))
 
 
 class Between:
@@ -99,15 +105,19 @@ def test_both_ends_let_each_other_in(
     stores: tuple[Store, Store], in_thread: Callable[..., Future[Any]]
 ) -> None:
     of_peer, of_server = stores
-    sessions = []
+    numbers: list[int] = []
+    records = []
     for attempt in range(3):
         accepted = in_thread(server_accepts, of_server, link=f"link/{attempt}", peer=PEER)
-        session = peer_joins(of_peer, link=f"link/{attempt}")
-        assert accepted.result() == AcceptedPeer(PEER, session)
-        assert str(session) not in repr(accepted.result()), "sessions stay out of logs"
-        sessions.append(session)
-    assert len(set(sessions)) == 3, "each link has a session of its own"
-    assert all(0 <= session < 2**64 for session in sessions)
+        keys = peer_joins(of_peer, link=f"link/{attempt}")
+        assert accepted.result() == at_server(keys)
+        for secret in (keys.sends, keys.receives, keys.records):
+            assert str(secret) not in repr(accepted.result()), "keys stay out of logs"
+        numbers += [keys.sends, keys.receives]
+        records.append(keys.records)
+    assert len(set(numbers)) == 6, "each direction of each link has a number of its own"
+    assert len(set(records)) == 3
+    assert all(0 <= number < 2**64 for number in numbers)
 
 
 def test_several_peers_at_once(
@@ -116,17 +126,19 @@ def test_several_peers_at_once(
     links = ["link/1", "link/2"]
     accepted = [in_thread(server_accepts, store, link=link) for link in links]
     joined = [in_thread(peer_joins, store, link=link) for link in links]
-    assert [a.result() for a in accepted] == [AcceptedPeer(PEER, j.result()) for j in joined]
+    assert [a.result() for a in accepted] == [at_server(j.result()) for j in joined]
 
 
-def test_neither_secret_nor_session_is_in_the_store(
+def test_neither_secret_nor_keys_are_in_the_store(
     store: dist.HashStore, in_thread: Callable[..., Future[Any]]
 ) -> None:
     in_thread(server_accepts, store)
-    session = peer_joins(store)
+    keys = peer_joins(store)
     everything = b"".join(store.get(f"link/1/{key}") for key in ("hello", "answer", "proof"))
     assert SECRET not in everything
-    assert session.to_bytes(8, "little") not in everything
+    assert keys.records not in everything
+    for number in (keys.sends, keys.receives):
+        assert number.to_bytes(8, "little") not in everything
 
 
 # ---- one does not ----
@@ -148,8 +160,8 @@ def test_a_peer_without_the_secret_is_refused_and_others_are_served(
         "link link/1: worker 3 does not trust server 0: the two have different secrets"
     )
     accepted = in_thread(server_accepts, of_server, link="link/2")
-    session = peer_joins(of_peer, link="link/2")
-    assert accepted.result() == AcceptedPeer(PEER, session)
+    keys = peer_joins(of_peer, link="link/2")
+    assert accepted.result() == at_server(keys)
 
 
 def test_a_server_without_the_secret_learns_nothing(

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from hvd_order.tensorflow import pending
 from hvd_order.tensorflow.carrier import started_carrier
+from hvd_order.tensorflow.failures import translated
 from hvd_order.tensorflow.keras.overlap import OverlappedStep
 
 __all__ = ["change_trainer", "optimizers_of", "say_why_not"]
@@ -37,6 +38,16 @@ class _TrainFunction:
         )
 
     def __call__(self, iterator: Any) -> Any:
+        try:
+            return self._step(iterator)
+        except tf.errors.OpError as error:
+            known = translated(error)
+            if known is error:
+                raise
+            # In a graph's error what has happened stands below some fifty lines of operators.
+            raise known from None
+
+    def _step(self, iterator: Any) -> Any:
         if not any(model is self._model for model in _fitting):
             pending.flush()
             return self._within(iterator)

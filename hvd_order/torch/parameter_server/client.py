@@ -15,7 +15,7 @@ from hvd_order.config import Config
 from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.server.secret import load_secret
 from hvd_order.torch import group_collectives
-from hvd_order.torch.parameter_server import links, messages, orders
+from hvd_order.torch.parameter_server import links, messages, orders, signs
 from hvd_order.torch.parameter_server.coordinator import Coordinator
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ParameterServers:
         self._timeout = config.timeout
         self._key = load_secret(os.environ)
         self._me = f"worker {context.rank}"
-        self._meeting = links.MeetingPoint(address, config.timeout)
+        self._meeting = links.MeetingPoint(address, config.timeout, patience=config.timeout)
         self._answers = messages.Answers(self._timeout)
         self.coordinator: Coordinator | None = None
         self._orders: orders.Orders | None = None
@@ -78,6 +78,11 @@ class ParameterServers:
             self.coordinator = Coordinator(config, self.transport, self._answers)
             self._orders = orders.Orders(self._meeting, self._key, self.coordinator)
         self._lookout = links.Lookout(self._meeting, count, self._came)
+        self._watch: signs.Watch | None = None
+        # Where all go on without a server, worker 0 alone says which; else each sees its own end.
+        if context.rank == 0 or not config.ps_replicas:
+            limit = signs.longest_silence(config)
+            self._watch = signs.Watch(self._meeting, self.transport, limit)
 
     # ---- servers come and go ------------------------------------------------------------------
 
@@ -145,6 +150,8 @@ class ParameterServers:
         """Takes leave of the servers, which end when all workers have."""
         if self._orders is not None:
             self._orders.close()
+        if self._watch is not None:
+            self._watch.close()
         self._lookout.close()
         self._report_updates()
         self.transport.close()

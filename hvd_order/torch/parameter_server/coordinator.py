@@ -247,7 +247,10 @@ class Coordinator:
                     return
             if self._closing.wait(_ASK_AGAIN_S):
                 break
-        raise TransferTimeout(f"server {server} still holds slices")
+        raise TransferTimeout(
+            f"server {server} still holds slices"
+            + (" at the end of the job" if self._closing.is_set() else "")
+        )
 
     def _lost_while_leaving(self, server: int, error: PeerLost) -> None:
         """Its slices have new owners already, who get the state from copies if there are any.

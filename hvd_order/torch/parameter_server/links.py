@@ -8,15 +8,17 @@ connection::
     server/3               where server 3 runs; it listens
     server/3/places        how many have asked for a link to it
     server/3/place/7/...   the proofs of who asked as the seventh (hvd_order/server/secret.py)
-    server/3/pair/7/...    Gloo's own keys for that pair
+    server/3/pair/7/...    Gloo's own keys for that pair, signed (signed_store.py)
     server/3/ready         all workers and all servers before it have their links
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import socket
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -24,9 +26,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hvd_order import _torch as native
-from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
+from hvd_order.errors import HvdOrderError, InvalidUsage, NotTrusted, PeerLost, TransferTimeout
+from hvd_order.launch.listening import listening_fd
 from hvd_order.server import secret
 from hvd_order.server.arrivals import Arrivals
+from hvd_order.server.store_errors import first_line
+from hvd_order.torch.parameter_server.signed_store import SignedStore
 
 __all__: list[str] = []
 
@@ -35,6 +40,9 @@ _log = logging.getLogger("hvd_order")
 LARGEST_PAYLOAD_BYTES = 64 * 2**20
 _HANDSHAKE_TIME = timedelta(seconds=30)
 LOOK_S = 0.2  # between two looks for somebody new
+_GREETING = timedelta(seconds=20)  # for a store that is there to say that it is one
+_TRY_S = 5.0  # for a connection; a host that throws packets away says nothing
+_TRY_AGAIN_S = 0.2
 
 
 class MeetingPoint:
@@ -43,17 +51,26 @@ class MeetingPoint:
     Thread safety: every method opens a connection of its own where it waits.
     """
 
-    def __init__(self, address: str, timeout: timedelta, listen: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout: timedelta,
+        listen: bool = False,
+        patience: timedelta = timedelta(0),
+        waiting: Callable[[str], None] = _log.warning,
+    ) -> None:
         """Connects.
 
         Args:
             address: "host:port".
-            timeout: longest wait for anything.
+            timeout: longest wait for what is in the store.
             listen: be the store that the others connect to.
+            patience: for somebody to listen there; 0: one look says it.
+            waiting: takes a line for the log, before it waits.
 
         Raises:
             InvalidUsage: that is no address.
-            PeerLost: nobody listens there.
+            PeerLost: nobody listens there, or what does is no store.
         """
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
@@ -61,23 +78,93 @@ class MeetingPoint:
         self.host, self.port = host, int(port)
         self._timeout = timeout
         self._listens = listen
-        self._store = self._connect(listen)
         if listen:
+            self._store = self._connect(listen)
             self.port = self._store.port
+        else:
+            self._await_listener(patience, waiting)
+            self._store = self._greet()
+
+    def _await_listener(self, patience: timedelta, waiting: Callable[[str], None]) -> None:
+        # PyTorch's own attempts can be bounded only together with all later waits.
+        deadline = time.monotonic() + patience.total_seconds()
+        said = False
+        while True:
+            try:
+                socket.create_connection((self.host, self.port), _TRY_S).close()
+                return
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    within = f" within {patience.total_seconds():g} s" if patience else ""
+                    raise self._unreachable(
+                        f"nobody listens there{within}: {error.strerror or error}"
+                    ) from error
+                if not said:
+                    said = True
+                    waiting(
+                        f"nobody listens at {self.host}:{self.port} yet, where the store of the "
+                        f"parameter servers should be; waiting up to {patience.total_seconds():g} s"
+                    )
+                time.sleep(_TRY_AGAIN_S)
+
+    def _unreachable(self, why: str) -> PeerLost:
+        return PeerLost(
+            f"the store of the parameter servers at {self.host}:{self.port} cannot be reached: "
+            f"{why}. It is in hvd-order run, or in the server that was started with --listen: is "
+            "the job running, and is this its HVD_ORDER_SERVER_STORE (--store)?"
+        )
+
+    def _greet(self) -> TCPStore:
+        # PyTorch waits for ever for the greeting of what listens and is no store.
+        done: queue.SimpleQueue[TCPStore | PeerLost] = queue.SimpleQueue()
+
+        def connect() -> None:
+            try:
+                done.put(self._connect())
+            except PeerLost as error:
+                done.put(error)
+
+        threading.Thread(target=connect, name="store", daemon=True).start()
+        greeting_s = min(self._timeout, _GREETING).total_seconds()
+        try:
+            store = done.get(timeout=greeting_s)
+        except queue.Empty:
+            raise self._unreachable(
+                f"what listens there has not answered as a store within {greeting_s:g} s"
+            ) from None
+        if isinstance(store, PeerLost):
+            raise store
+        return store
 
     def _connect(self, listen: bool = False) -> TCPStore:
+        greeting = min(self._timeout, _GREETING)
         try:
-            return TCPStore(
-                self.host, self.port, None, listen, self._timeout, wait_for_workers=False
+            store = TCPStore(
+                self.host,
+                self.port,
+                None,
+                listen,
+                greeting,
+                wait_for_workers=False,
+                master_listen_fd=listening_fd(self.host, self.port) if listen else None,
             )
         except (dist.DistError, RuntimeError) as error:
-            raise PeerLost(
-                f"the store of the parameter servers at {self.host}:{self.port} (the launcher, or "
-                f"the first server) cannot be reached: {error}"
-            ) from error
+            if listen:
+                raise PeerLost(
+                    f"the store of the parameter servers cannot listen at {self.host}:{self.port}: "
+                    f"{first_line(error)}"
+                ) from error
+            raise self._unreachable(first_line(error)) from error
+        store.set_timeout(self._timeout)
+        return store
 
     def own(self) -> PrefixStore:
-        """A connection for one thread."""
+        """A connection for one thread.
+
+        Raises:
+            PeerLost: the store is gone.
+        """
+        self._await_listener(timedelta(0), _log.warning)  # PyTorch would try until time is up
         return PrefixStore("hvd_order", self._connect())
 
     def count(self, key: str) -> int:
@@ -124,7 +211,7 @@ def take_part(
     """
     place = meeting.count(f"server/{server}/places")
     store = meeting.own()
-    session = secret.join(
+    keys = secret.join(
         store,
         f"server/{server}/place/{place}",
         key,
@@ -132,18 +219,27 @@ def take_part(
         server=f"server {server}",
         timeout=timeout,
     )
-    return _link(store, server, place, 1, session, timeout)
+    return _link(store, server, place, 1, keys, timeout)
 
 
 def _link(
-    store: PrefixStore, server: int, place: int, rank: int, session: int, timeout: timedelta
+    store: PrefixStore,
+    server: int,
+    place: int,
+    rank: int,
+    keys: secret.LinkKeys,
+    timeout: timedelta,
 ) -> native.PairLink:
-    pair = PrefixStore(f"server/{server}/pair/{place}", store)
+    pair = SignedStore(PrefixStore(f"server/{server}/pair/{place}", store), keys.records)
     try:
         group = dist.ProcessGroupGloo(pair, rank, 2, timeout)
+    except NotTrusted:
+        raise
     except RuntimeError as error:
-        raise PeerLost(f"no connection to server {server} could be made: {error}") from error
-    return native.PairLink(group, session, LARGEST_PAYLOAD_BYTES)
+        raise PeerLost(
+            f"no connection to server {server} could be made: {first_line(error)}"
+        ) from error
+    return native.PairLink(group, keys.sends, keys.receives, LARGEST_PAYLOAD_BYTES)
 
 
 class Door:
@@ -201,7 +297,7 @@ class Door:
                 timeout=_HANDSHAKE_TIME,
             )
             if peer is not None:
-                link = _link(store, self._server, place, 0, peer.session, _HANDSHAKE_TIME)
+                link = _link(store, self._server, place, 0, peer.keys, _HANDSHAKE_TIME)
                 self._welcome(peer.identity, link)
         except (HvdOrderError, RuntimeError) as error:
             self._refuse(f"place {place}: {error}")

@@ -8,15 +8,18 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from hvd_order import _torch as native
 from hvd_order.config import Config
 from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.server.secret import load_secret
-from hvd_order.torch.parameter_server import links
+from hvd_order.torch.parameter_server import links, signs
 
 __all__ = ["ServerProcess", "serve"]
+
+_STORE_PATIENCE = timedelta(seconds=60)  # for a store that is about to come
 
 _log = logging.getLogger("hvd_order")
 
@@ -47,7 +50,9 @@ class ServerProcess:
         self._workers = workers
         self._timeout = config.timeout
         self._key = key
-        self._meeting = links.MeetingPoint(config.server_store, config.timeout, listen)
+        self._meeting = links.MeetingPoint(
+            config.server_store, config.timeout, listen, min(config.timeout, _STORE_PATIENCE)
+        )
         self._store = self._meeting.own()
         self.number = self._meeting.count("servers")
         self._changed = threading.Condition()  # guards what follows
@@ -58,6 +63,8 @@ class ServerProcess:
         self._left = 0
         self._broken: list[str] = []
         self._told_to_leave = False
+        self._away_s = 0.0  # after which it was given up
+        self._pulse = signs.Pulse(self._meeting, self.number, signs.longest_silence(config))
         self._core = native.ServerCore(
             server=self.number,
             workers=workers,
@@ -70,6 +77,7 @@ class ServerProcess:
             log=lambda text: _log.warning("server %d: %s", self.number, text),
             on_control=self._on_control,
             on_gone=self._on_gone,
+            was_away=self._was_away,
         )
         self._door = links.Door(
             self._meeting, key, self.number, self._welcome,
@@ -155,22 +163,40 @@ class ServerProcess:
                     self._broken.append(f"rank {peer[1]}: {why}")
             self._changed.notify_all()
 
+    def _was_away(self) -> bool:
+        """Somebody is lost. If it is rather this server that they have given up, it ends."""
+        away_s = self._pulse.away_s()
+        if away_s > 0:
+            with self._changed:
+                self._away_s = away_s
+                self._told_to_leave = True
+                self._changed.notify_all()
+        return away_s > 0
+
     # ---- the end ------------------------------------------------------------------------------
 
     def run(self) -> int:
         """Serves until all workers have gone, or it is told to leave.
 
         Returns:
-            0; 1 if a worker went without a word.
+            0; 1 if a worker went without a word, or the others have given this server up.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._told_to_leave or self._left >= self._workers)
         self._lookout.close()
         self._door.close()
         self._core.stop()
+        if self._away_s > 0:
+            _log.warning(
+                "server %d: this process did not run for %.0f s, so the job has gone on, or ended, "
+                "without it",
+                self.number,
+                self._away_s,
+            )
+        self._pulse.close()
         for broken in self._broken:
             _log.warning("server %d: %s", self.number, broken)
-        return 1 if self._broken else 0
+        return 1 if self._broken or self._away_s > 0 else 0
 
 
 def serve(workers: int, environ: Mapping[str, str], listen: bool = False) -> int:

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore
 
 from hvd_order.errors import HvdOrderError, NotTrusted, PeerLost, TransferTimeout
 from hvd_order.server.notes import read_note, signed_note
+from hvd_order.server.store_errors import first_line
 from hvd_order.torch.parameter_server.links import LOOK_S, MeetingPoint
 
 __all__ = ["Wishes"]
@@ -63,7 +64,9 @@ class Wishes:
         except RuntimeError as error:
             if isinstance(error, HvdOrderError):
                 raise
-            raise PeerLost(f"the store of the parameter servers is gone: {error}") from error
+            raise PeerLost(
+                f"the store of the parameter servers is gone: {first_line(error)}"
+            ) from error
 
     def _one_more(self, come: queue.SimpleQueue[int], closing: threading.Event) -> int:
         number = self._meeting.count("wishes")

@@ -1,0 +1,135 @@
+"""Ranks that do not belong together say so in init(), on every rank, before anything travels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from helpers.ranks import Completed, free_port, run_script, start_script
+
+from hvd_order.torch.meeting import Card
+
+INIT = """
+import hvd_order.torch as hvd
+hvd.init()
+"""
+
+
+def differing(rank: int, variables: Mapping[str, str], size: int = 2) -> list[Completed]:
+    """Ranks of which one has other variables."""
+    usual = {"HVD_ORDER_TIMEOUT": "20"}
+    return run_script(
+        size, INIT, env=lambda each: {**usual, **variables} if each == rank else usual
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("HVD_ORDER_SLICE_BYTES", "4KiB", "HVD_ORDER_SLICE_BYTES: not set on rank 0, 4096 on"),
+        ("HVD_ORDER_AGREEMENT", "planned", "HVD_ORDER_AGREEMENT: not set on rank 0, planned on"),
+        ("HVD_ORDER_TUNE", "0", "HVD_ORDER_TUNE: 1 on rank 0, 0 on"),
+        ("HVD_ORDER_COMM", "ps", "HVD_ORDER_COMM: allreduce on rank 0, ps on"),
+        ("GLOO_DEVICE_TRANSPORT", "TCP_TLS", "GLOO_DEVICE_TRANSPORT: not set on rank 0, TCP_TLS"),
+        ("WORLD_SIZE", "3", "the number of processes (WORLD_SIZE): 2 on rank 0, 3 on rank 1"),
+        ("TORCHELASTIC_RUN_ID", "b", "the launcher's job: not set on rank 0, b on rank 1"),
+    ],
+)
+def test_a_setting_that_differs_is_named_on_every_rank(
+    variable: str, value: str, message: str
+) -> None:
+    for end in differing(1, {variable: value}):
+        assert end.returncode == 1
+        assert f"InvalidUsage: the ranks differ in {message}" in end.stderr
+
+
+def test_a_larger_size_on_rank_0_is_named() -> None:
+    for end in differing(0, {"WORLD_SIZE": "3"}):
+        assert "(WORLD_SIZE): 3 on rank 0, 2 on rank 1" in end.stderr
+
+
+def test_all_ranks_of_a_value_are_named() -> None:
+    for end in differing(1, {"HVD_ORDER_POLICY": "arrival"}, size=3):
+        assert "priority on ranks 0, 2, arrival on rank 1" in end.stderr
+
+
+def test_what_may_differ_does_not_stop_the_job() -> None:
+    for end in differing(1, {"HVD_ORDER_STALL_WARNING": "7", "HVD_ORDER_ELASTIC_DIR": "/tmp"}):
+        assert end.returncode == 0, end.stderr
+
+
+JOINED = """
+import torch.distributed as dist
+import hvd_order.torch as hvd
+dist.init_process_group("gloo")
+hvd.init()
+"""
+
+
+def test_settings_are_compared_in_a_job_of_the_program_as_well() -> None:
+    for end in run_script(2, JOINED, env=lambda rank: {"HVD_ORDER_TUNE": str(rank)}):
+        assert "the ranks differ in HVD_ORDER_TUNE: 0 on rank 0, 1 on rank 1" in end.stderr
+
+
+def test_a_second_job_at_the_same_port_ends_at_once_and_leaves_the_first_alone() -> None:
+    # The default timeout, half an hour: nobody waits for it.
+    env = {"MASTER_PORT": str(free_port())}
+    first = """
+    import os, time
+    import torch
+    import hvd_order.torch as hvd
+    hvd.init()
+    print("there", flush=True)
+    while hvd.allreduce(torch.ones(1), name="x", op=hvd.Sum).item() == 2:
+        print("again", flush=True)
+        time.sleep(0.01)
+    """
+    with start_script(2, first, env=env) as script:
+        for rank in range(2):
+            script.wait_for_output(rank, "there")
+        zero, one = run_script(2, INIT, env=env, timeout=60)
+        assert "rank 0 cannot listen at 127.0.0.1:" in zero.stderr
+        assert f"process {script.pids[1]} on " in one.stderr
+        assert "is rank 1 already: another job uses that address and port" in one.stderr
+        before = script.stdout(1).count("again")
+        script.wait_for_output(1, "again\n" * (before + 3))
+
+
+# Dies where `victim` says, before the ranks are connected.
+DIES = """
+import os, signal, sys
+import hvd_order.torch as hvd
+from hvd_order.torch import process_groups
+
+if os.environ["RANK"] == sys.argv[1]:
+    process_groups.OwnGroups.make = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+hvd.init()
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_dies_while_they_connect_is_named(victim: int) -> None:
+    ends = run_script(3, DIES, str(victim), env={"HVD_ORDER_TIMEOUT": "3"})
+    for end in ends[:victim] + ends[victim + 1 :]:
+        assert end.returncode == 1
+        last = end.stderr.strip().rsplit("\n", maxsplit=1)[-1]
+        assert last.startswith("hvd_order.errors."), end.stderr
+        assert f" rank {victim}" in last.split(f": rank {end.rank} ")[1], end.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{}", b"[]", b"null", b"3", b'"x"', b"\xff", b"[" * 100_000, b"host\n0\n",
+     json.dumps({**json.loads(Card("h", 1, 0, "", {}, {}).to_text()), "job": [1]}).encode(),
+     json.dumps({**json.loads(Card("h", 1, 0, "", {}, {}).to_text()), "host": 1}).encode(),
+     json.dumps({**json.loads(Card("h", 1, 0, "", {}, {}).to_text()), "more": 1}).encode()],
+)  # fmt: skip
+def test_what_is_no_card_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  (of Python's own, of many kinds)
+        Card.from_text(text)
+
+
+def test_a_card_comes_back_as_it_was() -> None:
+    card = Card("host", 12, 3, "0,1", {"size": "2"}, {"A": "", "B": "1"})
+    assert Card.from_text(card.to_text().encode()) == card
