@@ -110,7 +110,7 @@ def run_workers(
         for name in list(logging.root.manager.loggerDict):
             if name.startswith("torch.distributed"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
-    rendezvous = _Rendezvous(source)
+    rendezvous, files = _Rendezvous(source), _RankFiles(output_folder)
     program, *arguments = tied(command)
     spec = WorkerSpec(
         role="worker",
@@ -120,10 +120,11 @@ def run_workers(
         # The agent takes "$name" in them for its own macros.
         args=tuple(argument.replace("$", "$$") for argument in arguments),
         max_restarts=_NOT_LIMITED if restart else 0,
-        numa_options=LaunchConfig(1, 1, process_count).numa_options,
+        # Without them it makes a folder for logs, which would stay.
+        numa_options=LaunchConfig(1, 1, process_count, logs_specs=files).numa_options,
     )
     rendezvous.spec = spec
-    agent = _Agent(spec, source, rendezvous, _RankFiles(output_folder))
+    agent = _Agent(spec, source, rendezvous, files)
     try:
         with _handlers_kept():
             result = agent.run()

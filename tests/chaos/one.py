@@ -65,11 +65,11 @@ def run_plan(plan: Plan, folder: Path) -> dict[str, Any]:
     bound = bound_s(plan.faults)
     hang, orphans = _wait(jobs, plan.faults, there, last + bound)
     ended = time.monotonic()
-    for fault in plan.faults:
-        fault.relieve(job)
     if hang:
         for each in jobs:
             each.end()
+    for fault in plan.faults:
+        fault.relieve(job)
     result = judge(job, plan.faults, hang)
     for other in jobs[1:]:
         beside = judge(other, [], False) if not hang else Judgement("hang")

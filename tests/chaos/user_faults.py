@@ -40,8 +40,9 @@ class OtherSetting(Fault):
         self.slow_end = 10.0  # from the start
         if plan.kind == "elastic":
             self.slow_end = 4.0 * TIMEOUT_S  # it is tried three times
-        # All of it in one place: the variable, then the rank.
-        self.culprits = [rf"{variable}[^\n]*{named(f'rank {rank}')}", rf"rank[^\n]*{variable}"]
+        # All of it in one place, on as many lines as it takes.
+        who = named(f"rank {rank}")
+        self.culprits = [rf"(?s){variable}.{{0,300}}{who}", rf"(?s){who}.{{0,300}}{variable}"]
 
     @staticmethod
     def fits(plan: JobPlan) -> bool:

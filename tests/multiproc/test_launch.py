@@ -81,6 +81,14 @@ def test_arguments_arrive_as_they_are(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == wanted
 
 
+def test_nothing_stays_in_the_temporary_directory(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = launch(tmp_path, "pass", "-np", "1", env={"TMPDIR": str(temporary)})
+    assert done.returncode == 0, done.stderr
+    assert list(temporary.iterdir()) == []
+
+
 def test_the_timeline_that_was_asked_for_is_written(tmp_path: Path) -> None:
     path = tmp_path / "traces" / "t.json"
     done = launch(
