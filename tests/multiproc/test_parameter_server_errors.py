@@ -136,3 +136,12 @@ def test_an_elastic_job_has_no_servers(tmp_path: Path) -> None:
     assert "--servers does not go with elastic jobs" in end.stderr
     assert "trains" not in end.stdout
     assert os.linesep.join(end.stderr.splitlines()[:1])  # it says so first
+
+
+def test_a_server_does_not_wait_for_ever_for_workers_that_never_come() -> None:
+    """As when a wrong setting has ended them in init()."""
+    with Servers(2, 1, {"HVD_ORDER_TIMEOUT": "2"}) as servers:
+        assert servers.wait(60) == [1]
+        assert "server 0: ranks 0, 1 of 2 did not come within 2 s (HVD_ORDER_TIMEOUT)" in (
+            servers.log()
+        )

@@ -14,6 +14,7 @@ from typing import Any
 from hvd_order import _torch as native
 from hvd_order.config import Config
 from hvd_order.errors import HvdOrderError, InvalidUsage
+from hvd_order.same_model import name_ranks
 from hvd_order.server.secret import load_secret
 from hvd_order.torch.parameter_server import links, signs
 
@@ -57,6 +58,7 @@ class ServerProcess:
         self.number = self._meeting.count("servers")
         self._changed = threading.Condition()  # guards what follows
         self._at_hand: set[tuple[str, int]] = set()
+        self._came: set[int] = set()  # workers, also if they have left again
         self._ready_workers: set[int] = set()
         self._expected: set[int] | None = None  # servers that it must have links to
         self._is_ready = False
@@ -108,6 +110,9 @@ class ServerProcess:
         self._core.connect(kind, number, link)
         with self._changed:
             self._at_hand.add((kind, number))
+            if kind == "worker":
+                self._came.add(number)
+                self._changed.notify_all()
         self._announce_if_ready()
 
     def _announce_if_ready(self) -> None:
@@ -179,10 +184,23 @@ class ServerProcess:
         """Serves until all workers have gone, or it is told to leave.
 
         Returns:
-            0; 1 if a worker went without a word, or the others have given this server up.
+            0; 1 if a worker went without a word, or did not come within ``HVD_ORDER_TIMEOUT``, or
+            the others have given this server up.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._told_to_leave or self._left >= self._workers)
+            came = self._changed.wait_for(
+                lambda: self._told_to_leave or len(self._came) == self._workers,
+                self._timeout.total_seconds(),
+            )
+            if came:
+                self._changed.wait_for(lambda: self._told_to_leave or self._left >= self._workers)
+            else:
+                missing = sorted(set(range(self._workers)) - self._came)
+                self._broken.append(
+                    f"{name_ranks(missing)} of {self._workers} did not come within "
+                    f"{self._timeout.total_seconds():g} s (HVD_ORDER_TIMEOUT), so nothing can be "
+                    "served; look at their output"
+                )
         self._lookout.close()
         self._door.close()
         self._core.stop()
