@@ -19,9 +19,11 @@ from torch.optim import SGD
 import hvd_order.torch as hvd
 from hvd_order.errors import InvalidUsage, NotTrusted, PeerLost, TransferTimeout
 from hvd_order.launch.torch_agent import serve_store
+from hvd_order.launch.wished_servers import WishedServers
+from hvd_order.server.notes import signed_note
 from hvd_order.server.secret import new_secret
 from hvd_order.torch.parameter_server.links import MeetingPoint
-from hvd_order.torch.parameter_server.orders import Orders, await_answer, give
+from hvd_order.torch.parameter_server.orders import Orders, answer_in, await_answer, give
 
 SECRET = {"HVD_ORDER_SECRET": new_secret().hex()}
 KEY = b"the secret of this job.........."
@@ -155,6 +157,20 @@ def test_worker_0_answers() -> None:
         world.answer(stranger, b"not the secret of this job......")
     assert world.removed == [1]
     worker.close()
+
+
+def test_halves_of_characters_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    half = "\udcc6"
+    note = signed_note(KEY, "answer to order 3", {"done": half}).encode()
+    assert answer_in(note, KEY, 3).encode() == b"\\udcc6"
+    world = World()
+    launcher = WishedServers(world.meeting._connect(), KEY, None, 1)  # type: ignore[arg-type]
+    number = world.meeting.count("wishes")
+    store = world.meeting.own()
+    store.set(f"wish/{number}", signed_note(KEY, f"wish {number}", {"what": half}))
+    store.wait([f"wish/{number}/answer"], TIMEOUT)
+    launcher.close()
+    assert "cannot '\\udcc6'" in capsys.readouterr().err
 
 
 def test_an_order_that_nobody_takes_is_withdrawn() -> None:
