@@ -82,7 +82,7 @@ class WishedServers:
         if self._store.check([f"{key}/over"]):
             return
         if wish.get("what") != "start":
-            return self._answer(number, failed=f"the launcher cannot {wish.get('what')}")
+            return self._answer(number, failed=f"the launcher cannot {wish.get('what')!r}")
         if self._servers.running() >= self._most:
             return self._answer(
                 number, failed=f"{self._most} run already, as --max-servers allows at most"

@@ -128,9 +128,13 @@ def answer_in(note: bytes, key: bytes, number: int) -> str:
             f"{error}: the job has another secret than this command (HVD_ORDER_SECRET, "
             "HVD_ORDER_SECRET_FILE), or a stranger has answered"
         ) from None
-    if "done" in answer:
-        return str(answer["done"])
-    raise InvalidUsage(str(answer.get("refused")))
+    done = "done" in answer
+    # JSON may hold halves of characters, which no terminal takes.
+    text = str(answer.get("done" if done else "refused"))
+    text = text.encode(errors="backslashreplace").decode()
+    if done:
+        return text
+    raise InvalidUsage(text)
 
 
 # ----------------------------------------------------------------------------------- worker 0
