@@ -23,6 +23,8 @@ with atheris.instrument_imports(include=["hvd_order.server", "hvd_order.launch.w
     from hvd_order.server import arrivals as arrivals_room
     from hvd_order.server.arrivals import Arrivals
     from hvd_order.server.notes import read_note, signed_note
+with atheris.instrument_imports(include=["hvd_order.torch.meeting"]):
+    from hvd_order.torch.meeting import Card, check_cards
 with atheris.instrument_imports(include=["hvd_order.torch.parameter_server.orders"]):
     from hvd_order.torch.parameter_server.orders import answer_in, server_to_remove
 
@@ -188,7 +190,35 @@ def try_arrivals(data: atheris.FuzzedDataProvider) -> None:
         assert len(arrivals._open) <= 2 * MOST_OPEN
 
 
-TRIES = [try_order, try_answer, try_wish, try_arrivals]
+CARD = Card("host", 1, 0, "", {"size": "2"}, {"HVD_ORDER_TUNE": "1"})
+
+
+def try_card(data: atheris.FuzzedDataProvider) -> None:
+    text = CARD.to_text().encode()
+    if data.ConsumeIntInRange(0, 3):
+        text = text_of(data).encode()
+    elif data.ConsumeBool():
+        told = json.loads(text)
+        value: Any = text_of(data)
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+        told[data.PickValueInList([*told, "more"])] = value
+        text = json.dumps(told).encode()
+    else:
+        place = data.ConsumeIntInRange(0, len(text))
+        text = text[:place] + data.ConsumeBytes(data.ConsumeIntInRange(0, 9)) + text[place:]
+    try:
+        card = Card.from_text(text)
+    except ValueError:
+        return
+    assert Card.from_text(card.to_text().encode()) == card
+    try:
+        check_cards({0: CARD, 1: card})
+    except InvalidUsage:
+        assert (card.job, card.settings) != (CARD.job, CARD.settings)
+
+
+TRIES = [try_order, try_answer, try_wish, try_arrivals, try_card]
 
 
 def test_one_input(data: bytes) -> None:
