@@ -7,6 +7,7 @@ another job at the same port, is an error that names it, and not a failure of so
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -17,7 +18,6 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 import hvd_order
@@ -26,6 +26,7 @@ from hvd_order.errors import InvalidUsage, TransferTimeout
 from hvd_order.launch.environment import RankInfo
 from hvd_order.same_model import first_difference
 from hvd_order.server.store_errors import first_line
+from hvd_order.torch.bounded import within
 
 __all__ = ["Card", "check_cards", "every_rank_has_a_device", "meet"]
 
@@ -33,6 +34,7 @@ Answer = TypeVar("Answer")
 
 _OTHERS_MAY_READ_S = 5.0
 _LOOK_S = 0.05
+_ANSWER_S = 20.0  # of a store that is there; milliseconds, unless its process is stopped
 _JOB_SIZE = "the number of processes (WORLD_SIZE)"
 
 
@@ -221,11 +223,11 @@ class _Meeting:
         left = timedelta(seconds=max(0.001, self._deadline - time.monotonic()))
         try:
             self._store.wait([key], left)
-            text = self._store.get(key)
-        except (dist.DistError, RuntimeError) as error:
+        except RuntimeError as error:
             if time.monotonic() < self._deadline - 0.5:
                 raise self._rank_0_gone(error) from error
             raise self._missing() from error
+        text = self._ask(lambda: self._store.get(key))
         try:
             return Card.from_text(text)
         except ValueError as error:
@@ -237,10 +239,8 @@ class _Meeting:
 
     def has_read(self) -> None:
         """This rank needs the store no more to know what is wrong."""
-        try:
-            self._store.add("read", 1)
-        except (dist.DistError, RuntimeError):
-            return  # rank 0 has gone: nobody asks
+        with contextlib.suppress(TransferTimeout):  # rank 0 has gone: nobody asks
+            self._ask(lambda: self._store.add("read", 1))
 
     def let_others_read(self) -> None:
         """Waits a moment until the others have seen what is wrong."""
@@ -250,8 +250,10 @@ class _Meeting:
 
     def _ask(self, request: Callable[[], Answer]) -> Answer:
         try:
-            return request()
-        except (dist.DistError, RuntimeError) as error:
+            return within(min(_ANSWER_S, self._timeout.total_seconds()), request)
+        except TimeoutError as error:
+            raise self._rank_0_silent() from error
+        except RuntimeError as error:
             raise self._rank_0_gone(error) from error
 
     def _where(self) -> str:
@@ -263,9 +265,22 @@ class _Meeting:
             f"ranks ({first_line(error)}); the output of rank 0 says why"
         )
 
+    def _rank_0_silent(self) -> TransferTimeout:
+        return TransferTimeout(
+            f"init(): rank {self._info.rank} got no answer from rank 0 at {self._where()}, where "
+            "the ranks meet: its process is stopped, or its host cannot be reached any more"
+        )
+
     def _missing(self) -> TransferTimeout:
-        ranks = range(self._info.size)
-        missing = [rank for rank in ranks if not self._store.check([f"card/{rank}"])]
+
+        def absent() -> list[int]:
+            ranks = range(self._info.size)
+            return [rank for rank in ranks if not self._store.check([f"card/{rank}"])]
+
+        try:
+            missing = self._ask(absent)
+        except TransferTimeout as error:
+            return error
         return TransferTimeout(
             f"init(): rank {self._info.rank} waited {self._timeout.total_seconds():g} s for "
             f"ranks {missing} of {self._info.size}, which did not arrive; look at their "

@@ -26,6 +26,7 @@ from hvd_order.errors import InvalidUsage, NotInitialized, TransferTimeout
 from hvd_order.launch.environment import Placement, RankInfo, placement, rank_info
 from hvd_order.launch.listening import is_loopback, listening_fd
 from hvd_order.server.store_errors import first_line
+from hvd_order.torch.bounded import within
 from hvd_order.torch.meeting import Card, check_cards, every_rank_has_a_device, meet
 from hvd_order.torch.process_groups import Groups, JoinedGroups, OwnGroups
 from hvd_order.torch.roll_call import RollCall
@@ -201,6 +202,8 @@ class ProcessContext:
         if first_error is not None:
             raise first_error
 
+
+_GREETING_S = 2.0  # torch tries to connect for the timeout; then it waits for a word, for ever
 
 _lock = threading.Lock()  # guards the two names below; held by init() while it waits for others
 _context: ProcessContext | None = None
@@ -431,8 +434,9 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
         serves = info.rank == 0 and not agent_serves
         # At the loopback address alone if that is where the others come.
         own = serves and is_loopback(info.master_addr)
-        try:
-            store = TCPStore(
+
+        def connect() -> TCPStore:
+            return TCPStore(
                 info.master_addr,
                 info.master_port,
                 info.size,
@@ -442,7 +446,10 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
                 multi_tenant=True,  # as torch.distributed itself: the program may use it as well
                 master_listen_fd=listening_fd(*address) if own else None,
             )
-        except (dist.DistError, RuntimeError) as error:
+
+        try:
+            store = within(config.timeout.total_seconds() + _GREETING_S, connect)
+        except (TimeoutError, RuntimeError) as error:
             raise _unreachable(info, config, error) from error
         _stores[address] = store
     return PrefixStore(f"hvd_order/{restart}/{generation}", store)
@@ -457,8 +464,8 @@ def _unreachable(info: RankInfo, config: Config, error: Exception) -> Exception:
         )
     return TransferTimeout(
         f"rank {info.rank} could not reach rank 0 at {where} within "
-        f"{config.timeout.total_seconds():g} s ({first_line(error)}); did rank 0 start, and is "
-        "MASTER_ADDR its address?"
+        f"{config.timeout.total_seconds():g} s ({first_line(error)}); did rank 0 start, or is "
+        "it stopped, and is MASTER_ADDR its address?"
     )
 
 

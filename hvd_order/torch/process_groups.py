@@ -25,6 +25,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
 from hvd_order.same_model import name_ranks
 from hvd_order.server.store_errors import first_line
+from hvd_order.torch.bounded import within
+
+_ANSWER_S = 20.0  # of a store that is there; milliseconds, unless its process is stopped
 
 __all__ = ["Groups", "JoinedGroups", "OwnGroups"]
 
@@ -76,10 +79,14 @@ class OwnGroups:
         if self._rank not in members:
             nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # as new_group() answers
             return nobody  # type: ignore[no-any-return]
-        try:
+
+        def connect() -> dist.ProcessGroup:
             self._store.set(f"at/{self._rank}", str(number))
             return self._connected(f"hvd_order/{number}", purpose, backend, timeout, members)
-        except RuntimeError as error:
+
+        try:
+            return within(timeout.total_seconds() + _ANSWER_S, connect)
+        except (TimeoutError, RuntimeError) as error:
             raise self._failure(error, number, purpose, timeout, members) from error
 
     def _connected(
@@ -106,7 +113,7 @@ class OwnGroups:
         return group
 
     def _failure(
-        self, error: RuntimeError, number: int, purpose: str, timeout: timedelta, members: list[int]
+        self, error: Exception, number: int, purpose: str, timeout: timedelta, members: list[int]
     ) -> HvdOrderError:
         """The error of a group that could not be made, with who is to blame."""
         if "unsupported gloo device" in str(error):
@@ -118,7 +125,15 @@ class OwnGroups:
         what = f"rank {self._rank} could not connect to the others (group '{purpose}')"
         why = f"({first_line(error)})"
         try:
-            late = [rank for rank in members if not self._has_come(rank, number)]
+            late = within(
+                _ANSWER_S,
+                lambda: [rank for rank in members if not self._has_come(rank, number)],
+            )
+        except TimeoutError:
+            return TransferTimeout(
+                f"{what}: no answer from rank 0, which has the store of the job; its process is "
+                f"stopped, or its host cannot be reached {why}"
+            )
         except RuntimeError:
             return PeerLost(f"{what}: rank 0, which has the store of the job, died or left {why}")
         if not late:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from collections.abc import Mapping
 
 import pytest
@@ -116,6 +118,44 @@ def test_a_rank_that_dies_while_they_connect_is_named(victim: int) -> None:
         last = end.stderr.strip().rsplit("\n", maxsplit=1)[-1]
         assert last.startswith("hvd_order.errors."), end.stderr
         assert f" rank {victim}" in last.split(f": rank {end.rank} ")[1], end.stderr
+
+
+# Rank 0, which has the store, stops with its port open: before it leaves its card, or after all.
+STOPS = """
+import os, signal, sys
+import hvd_order.torch as hvd
+from hvd_order.torch import meeting, process_groups
+
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+if os.environ["RANK"] == "0":
+    if sys.argv[1] == "card":
+        meeting.Card.of_this_process = stop
+    else:
+        process_groups.OwnGroups.make = stop
+try:
+    hvd.init()
+except hvd.HorovodInternalError as error:
+    print(f"raised {type(error).__name__}: {error}", flush=True)
+    os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("where", ["card", "groups"])
+def test_a_rank_0_that_is_stopped_keeps_nobody_waiting(where: str) -> None:
+    with start_script(3, STOPS, where, env={"HVD_ORDER_TIMEOUT": "3"}) as script:
+        for rank in (1, 2):
+            script.wait_for_output(rank, "raised TransferTimeout", 60)
+            assert re.search("(no answer from|could not reach) rank 0", script.stdout(rank))
+
+
+def test_a_port_that_takes_connections_and_is_silent_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        env = {"HVD_ORDER_TIMEOUT": "2", "WORLD_SIZE": "2", "RANK": "1", "MASTER_PORT": str(port)}
+        [end] = run_script(1, INIT, env=env)
+    assert f"rank 1 could not reach rank 0 at 127.0.0.1:{port} within 2 s" in end.stderr
 
 
 @pytest.mark.parametrize(

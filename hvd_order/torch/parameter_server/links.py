@@ -15,7 +15,6 @@ connection::
 from __future__ import annotations
 
 import logging
-import queue
 import socket
 import threading
 import time
@@ -31,6 +30,7 @@ from hvd_order.launch.listening import listening_fd
 from hvd_order.server import secret
 from hvd_order.server.arrivals import Arrivals
 from hvd_order.server.store_errors import first_line
+from hvd_order.torch.bounded import within
 from hvd_order.torch.parameter_server.signed_store import SignedStore
 
 __all__: list[str] = []
@@ -40,6 +40,7 @@ _log = logging.getLogger("hvd_order")
 LARGEST_PAYLOAD_BYTES = 64 * 2**20
 _HANDSHAKE_TIME = timedelta(seconds=30)
 LOOK_S = 0.2  # between two looks for somebody new
+PARTING_S = 5.0  # for a thread that may wait for a store which is stopped; it then stays behind
 _GREETING = timedelta(seconds=20)  # for a store that is there to say that it is one
 _TRY_S = 5.0  # for a connection; a host that throws packets away says nothing
 _TRY_AGAIN_S = 0.2
@@ -95,9 +96,9 @@ class MeetingPoint:
                 return
             except OSError as error:
                 if time.monotonic() >= deadline:
-                    within = f" within {patience.total_seconds():g} s" if patience else ""
+                    after = f" within {patience.total_seconds():g} s" if patience else ""
                     raise self._unreachable(
-                        f"nobody listens there{within}: {error.strerror or error}"
+                        f"nobody listens there{after}: {error.strerror or error}"
                     ) from error
                 if not said:
                     said = True
@@ -116,25 +117,13 @@ class MeetingPoint:
 
     def _greet(self) -> TCPStore:
         # PyTorch waits for ever for the greeting of what listens and is no store.
-        done: queue.SimpleQueue[TCPStore | PeerLost] = queue.SimpleQueue()
-
-        def connect() -> None:
-            try:
-                done.put(self._connect())
-            except PeerLost as error:
-                done.put(error)
-
-        threading.Thread(target=connect, name="store", daemon=True).start()
         greeting_s = min(self._timeout, _GREETING).total_seconds()
         try:
-            store = done.get(timeout=greeting_s)
-        except queue.Empty:
+            return within(greeting_s, self._connect)
+        except TimeoutError:
             raise self._unreachable(
                 f"what listens there has not answered as a store within {greeting_s:g} s"
             ) from None
-        if isinstance(store, PeerLost):
-            raise store
-        return store
 
     def _connect(self, listen: bool = False) -> TCPStore:
         greeting = min(self._timeout, _GREETING)
@@ -165,11 +154,19 @@ class MeetingPoint:
             PeerLost: the store is gone.
         """
         self._await_listener(timedelta(0), _log.warning)  # PyTorch would try until time is up
-        return PrefixStore("hvd_order", self._connect())
+        return PrefixStore("hvd_order", self._greet())
 
     def count(self, key: str) -> int:
-        """Adds one to a number. Returns what it was."""
-        return int(PrefixStore("hvd_order", self._store).add(key, 1)) - 1
+        """Adds one to a number. Returns what it was.
+
+        Raises:
+            PeerLost: the store is gone, or does not answer.
+        """
+        store = PrefixStore("hvd_order", self._store)
+        try:
+            return int(within(_GREETING.total_seconds(), lambda: store.add(key, 1))) - 1
+        except (TimeoutError, RuntimeError) as error:
+            raise self._unreachable(first_line(error)) from error
 
     def arrivals(
         self,
@@ -305,7 +302,7 @@ class Door:
     def close(self) -> None:
         """Lets nobody in any more."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(PARTING_S)
 
 
 class Lookout:
@@ -338,7 +335,7 @@ class Lookout:
     def close(self) -> None:
         """Looks no more."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(PARTING_S)
 
 
 def wait_for(store: PrefixStore, key: str, timeout: timedelta, complaint: str) -> bytes:

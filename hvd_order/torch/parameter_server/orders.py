@@ -23,7 +23,7 @@ from hvd_order.errors import HvdOrderError, InvalidUsage, NotTrusted, PeerLost, 
 from hvd_order.server.notes import read_note, signed_note
 from hvd_order.server.store_errors import first_line
 from hvd_order.torch.parameter_server.coordinator import Coordinator
-from hvd_order.torch.parameter_server.links import LOOK_S, MeetingPoint
+from hvd_order.torch.parameter_server.links import LOOK_S, PARTING_S, MeetingPoint
 from hvd_order.torch.parameter_server.wishes import Wishes
 
 __all__ = ["HEARD_WITHIN", "Orders", "answer_in", "await_answer", "give", "server_to_remove"]
@@ -204,7 +204,7 @@ class Orders:
         self._closing.set()
         self._coordinator.close()
         for thread in self._threads:
-            thread.join()
+            thread.join(PARTING_S)
 
 
 def server_to_remove(order: dict[str, Any]) -> int:

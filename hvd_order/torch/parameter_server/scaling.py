@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from hvd_order.errors import HvdOrderError
 from hvd_order.server.balance import Balancer
 from hvd_order.server.scaling_policy import Decision, ScalingPolicy
+from hvd_order.torch.parameter_server.links import PARTING_S
 from hvd_order.torch.parameter_server.wishes import Wishes
 
 __all__ = ["Scaling"]
@@ -82,4 +83,4 @@ class Scaling:
         with self._lock:
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(PARTING_S)

@@ -23,8 +23,9 @@ from torch._C._distributed_c10d import PrefixStore
 from hvd_order import _torch as native
 from hvd_order.config import Config
 from hvd_order.server.silence import Silence
+from hvd_order.torch.bounded import within
 from hvd_order.torch.parameter_server import messages
-from hvd_order.torch.parameter_server.links import MeetingPoint
+from hvd_order.torch.parameter_server.links import PARTING_S, MeetingPoint
 
 __all__ = ["Pulse", "Watch", "longest_silence"]
 
@@ -90,7 +91,7 @@ class Pulse:
     def close(self) -> None:
         """Ends."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(PARTING_S)
 
 
 class Watch:
@@ -109,6 +110,8 @@ class Watch:
         self._transport = transport
         self._limit = limit
         self._interval_s = _interval_s(limit)
+        self._store: PrefixStore | None = None
+        self._store_is_silent = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._look, name="watch", daemon=True)
         self._thread.start()
@@ -116,7 +119,6 @@ class Watch:
     def _look(self) -> None:
         silence = Silence(self._limit, self._interval_s)
         frames: dict[int, int] = {}
-        store: PrefixStore | None = None
         while not self._closing.wait(self._interval_s):
             before, frames = frames, self._transport.frames_from()
             waits = self._transport.waits()
@@ -124,10 +126,8 @@ class Watch:
             if waits:
                 quiet = [server for server, count in frames.items() if before.get(server) == count]
                 try:
-                    if quiet and store is None:
-                        store = self._meeting.own()
-                    for server in quiet:
-                        signs[server] = (frames[server], _sign(store, server))
+                    for server, sign in self._signs(quiet).items():
+                        signs[server] = (frames[server], sign)
                 except RuntimeError:
                     return  # the store is gone: nothing tells a slow line from a server that is not
                 for server in quiet:
@@ -135,6 +135,23 @@ class Watch:
             silent = silence.look(waits, signs)
             if silent:
                 self._give_up(silent)
+
+    def _signs(self, servers: list[int]) -> dict[int, bytes]:
+        """What servers have left in the store; nothing where the store itself does not answer."""
+        if self._store_is_silent or not servers:
+            return {}
+
+        def look() -> dict[int, bytes]:
+            if self._store is None:
+                self._store = self._meeting.own()
+            return {server: _sign(self._store, server) for server in servers}
+
+        try:
+            return within(self._limit.total_seconds() / 4, look)
+        except TimeoutError:
+            # Stopped, perhaps with the server that has it. What comes over the links counts on.
+            self._store_is_silent = True
+            return {}
 
     def _give_up(self, silent: list[int]) -> None:
         why = (
@@ -146,10 +163,10 @@ class Watch:
     def close(self) -> None:
         """Looks no more."""
         self._closing.set()
-        self._thread.join()
+        self._thread.join(PARTING_S)
 
 
-def _sign(store: PrefixStore | None, server: int) -> bytes:
-    if store is None or not store.check([_key(server)]):
+def _sign(store: PrefixStore, server: int) -> bytes:
+    if not store.check([_key(server)]):
         return b""
     return bytes(store.get(_key(server)))
