@@ -337,7 +337,9 @@ class Engine:
         """One byte for each tensor: 1 while it is being exchanged."""
 
     def check(self) -> None: ...
-    def fail(self, reason: str) -> None: ...
+    def fail(self, reason: str, lost: bool = False) -> None:
+        """Ends all with a `HorovodInternalError`, a `PeerLost` if `lost`; tells the others."""
+
     def farewell(self, timeout_s: float) -> list[int]:
         """Blocks, without the GIL, until no other rank needs this one to finish what it has sent.
 

@@ -148,10 +148,12 @@ void bindEngine(py::module_& m) {
       .def("check", &Engine::check)
       .def(
           "fail",
-          [](Engine& engine, const std::string& reason) {
-            engine.fail(std::make_exception_ptr(CollectiveError(reason)));
+          [](Engine& engine, const std::string& reason, bool lost) {
+            engine.fail(
+                lost ? std::make_exception_ptr(PeerLost(reason))
+                     : std::make_exception_ptr(CollectiveError(reason)));
           },
-          py::arg("reason"), py::call_guard<py::gil_scoped_release>())
+          py::arg("reason"), py::arg("lost") = false, py::call_guard<py::gil_scoped_release>())
       .def("farewell", &farewell, py::arg("timeout_s"))
       .def("shutdown", &Engine::shutdown, py::call_guard<py::gil_scoped_release>())
       .def("start_recording", [](Engine& engine) { engine.timeline().start(); })

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hvd_order.errors import HorovodInternalError
+from hvd_order.errors import HorovodInternalError, PeerLost
 from hvd_order.same_model import check_same
 from hvd_order.torch import group_collectives, request_errors
 from hvd_order.torch.engine_host import EngineHost
@@ -62,7 +62,8 @@ def common_step(host: EngineHost, what: str) -> Iterator[None]:
                 host.engine.check()  # knows better which rank is to blame, if it has noticed
                 raise
     except HorovodInternalError as error:
-        host.engine.fail(str(error))  # tells the others, for whom this rank's end is news
+        # Tells the others, which would take this rank's end for the cause.
+        host.engine.fail(str(error), lost=isinstance(error, PeerLost))
         raise
 
 
