@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from hvd_order.errors import ModelMismatch, RanksDiffer
+from hvd_order.errors import InvalidUsage, ModelMismatch, RanksDiffer
 
-__all__ = ["check_same", "check_same_optimizer", "first_difference", "name_ranks"]
+__all__ = [
+    "check_same",
+    "check_same_optimizer",
+    "check_same_settings",
+    "first_difference",
+    "name_ranks",
+]
 
 Value = TypeVar("Value")
 
@@ -52,6 +58,23 @@ def check_same_optimizer(everyone: Mapping[int, Mapping[str, str]]) -> None:
             "in the same way on every rank; after loading a checkpoint on one rank call "
             "broadcast_optimizer_state(optimizer, root_rank=...)"
         )
+
+
+def check_same_settings(
+    everyone: Mapping[int, Mapping[str, str]],
+    cure: str = "set it to the same value on every rank, or nowhere (docs/config.md)",
+) -> None:
+    """Raises InvalidUsage unless all ranks say the same of their settings.
+
+    Args:
+        everyone: by rank what there is to say, such as "HVD_ORDER_TUNE": "1".
+        cure: what to do, for the message.
+    """
+    difference = first_difference(everyone)
+    if difference is not None:
+        what, sides = difference
+        told = ", ".join(f"{value or 'not set'} on {who}" for value, who in sides.items())
+        raise InvalidUsage(f"the ranks differ in {what}: {told}; {cure}")
 
 
 def first_difference(

@@ -24,7 +24,7 @@ import hvd_order
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, TransferTimeout
 from hvd_order.launch.environment import RankInfo
-from hvd_order.same_model import first_difference
+from hvd_order.same_model import check_same_settings
 from hvd_order.server.store_errors import first_line
 from hvd_order.torch.bounded import within
 
@@ -135,18 +135,16 @@ def check_cards(cards: Mapping[int, Card]) -> None:
     Raises:
         InvalidUsage: something differs; names it, its values and the ranks that have them.
     """
-    difference = first_difference({rank: card.job for rank, card in cards.items()})
-    cure = (
+    _check_jobs(cards)
+    check_same_settings({rank: card.settings for rank, card in cards.items()})
+
+
+def _check_jobs(cards: Mapping[int, Card]) -> None:
+    check_same_settings(
+        {rank: card.job for rank, card in cards.items()},
         "they do not belong together: is another job using MASTER_PORT, or was one rank started "
-        "with other variables, or on a host with other libraries?"
+        "with other variables, or on a host with other libraries?",
     )
-    if difference is None:
-        difference = first_difference({rank: card.settings for rank, card in cards.items()})
-        cure = "set it to the same value on every rank, or nowhere (docs/config.md)"
-    if difference is not None:
-        what, sides = difference
-        told = ", ".join(f"{value or 'not set'} on {who}" for value, who in sides.items())
-        raise InvalidUsage(f"the ranks differ in {what}: {told}; {cure}")
 
 
 def meet(store: Store, info: RankInfo, config: Config) -> list[Card]:
@@ -178,11 +176,6 @@ def meet(store: Store, info: RankInfo, config: Config) -> list[Card]:
     finally:
         meeting.has_read()
     return [cards[rank] for rank in range(info.size)]
-
-
-def _check_jobs(cards: Mapping[int, Card]) -> None:
-    if first_difference({rank: card.job for rank, card in cards.items()}) is not None:
-        check_cards(cards)
 
 
 class _Meeting:

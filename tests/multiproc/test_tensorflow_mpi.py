@@ -212,6 +212,22 @@ def test_a_rank_that_does_not_come_is_told(tmp_path: Path) -> None:
     assert "told" in done.stdout, done.stderr
 
 
+def test_a_setting_that_differs_is_named(tmp_path: Path) -> None:
+    program = """
+    import os
+    import hvd_order.tensorflow as hvd
+
+    os.environ["HVD_ORDER_TUNE"] = os.environ["OMPI_COMM_WORLD_RANK"]
+    try:
+        hvd.init()
+    except ValueError as error:
+        assert "the ranks differ in HVD_ORDER_TUNE: 0 on rank 0, 1 on rank 1" in str(error), error
+        print("told", flush=True)
+    """
+    done = mpirun(tmp_path, 2, program)
+    assert done.stdout.count("told") == 2, done.stderr
+
+
 def test_without_anything_installed_the_error_names_what_to_install() -> None:
     program = """
     import importlib.util

@@ -15,6 +15,7 @@ from mpi4py import MPI
 from hvd_order import _core as native
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized
+from hvd_order.same_model import check_same_settings
 from hvd_order.tensorflow.carrier import Collective, Gradient, GradientModel, HostTensor
 from hvd_order.tensorflow.mpi import collectives
 from hvd_order.tensorflow.mpi.arrays import array_of, host_tensor_of
@@ -42,6 +43,8 @@ class _Job:
     def __init__(self, config: Config, world: Members) -> None:
         self.config = config
         self.world = world
+        settings = world.gather(config.common_settings(), "init()")
+        check_same_settings(dict(enumerate(settings)))
         names = world.gather(socket.gethostname(), "init()")
         same_host = [rank for rank, name in enumerate(names) if name == names[world.rank]]
         self.local_rank, self.local_size = same_host.index(world.rank), len(same_host)
