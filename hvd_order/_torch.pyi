@@ -263,6 +263,9 @@ class ServerCore:
     def late_workers(self) -> set[int]:
         """The workers that slices wait for."""
 
+    def has_failed(self) -> bool:
+        """Whether a worker is lost or has given up, so that none can go on."""
+
     def stop(self) -> None:
         """Ends all links."""
 

@@ -163,6 +163,7 @@ void bindServer(py::module_& m) {
             return held;
           })
       .def("late_workers", &ServerCore::lateWorkers)
+      .def("has_failed", &ServerCore::hasFailed)
       .def("stop", &ServerCore::stop, py::call_guard<py::gil_scoped_release>());
 
   py::class_<ServerTransport, TorchTransport, std::shared_ptr<ServerTransport>>(

@@ -94,6 +94,7 @@ void ServerCore::left(Peer from, const Payload& payload) {
 }
 
 void ServerCore::tellWorkers(const std::string& text) {
+  hasFailed_ = true;
   const Payload payload = Payload::copyOf(text);
   for (const Peer worker : room_.peers.all(Peer::Kind::kWorker)) {
     room_.peers.send(worker, Link::kAtOnce, {.kind = FrameKind::kLost}, payload);

@@ -60,6 +60,11 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
   /// Which workers the slices that wait for somebody wait for; empty if none waits.
   [[nodiscard]] std::set<int> lateWorkers() const;
 
+  /// Whether a worker is lost or has given up, so that none can go on.
+  [[nodiscard]] bool hasFailed() const {
+    return hasFailed_;
+  }
+
   /// Ends all links.
   void stop() noexcept;
 
@@ -89,7 +94,8 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
     Payload payload;
   };
 
-  ServerRoom room_;                   // before the models, which use it
+  ServerRoom room_; // before the models, which use it
+  std::atomic<bool> hasFailed_ = false;
   std::atomic<bool> retired_ = false; // the others have given it up: it does nothing more
 
   mutable std::shared_mutex modelsMutex_; // guards which models there are

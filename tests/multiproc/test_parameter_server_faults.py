@@ -57,6 +57,19 @@ def test_a_killed_worker_is_named_and_all_end() -> None:
 
 
 @pytest.mark.timeout(300)
+def test_servers_do_not_wait_for_a_worker_that_is_stopped() -> None:
+    env = {"HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_TIMEOUT": "5"}
+    with Servers(2, 1, env) as servers:
+        with start_script(2, TRAIN, env=servers.env) as script:
+            script.wait_for_output(1, "reached 10", timeout=120)
+            script.kill(1, signal.SIGSTOP)
+            script.wait_for_output(0, "raised TransferTimeout", TIMEOUT_S)
+            assert "the gradients of ranks 1 have not come" in script.stdout(0)
+            assert servers.wait(TIMEOUT_S) == [1]
+        assert "server 0: the job has failed, and rank 1 did not leave" in servers.log()
+
+
+@pytest.mark.timeout(300)
 def test_a_killed_server_without_copies_is_named_with_the_cure() -> None:
     with Servers(2, 2, {"HVD_ORDER_PS_UPDATE": "server"}) as servers:
         with start_script(2, TRAIN, env=servers.env) as script:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +23,8 @@ __all__ = ["ServerProcess", "serve"]
 _STORE_PATIENCE = timedelta(seconds=60)  # for a store that is about to come
 
 _log = logging.getLogger("hvd_order")
+
+_PARTING_S = 10.0  # for the workers of a job that has failed
 
 
 class ServerProcess:
@@ -187,20 +189,23 @@ class ServerProcess:
             0; 1 if a worker went without a word, or did not come within ``HVD_ORDER_TIMEOUT``, or
             the others have given this server up.
         """
+        timeout_s = self._timeout.total_seconds()
         with self._changed:
-            came = self._changed.wait_for(
-                lambda: self._told_to_leave or len(self._came) == self._workers,
-                self._timeout.total_seconds(),
-            )
-            if came:
-                self._changed.wait_for(lambda: self._told_to_leave or self._left >= self._workers)
-            else:
+            if not self._wait_for(lambda: len(self._came) == self._workers, timeout_s):
                 missing = sorted(set(range(self._workers)) - self._came)
                 self._broken.append(
-                    f"{name_ranks(missing)} of {self._workers} did not come within "
-                    f"{self._timeout.total_seconds():g} s (HVD_ORDER_TIMEOUT), so nothing can be "
-                    "served; look at their output"
+                    f"{name_ranks(missing)} of {self._workers} did not come within {timeout_s:g} s "
+                    "(HVD_ORDER_TIMEOUT), so nothing can be served; look at their output"
                 )
+            else:
+                self._wait_for(lambda: self._left >= self._workers or self._core.has_failed())
+                # A worker that is stopped closes no connection; all others have heard why it ends.
+                if not self._wait_for(lambda: self._left >= self._workers, _PARTING_S):
+                    here = sorted(number for kind, number in self._at_hand if kind == "worker")
+                    self._broken.append(
+                        f"the job has failed, and {name_ranks(here)} did not leave within "
+                        f"{_PARTING_S:g} s"
+                    )
         self._lookout.close()
         self._door.close()
         self._core.stop()
@@ -215,6 +220,10 @@ class ServerProcess:
         for broken in self._broken:
             _log.warning("server %d: %s", self.number, broken)
         return 1 if self._broken or self._away_s > 0 else 0
+
+    def _wait_for(self, event: Callable[[], bool], seconds: float | None = None) -> bool:
+        """Waits, under the lock, for this or until it is told to leave; whether it came."""
+        return self._changed.wait_for(lambda: self._told_to_leave or event(), seconds)
 
 
 def serve(workers: int, environ: Mapping[str, str], listen: bool = False) -> int:
