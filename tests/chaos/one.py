@@ -20,7 +20,7 @@ from chaos.fault import Fault
 from chaos.invariants import Judgement, judge, left_in
 from chaos.jobs import OTHER_PORT, HostsJob, Job, environment_of, processes
 from chaos.pace import TIMEOUT_S
-from chaos.plans import Plan, draw_plan
+from chaos.plans import MOST, Plan, draw_plan
 from chaos.strangers import listening
 
 __all__ = ["run_plan"]
@@ -178,8 +178,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--job")
     parser.add_argument("--fault")
+    parser.add_argument("--most", type=int, default=MOST)
     options = parser.parse_args()
-    plan = draw_plan(options.seed, options.number, options.job, options.fault)
+    plan = draw_plan(options.seed, options.number, options.job, options.fault, options.most)
     record = run_plan(plan, options.folder)
     print(json.dumps(record))
 

@@ -12,11 +12,11 @@ from chaos.machine_faults import FullCommits
 from chaos.moments import FIRST_STEP
 from chaos.user_faults import OtherSetting
 
-__all__ = ["Plan", "draw_plan"]
+__all__ = ["MOST", "Plan", "draw_plan"]
 
 _KINDS = {"allreduce": 6, "servers": 6, "elastic": 5, "hosts": 3, "pair": 2, "tensorflow": 2}
 _LIKELY = {"kill": 4, "kill launcher": 1, "interrupt": 1, "freeze": 1, "reset": 3, "cut": 3}
-_MOST = 5  # faults that a job survives, before one that it need not survive
+MOST = 5  # faults that a job survives, before one that it need not survive
 _STEPS = 25  # for each fault
 
 
@@ -33,12 +33,15 @@ class Plan:
         return f"{self.job}: " + "; ".join(str(fault) for fault in self.faults)
 
 
-def draw_plan(seed: int, number: int, kind: str | None = None, fault: str | None = None) -> Plan:
+def draw_plan(
+    seed: int, number: int, kind: str | None = None, fault: str | None = None, most: int = MOST
+) -> Plan:
     """The run of this number in the campaign with this seed.
 
     Args:
         kind: of the job, in place of a drawn one.
         fault: the only one, in place of drawn ones.
+        most: faults that the job survives.
 
     Raises:
         ValueError: this fault does not fit this kind of job.
@@ -50,7 +53,7 @@ def draw_plan(seed: int, number: int, kind: str | None = None, fault: str | None
         return Plan(seed, number, *_with_one(numbers, job, kind, fault))
     mild = [each for each in FAULTS if not each.lethal and each.fits(job)]
     grave = [each for each in FAULTS if each.lethal and each.fits(job)]
-    chosen = [numbers.choice(mild) for _ in range(numbers.randrange(_MOST + 1))]
+    chosen = [numbers.choice(mild) for _ in range(numbers.randrange(most + 1))]
     if not chosen or numbers.random() < 0.7:
         chosen.append(numbers.choices(grave, [_LIKELY.get(each.name, 1) for each in grave])[0])
     if OtherSetting in chosen:

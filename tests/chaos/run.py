@@ -18,7 +18,7 @@ from typing import Any
 
 from chaos.faults import FAULTS
 from chaos.jobs import KINDS
-from chaos.plans import Plan, draw_plan
+from chaos.plans import MOST, Plan, draw_plan
 from chaos.summary import in_words
 from helpers.ranks import REPOSITORY
 
@@ -36,6 +36,7 @@ class Campaign:
     Args:
         seed: decides all that is drawn.
         job, fault: only such ones.
+        most: faults that a job survives, before one that it need not survive.
 
     Attributes:
         records: what came of each run so far.
@@ -44,8 +45,10 @@ class Campaign:
         HostsUnavailable: this machine does not permit namespaces; the text has the cure.
     """
 
-    def __init__(self, seed: int, job: str | None = None, fault: str | None = None) -> None:
-        self.seed, self.job, self.fault = seed, job, fault
+    def __init__(
+        self, seed: int, job: str | None = None, fault: str | None = None, most: int = MOST
+    ) -> None:
+        self.seed, self.job, self.fault, self.most = seed, job, fault, most
         self.records: list[dict[str, Any]] = []
         self._flags = [*namespaces.creation_flags(), "--pid", "--fork", "--kill-child"]
         self.absent = {
@@ -53,7 +56,7 @@ class Campaign:
         }
 
     def plan(self, number: int) -> Plan:
-        return draw_plan(self.seed, number, self.job, self.fault)
+        return draw_plan(self.seed, number, self.job, self.fault, self.most)
 
     def run(self, number: int) -> dict[str, Any] | None:
         """The run of this number; None where the machine lacks something for one of its faults."""
@@ -69,22 +72,18 @@ class Campaign:
 
     def again(self, number: int) -> str:
         """The command that repeats a run."""
-        only = "".join(
-            f" --{name} '{value}'"
-            for name, value in (("job", self.job), ("fault", self.fault))
-            if value is not None
-        )
-        return (
-            f"PYTHONPATH=.:tests python tests/chaos/run.py --seed {self.seed} --only {number}{only}"
-        )
+        options = " ".join([f"--only {number}", *(f"--{n} '{v}'" for n, v in self._options())])
+        return f"PYTHONPATH=.:tests python tests/chaos/run.py --seed {self.seed} {options}"
+
+    def _options(self) -> list[tuple[str, object]]:
+        """What is not as usual."""
+        most = None if self.most == MOST else self.most
+        options = [("job", self.job), ("fault", self.fault), ("most", most)]
+        return [(name, value) for name, value in options if value is not None]
 
     def _in_namespaces(self, number: int, folder: str) -> dict[str, Any]:
         one = [sys.executable, str(Path(__file__).with_name("one.py"))]
-        options = [
-            f"--{name}={value}"
-            for name, value in (("job", self.job), ("fault", self.fault))
-            if value is not None
-        ]
+        options = [f"--{name}={value}" for name, value in self._options()]
         path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
         process = subprocess.Popen(
             ["unshare", *self._flags, "--mount-proc", *one, str(self.seed), str(number), folder,
@@ -139,11 +138,13 @@ def main() -> int:
     parser.add_argument("--job", choices=KINDS, help="only jobs of this kind")
     parser.add_argument("--fault", choices=sorted({each.name for each in FAULTS}),
         help="one fault a run, of this kind")  # fmt: skip
+    parser.add_argument("--most", type=int, default=MOST,
+        help="faults that a job survives, before one that it need not survive")  # fmt: skip
     parser.add_argument("--out", type=Path, help="a file for the lines of JSON; they are appended")
     parser.add_argument("--list", action="store_true", help="says what would be done")
     options = parser.parse_args()
     try:
-        campaign = Campaign(options.seed, options.job, options.fault)
+        campaign = Campaign(options.seed, options.job, options.fault, options.most)
     except HostsUnavailable as error:
         print(str(error).replace("emulated hosts", "the campaign"), file=sys.stderr)
         return 2
