@@ -109,7 +109,7 @@ class World:
     """A store, and a coordinator that does as it is told here."""
 
     def __init__(self) -> None:
-        self.store = serve_store()
+        self.store = serve_store("127.0.0.1")
         self.meeting = MeetingPoint(f"127.0.0.1:{self.store.port}", TIMEOUT)
         self.removed: list[int] = []
         self.go_on = threading.Event()
