@@ -198,6 +198,8 @@ class _Meeting:
             self._ask(lambda: self._store.set(f"card/{rank}", mine.to_text()))
             return
         other = self.card_of(rank)
+        if (other.host, other.process) == (mine.host, mine.process):
+            return  # an init() that has failed, tried again
         raise InvalidUsage(
             f"rank {rank} (process {mine.process} on {mine.host}) has come to {self._where()}, "
             f"where process {other.process} on {other.host} is rank {rank} already: another job "

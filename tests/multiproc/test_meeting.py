@@ -6,6 +6,7 @@ import json
 import re
 import socket
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from helpers.ranks import Completed, free_port, run_script, start_script
@@ -96,6 +97,30 @@ def test_a_second_job_at_the_same_port_ends_at_once_and_leaves_the_first_alone()
         assert "is rank 1 already: another job uses that address and port" in one.stderr
         before = script.stdout(1).count("again")
         script.wait_for_output(1, "again\n" * (before + 3))
+
+
+# Rank 1 comes only when rank 0 has given up once.
+AGAIN = """
+import os, sys, time
+import hvd_order.torch as hvd
+
+told = sys.argv[1]
+while os.environ["RANK"] == "1" and not os.path.exists(told):
+    time.sleep(0.01)
+try:
+    hvd.init()
+except hvd.HorovodInternalError:
+    open(told, "w").close()
+    hvd.init()
+assert hvd.size() == 2
+hvd.barrier()
+"""
+
+
+def test_an_init_that_has_failed_can_be_tried_again(tmp_path: Path) -> None:
+    env = {"HVD_ORDER_TIMEOUT": "5"}
+    for end in run_script(2, AGAIN, str(tmp_path / "told"), env=env):
+        assert end.returncode == 0, end.stderr
 
 
 # Dies where `victim` says, before the ranks are connected.
