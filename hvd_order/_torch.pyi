@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend, Work
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
@@ -55,6 +55,13 @@ def watch_group(group: ProcessGroup) -> None:
 
 def keep_watched_groups() -> None:
     """Has no group that is watched be destroyed any more, whoever holds it."""
+
+def wait_for(work: Work, seconds: float) -> None:
+    """Waits for a transfer, for daemon threads: one that still waits when Python ends stays there.
+
+    Raises:
+        RuntimeError: the transfer failed, or is not done in time.
+    """
 
 @final
 class C10dCopier:

@@ -1,5 +1,7 @@
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "bindings/bindings.h"
@@ -30,6 +32,33 @@ void watchGroup(const Group& group) {
 void keepWatchedGroups() {
   for (const auto& watched : watchedGroups()) {
     watched.lock().release();
+  }
+}
+
+bool isPythonEnding() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// A thread that comes back for the GIL when Python has ended is unwound by force, through frames of
+// C++ that forbid it, and takes the process with it. So it stays here.
+void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
+  std::exception_ptr error;
+  PyThreadState* const thread = PyEval_SaveThread();
+  try {
+    work->wait(std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000)));
+  } catch (...) {
+    error = std::current_exception();
+  }
+  while (isPythonEnding()) {
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+  PyEval_RestoreThread(thread);
+  if (error) {
+    std::rethrow_exception(error);
   }
 }
 
@@ -66,6 +95,7 @@ void bindTransports(py::module_& m) {
           py::arg("group"), py::arg("rank"), py::arg("size"));
   m.def("watch_group", &watchGroup, py::arg("group"));
   m.def("keep_watched_groups", &keepWatchedGroups);
+  m.def("wait_for", &waitFor, py::arg("work"), py::arg("seconds"));
 }
 
 } // namespace hvd_order

@@ -12,11 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from hvd_order import _torch as native
 
 __all__ = ["Message", "MessageStar"]
 
@@ -25,7 +26,7 @@ Message = list[Any]  # what JSON can carry; the first element says what it is
 _FRAME_BYTES = 512  # nearly every message fits one frame
 _LENGTH_BYTES = 4
 _TAG = 0
-_FOREVER = timedelta(days=365)  # silence is not an error
+_FOREVER_S = 365 * 24 * 3600.0  # silence is not an error
 _LEAVE: Message = ["leave"]
 _PARTING_S = 1.0  # for the good-byes
 
@@ -101,7 +102,7 @@ class MessageStar:
         """What is posted must live until its peer has taken it; nobody else waits for that."""
         while (work := self._posted.get()) is not None:
             with contextlib.suppress(RuntimeError):  # the peer is gone; its listener says so
-                work.wait(_FOREVER)
+                native.wait_for(work, _FOREVER_S)
 
     def _listen(
         self,
@@ -128,5 +129,5 @@ class MessageStar:
 
     def _receive_bytes(self, peer: int, count: int) -> bytes:
         frame = torch.empty(count, dtype=torch.uint8)
-        self._group.recv([frame], peer, _TAG).wait(_FOREVER)
+        native.wait_for(self._group.recv([frame], peer, _TAG), _FOREVER_S)
         return frame.numpy().tobytes()

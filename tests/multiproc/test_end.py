@@ -314,3 +314,38 @@ def test_the_last_answer_of_parameter_servers_is_taken(ranks: RankFactory, updat
     with Servers(2, 1, {"HVD_ORDER_PS_UPDATE": update}) as servers:
         assert max(ranks(2).run(body_servers, servers.env)) <= 1e-6
         assert servers.wait() == [0]
+
+
+# Rank 1 is stopped, so threads of rank 0 still wait for it when Python ends there, which takes as
+# long as the test needs to kill rank 1.
+ENDS_SLOWLY = """
+import builtins, os, signal, sys, time
+import torch
+import hvd_order.torch as hvd
+
+class Last:
+    def __del__(self, print=print, sleep=time.sleep, there=os.path.exists, told=sys.argv[1]):
+        print("ending", flush=True)
+        for _ in range(3000):
+            if there(told):
+                break
+            sleep(0.01)
+        sleep(0.5)  # for a thread that wakes up
+
+hvd.init()
+hvd.allreduce(torch.ones(3), name="x")
+if hvd.rank() == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+builtins.last = Last()
+"""
+
+
+def test_a_connection_that_closes_while_python_ends_does_no_harm(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    with start_script(2, ENDS_SLOWLY, str(told), env={"HVD_ORDER_TIMEOUT": "5"}) as script:
+        script.wait_for_output(0, "ending")
+        script.kill(1)
+        script.wait_for_end(1)
+        told.touch()
+        end = script.wait_for_end(0)
+    assert end.returncode == 0, end.stderr
