@@ -1,3 +1,4 @@
+#include <cxxabi.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
@@ -43,6 +44,12 @@ bool isPythonEnding() {
 #endif
 }
 
+[[noreturn]] void stayHere() {
+  while (true) {
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+}
+
 // A thread that comes back for the GIL when Python has ended is unwound by force, through frames of
 // C++ that forbid it, and takes the process with it. So it stays here.
 void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
@@ -53,13 +60,18 @@ void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
   } catch (...) {
     error = std::current_exception();
   }
-  while (isPythonEnding()) {
-    std::this_thread::sleep_for(std::chrono::hours(1));
+  try {
+    if (!isPythonEnding()) {
+      PyEval_RestoreThread(thread);
+      if (error) {
+        std::rethrow_exception(error);
+      }
+      return;
+    }
+  } catch (abi::__forced_unwind&) { // it has ended meanwhile
+    stayHere();
   }
-  PyEval_RestoreThread(thread);
-  if (error) {
-    std::rethrow_exception(error);
-  }
+  stayHere();
 }
 
 } // namespace
