@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
+from hvd_order.bounded import answer_s, within
 from hvd_order.errors import InvalidUsage, NotTrusted, PeerLost, TransferTimeout
 from hvd_order.server.store_errors import first_line
 
@@ -336,7 +337,7 @@ def _post(store: Store, key: str, value: bytes) -> None:
 def _take(store: Store, key: str, timeout: timedelta, complaint: str) -> bytes:
     begin = time.monotonic()
     try:
-        store.wait([key], timeout)
+        within(timeout.total_seconds() + answer_s(timeout), lambda: store.wait([key], timeout))
         return store.get(key)
     except Exception as error:
         # Stores have no common type for "time is up", and they count it themselves.

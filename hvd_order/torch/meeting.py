@@ -21,12 +21,12 @@ import torch
 from torch._C._distributed_c10d import Store
 
 import hvd_order
+from hvd_order.bounded import answer_s, within
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, TransferTimeout
 from hvd_order.launch.environment import RankInfo
 from hvd_order.same_model import check_same_settings
 from hvd_order.server.store_errors import first_line
-from hvd_order.torch.bounded import within
 
 __all__ = ["Card", "check_cards", "every_rank_has_a_device", "meet"]
 
@@ -34,7 +34,6 @@ Answer = TypeVar("Answer")
 
 _OTHERS_MAY_READ_S = 5.0
 _LOOK_S = 0.05
-_ANSWER_S = 20.0  # of a store that is there; milliseconds, unless its process is stopped
 _JOB_SIZE = "the number of processes (WORLD_SIZE)"
 
 
@@ -161,13 +160,12 @@ def meet(store: Store, info: RankInfo, config: Config) -> list[Card]:
     mine = Card.of_this_process(info.size, config, info.job)
     meeting.take_place(mine)
     cards = {0: meeting.card_of(0)}
-    if info.rank != 0:
-        cards[info.rank] = mine
     try:
-        _check_jobs(cards)
+        _check_jobs({0: cards[0], info.rank: mine})
         for rank in range(info.size):
             cards[rank] = mine if rank == info.rank else meeting.card_of(rank)
-            _check_jobs(cards)  # at once: of a job of another size not all may ever come
+            # At once: of a job of another size not all may ever come.
+            _check_jobs({0: cards[0], rank: cards[rank]})
         check_cards(cards)
     except InvalidUsage:
         if info.rank == 0:
@@ -194,18 +192,18 @@ class _Meeting:
             InvalidUsage: it is; names who has it.
         """
         rank = self._info.rank
-        if self._ask(lambda: self._store.add(f"place/{rank}", 1)) == 1:
-            self._ask(lambda: self._store.set(f"card/{rank}", mine.to_text()))
-            return
-        other = self.card_of(rank)
-        if (other.host, other.process) == (mine.host, mine.process):
-            return  # an init() that has failed, tried again
-        raise InvalidUsage(
-            f"rank {rank} (process {mine.process} on {mine.host}) has come to {self._where()}, "
-            f"where process {other.process} on {other.host} is rank {rank} already: another job "
-            "uses that address and port, or this rank was started twice. Give each job a "
-            "MASTER_PORT of its own; a rank that has died comes back only with all others"
-        )
+        if self._ask(lambda: self._store.add(f"place/{rank}", 1)) != 1:
+            other = self.card_of(rank)
+            # The same one again: its init() has failed before.
+            if (other.host, other.process) != (mine.host, mine.process):
+                raise InvalidUsage(
+                    f"rank {rank} (process {mine.process} on {mine.host}) has come to "
+                    f"{self._where()}, where process {other.process} on {other.host} is rank "
+                    f"{rank} already: another job uses that address and port, or this rank was "
+                    "started twice. Give each job a MASTER_PORT of its own; a rank that has died "
+                    "comes back only with all others"
+                )
+        self._ask(lambda: self._store.set(f"card/{rank}", mine.to_text()))
 
     def card_of(self, rank: int) -> Card:
         """Waits for a card.
@@ -215,9 +213,14 @@ class _Meeting:
             TransferTimeout: it does not come, or rank 0 has gone.
         """
         key = f"card/{rank}"
-        left = timedelta(seconds=max(0.001, self._deadline - time.monotonic()))
+        left_s = max(0.001, self._deadline - time.monotonic())
         try:
-            self._store.wait([key], left)
+            within(
+                left_s + answer_s(self._timeout),
+                lambda: self._store.wait([key], timedelta(seconds=left_s)),
+            )
+        except TimeoutError as error:
+            raise self._rank_0_silent() from error
         except RuntimeError as error:
             if time.monotonic() < self._deadline - 0.5:
                 raise self._rank_0_gone(error) from error
@@ -245,7 +248,7 @@ class _Meeting:
 
     def _ask(self, request: Callable[[], Answer]) -> Answer:
         try:
-            return within(min(_ANSWER_S, self._timeout.total_seconds()), request)
+            return within(answer_s(self._timeout), request)
         except TimeoutError as error:
             raise self._rank_0_silent() from error
         except RuntimeError as error:
@@ -267,7 +270,6 @@ class _Meeting:
         )
 
     def _missing(self) -> TransferTimeout:
-
         def absent() -> list[int]:
             ranks = range(self._info.size)
             return [rank for rank in ranks if not self._store.check([f"card/{rank}"])]
@@ -278,6 +280,5 @@ class _Meeting:
             return error
         return TransferTimeout(
             f"init(): rank {self._info.rank} waited {self._timeout.total_seconds():g} s for "
-            f"ranks {missing} of {self._info.size}, which did not arrive; look at their "
-            "output"
+            f"ranks {missing} of {self._info.size}, which did not arrive; look at their output"
         )

@@ -21,12 +21,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from hvd_order import _torch as native
+from hvd_order.bounded import within
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized, TransferTimeout
 from hvd_order.launch.environment import Placement, RankInfo, placement, rank_info
 from hvd_order.launch.listening import is_loopback, listening_fd
 from hvd_order.server.store_errors import first_line
-from hvd_order.torch.bounded import within
 from hvd_order.torch.meeting import Card, check_cards, every_rank_has_a_device, meet
 from hvd_order.torch.process_groups import Groups, JoinedGroups, OwnGroups
 from hvd_order.torch.roll_call import RollCall

@@ -22,12 +22,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from hvd_order.bounded import answer_s, within
 from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
 from hvd_order.same_model import name_ranks
 from hvd_order.server.store_errors import first_line
-from hvd_order.torch.bounded import within
-
-_ANSWER_S = 20.0  # of a store that is there; milliseconds, unless its process is stopped
 
 __all__ = ["Groups", "JoinedGroups", "OwnGroups"]
 
@@ -79,13 +77,9 @@ class OwnGroups:
         if self._rank not in members:
             nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # as new_group() answers
             return nobody  # type: ignore[no-any-return]
-
-        def connect() -> dist.ProcessGroup:
+        try:
             self._store.set(f"at/{self._rank}", str(number))
             return self._connected(f"hvd_order/{number}", purpose, backend, timeout, members)
-
-        try:
-            return within(timeout.total_seconds() + _ANSWER_S, connect)
         except (TimeoutError, RuntimeError) as error:
             raise self._failure(error, number, purpose, timeout, members) from error
 
@@ -98,7 +92,12 @@ class OwnGroups:
         kinds = dist.ProcessGroup.BackendType
         nccl = "nccl" in backend
         group._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
-        gloo = dist.ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, timeout)
+        # On a thread of its own, as it meets the others in the store; NCCL does so later, and must
+        # be made where the program has chosen its device.
+        gloo = within(
+            timeout.total_seconds() + answer_s(timeout),
+            lambda: dist.ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, timeout),
+        )
         gloo._set_sequence_number_for_group()
         group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         if nccl:
@@ -126,7 +125,7 @@ class OwnGroups:
         why = f"({first_line(error)})"
         try:
             late = within(
-                _ANSWER_S,
+                answer_s(timeout),
                 lambda: [rank for rank in members if not self._has_come(rank, number)],
             )
         except TimeoutError:

@@ -145,20 +145,34 @@ def test_a_rank_that_dies_while_they_connect_is_named(victim: int) -> None:
         assert f" rank {victim}" in last.split(f": rank {end.rank} ")[1], end.stderr
 
 
-# Rank 0, which has the store, stops with its port open: before it leaves its card, or after all.
+# Rank 0, which has the store, stops with its port open: before its card is there, while rank 2
+# waits for that of rank 1, or when all cards are there.
 STOPS = """
-import os, signal, sys
+import os, signal, sys, time
 import hvd_order.torch as hvd
 from hvd_order.torch import meeting, process_groups
 
+where, told = sys.argv[1:]
+
 def stop(*_):
+    open(told, "w").close()
     os.kill(os.getpid(), signal.SIGSTOP)
 
+def stop_after_card_2(self, rank):
+    if rank == 1:
+        card_of(self, 2)
+        stop()
+    return card_of(self, rank)
+
 if os.environ["RANK"] == "0":
-    if sys.argv[1] == "card":
+    if where == "before its card":
         meeting.Card.of_this_process = stop
+    elif where == "before card 1":
+        card_of, meeting._Meeting.card_of = meeting._Meeting.card_of, stop_after_card_2
     else:
         process_groups.OwnGroups.make = stop
+while os.environ["RANK"] == "1" and where == "before card 1" and not os.path.exists(told):
+    time.sleep(0.01)
 try:
     hvd.init()
 except hvd.HorovodInternalError as error:
@@ -167,9 +181,10 @@ except hvd.HorovodInternalError as error:
 """
 
 
-@pytest.mark.parametrize("where", ["card", "groups"])
-def test_a_rank_0_that_is_stopped_keeps_nobody_waiting(where: str) -> None:
-    with start_script(3, STOPS, where, env={"HVD_ORDER_TIMEOUT": "3"}) as script:
+@pytest.mark.parametrize("where", ["before its card", "before card 1", "after all cards"])
+def test_a_rank_0_that_is_stopped_keeps_nobody_waiting(where: str, tmp_path: Path) -> None:
+    told = str(tmp_path / "told")
+    with start_script(3, STOPS, where, told, env={"HVD_ORDER_TIMEOUT": "3"}) as script:
         for rank in (1, 2):
             script.wait_for_output(rank, "raised TransferTimeout", 60)
             assert re.search("(no answer from|could not reach) rank 0", script.stdout(rank))

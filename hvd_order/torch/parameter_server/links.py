@@ -25,12 +25,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hvd_order import _torch as native
+from hvd_order.bounded import answer_s, within
 from hvd_order.errors import HvdOrderError, InvalidUsage, NotTrusted, PeerLost, TransferTimeout
 from hvd_order.launch.listening import listening_fd
 from hvd_order.server import secret
 from hvd_order.server.arrivals import Arrivals
 from hvd_order.server.store_errors import first_line
-from hvd_order.torch.bounded import within
 from hvd_order.torch.parameter_server.signed_store import SignedStore
 
 __all__: list[str] = []
@@ -41,7 +41,6 @@ LARGEST_PAYLOAD_BYTES = 64 * 2**20
 _HANDSHAKE_TIME = timedelta(seconds=30)
 LOOK_S = 0.2  # between two looks for somebody new
 PARTING_S = 5.0  # for a thread that may wait for a store which is stopped; it then stays behind
-_GREETING = timedelta(seconds=20)  # for a store that is there to say that it is one
 _TRY_S = 5.0  # for a connection; a host that throws packets away says nothing
 _TRY_AGAIN_S = 0.2
 
@@ -117,7 +116,7 @@ class MeetingPoint:
 
     def _greet(self) -> TCPStore:
         # PyTorch waits for ever for the greeting of what listens and is no store.
-        greeting_s = min(self._timeout, _GREETING).total_seconds()
+        greeting_s = answer_s(self._timeout)
         try:
             return within(greeting_s, self._connect)
         except TimeoutError:
@@ -126,7 +125,7 @@ class MeetingPoint:
             ) from None
 
     def _connect(self, listen: bool = False) -> TCPStore:
-        greeting = min(self._timeout, _GREETING)
+        greeting = timedelta(seconds=answer_s(self._timeout))
         try:
             store = TCPStore(
                 self.host,
@@ -164,7 +163,7 @@ class MeetingPoint:
         """
         store = PrefixStore("hvd_order", self._store)
         try:
-            return int(within(_GREETING.total_seconds(), lambda: store.add(key, 1))) - 1
+            return int(within(answer_s(self._timeout), lambda: store.add(key, 1))) - 1
         except (TimeoutError, RuntimeError) as error:
             raise self._unreachable(first_line(error)) from error
 
@@ -345,9 +344,10 @@ def wait_for(store: PrefixStore, key: str, timeout: timedelta, complaint: str) -
         TransferTimeout: with the complaint.
     """
     try:
-        store.wait([key], timeout)
+        limit_s = timeout.total_seconds() + answer_s(timeout)
+        within(limit_s, lambda: store.wait([key], timeout))
         return bytes(store.get(key))
-    except RuntimeError as error:
+    except (TimeoutError, RuntimeError) as error:
         raise TransferTimeout(
             f"{complaint} within {timeout.total_seconds():g} s ({type(error).__name__})"
         ) from error

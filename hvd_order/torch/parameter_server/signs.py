@@ -21,9 +21,9 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore
 
 from hvd_order import _torch as native
+from hvd_order.bounded import within
 from hvd_order.config import Config
 from hvd_order.server.silence import Silence
-from hvd_order.torch.bounded import within
 from hvd_order.torch.parameter_server import messages
 from hvd_order.torch.parameter_server.links import PARTING_S, MeetingPoint
 

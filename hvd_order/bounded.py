@@ -1,7 +1,8 @@
 """Calls of torch's store that know no limit of time, given one.
 
 A store whose process is stopped still has its port open: the kernel takes the connection, and
-torch waits for an answer for ever.
+torch waits for an answer for ever. That holds for `wait` with a timeout as well: when the time is
+up it asks the store to forget the wait, and waits for that answer without a limit.
 """
 
 from __future__ import annotations
@@ -9,11 +10,23 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TypeVar
 
-__all__ = ["within"]
+__all__ = ["answer_s", "within"]
 
 Answer = TypeVar("Answer")
+
+_LONGEST_ANSWER_S = 20.0
+
+
+def answer_s(timeout: timedelta) -> float:
+    """How long a store may take to answer: milliseconds, unless its process is stopped.
+
+    Args:
+        timeout: of the job, HVD_ORDER_TIMEOUT.
+    """
+    return min(_LONGEST_ANSWER_S, timeout.total_seconds())
 
 
 def within(seconds: float, call: Callable[[], Answer]) -> Answer:
