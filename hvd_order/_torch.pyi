@@ -57,7 +57,10 @@ def keep_watched_groups() -> None:
     """Has no group that is watched be destroyed any more, whoever holds it."""
 
 def wait_for(work: Work, seconds: float) -> None:
-    """Waits for a transfer, for daemon threads: one that still waits when Python ends stays there.
+    """Waits for a transfer; a daemon thread that still waits when Python ends stays there.
+
+    Args:
+        seconds: 0: as long as its process group allows.
 
     Raises:
         RuntimeError: the transfer failed, or is not done in time.

@@ -53,10 +53,15 @@ bool isPythonEnding() {
 // A thread that comes back for the GIL when Python has ended is unwound by force, through frames of
 // C++ that forbid it, and takes the process with it. So it stays here.
 void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
+  const std::chrono::milliseconds timeout(static_cast<std::int64_t>(seconds * 1000));
+  if (isPythonEnding()) { // in the thread that ends it
+    work->wait(timeout);
+    return;
+  }
   std::exception_ptr error;
   PyThreadState* const thread = PyEval_SaveThread();
   try {
-    work->wait(std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000)));
+    work->wait(timeout);
   } catch (...) {
     error = std::current_exception();
   }

@@ -18,7 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hvd_order import _torch as native
+
 __all__: list[str] = []
+
+_GROUPS_OWN_S = 0.0  # to torch.distributed: as long as the group's timeout says
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
@@ -82,4 +86,4 @@ def _unpickled(data: torch.Tensor) -> Any:
 
 def _finish(work: dist.Work | None) -> None:
     if work is not None:  # else the back end has waited itself
-        work.wait()
+        native.wait_for(work, _GROUPS_OWN_S)

@@ -85,7 +85,7 @@ class MessageStar:
         for thread in listeners:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._posted.put(None)
-        keeper.join(max(0.0, deadline - time.monotonic()))
+        keeper.join(_PARTING_S)  # of its own: it must not be on its way when Python ends
 
     def _start(self, function: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import subprocess
 
@@ -183,7 +184,9 @@ def test_connections_that_are_cut_are_an_error_that_says_so() -> None:
     for end in ended:
         assert end.returncode == 3, end.stderr
         assert "raised PeerLost: rank " in end.stdout
-    assert "lost a connection to another rank" in ended[1].stdout + ended[2].stdout
+    # A step or the line between ranks 1 and 2 notices first.
+    words = "lost a connection to another rank|a connection between two of them is broken"
+    assert re.search(words, ended[1].stdout + ended[2].stdout)
 
 
 IDLE = """
