@@ -45,6 +45,8 @@ class Fault:
         must: "goes on", "ends" or "either".
         culprits: patterns; one of them must be found in what the job says afterwards.
         needs_name: whether a culprit must be named although the job goes on.
+        restarts: whether it makes an elastic job start again. Such a job ends if it has to three
+            times without a commit in between, so each waits for a commit after the one before.
         victims: roles whose own end says nothing.
         frozen: roles that cannot end by themselves.
         struck_at: on the monotonic clock; None: it was too late, or nobody was there.
@@ -62,6 +64,7 @@ class Fault:
         self.must = EITHER
         self.culprits: list[str] = []
         self.needs_name = False
+        self.restarts = False
         self.victims: set[str] = set()
         self.frozen: set[str] = set()
         self.struck_at: float | None = None

@@ -255,6 +255,16 @@ class Job:
         steps = [int(line.split()[1]) for line in self.diary(rank)[-3:] if line.startswith("step")]
         return steps[-1] if steps else 0
 
+    def has_new_commit(self, restarts: int) -> bool:
+        """Whether an elastic job has committed, and gone on, since it started again so often."""
+        entries = self.diary(0)
+        starts = [place for place, entry in enumerate(entries) if entry.startswith("begins")]
+        if restarts == 0 or len(starts) <= restarts:
+            return restarts == 0
+        since = entries[starts[-1] :]
+        after = since[since.index("commit") :] if "commit" in since else []
+        return any(entry.startswith("step") for entry in after)
+
     def is_over(self) -> bool:
         """Whether all that the campaign has started has ended."""
         return all(process.poll() is not None for process in self.starts.values())

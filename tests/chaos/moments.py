@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from chaos.jobs import Job
 
-__all__ = ["FIRST_STEP", "PHASES", "Moment", "draw_moment"]
+__all__ = ["FIRST_STEP", "PATIENCE_S", "PHASES", "Moment", "draw_moment"]
 
 PHASES = ("import", "init", "first", "steady", "shutdown")
 FIRST_STEP = 5  # the training is in its steady state
-_PATIENCE_S = 90.0  # for a moment to come, on a machine that is busy
+PATIENCE_S = 90.0  # for a moment to come, on a machine that is busy
 _LOOK_S = 0.005
 
 
@@ -31,7 +31,7 @@ class Moment:
 
     def wait(self, job: Job) -> bool:
         """Waits for it. False: the job has ended before; or nothing moves for very long."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not self._is_there(job):
             if job.is_over() or time.monotonic() > deadline:
                 return False

@@ -25,6 +25,7 @@ class Reset(Fault):
         self.place = place
         if plan.kind == "elastic":
             self.must = GOES_ON
+            self.restarts = True
 
     @staticmethod
     def fits(plan: JobPlan) -> bool:

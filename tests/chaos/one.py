@@ -19,6 +19,7 @@ from chaos.bound import bound_s
 from chaos.fault import Fault
 from chaos.invariants import Judgement, judge, left_in
 from chaos.jobs import OTHER_PORT, HostsJob, Job, environment_of, processes
+from chaos.moments import PATIENCE_S
 from chaos.pace import TIMEOUT_S
 from chaos.plans import MOST, Plan, draw_plan
 from chaos.strangers import listening
@@ -55,12 +56,14 @@ def run_plan(plan: Plan, folder: Path) -> dict[str, Any]:
     there = set(processes()) | {os.getpid()}
     for each in jobs:
         each.start()
+    restarts = 0
     for fault in plan.faults:
-        if fault.moment.wait(job):
+        if fault.moment.wait(job) and (not fault.restarts or _wait_for_commit(job, restarts)):
             fault.sizes = job.output_sizes()
             at = time.monotonic()
             if fault.strike(job):
                 fault.struck_at = at
+                restarts += fault.restarts
     last = max((f.struck_at for f in plan.faults if f.struck_at), default=time.monotonic())
     bound = bound_s(plan.faults)
     hang, orphans = _wait(jobs, plan.faults, there, last + bound)
@@ -107,6 +110,15 @@ def run_plan(plan: Plan, folder: Path) -> dict[str, Any]:
         tails = [each.output()[-_TAIL:] for each in jobs]
         record["tail"] = "\n".join([*tails, *(fault.tail for fault in plan.faults)])
     return record
+
+
+def _wait_for_commit(job: Job, restarts: int) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not job.has_new_commit(restarts):
+        if job.is_over() or time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_S)
+    return True
 
 
 def _wait(

@@ -24,6 +24,7 @@ class Kill(OnRole):
         self.victims = {role}
         if plan.kind == "elastic":
             self.must = GOES_ON
+            self.restarts = True
             self.needs_name = True
             self.victims = set()
         # Before the third step servers hold nothing, and their lines are being made.
@@ -114,6 +115,7 @@ class Freeze(OnRole):
             self.slow_end = 30.0  # that torch's agent gives between SIGTERM and SIGKILL
         if plan.kind == "elastic":
             self.must = GOES_ON
+            self.restarts = True
             self.victims = set()
         if role.startswith("server") and plan.replicas and moment.phase == "steady":
             self.must = GOES_ON

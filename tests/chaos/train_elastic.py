@@ -41,9 +41,10 @@ def main(steps: int, pace_s: float) -> None:
             (model(x).squeeze(1) - y).square().mean().backward()
             optimizer.step()
             state.step += 1
+            diary.note(f"step {state.step}")
             if state.step % COMMIT_EVERY == 0:
                 state.commit()
-            diary.note(f"step {state.step}")
+                diary.note("commit")
             time.sleep(pace_s)
 
     train(hvd.elastic.TorchState(model, optimizer, step=0))
