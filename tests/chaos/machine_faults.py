@@ -17,6 +17,9 @@ from chaos.moments import Moment, draw_moment
 __all__ = ["ClockJump", "FullCommits", "FullDisk"]
 
 
+_MEMORY = Path("/dev/shm")
+
+
 class FullDisk(Fault):
     """A folder has no room any more: the memory's, that for temporary files, or that of commits."""
 
@@ -30,7 +33,7 @@ class FullDisk(Fault):
         if which == "commits":
             self.must = EITHER
             self.culprits = [r"does not fit into"]
-        self._folder = Path("/dev/shm")
+        self._folder = _MEMORY
 
     @staticmethod
     def fits(plan: JobPlan) -> bool:
@@ -51,7 +54,13 @@ class FullDisk(Fault):
                 while True:
                     filler.write(b"x" * 4096)
         except OSError:
-            return True
+            pass
+        if job.plan.kind == "elastic" and all(
+            (folder / "filler").exists() for folder in (_MEMORY, job.temporary)
+        ):
+            self.must = EITHER  # no room for commits anywhere
+            self.culprits = [r"does not fit into"]
+        return True
 
     def relieve(self, job: Job) -> None:
         (self._folder / "filler").unlink(missing_ok=True)

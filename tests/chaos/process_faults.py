@@ -15,8 +15,10 @@ from chaos.moments import PHASES, Moment, draw_moment
 __all__ = ["ElasticKill", "Freeze", "Interrupt", "Kill", "KillLauncher", "Pause"]
 
 
-class Kill(OnRole):
-    name = "kill"
+class _Loss(OnRole):
+    """A process does nothing any more."""
+
+    phases = PHASES  # of jobs that are not elastic
 
     def __init__(self, moment: Moment, role: str, plan: JobPlan) -> None:
         super().__init__(moment, role)
@@ -25,7 +27,6 @@ class Kill(OnRole):
         if plan.kind == "elastic":
             self.must = GOES_ON
             self.restarts = True
-            self.needs_name = True
             self.victims = set()
         # Before the third step servers hold nothing, and their lines are being made.
         if role.startswith("server") and plan.replicas and moment.phase == "steady":
@@ -37,9 +38,17 @@ class Kill(OnRole):
 
     @classmethod
     def draw(cls, numbers: random.Random, plan: JobPlan, earliest_step: int) -> Fault:
-        phases = RUNNING if plan.kind == "elastic" else PHASES
+        phases = RUNNING if plan.kind == "elastic" else cls.phases
         moment = draw_moment(numbers, plan.ranks, phases, earliest_step)
         return cls(moment, draw_role(numbers, plan), plan)
+
+
+class Kill(_Loss):
+    name = "kill"
+
+    def __init__(self, moment: Moment, role: str, plan: JobPlan) -> None:
+        super().__init__(moment, role, plan)
+        self.needs_name = plan.kind == "elastic"
 
     def strike(self, job: Job) -> bool:
         return send_signal(job, self.role, signal.SIGKILL)
@@ -101,34 +110,17 @@ class Interrupt(Fault):
         return f"{self.name} by {self.number.name} at {self.moment}"
 
 
-class Freeze(OnRole):
+class Freeze(_Loss):
     """SIGSTOP, for ever."""
 
     name = "freeze"
+    phases = PHASES[1:4]
 
     def __init__(self, moment: Moment, role: str, plan: JobPlan) -> None:
-        super().__init__(moment, role)
-        self.culprits = [named(role)]
-        self.victims = {role}
+        super().__init__(moment, role, plan)
         self.frozen = {role}
         if plan.launcher:
             self.slow_end = 30.0  # that torch's agent gives between SIGTERM and SIGKILL
-        if plan.kind == "elastic":
-            self.must = GOES_ON
-            self.restarts = True
-            self.victims = set()
-        if role.startswith("server") and plan.replicas and moment.phase == "steady":
-            self.must = GOES_ON
-
-    @staticmethod
-    def fits(plan: JobPlan) -> bool:
-        return True
-
-    @classmethod
-    def draw(cls, numbers: random.Random, plan: JobPlan, earliest_step: int) -> Fault:
-        phases = RUNNING if plan.kind == "elastic" else PHASES[1:4]
-        moment = draw_moment(numbers, plan.ranks, phases, earliest_step)
-        return cls(moment, draw_role(numbers, plan), plan)
 
     def strike(self, job: Job) -> bool:
         return send_signal(job, self.role, signal.SIGSTOP)
