@@ -55,29 +55,21 @@ std::vector<Peer> Peers::all(Peer::Kind kind) const {
 
 void Peers::send(Peer peer, std::uint64_t urgency, const FrameHeader& header, Payload payload)
     const {
-  std::shared_ptr<Link> link;
-  {
-    const std::shared_lock lock(mutex_);
-    const auto found = links_.find(peer);
-    if (found == links_.end()) {
-      return;
-    }
-    link = found->second;
+  if (const auto link = linkTo(peer)) {
+    link->send(urgency, header, std::move(payload));
   }
-  link->send(urgency, header, std::move(payload));
 }
 
 void Peers::breakOff(Peer peer, const std::string& why) const {
-  std::shared_ptr<Link> link;
-  {
-    const std::shared_lock lock(mutex_);
-    const auto found = links_.find(peer);
-    if (found == links_.end()) {
-      return;
-    }
-    link = found->second;
+  if (const auto link = linkTo(peer)) {
+    link->breakOff(why);
   }
-  link->breakOff(why);
+}
+
+std::shared_ptr<Link> Peers::linkTo(Peer peer) const {
+  const std::shared_lock lock(mutex_);
+  const auto found = links_.find(peer);
+  return found == links_.end() ? nullptr : found->second;
 }
 
 void Peers::stop() noexcept {

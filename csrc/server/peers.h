@@ -54,6 +54,9 @@ class Peers {
   void stop() noexcept;
 
  private:
+  /// Null if the peer is not there.
+  std::shared_ptr<Link> linkTo(Peer peer) const;
+
   mutable std::shared_mutex mutex_; // guards what follows
   std::map<Peer, std::shared_ptr<Link>> links_;
   std::set<Peer> goodbyes_;

@@ -111,13 +111,12 @@ def discover_hosts(script: str, default_slots: int) -> list[Host]:
             raise InvalidUsage(f"{script} cannot be run: {error.strerror}") from None
         try:
             asked.wait(_DISCOVERY_LIMIT_S)
-        except BaseException as error:  # Ctrl-C as well
-            # With what it has started and waits for.
-            os.killpg(asked.pid, signal.SIGKILL)
-            asked.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
+        except subprocess.TimeoutExpired:
             raise InvalidUsage(f"{script} took longer than {_DISCOVERY_LIMIT_S:g} s") from None
+        finally:
+            if asked.poll() is None:  # Ctrl-C as well
+                os.killpg(asked.pid, signal.SIGKILL)  # with what it has started and waits for
+                asked.wait()
         said, complaint = _text_of(output), _text_of(errors)
     if asked.returncode != 0:
         raise InvalidUsage(
