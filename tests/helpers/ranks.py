@@ -14,7 +14,9 @@ Every process started here is ended here, by its id.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import inspect
 import os
 import pickle
@@ -31,6 +33,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+from helpers.zygote import ForkedProcess, Zygote
 
 __all__ = [
     "Completed",
@@ -238,6 +242,7 @@ class RankPool:
 
 
 RankFactory = Callable[[int], RankPool]
+AnyProcess = subprocess.Popen[bytes] | ForkedProcess
 
 
 @dataclass(frozen=True)
@@ -254,7 +259,7 @@ class Script:
     """Fresh processes that run one script; `start_script` makes it. A context manager."""
 
     def __init__(
-        self, processes: list[subprocess.Popen[bytes]], folder: tempfile.TemporaryDirectory[str]
+        self, processes: Sequence[AnyProcess], folder: tempfile.TemporaryDirectory[str]
     ) -> None:
         self._processes = processes
         self._folder = folder
@@ -381,17 +386,32 @@ def start_script(
     for rank in range(size):
         extra = env(rank) if callable(env) else env
         out, err = (Path(folder.name) / f"rank{rank}.{stream}" for stream in ("out", "err"))
-        with out.open("wb") as stdout, err.open("wb") as stderr:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, str(path), *args],
-                    env=rank_environment(rank, size, port, extra),
-                    stdin=subprocess.DEVNULL,
-                    stdout=stdout,
-                    stderr=stderr,
-                )
-            )
+        processes.append(
+            _start_process(path, args, rank_environment(rank, size, port, extra), out, err)
+        )
     return Script(processes, folder)
+
+
+def _start_process(
+    path: Path, args: Sequence[str], env: Mapping[str, str], out: Path, err: Path
+) -> AnyProcess:
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        if _zygote().fits(env):
+            return _zygote().start(path, args, env, out, err)
+        return subprocess.Popen(
+            [sys.executable, str(path), *args],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+
+@functools.cache
+def _zygote() -> Zygote:
+    zygote = Zygote(rank_environment(0, 1, 0))
+    atexit.register(zygote.close)
+    return zygote
 
 
 def run_script(
@@ -406,7 +426,7 @@ def run_script(
         return script.wait(timeout)
 
 
-def _end(processes: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
+def _end(processes: Sequence[AnyProcess], grace_s: float) -> None:
     """Waits `grace_s` seconds for all, then kills those that are left."""
     deadline = time.monotonic() + grace_s
     for process in processes:
