@@ -186,8 +186,11 @@ class Negotiation:
             self._send_all(out)
 
     def _send_all(self, out: Outgoing) -> None:
-        """The lock is held, so that all ranks hear of requests in the same order."""
-        for rank, message in out:
+        """Sends to each rank in order. The lock is held: all ranks receive the same order.
+
+        Rank 0 is last: an error may end its program at once, and the others must know the reason.
+        """
+        for rank, message in sorted(out, key=lambda each: each[0] == 0):
             if rank != 0:
                 self._star.send(rank, message)
             elif message[0] in ("joined", "all_joined"):
