@@ -154,6 +154,9 @@ def _become(start: _Start) -> None:
         os.close(file)
     os.environ.clear()
     os.environ.update(start.env)
+    # What hvd_order_alias.pth does while Python starts; the zygote started without this variable.
+    if os.environ.get("HVD_ORDER_ALIAS"):
+        importlib.import_module("hvd_order.horovod.startup")
     sys.argv = [start.script, *start.args]
     sys.path[0] = str(Path(start.script).parent)
     main = ModuleType("__main__")
