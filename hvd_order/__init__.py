@@ -3,6 +3,7 @@
 The names here need no framework; ``import hvd_order.torch as hvd`` is the drop-in for PyTorch.
 """
 
+from hvd_order import moved
 from hvd_order.errors import (
     BrokenInvariant,
     HorovodInternalError,
@@ -16,6 +17,8 @@ from hvd_order.errors import (
 )
 
 __version__ = "0.1.0"
+
+moved.install()
 
 __all__ = [
     "BrokenInvariant",

@@ -601,7 +601,7 @@ class Config:
         return dataclasses.replace(self, **changes)
 
 
-# Read by hvd_order.server.secret alone, so that no one shows a secret among the settings.
+# Read by hvd_order.server.access.secret alone, so that no one shows a secret among the settings.
 _NOT_KNOBS = ("HVD_ORDER_SECRET", "HVD_ORDER_SECRET_FILE")
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order import _torch as native
-from hvd_order.torch.engine_host import EngineHost
+from hvd_order.c10d.engine.engine_host import EngineHost
 
 _MODEL = 0
 

@@ -22,11 +22,11 @@ from exchanges import Exchange, LikeDdp, Ordered
 from fluid import Stage, fluid_s
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.job import process
 from hvd_order.demo.gpt import Gpt, GptConfig
-from hvd_order.torch import process
-from hvd_order.torch.compression import Compression
-from hvd_order.torch.gradient_buffers import GradientBuffers
-from hvd_order.torch.slot import Slot
+from hvd_order.torch.collectives.compression import Compression
+from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
+from hvd_order.torch.parameters.entry import Slot
 
 STRAGGLERS = ("none", "leader", "follower")
 _BLOCKED_S = 50e-6  # a wait that took longer really waited

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.job import process
 from hvd_order.launch.run import LaunchRequest, run
-from hvd_order.torch import process
-from hvd_order.torch.engine_host import EngineHost
 
 WORKER_OPTION = "--worker"
 """A script that is started with it is a rank; rank 0 writes its result to the named file."""

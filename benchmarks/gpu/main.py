@@ -19,7 +19,7 @@ from common.environment import describe, environment
 from common.ranks import WORKER_OPTION, run_as_rank, run_ranks
 from together import check_final_data, check_training
 
-from hvd_order.torch import process
+from hvd_order.c10d.job import process
 
 TIMEOUT_S = 60  # a hang ends with an error after this
 

@@ -18,9 +18,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from hvd_order.launch.torch_agent import serve_store
-from hvd_order.server.secret import new_secret
-from hvd_order.torch.parameter_server.links import MeetingPoint
+from hvd_order.c10d.parameter_server.connections import MeetingPoint
+from hvd_order.launch.jobs.torch_agent import serve_store
+from hvd_order.server.access.secret import new_secret
 
 _JOB = Path(__file__).with_name("elastic_job.py")
 _WORKERS, _SERVERS = 2, 3

@@ -19,7 +19,7 @@ from emulated_device import EmulatedModel, model_input
 from profiles import PROFILES
 
 import hvd_order.torch as hvd
-from hvd_order.torch import engine_host
+from hvd_order.c10d.engine import engine_host
 
 
 def raw(job: dict[str, Any]) -> dict[str, Any]:

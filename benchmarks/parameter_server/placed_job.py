@@ -12,7 +12,7 @@ from typing import Any
 
 from hosts import EmulatedHosts
 
-from hvd_order.server.secret import new_secret
+from hvd_order.server.access.secret import new_secret
 
 _JOB = Path(__file__).with_name("job.py")
 _STORE_PORT = 29700

@@ -16,8 +16,8 @@ from fleet import Fleet
 from planned import write_plan
 from workloads import size_bytes
 
-from hvd_order.plan.bound import chain_optimum_s
-from hvd_order.plan.efficiency import Overlap
+from hvd_order.plan.bounds.bound import chain_optimum_s
+from hvd_order.plan.steps.efficiency import Overlap
 
 DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
 """Tried beside the default of 25 for "tuned" DDP."""
@@ -82,7 +82,7 @@ class CellResult:
 
     Attributes:
         wire_s: a saturated all-reduce of all gradients.
-        optimum_s: of hvd_order/plan/bound.py, from the measured local step and wire time.
+        optimum_s: of hvd_order/plan/bounds/bound.py, from the measured local step and wire time.
         recorded: one step of each system, see worker.py.
         same_weights: all systems ended with the same parameters, and so did all ranks.
     """

@@ -8,9 +8,9 @@ from pathlib import Path
 from fleet import Fleet
 from profiles import PROFILES
 
-from hvd_order.plan.cut import Link
-from hvd_order.plan.graph import Graph, Op, Parameter
-from hvd_order.plan.profile import MeasuredLink
+from hvd_order.plan.files.profile import MeasuredLink
+from hvd_order.plan.graph.graph import Graph, Op, Parameter
+from hvd_order.plan.link.cut import Link
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import tune
 

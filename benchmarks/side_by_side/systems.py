@@ -114,7 +114,7 @@ def hvd_order(
         del os.environ[name]
     os.environ.update(env or {})
     import hvd_order.torch as hvd
-    from hvd_order.torch import engine_host
+    from hvd_order.c10d.engine import engine_host
 
     hvd.init()
     optimizer: Any = hvd.DistributedOptimizer(

@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/side_by_side")]
 
 from profiles import PROFILES, Layer, Profile  # noqa: E402
 
-from hvd_order.plan.bound import chain_optimum_s  # noqa: E402
+from hvd_order.plan.bounds.bound import chain_optimum_s  # noqa: E402
 from hvd_order.predict.scenario import AgreementName  # noqa: E402
 from hvd_order.predict.simulate import AllReduce, Schedule, Workload, ddp, simulate  # noqa: E402
 
@@ -186,7 +186,7 @@ def predicted_s(
             policy or "priority",
             agreement,
             control_latency_s=machine.control_latency_s,
-            # As hvd_order.plan.cut.hold_lead_s.
+            # As hvd_order.plan.link.cut.hold_lead_s.
             hold_lead_s=0.75 * credit_bytes * per_byte if holds and policy != "arrival" else 0.0,
         )
     ranks = [1.0] * (cell.hosts - 1) + [cell.late]

@@ -22,8 +22,8 @@ from common.turns import take_turns
 
 import hvd_order.torch as hvd
 from hvd_order import _torch as native
-from hvd_order.torch import process
-from hvd_order.torch.engine_host import EngineHost
+from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.job import process
 
 MIB = 2**20
 MODEL = 0  # the one model of each engine

@@ -153,6 +153,6 @@ __attribute__((constructor)) void registerAll() {
 
 } // namespace hvd_order::tensorflow
 
-// hvd_order/tensorflow/op_library.py looks for this text in the file before it loads it.
+// hvd_order/tensorflow/backend/op_library.py looks for this text in the file before it loads it.
 extern "C" __attribute__((visibility("default"), used)) const char hvdo_built_with[] =
     "hvd_order was built with TensorFlow " HVDO_TENSORFLOW_VERSION; // by CMakeLists.txt

@@ -14,7 +14,7 @@ using hvd_order::tensorflow::CollectiveCalls;
 
 namespace {
 
-/// As hvd_order/tensorflow/op_library.py declares it.
+/// As hvd_order/tensorflow/backend/op_library.py declares it.
 struct Tensor {
   std::int32_t dtype;
   std::int32_t rank;

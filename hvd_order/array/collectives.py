@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import hvd_order.torch as hvd
 from hvd_order.array.dlpack import Array, back_to, settle, to_tensor, to_writable_tensor
-from hvd_order.torch import process
+from hvd_order.c10d.job import process
 
 __all__ = [
     "allgather",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.profile import Profile
+from hvd_order.plan.files.profile import Profile
 from hvd_order.predict.units import parse_duration, parse_rate
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from hvd_order.launch.environment import rank_info
 from hvd_order.launch.hosts import parse_hosts, read_hostfile
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.run import run
-from hvd_order.plan.chrome_trace import profile_of_trace
-from hvd_order.plan.profile import LEAST_RUNS, Profile
+from hvd_order.plan.files.chrome_trace import profile_of_trace
+from hvd_order.plan.files.profile import LEAST_RUNS, Profile
 
 __all__ = ["USAGE", "add_options", "main"]
 
@@ -65,13 +65,13 @@ def main(parsed: argparse.Namespace) -> int:
     if parsed.num_proc is not None or parsed.hosts is not None or parsed.hostfile is not None:
         return run(_on_ranks(parsed, output))
     if rank_info(os.environ).size > 1:
-        from hvd_order.torch.profile_ranks import profile_on_ranks
+        from hvd_order.torch.profile.ranks import profile_on_ranks
 
         recorded = profile_on_ranks(parsed.script, parsed.arguments, parsed.steps, output)
         if recorded is not None:
             _say(recorded, output)
         return 0
-    from hvd_order.torch.profile_script import profile_script
+    from hvd_order.torch.profile.script import profile_script
 
     profile = profile_script(parsed.script, parsed.arguments, parsed.steps)
     profile.write(output)

@@ -44,7 +44,7 @@ def _environment(parsed: argparse.Namespace) -> dict[str, str]:
 
 def serve_main(parsed: argparse.Namespace) -> int:
     """Serves until the job ends."""
-    from hvd_order.torch.parameter_server.process import serve
+    from hvd_order.c10d.parameter_server.process import serve
 
     if parsed.workers < 1:
         raise InvalidUsage(f"--workers {parsed.workers}: at least one is needed")
@@ -54,9 +54,9 @@ def serve_main(parsed: argparse.Namespace) -> int:
 
 def servers_main(parsed: argparse.Namespace) -> int:
     """Leaves an order for worker 0, and shows what it answers."""
-    from hvd_order.server.secret import load_secret
-    from hvd_order.torch.parameter_server.links import MeetingPoint
-    from hvd_order.torch.parameter_server.orders import await_answer, give
+    from hvd_order.c10d.parameter_server.connections import MeetingPoint
+    from hvd_order.c10d.parameter_server.orders import await_answer, give
+    from hvd_order.server.access.secret import load_secret
 
     environ = _environment(parsed)
     config = Config.from_environment(environ)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_order.cli.network_options import add_network_options, network_from
-from hvd_order.plan.cut import Cut
-from hvd_order.plan.profile import read_profile
+from hvd_order.plan.files.profile import read_profile
+from hvd_order.plan.link.cut import Cut
 
 if TYPE_CHECKING:
     from hvd_order.predict.tune import Outcome, Tuned

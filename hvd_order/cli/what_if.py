@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from hvd_order.cli.network_options import add_network_options, network_from
-from hvd_order.plan.advice import Outlook, advise
-from hvd_order.plan.profile import Profile, read_profile
+from hvd_order.plan.files.profile import Profile, read_profile
+from hvd_order.plan.link.advice import Outlook, advise
 from hvd_order.report.drawing import save
 
 __all__ = ["add_advise_options", "add_plan_options", "advise_main", "plan_main"]

@@ -18,7 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.launch.driver import Driver, explain
 from hvd_order.launch.hosts import (
     check_room,
     interface_address,
@@ -26,9 +25,10 @@ from hvd_order.launch.hosts import (
     is_this_host,
     share,
 )
+from hvd_order.launch.jobs.driver import Driver, explain
+from hvd_order.launch.jobs.rounds import OneRound, Round, Stopped
 from hvd_order.launch.request import LaunchRequest
-from hvd_order.launch.rounds import OneRound, Round, Stopped
-from hvd_order.launch.servers import servers_running
+from hvd_order.launch.servers.job_servers import servers_running
 
 __all__ = ["LaunchRequest", "run"]
 
@@ -97,7 +97,7 @@ def _run_workers(request: LaunchRequest) -> int:
 
 def _run_here(request: LaunchRequest) -> int:
     try:
-        from hvd_order.launch.torch_agent import run_workers, serve_store
+        from hvd_order.launch.jobs.torch_agent import run_workers, serve_store
     except ModuleNotFoundError as error:
         raise ImportError(
             "hvd-order run needs PyTorch, which is not installed; install it with: "

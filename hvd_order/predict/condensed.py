@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from hvd_order.plan.graph import Graph, Op, Parameter
-from hvd_order.plan.program import first_uses
+from hvd_order.plan.graph.graph import Graph, Op, Parameter
+from hvd_order.plan.steps.program import first_uses
 
 __all__ = ["condensed", "with_wire_sizes"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.cut import Link
-from hvd_order.plan.profile import MeasuredLink
+from hvd_order.plan.files.profile import MeasuredLink
+from hvd_order.plan.link.cut import Link
 from hvd_order.predict.simulate import AllReduce
 from hvd_order.predict.units import rate_text
 

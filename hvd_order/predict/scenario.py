@@ -279,7 +279,7 @@ class Schedule:
         plan: all slices of ``Workload.layout`` in the order to issue them, for "planned".
         control_latency_s: of a message of the agreement.
         hold_lead_s: so long before the first gradient no large slice begins any more; 0 for never.
-            What the engine takes: ``hvd_order.plan.cut.hold_lead_s``.
+            What the engine takes: ``hvd_order.plan.link.cut.hold_lead_s``.
         cross_step: whether the next step begins before all gradients have arrived.
     """
 

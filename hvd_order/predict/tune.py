@@ -21,11 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.bound import program_optimum_s, step_bound_s
-from hvd_order.plan.cut import Cut, best_cut, cut_of, hold_lead_s
-from hvd_order.plan.graph import Graph, Parameter
-from hvd_order.plan.plan_file import AgreementName, Candidate, Plan
-from hvd_order.plan.registry import order
+from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
+from hvd_order.plan.files.plan_file import AgreementName, Candidate, Plan
+from hvd_order.plan.graph.graph import Graph, Parameter
+from hvd_order.plan.link.cut import Cut, best_cut, cut_of, hold_lead_s
+from hvd_order.plan.orders.registry import order
 from hvd_order.predict.condensed import condensed, with_wire_sizes
 from hvd_order.predict.network import Network
 from hvd_order.predict.simulate import Schedule, Workload, ddp, simulate

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.advice import Outlook
-from hvd_order.plan.bound import program_optimum_s, step_bound_s
-from hvd_order.plan.cut import Link, arrival_cut, best_cut, hold_lead_s
-from hvd_order.plan.efficiency import Overlap, Span, busy_s, overlap_of
-from hvd_order.plan.graph import Graph, Phase
+from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
+from hvd_order.plan.graph.graph import Graph, Phase
+from hvd_order.plan.link.advice import Outlook
+from hvd_order.plan.link.cut import Link, arrival_cut, best_cut, hold_lead_s
+from hvd_order.plan.steps.efficiency import Overlap, Span, busy_s, overlap_of
 from hvd_order.predict.network import Network
 from hvd_order.predict.simulate import (
     AllReduce,

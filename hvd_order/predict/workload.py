@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from hvd_order.plan.cut import Link
-from hvd_order.plan.due_date import due_date
-from hvd_order.plan.graph import Graph
-from hvd_order.plan.priorities import Priorities
+from hvd_order.plan.graph.graph import Graph
+from hvd_order.plan.graph.priorities import Priorities
+from hvd_order.plan.link.cut import Link
+from hvd_order.plan.orders.due_date import due_date
 from hvd_order.predict.simulate import Op, Parameter, Workload
 
 __all__ = ["consumption_order", "workload_of"]

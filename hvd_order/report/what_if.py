@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hvd_order.plan.advice import Advice, advise
+from hvd_order.plan.link.advice import Advice, advise
 from hvd_order.predict.what_if import Idle, Step, Wait, WhatIf
 
 if TYPE_CHECKING:

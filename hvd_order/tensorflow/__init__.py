@@ -12,9 +12,15 @@ if importlib.util.find_spec("tensorflow") is None:
 
 from hvd_order.errors import HorovodInternalError
 from hvd_order.reduce_op import Adasum, Average, Max, Min, Product, Sum
-from hvd_order.tensorflow import differentiation as differentiation
 from hvd_order.tensorflow import elastic, mpi_ops
-from hvd_order.tensorflow.collectives import (
+from hvd_order.tensorflow.gradients.deferred_updates import flush
+from hvd_order.tensorflow.gradients.join import join
+from hvd_order.tensorflow.gradients.tape import (
+    DistributedGradientTape,
+    PartialDistributedGradientTape,
+)
+from hvd_order.tensorflow.ops import differentiation as differentiation
+from hvd_order.tensorflow.ops.collectives import (
     allgather,
     allreduce,
     alltoall,
@@ -25,17 +31,15 @@ from hvd_order.tensorflow.collectives import (
     grouped_reducescatter,
     reducescatter,
 )
-from hvd_order.tensorflow.compression import Compression
-from hvd_order.tensorflow.functions import (
+from hvd_order.tensorflow.ops.compression import Compression
+from hvd_order.tensorflow.ops.functions import (
     allgather_object,
     broadcast_global_variables,
     broadcast_object,
     broadcast_object_fn,
     broadcast_variables,
 )
-from hvd_order.tensorflow.join import join
-from hvd_order.tensorflow.pending import flush
-from hvd_order.tensorflow.process import (
+from hvd_order.tensorflow.ops.process import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -60,22 +64,18 @@ from hvd_order.tensorflow.process import (
     start_timeline,
     stop_timeline,
 )
-from hvd_order.tensorflow.process_sets import (
+from hvd_order.tensorflow.ops.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from hvd_order.tensorflow.rank_ops import (
+from hvd_order.tensorflow.ops.rank_ops import (
     local_rank_op,
     local_size_op,
     process_set_included_op,
     rank_op,
     size_op,
-)
-from hvd_order.tensorflow.tape import (
-    DistributedGradientTape,
-    PartialDistributedGradientTape,
 )
 from hvd_order.tensorflow.wrapping import DistributedOptimizer
 

@@ -15,9 +15,13 @@ import tensorflow as tf
 from hvd_order.elastic.run import rejoin, run_fn
 from hvd_order.elastic.state import ObjectState, State
 from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt, HvdOrderError
-from hvd_order.tensorflow.failures import translated
-from hvd_order.tensorflow.functions import allgather_object, broadcast_object, broadcast_variables
-from hvd_order.tensorflow.process import init, rank, shutdown, size
+from hvd_order.tensorflow.backend.failures import translated
+from hvd_order.tensorflow.ops.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_variables,
+)
+from hvd_order.tensorflow.ops.process import init, rank, shutdown, size
 
 __all__ = [
     "HorovodInternalError",

@@ -1,7 +1,8 @@
 """``horovod.tensorflow.mpi_ops``: collectives, ranks and reduce operations under Horovod's name."""
 
 from hvd_order.reduce_op import Adasum, Average, Max, Min, Product, Sum
-from hvd_order.tensorflow.collectives import (
+from hvd_order.tensorflow.gradients.join import join
+from hvd_order.tensorflow.ops.collectives import (
     allgather,
     alltoall,
     broadcast,
@@ -11,8 +12,7 @@ from hvd_order.tensorflow.collectives import (
     grouped_reducescatter,
     reducescatter,
 )
-from hvd_order.tensorflow.join import join
-from hvd_order.tensorflow.process import (
+from hvd_order.tensorflow.ops.process import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -37,8 +37,8 @@ from hvd_order.tensorflow.process import (
     start_timeline,
     stop_timeline,
 )
-from hvd_order.tensorflow.process_sets import ProcessSet, global_process_set
-from hvd_order.tensorflow.rank_ops import (
+from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set
+from hvd_order.tensorflow.ops.rank_ops import (
     local_rank_op,
     local_size_op,
     process_set_included_op,

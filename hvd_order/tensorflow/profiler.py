@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.graph import Op, Parameter, Phase
-from hvd_order.plan.profile import LEAST_RUNS, Profile, Timing
-from hvd_order.tensorflow.consumption import joins
-from hvd_order.tensorflow.gradients import tensorflow_variable
+from hvd_order.plan.files.profile import LEAST_RUNS, Profile, Timing
+from hvd_order.plan.graph.graph import Op, Parameter, Phase
+from hvd_order.tensorflow.gradients.consumption import joins
+from hvd_order.tensorflow.gradients.step import tensorflow_variable
 
 __all__ = ["record_profile"]
 

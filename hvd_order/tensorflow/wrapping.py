@@ -6,8 +6,8 @@ from typing import Any
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.reduce_op import Average
-from hvd_order.tensorflow.compression import Compression, Compressor
-from hvd_order.tensorflow.process_sets import ProcessSet, global_process_set
+from hvd_order.tensorflow.ops.compression import Compression, Compressor
+from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set
 
 __all__ = ["DistributedOptimizer"]
 

@@ -5,43 +5,8 @@ from hvd_order.torch._requirements import require_extension, require_torch
 require_torch()
 require_extension()
 
-from hvd_order.errors import HorovodInternalError  # noqa: E402  (after the requirements)
-from hvd_order.torch import elastic  # noqa: E402
-from hvd_order.torch.collectives import (  # noqa: E402
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    poll,
-    synchronize,
-)
-from hvd_order.torch.compression import Compression  # noqa: E402
-from hvd_order.torch.functions import (  # noqa: E402
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
-from hvd_order.torch.grouped import (  # noqa: E402
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-)
-from hvd_order.torch.join import join  # noqa: E402
-from hvd_order.torch.optimizer import DistributedOptimizer  # noqa: E402
-from hvd_order.torch.process import (  # noqa: E402
+from hvd_order.c10d.engine.timeline import start_timeline, stop_timeline, timeline_span  # noqa: E402
+from hvd_order.c10d.job.process import (  # noqa: E402
     ccl_built,
     cross_rank,
     cross_size,
@@ -61,14 +26,15 @@ from hvd_order.torch.process import (  # noqa: E402
     shutdown,
     size,
 )
-from hvd_order.torch.process_sets import (  # noqa: E402
+from hvd_order.c10d.process_sets import (  # noqa: E402
     ProcessSet,
     add_process_set,
     global_process_set,
     init,
     remove_process_set,
 )
-from hvd_order.torch.reduce_ops import (  # noqa: E402
+from hvd_order.c10d.requests.join import join  # noqa: E402
+from hvd_order.c10d.requests.reduce_ops import (  # noqa: E402
     Adasum,
     Average,
     Max,
@@ -76,15 +42,49 @@ from hvd_order.torch.reduce_ops import (  # noqa: E402
     Product,
     Sum,
 )
-from hvd_order.torch.scatter import (  # noqa: E402
+from hvd_order.errors import HorovodInternalError  # noqa: E402  (after the requirements)
+from hvd_order.torch import elastic  # noqa: E402
+from hvd_order.torch.collectives.alltoall_reducescatter import (  # noqa: E402
     alltoall,
     alltoall_async,
     reducescatter,
     reducescatter_async,
 )
-from hvd_order.torch.sparse import sparse_allreduce_async  # noqa: E402
-from hvd_order.torch.sync_batch_norm import SyncBatchNorm  # noqa: E402
-from hvd_order.torch.timeline import start_timeline, stop_timeline, timeline_span  # noqa: E402
+from hvd_order.torch.collectives.compression import Compression  # noqa: E402
+from hvd_order.torch.collectives.functions import (  # noqa: E402
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from hvd_order.torch.collectives.grouped import (  # noqa: E402
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+)
+from hvd_order.torch.collectives.single import (  # noqa: E402
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    poll,
+    synchronize,
+)
+from hvd_order.torch.collectives.sync_batch_norm import SyncBatchNorm  # noqa: E402
+from hvd_order.torch.gradients.sparse import sparse_allreduce_async  # noqa: E402
+from hvd_order.torch.optimizer.distributed_optimizer import DistributedOptimizer  # noqa: E402
 
 __all__ = [
     "Adasum",

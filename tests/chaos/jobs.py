@@ -207,7 +207,7 @@ class Job:
             self._popen(f"rank {rank}", self._program(), {**place, **common})
 
     def _start_servers(self) -> dict[str, str]:
-        from hvd_order.server.secret import new_secret
+        from hvd_order.server.access.secret import new_secret
 
         # As the documentation has it: the first server is the store of all.
         common = {
@@ -331,7 +331,7 @@ def _role(pid: int, values: Mapping[str, str]) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return ""
-    if "hvd_order.torch.parameter_server.process" in words:
+    if "hvd_order.c10d.parameter_server.process" in words:
         return "server"
     if any(Path(word).name.startswith("train") for word in words[1:3]) and "RANK" in values:
         return f"rank {values['RANK']}"

@@ -90,16 +90,16 @@ def main() -> None:
     """As the impostor."""
     from datetime import timedelta
 
+    from hvd_order.c10d.parameter_server import connections, orders
     from hvd_order.errors import HvdOrderError, NotTrusted
-    from hvd_order.torch.parameter_server import links, orders
 
     store = sys.stdin.readline().strip()
     stranger = b"not the secret of this job......"
     try:
-        meeting = links.MeetingPoint(store, timedelta(seconds=3))
+        meeting = connections.MeetingPoint(store, timedelta(seconds=3))
         meeting.own().set("server/0/nonsense", b"\xff" * 100)
         orders.give(meeting, stranger, {"what": "remove", "server": 0})
-        links.take_part(meeting, stranger, "worker 0", 0, timedelta(seconds=3))
+        connections.take_part(meeting, stranger, "worker 0", 0, timedelta(seconds=3))
     except NotTrusted:
         print("refused")
     except (HvdOrderError, RuntimeError) as error:

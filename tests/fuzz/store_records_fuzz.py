@@ -17,16 +17,18 @@ from typing import Any
 
 import atheris
 
-with atheris.instrument_imports(include=["hvd_order.server", "hvd_order.launch.wished_servers"]):
+with atheris.instrument_imports(
+    include=["hvd_order.server", "hvd_order.launch.servers.server_starter"]
+):
     from hvd_order.errors import InvalidUsage, NotTrusted
-    from hvd_order.launch.wished_servers import WishedServers
-    from hvd_order.server import arrivals as arrivals_room
-    from hvd_order.server.arrivals import Arrivals
-    from hvd_order.server.notes import read_note, signed_note
-with atheris.instrument_imports(include=["hvd_order.torch.meeting"]):
-    from hvd_order.torch.meeting import Card, check_cards
-with atheris.instrument_imports(include=["hvd_order.torch.parameter_server.orders"]):
-    from hvd_order.torch.parameter_server.orders import answer_in, server_to_remove
+    from hvd_order.launch.servers.server_starter import WishedServers
+    from hvd_order.server.access import ticket_queue as arrivals_room
+    from hvd_order.server.access.signed_records import read_note, signed_note
+    from hvd_order.server.access.ticket_queue import Arrivals
+with atheris.instrument_imports(include=["hvd_order.c10d.job.meeting"]):
+    from hvd_order.c10d.job.meeting import Card, check_cards
+with atheris.instrument_imports(include=["hvd_order.c10d.parameter_server.orders"]):
+    from hvd_order.c10d.parameter_server.orders import answer_in, server_to_remove
 
 KEY = b"the secret of this job.........."
 MOST_OPEN = 8

@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import hvd_order.torch as hvd
-from hvd_order.launch.torch_agent import serve_store
-from hvd_order.server.secret import new_secret
+from hvd_order.launch.jobs.torch_agent import serve_store
+from hvd_order.server.access.secret import new_secret
 
 __all__ = ["Servers", "Training", "audit", "job", "tell_apart"]
 
@@ -271,7 +271,7 @@ def audit(complete: Callable[[dict[int, list[list[int]]]], bool]) -> dict[int, l
 
     Slices may be on their way to another server for a moment after a step.
     """
-    from hvd_order.torch import engine_host
+    from hvd_order.c10d.engine import engine_host
 
     host = engine_host.running_host()
     assert host is not None

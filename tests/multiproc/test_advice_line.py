@@ -11,8 +11,8 @@ from helpers.ranks import RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.plan.cut import Link
-from hvd_order.torch import link_probe
+from hvd_order.c10d.engine import link_probe
+from hvd_order.plan.link.cut import Link
 
 LINK = Link(latency_s=1e-4, slice_cost_s=5e-5, seconds_per_byte=1e-9)
 

@@ -17,16 +17,16 @@ from torch import nn
 
 import hvd_order.torch as hvd
 from hvd_order._core import SliceLayout
+from hvd_order.c10d.engine import link_probe
+from hvd_order.c10d.engine.engine_host import running_host
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan import watch
-from hvd_order.plan.cut import Cut, Link
-from hvd_order.plan.graph import Parameter
-from hvd_order.plan.plan_file import AgreementName, Candidate, Confirmed, Plan, read_plan
+from hvd_order.plan.files.plan_file import AgreementName, Candidate, Confirmed, Plan, read_plan
+from hvd_order.plan.graph.graph import Parameter
+from hvd_order.plan.link import watch
+from hvd_order.plan.link.cut import Cut, Link
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import tune
-from hvd_order.torch import link_probe
-from hvd_order.torch.engine_host import running_host
-from hvd_order.torch.profiler import record_profile
+from hvd_order.torch.profile.profiler import record_profile
 
 KIB = 2**10
 LINK = Link(2e-4, 1e-4, 1e-9)

@@ -11,7 +11,7 @@ from helpers.ranks import RankFactory
 
 import hvd_order.torch as hvd
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch import functions
+from hvd_order.torch.collectives import functions
 
 SIZES = [1, 2, 3]
 

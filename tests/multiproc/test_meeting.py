@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.ranks import Completed, free_port, run_script, start_script
 
-from hvd_order.torch.meeting import Card
+from hvd_order.c10d.job.meeting import Card
 
 INIT = """
 import hvd_order.torch as hvd

@@ -108,7 +108,7 @@ def test_state_is_that_of_one_process_and_can_be_loaded(two_ranks: RankPool) -> 
 
 
 def body_pulls(env: Mapping[str, str], tensors: int, pulls: int) -> list[list[int]]:
-    from hvd_order.torch import engine_host
+    from hvd_order.c10d.engine import engine_host
 
     with job(env):
         torch.manual_seed(0)

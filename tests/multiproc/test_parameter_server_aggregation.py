@@ -14,7 +14,7 @@ from helpers.servers import Servers, audit, job
 from torch.optim import SGD
 
 import hvd_order.torch as hvd
-from hvd_order.torch.engine_host import running_host
+from hvd_order.c10d.engine.engine_host import running_host
 
 LEARNT = 2  # steps in which servers only sum
 WIDTH = 16384

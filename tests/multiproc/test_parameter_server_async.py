@@ -15,7 +15,7 @@ from helpers.servers import Servers, Training, audit, job
 from torch.optim import SGD, Adam
 
 import hvd_order.torch as hvd
-from hvd_order.torch.engine_host import running_host
+from hvd_order.c10d.engine.engine_host import running_host
 
 LEARNT = 2  # steps in which the model is learnt: servers only sum, in common rounds
 

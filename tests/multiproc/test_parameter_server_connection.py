@@ -12,10 +12,10 @@ import torch.distributed as dist
 from helpers.servers import Servers
 
 from hvd_order import _torch as native
+from hvd_order.c10d.parameter_server import connections, messages
+from hvd_order.c10d.parameter_server.signed_store import SignedStore
 from hvd_order.errors import NotTrusted
-from hvd_order.server import secret
-from hvd_order.torch.parameter_server import links, messages
-from hvd_order.torch.parameter_server.signed_store import SignedStore
+from hvd_order.server.access import secret
 
 TIMEOUT = timedelta(seconds=30)
 SHORT = timedelta(seconds=10)
@@ -50,7 +50,7 @@ def test_what_was_signed_comes_back_and_nothing_else() -> None:
 def test_an_address_that_a_stranger_has_written_is_refused() -> None:
     """The stranger has seen the handshake and listens itself, so both ends would come to it."""
     with Servers(1, 1, {}) as servers:
-        meeting = links.MeetingPoint(servers.env["HVD_ORDER_SERVER_STORE"], TIMEOUT)
+        meeting = connections.MeetingPoint(servers.env["HVD_ORDER_SERVER_STORE"], TIMEOUT)
         key = bytes.fromhex(servers.env["HVD_ORDER_SECRET"])
         place = meeting.count("server/0/places")
         store = meeting.own()

@@ -24,7 +24,7 @@ from helpers.servers import Servers, audit, job
 from torch import Tensor
 
 import hvd_order.torch as hvd
-from hvd_order.torch.parameter_server.links import MeetingPoint
+from hvd_order.c10d.parameter_server.connections import MeetingPoint
 
 WIDTH = 32
 RATE = 0.125
@@ -104,7 +104,7 @@ def _copied(held: Mapping[int, Sequence[Sequence[int]]]) -> bool:
 
 
 def _check_places() -> None:
-    from hvd_order.torch import engine_host
+    from hvd_order.c10d.engine import engine_host
 
     host = engine_host.running_host()
     assert host is not None

@@ -113,7 +113,7 @@ def make_adam(groups: Any) -> Adam:
 
 def settled(servers: int) -> bool:
     """On rank 0: so many servers have links, and each of them slices."""
-    from hvd_order.torch import engine_host
+    from hvd_order.c10d.engine import engine_host
 
     host = engine_host.running_host()
     assert host is not None

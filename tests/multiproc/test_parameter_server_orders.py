@@ -17,13 +17,13 @@ from helpers.servers import Servers, Training, job
 from torch.optim import SGD
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.parameter_server.connections import MeetingPoint
+from hvd_order.c10d.parameter_server.orders import Orders, answer_in, await_answer, give
 from hvd_order.errors import InvalidUsage, NotTrusted, PeerLost, TransferTimeout
-from hvd_order.launch.torch_agent import serve_store
-from hvd_order.launch.wished_servers import WishedServers
-from hvd_order.server.notes import signed_note
-from hvd_order.server.secret import new_secret
-from hvd_order.torch.parameter_server.links import MeetingPoint
-from hvd_order.torch.parameter_server.orders import Orders, answer_in, await_answer, give
+from hvd_order.launch.jobs.torch_agent import serve_store
+from hvd_order.launch.servers.server_starter import WishedServers
+from hvd_order.server.access.secret import new_secret
+from hvd_order.server.access.signed_records import signed_note
 
 SECRET = {"HVD_ORDER_SECRET": new_secret().hex()}
 KEY = b"the secret of this job.........."

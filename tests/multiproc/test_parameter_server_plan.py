@@ -18,10 +18,10 @@ from helpers.servers import Servers, job
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from hvd_order.plan.cut import Cut, Link
-from hvd_order.plan.graph import Graph, Op, Parameter
-from hvd_order.plan.plan_file import Candidate, Plan
-from hvd_order.plan.registry import order
+from hvd_order.plan.files.plan_file import Candidate, Plan
+from hvd_order.plan.graph.graph import Graph, Op, Parameter
+from hvd_order.plan.link.cut import Cut, Link
+from hvd_order.plan.orders.registry import order
 
 SLICE_BYTES = 4096
 LINK = Link(0.0, 0.0, 1e-7)
@@ -111,8 +111,8 @@ def body_orders(env: Mapping[str, str], servers: Sequence[int], trace: str) -> d
             optimizer.step()
             optimizer.zero_grad()
         optimizer.flush()
-        from hvd_order.torch import engine_host
-        from hvd_order.torch.parameter_server import messages
+        from hvd_order.c10d.engine import engine_host
+        from hvd_order.c10d.parameter_server import messages
 
         host = engine_host.running_host()
         assert host is not None

@@ -18,15 +18,15 @@ from helpers.servers import Servers, Training, audit, job, tell_apart
 from torch.optim import Adam
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.engine import engine_host
+from hvd_order.c10d.parameter_server import connections, coordinator
 from hvd_order.errors import HorovodInternalError, PeerLost
-from hvd_order.launch import servers as launch_servers
 from hvd_order.launch.request import LaunchRequest
-from hvd_order.launch.server_processes import ServerProcesses
-from hvd_order.server.balance import Balancer
-from hvd_order.server.scaling import Hint
-from hvd_order.server.scaling_policy import Decision
-from hvd_order.torch import engine_host
-from hvd_order.torch.parameter_server import coordinator, links
+from hvd_order.launch.servers import job_servers as launch_servers
+from hvd_order.launch.servers.server_processes import ServerProcesses
+from hvd_order.server.balance.balancer import Balancer
+from hvd_order.server.scaling.hint import Hint
+from hvd_order.server.scaling.policy import Decision
 
 LIMIT_S = 60
 
@@ -197,10 +197,10 @@ def body_lose(env: Mapping[str, str], pid: int) -> dict[str, Any]:
 def start_in_order(servers: Servers, count: int) -> None:
     """So that server 0 is the first process."""
     limit = timedelta(seconds=LIMIT_S)
-    meeting = links.MeetingPoint(servers.env["HVD_ORDER_SERVER_STORE"], limit)
+    meeting = connections.MeetingPoint(servers.env["HVD_ORDER_SERVER_STORE"], limit)
     for server in range(count):
         servers.start()
-        links.wait_for(meeting.own(), f"server/{server}", limit, "a server does not come")
+        connections.wait_for(meeting.own(), f"server/{server}", limit, "a server does not come")
 
 
 @pytest.mark.timeout(300)

@@ -22,8 +22,8 @@ from torch.optim import SGD
 
 import hvd_order.torch as hvd
 from hvd_order import _torch as native
+from hvd_order.c10d.parameter_server import connections, messages, orders
 from hvd_order.errors import NotTrusted
-from hvd_order.torch.parameter_server import links, messages, orders
 
 TIMEOUT = timedelta(seconds=30)
 
@@ -47,12 +47,12 @@ def body_train_on(env: Mapping[str, str], folder: str) -> dict[str, Any]:
         return tell_apart(training.state(), again.state())
 
 
-def wrong_secret(servers: Servers, meeting: links.MeetingPoint) -> None:
+def wrong_secret(servers: Servers, meeting: connections.MeetingPoint) -> None:
     for counter in ("server/0/places", "servers", "orders"):
         meeting.count(counter)  # takes a number and never comes: whoever has the next is let in
     stranger = b"not the secret of this job......"
     with pytest.raises(NotTrusted, match="different secrets"):
-        links.take_part(meeting, stranger, "worker 0", 0, TIMEOUT)
+        connections.take_part(meeting, stranger, "worker 0", 0, TIMEOUT)
     servers.wait_for_log("does not trust server 0")
     orders.give(meeting, stranger, {"what": "remove", "server": 0})
 
@@ -96,9 +96,11 @@ def garbage_to_ports(pids: list[int]) -> int:
     return len(addresses)
 
 
-def nonsense_of_an_observer(servers: Servers, meeting: links.MeetingPoint, key: bytes) -> None:
+def nonsense_of_an_observer(
+    servers: Servers, meeting: connections.MeetingPoint, key: bytes
+) -> None:
     said: list[str] = []
-    link = links.take_part(meeting, key, "observer 1", 0, TIMEOUT)
+    link = connections.take_part(meeting, key, "observer 1", 0, TIMEOUT)
     observer = native.ServerTransport(
         rank=0,
         workers=2,
@@ -138,7 +140,7 @@ def test_strangers_and_nonsense_disturb_nobody(two_ranks: RankPool, tmp_path: Pa
             while not all(pid.exists() for pid in pids) and not training.done():
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
-            meeting = links.MeetingPoint(servers.env["HVD_ORDER_SERVER_STORE"], TIMEOUT)
+            meeting = connections.MeetingPoint(servers.env["HVD_ORDER_SERVER_STORE"], TIMEOUT)
             wrong_secret(servers, meeting)
             workers = [int(pid.read_text(encoding="utf-8")) for pid in pids]
             assert garbage_to_ports([*servers.pids, *workers, os.getpid()]) >= 4

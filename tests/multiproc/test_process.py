@@ -20,9 +20,9 @@ from helpers.ranks import (
 )
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.job import process
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized
-from hvd_order.torch import process
 
 SIZES = [1, 2, 3]
 

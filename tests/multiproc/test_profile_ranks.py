@@ -9,7 +9,7 @@ from pathlib import Path
 from helpers.launching import launcher_environment
 
 from hvd_order.cli.main import main
-from hvd_order.plan.profile import read_profile
+from hvd_order.plan.files.profile import read_profile
 
 # Written for Horovod, with a process group of its own beside: both have to work alone.
 SCRIPT = """

@@ -244,7 +244,7 @@ def test_loops_of_a_session_are_refused(two_ranks: Any) -> None:
 def body_second_thread(named: bool) -> str:
     """The text of the error that a call gets while one of another thread is under way."""
     tf, hvd = shim()
-    from hvd_order.tensorflow import requests
+    from hvd_order.tensorflow.ops import requests
 
     outcome = ""
     before = requests.reductions_started()

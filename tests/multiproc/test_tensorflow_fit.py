@@ -190,11 +190,11 @@ def adversarial(keras: Any, together: bool) -> Any:
 
 def body_adversarial(together: bool, jit: Any) -> tuple[list[Any], list[int], list[str]]:
     keras, hvd = shim()
-    from hvd_order.tensorflow import pending
+    from hvd_order.tensorflow.gradients import deferred_updates
 
     outstanding: list[int] = []
     count = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: outstanding.append(len(pending.outstanding))
+        on_train_batch_end=lambda batch, logs: outstanding.append(len(deferred_updates.outstanding))
     )
     keras.utils.set_random_seed(1)
     model = adversarial(keras, together)

@@ -115,7 +115,7 @@ MODELS: dict[str, Callable[[Any], Any]] = {
 
 def watching(keras: Any, everything: bool) -> Any:
     """Notes how many updates are outstanding after each batch and, if asked for, all variables."""
-    from hvd_order.tensorflow import pending
+    from hvd_order.tensorflow.gradients import deferred_updates
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -127,7 +127,7 @@ def watching(keras: Any, everything: bool) -> Any:
             self.model.optimizer.learning_rate = 0.1 / (1 + batch)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.outstanding.append(len(pending.outstanding))
+            self.outstanding.append(len(deferred_updates.outstanding))
             if everything:
                 optimizer = self.model.optimizer
                 self.seen += [
@@ -331,7 +331,7 @@ def trained_by_turns(together: bool) -> tuple[Any, set[int]]:
     """
     import tensorflow as tf
 
-    from hvd_order.tensorflow import pending
+    from hvd_order.tensorflow.gradients import deferred_updates
 
     keras, hvd = shim()
     keras.utils.set_random_seed(1)
@@ -359,9 +359,9 @@ def trained_by_turns(together: bool) -> tuple[Any, set[int]]:
     for start in range(0, len(x), width):
         for step in steps * 2 if start else steps:
             step(tf.constant(x[start : start + width]), tf.constant(y[start : start + width]))
-            outstanding.add(len(pending.outstanding))
+            outstanding.add(len(deferred_updates.outstanding))
     hvd.flush()
-    assert not pending.outstanding
+    assert not deferred_updates.outstanding
     variables = [*first.weights, *second.weights, *optimizers[0].variables]
     return np.concatenate([np.ravel(v.numpy()) for v in variables]), outstanding
 
@@ -393,7 +393,7 @@ def body_ends() -> None:
     """Data of unknown length, an exception in a callback, saving in the middle of an epoch."""
     import tensorflow as tf
 
-    from hvd_order.tensorflow import pending
+    from hvd_order.tensorflow.gradients import deferred_updates
 
     keras, hvd = shim()
     x, y = rows_of(hvd.rank(), hvd.size())
@@ -405,7 +405,7 @@ def body_ends() -> None:
     )
     model.fit(data, epochs=3, verbose=0)
     assert int(model.optimizer.iterations.numpy()) == 15
-    assert not pending.outstanding
+    assert not deferred_updates.outstanding
 
     class Stop(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -414,9 +414,9 @@ def body_ends() -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         model.fit(data, verbose=0, callbacks=[Stop()])
-    assert pending.outstanding
+    assert deferred_updates.outstanding
     assert int(model.optimizer.iterations.numpy()) == 18  # who looks gets all that was computed
-    assert not pending.outstanding
+    assert not deferred_updates.outstanding
     model.fit(data, verbose=0)
     assert int(model.optimizer.iterations.numpy()) == 23
     everyone = np.asarray(hvd.allgather(model.get_weights()[0][None]))
@@ -458,7 +458,7 @@ def body_order() -> tuple[list[str], str]:
     import keras
     import tensorflow as tf
 
-    from hvd_order.tensorflow.consumption import consumption_order
+    from hvd_order.tensorflow.gradients.consumption import consumption_order
 
     layers = keras.layers
     last, first = layers.Dense(2, name="last"), layers.Conv1D(3, 2, name="first")

@@ -11,7 +11,7 @@ from helpers.ranks import RankFactory, RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.torch.engine_host import running_host
+from hvd_order.c10d.engine.engine_host import running_host
 
 STEPS = 56  # more than all trials take
 A_FEW_STEPS = 20  # enough for the first trials to begin, where there are any

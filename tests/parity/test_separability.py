@@ -194,7 +194,7 @@ def test_what_is_known_is_deferred_and_equals_one_process(ranks: RankFactory, na
 
 FIRST_OF_ITS_KIND = """
 import torch
-from hvd_order.torch.separability import separability
+from hvd_order.torch.updates.separability import separability
 optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])
 print(separability(optimizer, torch.optim.AdamW).separable)
 """

@@ -17,7 +17,11 @@ from torch import Tensor, nn
 
 import hvd_order.torch as hvd
 from hvd_order.errors import RanksDiffer
-from hvd_order.torch.read_guard import InFlightGradient, PendingParameter, disarm_parameter
+from hvd_order.torch.parameters.read_guard import (
+    InFlightGradient,
+    PendingParameter,
+    disarm_parameter,
+)
 
 LR = 0.1
 

@@ -9,9 +9,9 @@ from helpers.property_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order.plan import synthetic
-from hvd_order.plan.bound import program_optimum_s
-from hvd_order.plan.graph import Graph
+from hvd_order.plan.bounds.bound import program_optimum_s
+from hvd_order.plan.graph import synthetic
+from hvd_order.plan.graph.graph import Graph
 from hvd_order.predict.condensed import condensed, with_wire_sizes
 from hvd_order.predict.network import Network
 from hvd_order.predict.simulate import Schedule, simulate

@@ -158,7 +158,7 @@ def test_every_module_of_the_table_exists_and_others_say_why_not() -> None:
         "horovod.torch.mpi_lib_v2",
         "horovod.run",
     ]
-    if importlib.util.find_spec("hvd_order.torch.sync_batch_norm") is None:
+    if importlib.util.find_spec("hvd_order.torch.collectives.sync_batch_norm") is None:
         absent.append("horovod.torch.sync_batch_norm")  # not written yet
     modules = list(MODULES)
     if importlib.util.find_spec("tensorflow") is None:

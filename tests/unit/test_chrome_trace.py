@@ -15,10 +15,10 @@ from torch.nn import functional
 
 from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.chrome_trace import profile_of_trace
-from hvd_order.plan.graph import Graph
-from hvd_order.plan.profile import Profile, read_profile
-from hvd_order.torch.profiler import record_profile
+from hvd_order.plan.files.chrome_trace import profile_of_trace
+from hvd_order.plan.files.profile import Profile, read_profile
+from hvd_order.plan.graph.graph import Graph
+from hvd_order.torch.profile.profiler import record_profile
 
 STEPS = 6
 

@@ -11,8 +11,8 @@ import pytest
 from helpers.ranks import free_port
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.launch import host_agent, torch_agent
-from hvd_order.launch.rounds import JobEnded, OneRound, Round, RoundInbox
+from hvd_order.launch.jobs import host_agent, torch_agent
+from hvd_order.launch.jobs.rounds import JobEnded, OneRound, Round, RoundInbox
 
 
 class Launcher(host_agent._Launcher):

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from hvd_order.launch import driver as module
-from hvd_order.launch.driver import Driver, explain
 from hvd_order.launch.hosts import Host
+from hvd_order.launch.jobs import driver as module
+from hvd_order.launch.jobs.driver import Driver, explain
+from hvd_order.launch.jobs.rounds import Failure
 from hvd_order.launch.request import ElasticRules, LaunchRequest
-from hvd_order.launch.rounds import Failure
 
 Message = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_order.torch.mismatch import explain_mismatch
+from hvd_order.c10d.requests.mismatch import explain_mismatch
 
 
 def test_one_line_each() -> None:

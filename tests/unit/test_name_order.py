@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from hvd_order.torch.messages import Message
-from hvd_order.torch.name_order import NameOrder, Outgoing, key_of
+from hvd_order.c10d.job.messages import Message
+from hvd_order.c10d.requests.name_order import NameOrder, Outgoing, key_of
 
 
 def table(size: int = 3) -> NameOrder:

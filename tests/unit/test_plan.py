@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order.plan.cut import Cut, Link, arrival_cut, best_cut
-from hvd_order.plan.tuner import Tuner, Turn, candidates
+from hvd_order.plan.link.cut import Cut, Link, arrival_cut, best_cut
+from hvd_order.plan.link.tuner import Tuner, Turn, candidates
 
 MIB = 2**20
 ETHERNET = Link(latency_s=5e-4, slice_cost_s=3e-4, seconds_per_byte=8.7e-9)  # 2 hosts, 1 Gbit/s

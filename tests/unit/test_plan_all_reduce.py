@@ -12,18 +12,18 @@ import pytest
 from helpers.exhaustive_link import best_step_s
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan import synthetic
-from hvd_order.plan.baselines import arrival, random_order
-from hvd_order.plan.bound import chain_optimum_s, program_optimum_s, step_bound_s
-from hvd_order.plan.cut import Link
-from hvd_order.plan.delivery import Transfer, deliver
-from hvd_order.plan.due_date import due_date, max_lateness_s
-from hvd_order.plan.graph import Graph, Op, Parameter
-from hvd_order.plan.merge import merge_best, merge_pairs
-from hvd_order.plan.priorities import Priorities
-from hvd_order.plan.program import gradient_transfers, steady_step_s
-from hvd_order.plan.registry import ORDERS, SLICINGS, order, slices
-from hvd_order.plan.slicing import p3
+from hvd_order.plan.bounds.bound import chain_optimum_s, program_optimum_s, step_bound_s
+from hvd_order.plan.graph import synthetic
+from hvd_order.plan.graph.graph import Graph, Op, Parameter
+from hvd_order.plan.graph.priorities import Priorities
+from hvd_order.plan.link.cut import Link
+from hvd_order.plan.orders.baselines import arrival, random_order
+from hvd_order.plan.orders.due_date import due_date, max_lateness_s
+from hvd_order.plan.orders.merge import merge_best, merge_pairs
+from hvd_order.plan.orders.registry import ORDERS, SLICINGS, order, slices
+from hvd_order.plan.orders.slicing import p3
+from hvd_order.plan.steps.delivery import Transfer, deliver
+from hvd_order.plan.steps.program import gradient_transfers, steady_step_s
 
 SECONDS = Link(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
 Merge = Callable[[list[float], list[int], Link], list[list[int]]]

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.cut import Cut, Link
-from hvd_order.plan.graph import Parameter
-from hvd_order.plan.plan_file import Candidate, Confirmed, Plan, read_plan
+from hvd_order.plan.files.plan_file import Candidate, Confirmed, Plan, read_plan
+from hvd_order.plan.graph.graph import Parameter
+from hvd_order.plan.link.cut import Cut, Link
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,9 @@ import math
 import pytest
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.graph import Graph, Op, Parameter, members
-from hvd_order.plan.program import gradient_transfers, unhindered
-from hvd_order.plan.synthetic import chain, figure_1, parallel, sequential, with_backward
+from hvd_order.plan.graph.graph import Graph, Op, Parameter, members
+from hvd_order.plan.graph.synthetic import chain, figure_1, parallel, sequential, with_backward
+from hvd_order.plan.steps.program import gradient_transfers, unhindered
 
 W = Parameter("w", 8)
 V = Parameter("v", 4)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.cut import Link
-from hvd_order.plan.graph import Op, Parameter
-from hvd_order.plan.profile import MeasuredLink, Profile, Timing, read_profile
+from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing, read_profile
+from hvd_order.plan.graph.graph import Op, Parameter
+from hvd_order.plan.link.cut import Link
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,15 +11,15 @@ import pytest
 from helpers.tictac_by_the_book import Properties, precedes, precedes_by_eq_6, update_properties
 from helpers.tictac_by_the_book import tac as tac_by_the_book
 
-from hvd_order.plan import synthetic
-from hvd_order.plan.cut import Link
-from hvd_order.plan.execution import execute, pull_order, pull_overlap
-from hvd_order.plan.graph import Graph, Op, Parameter
-from hvd_order.plan.priorities import Priorities, ranked, within_servers
-from hvd_order.plan.properties import Outstanding
-from hvd_order.plan.pull_bound import pull_bound
-from hvd_order.plan.tac import tac
-from hvd_order.plan.tic import tic
+from hvd_order.plan.bounds.pull_bound import pull_bound
+from hvd_order.plan.graph import synthetic
+from hvd_order.plan.graph.graph import Graph, Op, Parameter
+from hvd_order.plan.graph.priorities import Priorities, ranked, within_servers
+from hvd_order.plan.graph.properties import Outstanding
+from hvd_order.plan.link.cut import Link
+from hvd_order.plan.orders.tac import tac
+from hvd_order.plan.orders.tic import tic
+from hvd_order.plan.steps.execution import execute, pull_order, pull_overlap
 
 SECONDS = Link(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
 INFINITE = float("inf")

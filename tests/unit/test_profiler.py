@@ -10,11 +10,11 @@ import torch
 
 from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.cut import Link
-from hvd_order.plan.graph import Graph, Op
-from hvd_order.plan.profile import Profile, read_profile
-from hvd_order.plan.registry import ORDERS, order
-from hvd_order.torch.profiler import Profiler, record_profile
+from hvd_order.plan.files.profile import Profile, read_profile
+from hvd_order.plan.graph.graph import Graph, Op
+from hvd_order.plan.link.cut import Link
+from hvd_order.plan.orders.registry import ORDERS, order
+from hvd_order.torch.profile.profiler import Profiler, record_profile
 
 
 def step_of(

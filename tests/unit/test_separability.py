@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch import deferred_update, optimizer_class, separability
-from hvd_order.torch.separability import Verdict
+from hvd_order.torch.updates import optimizer_class, partial_step, separability
+from hvd_order.torch.updates.separability import Verdict
 
 
 def parameters(count: int = 2) -> list[nn.Parameter]:
@@ -153,7 +153,7 @@ def test_step_hooks_are_taken_off_under_a_wrapper_that_copies_their_mark() -> No
         return hooked(*args, **kwargs)
 
     Mine.step = wrapper  # type: ignore[method-assign]
-    assert deferred_update.inner_step(Mine) is hooked.__wrapped__
+    assert partial_step.inner_step(Mine) is hooked.__wrapped__
 
 
 def test_what_else_hangs_on_a_known_optimizer_does_not_matter() -> None:

@@ -8,7 +8,13 @@ import sys
 import pytest
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.server.assignment import ASSIGNMENTS, Assignment, ServedSlice, assign, replica_of
+from hvd_order.server.balance.assignment import (
+    ASSIGNMENTS,
+    Assignment,
+    ServedSlice,
+    assign,
+    replica_of,
+)
 
 MIB = 2**20
 
@@ -37,7 +43,7 @@ def test_round_robin_keeps_tensors_whole() -> None:
 
 def test_hash_is_the_same_in_every_process() -> None:
     program = (
-        "from hvd_order.server.assignment import ServedSlice, assign;"
+        "from hvd_order.server.balance.assignment import ServedSlice, assign;"
         "print(assign('hash', [ServedSlice(f's{i}', 't', 4, 1) for i in range(40)], [0, 1, 2]))"
     )
     runs = {

@@ -8,10 +8,10 @@ import pytest
 from helpers.simulated_servers import SimulatedServers, drive
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.server.assignment import Assignment, ServedSlice, assign
-from hvd_order.server.balance import Balancer
-from hvd_order.server.levelling import level, moves_between
-from hvd_order.server.scaling import scaling_hint
+from hvd_order.server.balance.assignment import Assignment, ServedSlice, assign
+from hvd_order.server.balance.balancer import Balancer
+from hvd_order.server.balance.rebalance import level, moves_between
+from hvd_order.server.scaling.hint import hint_for, scaling_hint
 
 MIB = 2**20
 FULL = 1e9  # bytes a second
@@ -281,9 +281,9 @@ def test_hints_about_the_number_of_servers() -> None:
 
 def test_the_balancer_hints_when_it_knows() -> None:
     balancer, servers, split_s = a_job()
-    assert balancer.hint(hidden_s=0.0, spare=1) is None
+    assert hint_for(balancer, hidden_s=0.0, spare=1) is None
     drive(balancer, servers, 20)
-    hint = balancer.hint(hidden_s=0.0, spare=1)
+    hint = hint_for(balancer, hidden_s=0.0, spare=1)
     assert hint is not None
     assert hint.action == "scale_out"
     assert hint.before_s == pytest.approx(split_s)
@@ -292,6 +292,6 @@ def test_the_balancer_hints_when_it_knows() -> None:
     for _ in range(20):
         figures = servers.figures(balancer.assignment.owner)
         double.step({p: (2 * served, seconds) for p, (served, seconds) in figures.items()})
-    again = double.hint(hidden_s=0.0, spare=1)
+    again = hint_for(double, hidden_s=0.0, spare=1)
     assert again is not None
     assert again.before_s == pytest.approx(split_s)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
+from hvd_order.c10d.parameter_server import messages
+from hvd_order.c10d.parameter_server.connections import MeetingPoint
+from hvd_order.c10d.parameter_server.coordinator import Coordinator
+from hvd_order.c10d.parameter_server.scale_requests import Wishes
 from hvd_order.config import Config
 from hvd_order.errors import PeerLost, TransferTimeout
-from hvd_order.launch.wished_servers import WishedServers
-from hvd_order.torch.parameter_server import messages
-from hvd_order.torch.parameter_server.coordinator import Coordinator
-from hvd_order.torch.parameter_server.links import MeetingPoint
-from hvd_order.torch.parameter_server.wishes import Wishes
+from hvd_order.launch.servers.server_starter import WishedServers
 
 KEY = b"the secret of this job.........."
 MIB = 2**20
@@ -263,15 +263,14 @@ def test_a_server_without_copies_may_be_lost_once_it_holds_nothing() -> None:
 def test_training_fails_with_a_server_that_leaves_with_slices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from hvd_order.torch import engine_host
-    from hvd_order.torch.parameter_server import coordinator
+    from hvd_order.c10d.parameter_server import coordinator
 
     failures: list[str] = []
-    host = SimpleNamespace(engine=SimpleNamespace(fail=failures.append))
-    monkeypatch.setattr(engine_host, "running_host", lambda: host)
+    world = World(2)
+    world.coordinator.fail = failures.append
     monkeypatch.setattr(coordinator, "_ARRIVE_S", 0.2)
     with pytest.raises(PeerLost, match=r"server 0 is gone .* nobody has a copy of 20 slices"):
-        remove_and_lose(World(2))
+        remove_and_lose(world)
     assert len(failures) == 1
     assert "HVD_ORDER_PS_REPLICAS=1" in failures[0]
 

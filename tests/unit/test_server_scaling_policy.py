@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import pytest
 from helpers.simulated_servers import SimulatedServers
 
-from hvd_order.server.assignment import ServedSlice, assign
-from hvd_order.server.balance import Balancer
-from hvd_order.server.scaling_policy import Decision, ScalingPolicy
+from hvd_order.server.balance.assignment import ServedSlice, assign
+from hvd_order.server.balance.balancer import Balancer
+from hvd_order.server.scaling.policy import Decision, ScalingPolicy
 
 MIB = 2**20
 FULL = 20.0 * MIB  # bytes a second

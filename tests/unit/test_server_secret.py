@@ -16,7 +16,7 @@ import pytest
 import torch.distributed as dist
 
 from hvd_order.errors import InvalidUsage, NotTrusted, PeerLost, TransferTimeout
-from hvd_order.server.secret import (
+from hvd_order.server.access.secret import (
     AcceptedPeer,
     LinkKeys,
     Store,

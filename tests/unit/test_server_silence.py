@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from hvd_order.server.silence import Silence
+from hvd_order.server.access.silence import Silence
 
 
 class World:

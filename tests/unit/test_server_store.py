@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from hvd_order.errors import NotTrusted
-from hvd_order.server.arrivals import Arrivals
-from hvd_order.server.notes import read_note, signed_note
+from hvd_order.server.access.signed_records import read_note, signed_note
+from hvd_order.server.access.ticket_queue import Arrivals
 
 KEY = b"the secret of this job.........."
 

@@ -21,7 +21,7 @@ def order_in(step: Any) -> tuple[list[int], float]:
     """What `step`, which is traced, returns as variables, by need; and the seconds it took."""
     import tensorflow as tf
 
-    from hvd_order.tensorflow.consumption import consumption_order
+    from hvd_order.tensorflow.gradients.consumption import consumption_order
 
     found: list[Any] = []
 

@@ -30,7 +30,7 @@ def library(name: str) -> Path:
 @pytest.mark.parametrize("name", ["_tensorflow_ops", "_tensorflow_ops_cpp"])
 def test_every_operator_of_both_builds_works(name: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "hvd_order.tensorflow.self_test", str(library(name))],
+        [sys.executable, "-m", "hvd_order.tensorflow.backend.self_test", str(library(name))],
         capture_output=True,
         text=True,
         timeout=200,
@@ -51,7 +51,7 @@ def test_one_binary_needs_nothing_of_tensorflow() -> None:
 
 def test_the_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from hvd_order.errors import InvalidUsage
-    from hvd_order.tensorflow import op_library
+    from hvd_order.tensorflow.backend import op_library
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     verdicts = iter(["", "it crashed"])
@@ -68,7 +68,7 @@ def test_the_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_crash_is_an_answer(tmp_path: Path) -> None:
-    from hvd_order.tensorflow import op_library
+    from hvd_order.tensorflow.backend import op_library
 
     broken = tmp_path / "broken.so"
     broken.write_bytes(b"no library")

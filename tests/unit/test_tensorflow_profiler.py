@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_order.plan.profile import read_profile
+from hvd_order.plan.files.profile import read_profile
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None,

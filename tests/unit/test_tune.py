@@ -10,11 +10,11 @@ import pytest
 
 from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan import synthetic
-from hvd_order.plan.cut import Link
-from hvd_order.plan.graph import Graph, Op, Parameter
-from hvd_order.plan.plan_file import read_plan
-from hvd_order.plan.profile import MeasuredLink, Profile, Timing
+from hvd_order.plan.files.plan_file import read_plan
+from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing
+from hvd_order.plan.graph import synthetic
+from hvd_order.plan.graph.graph import Graph, Op, Parameter
+from hvd_order.plan.link.cut import Link
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import Tuned, tune
 

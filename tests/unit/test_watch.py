@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from hvd_order.plan.watch import INTERVAL_S, LEAST_STEPS, Drift, Watch
+from hvd_order.plan.link.watch import INTERVAL_S, LEAST_STEPS, Drift, Watch
 
 
 def run(watch: Watch, step_s: Callable[[int], float], steps: int) -> list[tuple[int, Drift | None]]:

@@ -1,6 +1,6 @@
 """``horovod.common.process_sets``."""
 
-from hvd_order.torch.process_sets import (
+from hvd_order.c10d.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,

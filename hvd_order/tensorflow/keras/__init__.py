@@ -2,12 +2,7 @@
 
 from hvd_order.errors import HorovodInternalError
 from hvd_order.reduce_op import Adasum, Average, Sum
-from hvd_order.tensorflow.compression import Compression
-from hvd_order.tensorflow.functions import (
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_variables,
-)
+from hvd_order.tensorflow.gradients.deferred_updates import flush
 from hvd_order.tensorflow.keras import callbacks, elastic
 from hvd_order.tensorflow.keras.api import (
     DistributedOptimizer,
@@ -19,8 +14,13 @@ from hvd_order.tensorflow.keras.api import (
     reducescatter,
 )
 from hvd_order.tensorflow.keras.overlap import overlapped_function
-from hvd_order.tensorflow.pending import flush
-from hvd_order.tensorflow.process import (
+from hvd_order.tensorflow.ops.compression import Compression
+from hvd_order.tensorflow.ops.functions import (
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_variables,
+)
+from hvd_order.tensorflow.ops.process import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -44,7 +44,7 @@ from hvd_order.tensorflow.process import (
     start_timeline,
     stop_timeline,
 )
-from hvd_order.tensorflow.process_sets import (
+from hvd_order.tensorflow.ops.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,

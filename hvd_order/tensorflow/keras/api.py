@@ -9,12 +9,12 @@ import keras
 import tensorflow as tf
 
 from hvd_order.reduce_op import Average
-from hvd_order.tensorflow import collectives
-from hvd_order.tensorflow.compression import Compression, Compressor
-from hvd_order.tensorflow.gradients import GradientReducer
+from hvd_order.tensorflow.gradients.step import GradientReducer
+from hvd_order.tensorflow.gradients.tape import check_groups
 from hvd_order.tensorflow.keras.optimizer import is_distributed, wrap
-from hvd_order.tensorflow.process_sets import ProcessSet, global_process_set
-from hvd_order.tensorflow.tape import check_groups
+from hvd_order.tensorflow.ops import collectives
+from hvd_order.tensorflow.ops.compression import Compression, Compressor
+from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set
 
 __all__ = [
     "DistributedOptimizer",

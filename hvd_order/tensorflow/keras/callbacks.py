@@ -10,14 +10,14 @@ import keras
 import tensorflow as tf
 
 from hvd_order.errors import HvdOrderError
-from hvd_order.tensorflow import process
-from hvd_order.tensorflow.collectives import allreduce
-from hvd_order.tensorflow.exchange import gradients_posted
-from hvd_order.tensorflow.functions import broadcast_variables
-from hvd_order.tensorflow.gradients import tensorflow_variable
+from hvd_order.tensorflow.gradients.exchange import gradients_posted
+from hvd_order.tensorflow.gradients.step import tensorflow_variable
 from hvd_order.tensorflow.keras.fit import optimizers_of
 from hvd_order.tensorflow.keras.optimizer import is_distributed
-from hvd_order.tensorflow.requests import reductions_started
+from hvd_order.tensorflow.ops import process
+from hvd_order.tensorflow.ops.collectives import allreduce
+from hvd_order.tensorflow.ops.functions import broadcast_variables
+from hvd_order.tensorflow.ops.requests import reductions_started
 
 __all__ = [
     "BestModelCheckpoint",

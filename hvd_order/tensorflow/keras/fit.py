@@ -16,9 +16,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_order.tensorflow import pending
-from hvd_order.tensorflow.carrier import started_carrier
-from hvd_order.tensorflow.failures import translated
+from hvd_order.tensorflow.backend.failures import translated
+from hvd_order.tensorflow.backend.interface import started_carrier
+from hvd_order.tensorflow.gradients import deferred_updates
 from hvd_order.tensorflow.keras.overlap import OverlappedStep
 
 __all__ = ["change_trainer", "optimizers_of", "say_why_not"]
@@ -49,13 +49,13 @@ class _TrainFunction:
 
     def _step(self, iterator: Any) -> Any:
         if not any(model is self._model for model in _fitting):
-            pending.flush()
+            deferred_updates.flush()
             return self._within(iterator)
         self._steps = self._model.steps_per_execution
         if (
             self._steps == 1
             or self._overlapped.is_refused()
-            or self._overlapped in pending.outstanding
+            or self._overlapped in deferred_updates.outstanding
         ):
             return self._overlapped(iterator)
         return self._one_by_one(iterator)
@@ -155,7 +155,7 @@ def change_trainer(is_distributed: Callable[[Any], bool]) -> None:
             result = own_fit(self, *args, **kwargs)
         finally:
             _fitting.pop()
-        pending.flush()
+        deferred_updates.flush()
         return result
 
     trainer.make_train_function, trainer.fit = make_train_function, fit
@@ -176,7 +176,7 @@ def _flushing(own_make: Callable[..., Any], attribute: str) -> Callable[..., Any
 
             @functools.wraps(own)
             def function(*args: Any, **kwargs: Any) -> Any:
-                pending.flush()
+                deferred_updates.flush()
                 return own(*args, **kwargs)
 
             setattr(self, attribute, function)

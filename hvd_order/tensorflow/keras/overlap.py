@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from hvd_order.errors import HvdOrderError
-from hvd_order.tensorflow import pending
-from hvd_order.tensorflow.carrier import started_carrier
-from hvd_order.tensorflow.deferred import DeferredGradients, NotDeferrable
-from hvd_order.tensorflow.failures import translated
-from hvd_order.tensorflow.gradients import tensorflow_variable
+from hvd_order.tensorflow.backend.failures import translated
+from hvd_order.tensorflow.backend.interface import started_carrier
+from hvd_order.tensorflow.gradients import deferred_updates
+from hvd_order.tensorflow.gradients.deferred import DeferredGradients, NotDeferrable
+from hvd_order.tensorflow.gradients.step import tensorflow_variable
 
 __all__ = ["OverlappedStep", "deferring_step", "overlapped_function"]
 
@@ -194,8 +194,8 @@ class OverlappedStep:
         Raises:
             HvdOrderError: an earlier step failed, and the variables have to be restored.
         """
-        if any(one is not self for one in pending.outstanding):
-            pending.flush()
+        if any(one is not self for one in deferred_updates.outstanding):
+            deferred_updates.flush()
         if self.is_refused():
             return self._within(*args, **kwargs)
         if self._broken:
@@ -217,20 +217,22 @@ class OverlappedStep:
             return self._within(*args, **kwargs)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        was_outstanding = self in pending.outstanding
+        was_outstanding = self in deferred_updates.outstanding
         try:
-            with pending.busy():
+            with deferred_updates.busy():
                 if was_outstanding:
                     return self._next(*args, **kwargs)
-                pending.outstanding.append(self)  # before: Ctrl-C comes right after the call
+                deferred_updates.outstanding.append(
+                    self
+                )  # before: Ctrl-C comes right after the call
                 return self._first(*args, **kwargs)
         except (StopIteration, tf.errors.OutOfRangeError):  # no data: nothing was executed
             if not was_outstanding:
-                pending.outstanding.remove(self)
+                deferred_updates.outstanding.remove(self)
             raise
         except Exception:
             if not was_outstanding:
-                pending.outstanding.remove(self)
+                deferred_updates.outstanding.remove(self)
             if not self.is_refused():
                 self._give_up()
             raise
@@ -245,11 +247,11 @@ class OverlappedStep:
         Raises:
             HorovodInternalError: a rank is gone or late; the variables have to be restored.
         """
-        if self not in pending.outstanding:
+        if self not in deferred_updates.outstanding:
             return
-        pending.outstanding.remove(self)
+        deferred_updates.outstanding.remove(self)
         try:
-            with pending.busy():
+            with deferred_updates.busy():
                 self._apply()
         except Exception as error:
             self._give_up()
@@ -259,8 +261,8 @@ class OverlappedStep:
 
     def _give_up(self) -> None:
         self._broken = bool(self._updates)
-        if self in pending.outstanding:
-            pending.outstanding.remove(self)
+        if self in deferred_updates.outstanding:
+            deferred_updates.outstanding.remove(self)
         for update in self._updates:
             update.gradients.close()
 
@@ -302,7 +304,7 @@ class OverlappedStep:
             raise
         self._updates = trace.updates
         for update in trace.updates:
-            pending.watch(update.variables())
+            deferred_updates.watch(update.variables())
         return result
 
 

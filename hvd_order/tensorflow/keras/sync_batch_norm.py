@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from hvd_order.reduce_op import Sum
-from hvd_order.tensorflow import process
-from hvd_order.tensorflow.collectives import allreduce
+from hvd_order.tensorflow.ops import process
+from hvd_order.tensorflow.ops.collectives import allreduce
 
 __all__ = ["SyncBatchNormalization"]
 

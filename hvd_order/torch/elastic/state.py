@@ -10,15 +10,15 @@ from typing import IO, Any
 
 import torch
 
+from hvd_order.c10d.job.process import rank
 from hvd_order.elastic.state import ObjectState
-from hvd_order.torch.elastic.sampler import ElasticSampler
-from hvd_order.torch.functions import (
+from hvd_order.torch.collectives.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from hvd_order.torch.process import rank
+from hvd_order.torch.elastic.sampler import ElasticSampler
 
 __all__ = [
     "ModelStateHandler",

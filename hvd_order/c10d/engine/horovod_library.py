@@ -1,0 +1,228 @@
+"""Horovod's own engine inside this process, as what carries the slices.
+
+Only its compiled library is used, by the C interface that Horovod's Python uses, never its Python:
+``import horovod`` may be an alias of ours.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hvd_order.c10d.job import group_collectives, process
+from hvd_order.c10d.job.process import ProcessContext
+from hvd_order.errors import InvalidUsage
+
+__all__: list[str] = []
+
+_SERVER_START_S = 60
+_started = False  # in this process, once and for all
+_servers: list[subprocess.Popen[str]] = []
+_DTYPES = {
+    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.float32, torch.float64,
+}  # fmt: skip
+# Slices are the fusion, and what is in flight cannot be reordered. A cycle is how long Horovod may
+# sleep while a slice waits; benchmarks/RESULTS.md has what other values gave.
+_ALWAYS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}
+_UNLESS_SET = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_CACHE_CAPACITY": "4096"}
+
+
+def find() -> Path | None:
+    """Horovod's extension for PyTorch; None where it is not installed."""
+    spec = PathFinder.find_spec("horovod")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        for path in Path(folder, "torch").glob("mpi_lib_v2*.so"):
+            return path
+    return None
+
+
+def chosen(context: ProcessContext, group: dist.ProcessGroup) -> bool:
+    """Whether Horovod carries the slices: the user says so, or horovodrun started the job.
+
+    Collective.
+
+    Args:
+        group: for objects, of all ranks.
+
+    Raises:
+        InvalidUsage: the user wants it and some rank does not have it.
+    """
+    wish = context.config.transport
+    here = find() is not None
+    everywhere: list[bool] = group_collectives.gather_objects(here, group)
+    if wish == "horovod" and not all(everywhere):
+        missing = [rank for rank, there in enumerate(everywhere) if not there]
+        raise InvalidUsage(
+            f"HVD_ORDER_TRANSPORT is horovod, but ranks {missing} have no Horovod with PyTorch: "
+            "install it there, or use HVD_ORDER_TRANSPORT=c10d"
+        )
+    return all(everywhere) and (
+        wish == "horovod" or (wish is None and "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ)
+    )
+
+
+def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup) -> Path:
+    """Initializes Horovod, which then stays until the process ends. Collective.
+
+    Horovod 0.28 corrupts its memory when it starts a second time with a fixed fusion threshold or
+    cycle time, so a later ``init()`` of the same ranks finds it running.
+
+    Args:
+        patience: longest transfer.
+        group: for objects, of all ranks.
+
+    Returns:
+        The library.
+
+    Raises:
+        InvalidUsage: Horovod cannot start, has ended, or numbers the ranks otherwise.
+    """
+    path = find()
+    assert path is not None
+    library = ctypes.CDLL(str(path))
+    library.horovod_init.restype = library.horovod_is_initialized.restype = ctypes.c_bool
+    mine = "new"
+    if _started:
+        mine = "running" if library.horovod_is_initialized() else "ended"
+    states: list[str] = group_collectives.gather_objects(mine, group)
+    if set(states) == {"new"}:
+        _begin(library, context, patience, group)
+    elif set(states) != {"running"}:
+        raise InvalidUsage(
+            f"Horovod is {', '.join(states)} in the processes of ranks 0, 1, ...; it "
+            "cannot be started twice in a process: start new ones, or use HVD_ORDER_TRANSPORT=c10d"
+        )
+    numbers = (library.horovod_rank(), library.horovod_size())
+    if numbers != (context.rank, context.size):
+        raise InvalidUsage(
+            f"Horovod counts rank {context.rank} of {context.size} as rank {numbers[0]} of "
+            f"{numbers[1]}; use HVD_ORDER_TRANSPORT=c10d"
+        )
+    return path
+
+
+def _begin(
+    library: ctypes.CDLL, context: ProcessContext, patience: timedelta, group: dist.ProcessGroup
+) -> None:
+    global _started
+    settings = {
+        **{name: os.environ.get(name, value) for name, value in _UNLESS_SET.items()},
+        **_ALWAYS,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, int(patience.total_seconds()))),
+    }
+    if not _launched_for_horovod(library):
+        settings |= _meet(context, group)
+    _started = True
+    with _environment(settings):
+        if not library.horovod_init(None, 0, None, None, 0):
+            raise InvalidUsage(
+                f"Horovod did not start on rank {context.rank}; use HVD_ORDER_TRANSPORT=c10d"
+            )
+    # At exit the engine goes first: the last registered is the first to run.
+    atexit.unregister(process.shutdown)
+    atexit.register(library.horovod_shutdown)
+    atexit.register(process.shutdown)
+
+
+def check(buffers: Sequence[torch.Tensor]) -> None:
+    """Raises InvalidUsage if Horovod cannot carry one of the buffers."""
+    for buffer in buffers:
+        if buffer.dtype not in _DTYPES:
+            raise InvalidUsage(
+                f"Horovod does not carry gradients of {buffer.dtype}; use HVD_ORDER_TRANSPORT=c10d "
+                "or compression=hvd.Compression.fp16"
+            )
+
+
+def has_gpu(path: Path) -> bool:
+    """Whether Horovod was built to carry tensors of GPUs without a copy to the host."""
+    library = ctypes.CDLL(str(path))
+    return bool(library.horovod_cuda_built() or library.horovod_rocm_built())
+
+
+def _launched_for_horovod(library: ctypes.CDLL) -> bool:
+    """Whether Horovod finds the others by itself: horovodrun started the job, or mpirun did."""
+    mpirun = {"OMPI_COMM_WORLD_RANK", "PMI_RANK"} & os.environ.keys()
+    return "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ or bool(
+        mpirun and library.horovod_mpi_built()
+    )
+
+
+def _meet(context: ProcessContext, group: dist.ProcessGroup) -> dict[str, str]:
+    """Starts a meeting point on rank 0 until the process ends; what horovodrun would have set."""
+    name = socket.gethostname()
+    everybody: list[str] = group_collectives.gather_objects(name, group)
+    hosts = list(dict.fromkeys(everybody))
+    slots = ",".join(f"{host}:{everybody.count(host)}" for host in hosts)
+    port: int | str = group_collectives.share_object(
+        _serve(slots) if context.rank == 0 else 0, 0, group
+    )
+    if isinstance(port, str):
+        raise InvalidUsage(port)
+    one_host = len(hosts) == 1
+    settings = {
+        "HOROVOD_RANK": str(context.rank),
+        "HOROVOD_SIZE": str(context.size),
+        "HOROVOD_LOCAL_RANK": str(context.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(context.local_size),
+        "HOROVOD_CROSS_RANK": str(context.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(context.cross_size),
+        "HOROVOD_HOSTNAME": name,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": os.environ.get(
+            "MASTER_ADDR", "127.0.0.1" if one_host else hosts[0]
+        ),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    interface = os.environ.get("GLOO_SOCKET_IFNAME") or ("lo" if one_host else "")
+    if interface:
+        settings["HOROVOD_GLOO_IFACE"] = interface
+    return settings
+
+
+def _serve(hosts: str) -> int | str:
+    """Serves until this process ends; the port, or what went wrong."""
+    env = {name: value for name, value in os.environ.items() if name != "HVD_ORDER_ALIAS"}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "hvd_order.launch.horovod_rendezvous", "--hosts", hosts],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env,
+    )  # fmt: skip
+    assert server.stdout is not None
+    spoke, _, _ = select.select([server.stdout], [], [], _SERVER_START_S)
+    line = server.stdout.readline() if spoke else ""
+    if not line.strip().isdigit():
+        server.kill()
+        _, said = server.communicate()
+        return f"Horovod's rendezvous server did not start: {said.strip()[-500:]}"
+    _servers.append(server)  # its standard input closes when this process ends, and it with it
+    return int(line)
+
+
+@contextlib.contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Variables for Horovod alone: this process's children shall not inherit them."""
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

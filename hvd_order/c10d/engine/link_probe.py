@@ -1,0 +1,35 @@
+"""Measures what the transport of gradients can do, once for each engine."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_order import _torch as native
+from hvd_order.errors import HorovodInternalError
+from hvd_order.plan.link.cut import PROBE_BYTES, Link, measured_link
+
+__all__: list[str] = []
+
+
+def measure(transport: native.TorchTransport, device: torch.device, in_flight: int) -> Link:
+    """Times some all-reduces (plan/cut.py). Collective.
+
+    Args:
+        transport: that of the gradients, which must be idle.
+        device: where the gradients are.
+        in_flight: slices under way at a time.
+
+    Raises:
+        RuntimeError: a transfer failed; who is to blame, the transport does not know.
+    """
+    buffer = torch.zeros(PROBE_BYTES // 4, device=device)
+
+    def time_stream(sizes: list[int]) -> float:
+        ends = [sum(sizes[: i + 1]) // 4 for i in range(len(sizes))]
+        pieces = [buffer[end - size // 4 : end] for end, size in zip(ends, sizes, strict=True)]
+        return transport.time_stream(pieces, min(in_flight, len(pieces)))
+
+    try:
+        return measured_link(time_stream)
+    except HorovodInternalError as error:
+        raise RuntimeError(str(error)) from error

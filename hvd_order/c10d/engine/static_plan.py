@@ -1,0 +1,93 @@
+"""A fixed order of slices for ``planned`` agreement: a plan file's, or from one observed step.
+
+Rank 0's gradients are replayed at the times at which they became ready, through the real
+Scheduler under the cut's policy, over a link that moves one slice after the other at the
+measured rate. The order in which slices were issued is the plan. Strictly following it never
+starts a slice much before or after the moment at which the dynamic policy would have, as long as
+steps resemble the observed one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from hvd_order import _torch as native
+from hvd_order.plan.link.cut import Cut, Link
+from hvd_order.plan.steps.delivery import transfer_s
+
+__all__: list[str] = []
+
+_ROUNDS = 3
+
+
+def arrival_plan(layout: native.SliceLayout) -> list[int]:
+    """Before anything is known: gradients come about in the reverse of consumption order."""
+    return list(range(len(layout.slices)))[::-1]
+
+
+def by_name(layout: native.SliceLayout, issue_order: Sequence[str]) -> list[int] | None:
+    """The order that a plan file names; None if its slices are others than the layout's."""
+    numbers = {layout.slice_name(i): i for i in range(len(layout.slices))}
+    if numbers.keys() != set(issue_order):
+        return None
+    return [numbers[name] for name in issue_order]
+
+
+def replay(
+    layout: native.SliceLayout,
+    ready_s: Sequence[float],
+    link: Link,
+    cut: Cut,
+) -> list[int]:
+    """The order in which a dynamic policy issues the slices of one step.
+
+    Args:
+        ready_s: when each tensor becomes ready, in seconds, by TensorId.
+        link: what a slice and a byte cost while the link is busy.
+        cut: credit and policy; the layout has its slices.
+    """
+    scheduler = native.Scheduler(getattr(native.Policy, cut.policy.upper()), cut.credit_bytes)
+    scheduler.add_model(0, layout)
+    arrivals = [(at, tensor) for tensor, at in enumerate(ready_s)]
+    heapq.heapify(arrivals)
+    in_flight: deque[tuple[float, int]] = deque()  # (done at, slice), in order of issue
+    plan: list[int] = []
+    sizes = [piece.size_bytes for piece in layout.slices]
+    link_free = 0.0
+    while arrivals or in_flight:
+        if in_flight and (not arrivals or in_flight[0][0] <= arrivals[0][0]):
+            now, slice_ = in_flight.popleft()
+            scheduler.slice_done(0, slice_)
+        else:
+            now, tensor = heapq.heappop(arrivals)
+            for model, slice_ in scheduler.tensor_ready(0, tensor):
+                scheduler.offer(model, slice_)
+        while (issued := scheduler.next()) is not None:
+            link_free = max(link_free, now) + transfer_s(sizes[issued[1]], link)
+            in_flight.append((link_free, issued[1]))
+            plan.append(issued[1])
+    return plan
+
+
+def seconds_per_byte(
+    layout: native.SliceLayout, ready: Callable[[int], None], wait: Callable[[int], None]
+) -> float:
+    """The pace of the transport when it never idles: all tensors at once, best of three rounds.
+
+    Args:
+        ready: hands a tensor to the engine.
+        wait: waits for a tensor.
+    """
+    tensors = range(len({t for s in range(len(layout.slices)) for t in layout.tensors_of(s)}))
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        start = time.monotonic()
+        for tensor in tensors:
+            ready(tensor)
+        for tensor in tensors:
+            wait(tensor)
+        best = min(best, time.monotonic() - start)
+    return best / max(1, sum(layout.buffer_bytes))

@@ -1,0 +1,147 @@
+"""What happened when, as a Chrome trace that Perfetto opens.
+
+Transfers come from the engine, waits and updates from the shim, and spans that the user adds with
+:func:`timeline_span`. Horovod's ``start_timeline`` and ``stop_timeline`` switch it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from hvd_order.c10d.engine import engine_host
+from hvd_order.c10d.job import process
+
+__all__ = ["start_timeline", "stop_timeline", "timeline_span"]
+
+_OFF = contextlib.nullcontext()
+_ROWS = {"queue": 1, "transfer": 2, "compute": 3, "wait": 4, "update": 5}
+
+
+class _Recording:
+    def __init__(self, path: str, rank: int) -> None:
+        self.path = path
+        self.rank = rank
+        self.spans: list[dict[str, Any]] = []
+
+
+_recording: _Recording | None = None
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begins to record.
+
+    Args:
+        file_path: where :func:`stop_timeline` (or ``shutdown()``) writes; rank 0 only, unless it
+            contains ``{rank}``.
+        mark_cycles: accepted for Horovod's sake; this engine has no cycles.
+
+    Raises:
+        NotInitialized: before ``init()``.
+        ValueError: a recording is under way.
+    """
+    global _recording
+    del mark_cycles
+    context = process.current()
+    if _recording is not None:
+        raise ValueError(
+            f"a timeline is being recorded to {_recording.path}; call stop_timeline() first"
+        )
+    _recording = _Recording(file_path, context.rank)
+    engine_host.record(True)
+    context.on_shutdown(stop_timeline)  # where there is no engine
+
+
+def stop_timeline() -> None:
+    """Writes the trace. Harmless when nothing is recorded."""
+    global _recording
+    recording, _recording = _recording, None
+    if recording is None:
+        return
+    engine_host.record(False)
+    events = list(recording.spans)
+    for host in engine_host.running_hosts():
+        events += _transfers(host)
+    rank = recording.rank
+    if rank != 0 and "{rank}" not in recording.path:
+        return
+    path = os.path.abspath(recording.path.replace("{rank}", str(rank)))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    for event in events:
+        event["pid"] = rank
+    names = [_metadata("process_name", rank, 0, f"rank {rank}")]
+    names += [_metadata("thread_name", rank, tid, row) for row, tid in _ROWS.items()]
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"traceEvents": names + events, "displayTimeUnit": "ms"}, file)
+
+
+def _start_if_asked() -> None:
+    path = process.current().config.timeline
+    if path:
+        start_timeline(path)
+
+
+process.at_init(_start_if_asked)
+engine_host.before_close(stop_timeline)
+
+
+def span(category: str, name: str, **args: Any) -> contextlib.AbstractContextManager[None]:
+    """Records the body as one event of this rank, if recording is on."""
+    return _OFF if _recording is None else _span(_recording, category, name, args)
+
+
+def timeline_span(name: str) -> contextlib.AbstractContextManager[None]:
+    """Records the body, a part of the user's own step such as "forward", as one event."""
+    return span("compute", name)
+
+
+@contextlib.contextmanager
+def _span(recording: _Recording, category: str, name: str, args: dict[str, Any]) -> Iterator[None]:
+    start = time.monotonic_ns()
+    try:
+        yield
+    finally:
+        recording.spans.append(_event(category, name, start, time.monotonic_ns(), args))
+
+
+def _transfers(host: engine_host.EngineHost) -> list[dict[str, Any]]:
+    events = []
+    journeys: Counter[tuple[int, int]] = Counter()
+    for record in host.engine.take_events():
+        layout = host.layouts[record.model]
+        step = journeys[record.model, record.slice]
+        journeys[record.model, record.slice] += 1
+        name = layout.slice_name(record.slice)
+        args = {
+            "slice": record.slice,
+            "priority": record.slice,
+            "bytes": layout.slices[record.slice].size_bytes,
+            "model": record.model,
+            "step": step,
+        }
+        events.append(_event("queue", name, record.ready_ns, record.issued_ns, args))
+        events.append(_event("transfer", name, record.issued_ns, record.done_ns, args))
+    return events
+
+
+def _event(
+    category: str, name: str, start_ns: int, end_ns: int, args: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "cat": category,
+        "ph": "X",
+        "ts": start_ns / 1e3,
+        "dur": (end_ns - start_ns) / 1e3,
+        "tid": _ROWS.get(category, 0),
+        "args": args,
+    }
+
+
+def _metadata(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -1,0 +1,185 @@
+"""Where the process groups of a job come from.
+
+A library that asks ``torch.distributed.is_initialized()`` takes a yes for "average gradients
+yourself": Ignite and Accelerate wrap models in DDP, torchmetrics and torch's own SyncBatchNorm
+exchange tensors of their own. Under Horovod the answer is no. So `init()` makes no default process
+group: `OwnGroups` are built from torch's back ends directly, and torch.distributed's table of
+groups does not know them. (A script that wants one calls ``init_process_group()``, before or after
+``hvd.init()``.) A job that the script has initialised itself is joined with `JoinedGroups`, made by
+``torch.distributed.new_group``, which knows back ends that only the script has.
+
+Groups that the table does not know cannot be given to functions such as
+``torch.distributed.broadcast``: group_collectives.py has what we use instead.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from hvd_order.bounded import answer_s, within
+from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
+from hvd_order.same_model import name_ranks
+from hvd_order.server.access.store_errors import first_line
+
+__all__ = ["Groups", "JoinedGroups", "OwnGroups"]
+
+
+class Groups(Protocol):
+    """Makes process groups and ends them."""
+
+    def make(
+        self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
+    ) -> dist.ProcessGroup:
+        """A group with connections of its own. Collective: all ranks call it, in the same order.
+
+        Args:
+            purpose: one word for logs.
+            backend: in torch.distributed's spelling, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+            timeout: longest transfer.
+            ranks: the members; None: all ranks.
+
+        Returns:
+            The group; on a rank that is no member, something of no use.
+        """
+
+    def end(self, group: dist.ProcessGroup) -> None:
+        """Ends a group of `make`."""
+
+
+class OwnGroups:
+    """Groups that meet in a store of ours and that torch.distributed does not list."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        """``store``: with keys that nobody else uses; all ranks reach it."""
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._made = 0
+
+    def make(
+        self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
+    ) -> dist.ProcessGroup:
+        """As `Groups.make`; back ends are Gloo and NCCL.
+
+        Raises:
+            HorovodInternalError: a connection could not be made; names the ranks that did not come.
+            InvalidUsage: this PyTorch's Gloo does not have what GLOO_DEVICE_TRANSPORT asks for.
+        """
+        number = self._made
+        self._made += 1  # on all ranks, members or not: the store's keys follow from it
+        members = list(range(self._size)) if ranks is None else sorted(ranks)
+        if self._rank not in members:
+            nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # as new_group() answers
+            return nobody  # type: ignore[no-any-return]
+        try:
+            self._store.set(f"at/{self._rank}", str(number))
+            return self._connected(f"hvd_order/{number}", purpose, backend, timeout, members)
+        except (TimeoutError, RuntimeError) as error:
+            raise self._failure(error, number, purpose, timeout, members) from error
+
+    def _connected(
+        self, name: str, purpose: str, backend: str, timeout: timedelta, members: list[int]
+    ) -> dist.ProcessGroup:
+        rank, size = members.index(self._rank), len(members)
+        store = PrefixStore(f"{name}/", self._store)
+        group = dist.ProcessGroup(store, rank, size)
+        kinds = dist.ProcessGroup.BackendType
+        nccl = "nccl" in backend
+        group._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
+        # On a thread of its own, as it meets the others in the store; NCCL does so later, and must
+        # be made where the program has chosen its device.
+        gloo = within(
+            timeout.total_seconds() + answer_s(timeout),
+            lambda: dist.ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, timeout),
+        )
+        gloo._set_sequence_number_for_group()
+        group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+        if nccl:
+            group._register_backend(
+                torch.device("cuda"), kinds.NCCL, _nccl(store, rank, size, timeout, name, members)
+            )
+        else:
+            group._register_backend(torch.device("cuda"), kinds.GLOO, gloo)
+        labelled: Any = group  # torch types a name as more than a string
+        labelled._set_group_name(name)
+        labelled._set_group_desc(f"hvd_order:{purpose}")
+        return group
+
+    def _failure(
+        self, error: Exception, number: int, purpose: str, timeout: timedelta, members: list[int]
+    ) -> HvdOrderError:
+        """The error of a group that could not be made, with who is to blame."""
+        if "unsupported gloo device" in str(error):
+            return InvalidUsage(
+                f"GLOO_DEVICE_TRANSPORT is {os.environ.get('GLOO_DEVICE_TRANSPORT')!r}, which this "
+                "PyTorch's Gloo was built without; install a build that has it, such as PyTorch's "
+                "own CUDA wheels for Linux, or unset it on all ranks (docs/security.md)"
+            )
+        what = f"rank {self._rank} could not connect to the others (group '{purpose}')"
+        why = f"({first_line(error)})"
+        try:
+            late = within(
+                answer_s(timeout),
+                lambda: [rank for rank in members if not self._has_come(rank, number)],
+            )
+        except TimeoutError:
+            return TransferTimeout(
+                f"{what}: no answer from rank 0, which has the store of the job; its process is "
+                f"stopped, or its host cannot be reached {why}"
+            )
+        except RuntimeError:
+            return PeerLost(f"{what}: rank 0, which has the store of the job, died or left {why}")
+        if not late:
+            return PeerLost(
+                f"{what}: all ranks have come, but one of them died meanwhile or cannot be reached "
+                f"from here; hosts must reach each other on all ports {why}"
+            )
+        return TransferTimeout(
+            f"{what} within {timeout.total_seconds():g} s: {name_ranks(late)} did not come; its "
+            f"process died or is stopped, or its host cannot be reached {why}"
+        )
+
+    def _has_come(self, rank: int, number: int) -> bool:
+        key = f"at/{rank}"
+        return self._store.check([key]) and int(self._store.get(key)) >= number
+
+    def end(self, group: dist.ProcessGroup) -> None:
+        """As `Groups.end`."""
+        group.shutdown()
+
+
+def _nccl(
+    store: Store, rank: int, size: int, timeout: timedelta, name: str, members: list[int]
+) -> Any:
+    options: Any = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = False
+    options._timeout = timeout
+    options.group_name = name  # these two are for NCCL's flight recorder
+    options.global_ranks_in_group = members
+    nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
+    nccl._set_sequence_number_for_group()
+    return nccl
+
+
+class JoinedGroups:
+    """Groups beside the default one of the script; they end with it, if that is sooner."""
+
+    def make(
+        self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
+    ) -> dist.ProcessGroup:
+        """As `Groups.make`."""
+        group: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=timeout, backend=backend, group_desc=f"hvd_order:{purpose}"
+        )
+        return group
+
+    def end(self, group: dist.ProcessGroup) -> None:
+        """As `Groups.end`."""
+        if dist.is_initialized():  # the script may have destroyed everything already
+            dist.destroy_process_group(group)

@@ -1,0 +1,80 @@
+"""What torch.distributed raises, as errors of ours that say where and why."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from hvd_order.c10d.job import process
+from hvd_order.errors import HorovodInternalError, HvdOrderError, PeerLost, TransferTimeout
+from hvd_order.server.access.store_errors import first_line
+
+__all__ = ["afresh", "common_step", "translate_failure"]
+
+
+@contextlib.contextmanager
+def common_step(
+    context: process.ProcessContext, what: str, *, kind: str, ranks: Sequence[int]
+) -> Iterator[None]:
+    """Around a transfer that some ranks take part in, all after the same ones of its kind.
+
+    Args:
+        what: it is, for an error.
+        kind: of step; ranks are late that have come to fewer.
+        ranks: that take part.
+
+    Raises:
+        HorovodInternalError: it failed; names the rank that is gone, stopped or late.
+    """
+    if context.roll_call is not None:
+        context.roll_call.come_to(kind)
+    try:
+        yield
+    except HvdOrderError:
+        raise
+    except RuntimeError as error:
+        raise translate_failure(error, what, context, kind, ranks) from error
+
+
+def translate_failure(
+    error: Exception,
+    what: str,
+    context: process.ProcessContext,
+    kind: str | None = None,
+    ranks: Sequence[int] | None = None,
+) -> HorovodInternalError:
+    """torch.distributed's error as one of ours, told apart by its text: there is nothing else.
+
+    Asks who is to blame, which takes some seconds where a rank does not answer.
+
+    Args:
+        what: is not done, for the message.
+        kind: as `common_step`; None: all ranks had come.
+        ranks: as `common_step`; None: all.
+    """
+    if isinstance(error, HorovodInternalError):
+        return error
+    where = f"rank {context.rank}, {what}"
+    text = first_line(error)
+    low = str(error).lower()
+    if any(sign in low for sign in ("timed out", "timeout")):
+        return TransferTimeout(
+            f"{where}: not done within {context.config.timeout.total_seconds():g} s "
+            f"(HVD_ORDER_TIMEOUT); {_who(context, kind, ranks)} ({text})"
+        )
+    signs = ("connection", "closed", "reset by peer", "broken pipe", "socket", "remote", "abort")
+    if any(sign in low for sign in signs):
+        return PeerLost(f"{where}: {_who(context, None, ranks)} ({text})")
+    return HorovodInternalError(f"{where}: {text}")
+
+
+def _who(context: process.ProcessContext, kind: str | None, ranks: Sequence[int] | None) -> str:
+    if context.roll_call is None:
+        return "another rank died, is late or does not call it"
+    members = range(context.size) if ranks is None else ranks
+    return context.roll_call.call(kind or "", members).text()
+
+
+def afresh(error: HorovodInternalError) -> HorovodInternalError:
+    """A fresh object for every raise, so that tracebacks of different callers do not pile up."""
+    return type(error)(*error.args)

@@ -1,0 +1,128 @@
+"""Who is to blame when ranks wait for each other in vain: every rank is asked whether it lives.
+
+The answers come from a thread of each rank, whatever its program is busy with, so a process that is
+stopped, or whose host is cut off, gives none. An answer says how often its rank has come to each
+kind of common step; who has come less often is late. Rank 0 passes questions and answers on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hvd_order.c10d.job.messages import Message
+from hvd_order.same_model import name_ranks
+
+__all__ = ["Answers", "RollCall"]
+
+_PATIENCE_S = 3.0  # a thread answers in milliseconds, on a host under load in some hundred
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a roll call gave.
+
+    Attributes:
+        gone: ranks that have left or died.
+        silent: ranks that gave no answer, though they are not known to be gone; rank 0 alone where
+            that is silent, since it would have passed the other answers on.
+        late: ranks that live and have come less often.
+    """
+
+    gone: list[int]
+    silent: list[int]
+    late: list[int]
+
+    def text(self) -> str:
+        """One clause that names the ranks."""
+        parts = []
+        if self.gone:
+            parts.append(f"{name_ranks(self.gone)} died or left")
+        if self.silent:
+            parts.append(
+                f"no answer from {name_ranks(self.silent)}: the process is stopped, or its host "
+                "cannot be reached"
+            )
+        if self.late:
+            parts.append(f"{name_ranks(self.late)} did not come to it")
+        return "; ".join(parts) or (
+            "every rank answers, so a connection between two of them is broken or stuck"
+        )
+
+
+class RollCall:
+    """One rank's part.
+
+    Thread safety: all methods may be called from any thread.
+    """
+
+    def __init__(self, rank: int, size: int, send: Callable[[int, Message], None]) -> None:
+        """``send``: posts a message to a rank; from ranks other than 0 to rank 0 alone."""
+        self._rank = rank
+        self._size = size
+        self._send = send
+        self._changed = threading.Condition()  # guards what follows
+        self._came: Counter[str] = Counter()
+        self._gone: set[int] = set()
+        self._number = 0
+        self._answers: dict[int, Mapping[str, int]] = {}
+
+    def come_to(self, what: str) -> None:
+        """This rank takes part in one more common step of this kind."""
+        with self._changed:
+            self._came[what] += 1
+
+    def gone(self, rank: int) -> None:
+        """Nothing comes from a rank any more."""
+        with self._changed:
+            self._gone.add(rank)
+            self._changed.notify_all()
+
+    def call(self, what: str, ranks: Sequence[int]) -> Answers:
+        """Asks all ranks; takes some seconds if one does not answer.
+
+        Args:
+            what: the kind of common step that does not end.
+            ranks: that take part in it; nothing is said of others.
+        """
+        with self._changed:
+            self._number += 1
+            self._answers = {self._rank: dict(self._came)}
+            question: Message = ["roll", self._rank, self._number]
+        for rank in range(1, self._size) if self._rank == 0 else (0,):
+            self._send(rank, question)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: len(self._answers.keys() | self._gone) == self._size or 0 in self._gone,
+                _PATIENCE_S,
+            )
+            answered, gone = dict(self._answers), sorted(self._gone)
+        silent = [rank for rank in ranks if rank not in answered and rank not in gone]
+        if 0 not in answered:  # nobody passes their answers on
+            silent = [] if 0 in gone else [0]
+        mine = answered[self._rank].get(what, 0)
+        late = [rank for rank in ranks if answered.get(rank, {}).get(what, mine) < mine]
+        return Answers([rank for rank in gone if rank in ranks or rank == 0], silent, late)
+
+    def received(self, message: Message) -> None:
+        """Takes a question or an answer: ``["roll", ...]`` or ``["here", ...]``."""
+        what, asker, number, *rest = message
+        if what == "roll":
+            with self._changed:
+                answer = ["here", asker, number, self._rank, dict(self._came), sorted(self._gone)]
+            self._send(asker if self._rank == 0 else 0, answer)
+            if self._rank == 0:
+                for rank in range(1, self._size):
+                    if rank != asker:
+                        self._send(rank, message)
+        elif asker == self._rank:
+            rank, came, gone = rest
+            with self._changed:
+                if number == self._number:
+                    self._answers[rank] = came
+                    self._gone.update(gone)
+                    self._changed.notify_all()
+        elif self._rank == 0:
+            self._send(asker, message)

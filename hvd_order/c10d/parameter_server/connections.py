@@ -1,0 +1,353 @@
+"""How a worker, a server or a tool gets its link to a server.
+
+They meet in the job's store. A server announces itself under its number; whoever wants a link takes
+the next place in the server's line, and both prove that they know the secret before either opens a
+connection::
+
+    servers                number of servers so far
+    server/3               where server 3 runs; it listens
+    server/3/places        how many have asked for a link to it
+    server/3/place/7/...   the proofs of who asked as the seventh (server/access/secret.py)
+    server/3/pair/7/...    Gloo's own keys for that pair, signed (signed_store.py)
+    server/3/ready         all workers and all servers before it have their links
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from hvd_order import _torch as native
+from hvd_order.bounded import answer_s, within
+from hvd_order.c10d.parameter_server.signed_store import SignedStore
+from hvd_order.errors import HvdOrderError, InvalidUsage, NotTrusted, PeerLost, TransferTimeout
+from hvd_order.launch.listening import listening_fd
+from hvd_order.server.access import secret
+from hvd_order.server.access.store_errors import first_line
+from hvd_order.server.access.ticket_queue import Arrivals
+
+__all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
+
+LARGEST_PAYLOAD_BYTES = 64 * 2**20
+_HANDSHAKE_TIME = timedelta(seconds=30)
+LOOK_S = 0.2  # between two looks for somebody new
+PARTING_S = 5.0  # for a thread that may wait for a store which is stopped; it then stays behind
+_TRY_S = 5.0  # for a connection; a host that throws packets away says nothing
+_TRY_AGAIN_S = 0.2
+
+
+class MeetingPoint:
+    """The job's store, as one process sees it.
+
+    Thread safety: every method opens a connection of its own where it waits.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeout: timedelta,
+        listen: bool = False,
+        patience: timedelta = timedelta(0),
+        waiting: Callable[[str], None] = _log.warning,
+    ) -> None:
+        """Connects.
+
+        Args:
+            address: "host:port".
+            timeout: longest wait for what is in the store.
+            listen: be the store that the others connect to.
+            patience: for somebody to listen there; 0: one look says it.
+            waiting: takes a line for the log, before it waits.
+
+        Raises:
+            InvalidUsage: that is no address.
+            PeerLost: nobody listens there, or what does is no store.
+        """
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise InvalidUsage(f"HVD_ORDER_SERVER_STORE is {address!r}; expected host:port")
+        self.host, self.port = host, int(port)
+        self._timeout = timeout
+        self._listens = listen
+        if listen:
+            self._store = self._connect(listen)
+            self.port = self._store.port
+        else:
+            self._await_listener(patience, waiting)
+            self._store = self._greet()
+
+    def _await_listener(self, patience: timedelta, waiting: Callable[[str], None]) -> None:
+        # PyTorch's own attempts can be bounded only together with all later waits.
+        deadline = time.monotonic() + patience.total_seconds()
+        said = False
+        while True:
+            try:
+                socket.create_connection((self.host, self.port), _TRY_S).close()
+                return
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    after = f" within {patience.total_seconds():g} s" if patience else ""
+                    raise self._unreachable(
+                        f"nobody listens there{after}: {error.strerror or error}"
+                    ) from error
+                if not said:
+                    said = True
+                    waiting(
+                        f"nobody listens at {self.host}:{self.port} yet, where the store of the "
+                        f"parameter servers should be; waiting up to {patience.total_seconds():g} s"
+                    )
+                time.sleep(_TRY_AGAIN_S)
+
+    def _unreachable(self, why: str) -> PeerLost:
+        return PeerLost(
+            f"the store of the parameter servers at {self.host}:{self.port} cannot be reached: "
+            f"{why}. It is in hvd-order run, or in the server that was started with --listen: is "
+            "the job running, and is this its HVD_ORDER_SERVER_STORE (--store)?"
+        )
+
+    def _greet(self) -> TCPStore:
+        # PyTorch waits for ever for the greeting of what listens and is no store.
+        greeting_s = answer_s(self._timeout)
+        try:
+            return within(greeting_s, self._connect)
+        except TimeoutError:
+            raise self._unreachable(
+                f"what listens there has not answered as a store within {greeting_s:g} s"
+            ) from None
+
+    def _connect(self, listen: bool = False) -> TCPStore:
+        greeting = timedelta(seconds=answer_s(self._timeout))
+        try:
+            store = TCPStore(
+                self.host,
+                self.port,
+                None,
+                listen,
+                greeting,
+                wait_for_workers=False,
+                master_listen_fd=listening_fd(self.host, self.port) if listen else None,
+            )
+        except (dist.DistError, RuntimeError) as error:
+            if listen:
+                raise PeerLost(
+                    f"the store of the parameter servers cannot listen at {self.host}:{self.port}: "
+                    f"{first_line(error)}"
+                ) from error
+            raise self._unreachable(first_line(error)) from error
+        store.set_timeout(self._timeout)
+        return store
+
+    def own(self) -> PrefixStore:
+        """A connection for one thread.
+
+        Raises:
+            PeerLost: the store is gone.
+        """
+        self._await_listener(timedelta(0), _log.warning)  # PyTorch would try until time is up
+        return PrefixStore("hvd_order", self._greet())
+
+    def count(self, key: str) -> int:
+        """Adds one to a number. Returns what it was.
+
+        Raises:
+            PeerLost: the store is gone, or does not answer.
+        """
+        store = PrefixStore("hvd_order", self._store)
+        try:
+            return int(within(answer_s(self._timeout), lambda: store.add(key, 1))) - 1
+        except (TimeoutError, RuntimeError) as error:
+            raise self._unreachable(first_line(error)) from error
+
+    def arrivals(
+        self,
+        counter: str,
+        key: Callable[[int], str],
+        first: int = 0,
+        given_up: Callable[[str], None] = _log.warning,
+    ) -> Arrivals:
+        """Who takes a number from a counter and fills its key, for one thread to look at.
+
+        Args:
+            counter: key of the counter, as for `count`.
+            key: of a number.
+            first: numbers before it are not looked at.
+            given_up: takes a line for the log, about a number that nobody fills.
+        """
+        return Arrivals(self.own(), counter, key, self._timeout, given_up, first)
+
+
+def host_name() -> str:
+    """How this host calls itself."""
+    return socket.gethostname()
+
+
+def take_part(
+    meeting: MeetingPoint, key: bytes, me: str, server: int, timeout: timedelta
+) -> native.PairLink:
+    """A link to a server that has announced itself.
+
+    Args:
+        key: the job's secret.
+        me: "worker 2", "server 0" or "observer 1".
+        timeout: longest wait for the server.
+
+    Raises:
+        NotTrusted: one of both does not know the secret.
+        TransferTimeout: the server does not answer.
+        PeerLost: the connection could not be made.
+    """
+    place = meeting.count(f"server/{server}/places")
+    store = meeting.own()
+    keys = secret.join(
+        store,
+        f"server/{server}/place/{place}",
+        key,
+        peer=me,
+        server=f"server {server}",
+        timeout=timeout,
+    )
+    return _link(store, server, place, 1, keys, timeout)
+
+
+def _link(
+    store: PrefixStore,
+    server: int,
+    place: int,
+    rank: int,
+    keys: secret.LinkKeys,
+    timeout: timedelta,
+) -> native.PairLink:
+    pair = SignedStore(PrefixStore(f"server/{server}/pair/{place}", store), keys.records)
+    try:
+        group = dist.ProcessGroupGloo(pair, rank, 2, timeout)
+    except NotTrusted:
+        raise
+    except RuntimeError as error:
+        raise PeerLost(
+            f"no connection to server {server} could be made: {first_line(error)}"
+        ) from error
+    return native.PairLink(group, keys.sends, keys.receives, LARGEST_PAYLOAD_BYTES)
+
+
+class Door:
+    """Lets in whoever proves to know the secret, each on a thread of its own."""
+
+    def __init__(
+        self,
+        meeting: MeetingPoint,
+        key: bytes,
+        server: int,
+        welcome: Callable[[str, native.PairLink], None],
+        refuse: Callable[[str], None],
+    ) -> None:
+        """Opens.
+
+        Args:
+            key: the job's secret.
+            server: this server's number.
+            welcome: takes each new link, with who is at its other end.
+            refuse: takes a line for the log.
+        """
+        self._meeting = meeting
+        self._key = key
+        self._server = server
+        self._welcome = welcome
+        self._refuse = refuse
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._open, name="door", daemon=True)
+        self._thread.start()
+
+    def _open(self) -> None:
+        line = f"server/{self._server}"
+        arrivals = self._meeting.arrivals(
+            f"{line}/places", lambda place: f"{line}/place/{place}/hello", given_up=self._refuse
+        )
+        while not self._closing.is_set():
+            try:
+                places = arrivals.look()
+            except RuntimeError:
+                return  # the job is over
+            for place in places:
+                threading.Thread(
+                    target=self._let_in, args=(place,), name=f"door {place}", daemon=True
+                ).start()
+            self._closing.wait(LOOK_S)
+
+    def _let_in(self, place: int) -> None:
+        try:
+            store = self._meeting.own()
+            peer = secret.accept(
+                store,
+                f"server/{self._server}/place/{place}",
+                self._key,
+                server=f"server {self._server}",
+                timeout=_HANDSHAKE_TIME,
+            )
+            if peer is not None:
+                link = _link(store, self._server, place, 0, peer.keys, _HANDSHAKE_TIME)
+                self._welcome(peer.identity, link)
+        except (HvdOrderError, RuntimeError) as error:
+            self._refuse(f"place {place}: {error}")
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        self._closing.set()
+        self._thread.join(PARTING_S)
+
+
+class Lookout:
+    """Sees servers come."""
+
+    def __init__(self, meeting: MeetingPoint, first: int, came: Callable[[int], None]) -> None:
+        """Looks for servers from number ``first`` on.
+
+        Args:
+            came: is told of each, on this object's thread.
+        """
+        self._meeting = meeting
+        self._first = first
+        self._came = came
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="lookout", daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        arrivals = self._meeting.arrivals("servers", lambda server: f"server/{server}", self._first)
+        while not self._closing.is_set():
+            try:
+                servers = arrivals.look()
+            except RuntimeError:
+                return  # the job is over
+            for server in servers:
+                self._came(server)
+            self._closing.wait(LOOK_S)
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._closing.set()
+        self._thread.join(PARTING_S)
+
+
+def wait_for(store: PrefixStore, key: str, timeout: timedelta, complaint: str) -> bytes:
+    """The value of a key, when it has one.
+
+    Raises:
+        TransferTimeout: with the complaint.
+    """
+    try:
+        limit_s = timeout.total_seconds() + answer_s(timeout)
+        within(limit_s, lambda: store.wait([key], timeout))
+        return bytes(store.get(key))
+    except (TimeoutError, RuntimeError) as error:
+        raise TransferTimeout(
+            f"{complaint} within {timeout.total_seconds():g} s ({type(error).__name__})"
+        ) from error

@@ -1,0 +1,107 @@
+"""What worker 0 wishes for and only the launcher can do: a server more.
+
+Wishes lie in the store, signed as orders are, and so do the answers to them::
+
+    wishes               number of wishes so far
+    wish/3               {"what": "start"}
+    wish/3/answer        {"started": "host b"} or {"failed": why}; the launcher's
+    wish/3/over          nobody wants it any more
+
+hvd_order/launch/servers/server_starter.py has the other end.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import PrefixStore
+
+from hvd_order.c10d.parameter_server.connections import LOOK_S, MeetingPoint
+from hvd_order.errors import HvdOrderError, NotTrusted, PeerLost, TransferTimeout
+from hvd_order.server.access.signed_records import read_note, signed_note
+from hvd_order.server.access.store_errors import first_line
+
+__all__ = ["Wishes"]
+
+_PATIENCE = timedelta(seconds=120)  # until a process on another host has loaded PyTorch
+
+
+class Wishes:
+    """Worker 0's end."""
+
+    def __init__(self, meeting: MeetingPoint, key: bytes, patience: timedelta = _PATIENCE) -> None:
+        """Wishes for nothing yet.
+
+        Args:
+            key: the job's secret.
+            patience: for a server to come.
+        """
+        self._meeting = meeting
+        self._key = key
+        self._patience_s = patience.total_seconds()
+
+    def one_more(self, come: queue.SimpleQueue[int], closing: threading.Event) -> int:
+        """Wishes for a server and waits for it.
+
+        Args:
+            come: the servers that come from now on.
+            closing: ends the wait.
+
+        Returns:
+            The number of the server that came.
+
+        Raises:
+            HvdOrderError: the launcher could not start one.
+            TransferTimeout: nobody heard the wish, or the server did not come.
+            PeerLost: the job is over.
+        """
+        try:
+            return self._one_more(come, closing)
+        except RuntimeError as error:
+            if isinstance(error, HvdOrderError):
+                raise
+            raise PeerLost(
+                f"the store of the parameter servers is gone: {first_line(error)}"
+            ) from error
+
+    def _one_more(self, come: queue.SimpleQueue[int], closing: threading.Event) -> int:
+        number = self._meeting.count("wishes")
+        store = self._meeting.own()
+        store.set(f"wish/{number}", signed_note(self._key, f"wish {number}", {"what": "start"}))
+        deadline = time.monotonic() + self._patience_s
+        answer: dict[str, Any] | None = None
+        try:
+            while time.monotonic() < deadline and not closing.is_set():
+                try:
+                    return come.get(timeout=LOOK_S)
+                except queue.Empty:
+                    answer = self._answer(store, number)
+                if answer is not None and "failed" in answer:
+                    raise HvdOrderError(f"the launcher could not start it: {answer['failed']}")
+        finally:
+            store.set(f"wish/{number}/over", "1")
+        if closing.is_set():
+            raise PeerLost("the job is over")
+        if answer is None:
+            raise TransferTimeout(
+                f"nobody has answered within {self._patience_s:g} s; only hvd-order run with "
+                "--max-servers starts servers by itself"
+            )
+        raise TransferTimeout(
+            f"it was started on {answer.get('started')} and has not come within "
+            f"{self._patience_s:g} s; what it said stands in the launcher's output"
+        )
+
+    def _answer(self, store: PrefixStore, number: int) -> dict[str, Any] | None:
+        """The newest answer; None if there is none that the launcher has signed."""
+        key = f"wish/{number}/answer"
+        if not store.check([key]):
+            return None
+        try:
+            return read_note(self._key, f"answer to wish {number}", bytes(store.get(key)))
+        except NotTrusted:
+            return None

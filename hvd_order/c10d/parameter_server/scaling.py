@@ -1,0 +1,86 @@
+"""Carries out what the policy decides: servers come and go while training runs."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Collection
+
+from hvd_order.c10d.parameter_server.connections import PARTING_S
+from hvd_order.c10d.parameter_server.scale_requests import Wishes
+from hvd_order.errors import HvdOrderError
+from hvd_order.server.balance.balancer import Balancer
+from hvd_order.server.scaling.policy import Decision, ScalingPolicy
+
+__all__ = ["Scaling"]
+
+_log = logging.getLogger("hvd_order")
+
+
+class Scaling:
+    """The policy's hands, on a thread for each action.
+
+    Thread safety: all methods may be called from any thread.
+    """
+
+    def __init__(
+        self, policy: ScalingPolicy, wishes: Wishes, remove: Callable[[int], None]
+    ) -> None:
+        """Begins with the first step.
+
+        Args:
+            wishes: for servers that are to come.
+            remove: lets a server go, and waits until it has; raises if it cannot.
+        """
+        self._policy = policy
+        self._wishes = wishes
+        self._remove = remove
+        self._lock = threading.Lock()  # guards policy and thread
+        self._come: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def step_taken(
+        self, step_s: float, busy_s: float, balancer: Balancer, servers: Collection[int]
+    ) -> None:
+        """A step has ended; arguments as of `ScalingPolicy.step`."""
+        with self._lock:
+            decision = self._policy.step(step_s, busy_s, balancer, servers)
+            if decision is None or self._closing.is_set():
+                return
+            _log.info("servers: %s", decision)
+            while not self._come.empty():
+                self._come.get()  # who came unasked before
+            self._thread = threading.Thread(
+                target=self._act, args=(decision,), name="scaling", daemon=True
+            )
+            self._thread.start()
+
+    def came(self, server: int) -> None:
+        """A server has come, asked for or not."""
+        self._come.put(server)
+
+    def _act(self, decision: Decision) -> None:
+        newcomer = None
+        try:
+            if decision.hint.action != "scale_in":
+                newcomer = self._wishes.one_more(self._come, self._closing)
+            if decision.hint.server is not None:
+                self._remove(decision.hint.server)
+        except HvdOrderError as error:
+            if not self._closing.is_set():
+                _log.warning("servers: %s was not possible: %s", decision.hint.action, error)
+            with self._lock:
+                self._policy.failed()
+        else:
+            with self._lock:
+                self._policy.done(newcomer)
+
+    def close(self) -> None:
+        """Decides nothing more, and waits for what is being done; `remove` must not wait then."""
+        self._closing.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join(PARTING_S)

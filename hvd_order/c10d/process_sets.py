@@ -1,0 +1,193 @@
+"""Which processes a collective runs over: all of them, or a registered set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from hvd_order.c10d.engine.engine_host import close_host, open_groups
+from hvd_order.c10d.job import process
+from hvd_order.c10d.requests.collective_queue import CollectiveQueue
+from hvd_order.c10d.requests.queues import close_queue, collective_queue, open_queue
+from hvd_order.c10d.requests.request import Request
+from hvd_order.errors import InvalidUsage
+from hvd_order.process_set import RankSet
+
+__all__ = [
+    "ProcessSet",
+    "add_process_set",
+    "check_root",
+    "global_process_set",
+    "init",
+    "queue_for",
+    "remove_process_set",
+    "require_registered",
+]
+
+
+class ProcessSet(RankSet):
+    """A set of ranks; usable once it was given to `init` or `add_process_set`."""
+
+    @staticmethod
+    def _own_rank() -> int:
+        return process.rank()
+
+    def __str__(self) -> str:
+        ranks = self.ranks if self is not global_process_set or process.is_initialized() else "all"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={ranks}, mpi_comm=None)"
+
+
+class _GlobalProcessSet(ProcessSet):
+    def __init__(self) -> None:
+        super().__init__([])
+        self.process_set_id = 0
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(range(process.size()))
+
+
+global_process_set: ProcessSet = _GlobalProcessSet()
+
+_registered: dict[int, ProcessSet] = {}
+_groups: dict[int, dist.ProcessGroup | None] = {}
+_next_id = 1
+
+
+def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = None) -> None:
+    """Joins the other processes; every rank must call it before anything else.
+
+    Reads the configuration from the environment. If the program has initialised
+    ``torch.distributed``, that job is joined and left alone at shutdown; otherwise the launcher's
+    variables say who takes part, and NCCL is used for CUDA tensors when every rank of every host
+    has a device of its own, Gloo for all others. A second call without a ``shutdown()`` in between
+    does nothing, as in Horovod.
+
+    Args:
+        comm: only None (all processes); Horovod's lists of ranks and MPI communicators are not
+            supported.
+        process_sets: sets to register, the same on every rank. "dynamic" is accepted: sets can
+            always be added later.
+
+    Raises:
+        InvalidUsage: other arguments, a wrong knob, or contradictory launcher variables.
+        TransferTimeout: not all ranks arrived within ``HVD_ORDER_TIMEOUT``; names those missing.
+    """
+    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+        raise InvalidUsage(f"process_sets is {process_sets!r}; expected a list or 'dynamic'")
+    if process.is_initialized():
+        return
+    process.init(comm)
+    process.current().on_shutdown(_forget_all)
+    collective_queue()  # rank 0 has to listen to the others even if it calls nothing itself
+    for process_set in process_sets or [] if not isinstance(process_sets, str) else []:
+        add_process_set(process_set)
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Registers a set of ranks. Collective: every rank of the job calls it, member or not.
+
+    Returns:
+        The set, ready for use on its members.
+
+    Raises:
+        ValueError: there is a set of these ranks already, or a rank does not exist.
+        ModelMismatch: another rank adds other ranks (raised on every rank).
+    """
+    global _next_id
+    context = process.current()
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    ranks = process_set.ranks
+    if any(known.ranks == ranks for known in (global_process_set, *_registered.values())):
+        raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
+    if len(set(ranks)) != len(ranks) or not ranks or not 0 <= ranks[0] <= ranks[-1] < context.size:
+        raise ValueError(
+            f"a process set needs different ranks of 0 to {context.size - 1}; got {ranks}"
+        )
+    _agree(f"add_process_set {ranks}")
+    group = context.new_group(f"process_set_{_next_id}", ranks=ranks)
+    if len(ranks) > 1:
+        open_groups(_next_id, ranks)
+    process_set.process_set_id = _next_id
+    _next_id += 1
+    _registered[process_set.process_set_id] = process_set
+    _groups[process_set.process_set_id] = group
+    open_queue(process_set.process_set_id, group, ranks)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Takes a set back. Collective: every rank of the job calls it; nothing may be in flight.
+
+    Returns:
+        Whether it was registered; the set of all ranks stays.
+    """
+    number = process_set.process_set_id
+    if number is None or _registered.get(number) is not process_set:
+        return False
+    _agree(f"remove_process_set {process_set.ranks}")
+    del _registered[number]
+    process_set.process_set_id = None
+    close_queue(number)
+    close_host(number)
+    group = _groups.pop(number)
+    if group is not None:
+        process.current().drop_group(group)
+    return True
+
+
+def _agree(line: str) -> None:
+    """All ranks do the same, or all raise."""
+    queue = collective_queue()
+    name = queue.next_name("process_sets")
+    queue.run(Request(name, [line], lambda group: None, lambda: None, torch.device("cpu")))
+
+
+def _forget_all() -> None:
+    global _next_id
+    for process_set in _registered.values():
+        process_set.process_set_id = None
+    _registered.clear()
+    _groups.clear()
+    _next_id = 1
+
+
+def require_registered(process_set: ProcessSet) -> int:
+    """The number of a process set.
+
+    Raises:
+        NotInitialized: before ``init()``.
+        InvalidUsage: the set is not registered.
+    """
+    process.current()  # "not initialized" comes before any other complaint
+    number = process_set.process_set_id
+    if number is None or (number and _registered.get(number) is not process_set):
+        raise InvalidUsage(
+            f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()"
+        )
+    return number
+
+
+def queue_for(process_set: ProcessSet) -> CollectiveQueue:
+    """The queue of a process set.
+
+    Raises:
+        NotInitialized: before ``init()``.
+        InvalidUsage: the set is not registered, or this process does not belong to it.
+    """
+    number = require_registered(process_set)
+    rank = process.rank()
+    if rank not in process_set.ranks:
+        raise InvalidUsage(f"rank {rank} does not belong to {process_set}; only members may call")
+    return collective_queue(number)
+
+
+def check_root(root_rank: int, process_set: ProcessSet) -> None:
+    """Raises InvalidUsage unless the rank is one of the set's."""
+    if root_rank not in process_set.ranks:
+        raise InvalidUsage(
+            f"root_rank is {root_rank}, the ranks that take part are {process_set.ranks}"
+        )

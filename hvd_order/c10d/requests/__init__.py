@@ -1,0 +1,1 @@
+"""Single collectives: requests, their order by name, and ``join()``."""

@@ -1,0 +1,210 @@
+"""Which collective runs next: the one that every rank of its process set has asked for. Pure.
+
+Rank 0 keeps this table for all process sets. Ranks report what they ask for, in whatever order;
+what the last rank has reported runs on all of them, in the order in which they became complete
+(Horovod's coordinator works so). A rank that has joined counts as having asked for everything.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hvd_order.c10d.job.messages import Message
+from hvd_order.c10d.requests.mismatch import name_ranks
+
+__all__ = ["NameOrder", "Outgoing", "key_of"]
+
+Outgoing = list[tuple[int, Message]]  # (rank, message)
+_UNNAMED = re.compile(r"\w+\.(noname\..+)")
+
+
+def key_of(name: str) -> str:
+    """What requests are matched by: their name; those without, by how many came before.
+
+    So an unnamed allreduce meets an unnamed allgather of another rank, and both are told, instead
+    of waiting for each other.
+    """
+    unnamed = _UNNAMED.fullmatch(name)
+    return unnamed[1] if unnamed else name
+
+
+@dataclass
+class _Asked:
+    """A request that not all ranks have made yet.
+
+    Attributes:
+        name: as the first rank calls it.
+        since: when that was, in seconds.
+        digests: of what each rank means by it.
+        replaceable: zeros can stand in for a rank that has joined.
+        warned: the ranks know whom they wait for.
+    """
+
+    name: str
+    since: float
+    digests: dict[int, str] = field(default_factory=dict)
+    replaceable: bool = True
+    warned: bool = False
+
+
+class NameOrder:
+    """The table. Events in, messages out; no thread, no clock, no transport.
+
+    What is returned goes out in its order, and before that of any later event.
+    """
+
+    def __init__(self, size: int, timeout_s: float, warning_s: float) -> None:
+        """``timeout_s``, ``warning_s``: how long a request may lack a rank."""
+        self._size = size
+        self._timeout_s = timeout_s
+        self._warning_s = warning_s
+        self._ranks: dict[int, Sequence[int]] = {}  # by process set
+        self._asked: dict[int, dict[str, _Asked]] = {}
+        self._failed: dict[int, Message] = {}
+        self._gone: dict[int, tuple[str, str]] = {}  # (kind of error, text), by rank
+        self._joined: list[int] = []
+        self._steps: list[Message] = []  # the last ones of the ranks that have joined
+        self._unnamed: dict[str, int] = {}
+
+    # ---- process sets ----
+
+    def add_set(self, number: int, ranks: Sequence[int]) -> Outgoing:
+        """A process set is there; its other members may have asked for something already."""
+        self._ranks[number] = ranks
+        return self._look_again([number])
+
+    def remove_set(self, number: int) -> None:
+        """A process set is given up."""
+        self._ranks.pop(number, None)
+        self._asked.pop(number, None)
+        self._failed.pop(number, None)
+
+    # ---- requests ----
+
+    def requested(
+        self, rank: int, number: int, name: str, digest: str, replaceable: bool, now: float
+    ) -> Outgoing:
+        """``rank`` asks for the collective ``name`` of a process set."""
+        if number in self._failed:
+            return [(rank, self._failed[number])]
+        key = key_of(name)
+        asked = self._asked.setdefault(number, {}).setdefault(key, _Asked(name, now))
+        asked.digests[rank] = digest
+        asked.replaceable &= replaceable
+        return self._look_at(number, key)
+
+    def _look_at(self, number: int, key: str) -> Outgoing:
+        ranks = self._ranks.get(number)
+        asked = self._asked[number][key]
+        if ranks is None:
+            return []
+        absent = [rank for rank in ranks if rank not in asked.digests]
+        if not set(absent) <= set(self._joined):
+            gone = next((rank for rank in absent if rank in self._gone), None)
+            return [] if gone is None else self._fail(number, *self._gone[gone])
+        del self._asked[number][key]
+        if len(set(asked.digests.values())) > 1:
+            verdict = "differ"
+        else:
+            verdict = "go" if asked.replaceable or not absent else "refused"
+        message: Message = ["go", number, key, verdict, absent]
+        return [(rank, message) for rank in (ranks if verdict != "refused" else asked.digests)]
+
+    def _look_again(self, numbers: Iterable[int]) -> Outgoing:
+        out: Outgoing = []
+        for number in list(numbers):
+            for key in list(self._asked.get(number, ())):
+                if key in self._asked.get(number, ()):  # it may have failed with another
+                    out += self._look_at(number, key)
+        return out
+
+    # ---- failures ----
+
+    def gone(self, rank: int, kind: str, text: str) -> Outgoing:
+        """``rank`` takes part in nothing any more; what needs it fails with this error."""
+        self._gone.setdefault(rank, (kind, text))
+        return self._fail(0, kind, text) if self._joined else self._look_again(self._asked)
+
+    def overdue(self, now: float) -> Outgoing:
+        """What has to be said because time has passed."""
+        out: Outgoing = []
+        for number, requests in list(self._asked.items()):
+            for key, asked in list(requests.items()):
+                waited_s = now - asked.since
+                lacking = self._lacking(number, asked)
+                if waited_s >= self._timeout_s:
+                    text = (
+                        f"{asked.name} was not called on {name_ranks(lacking)} within "
+                        f"{self._timeout_s:g} s (HVD_ORDER_TIMEOUT) after "
+                        f"{name_ranks(sorted(asked.digests))} had called it; every "
+                        "rank must call the same collectives, under the same names"
+                    )
+                    out += self._fail(number, "TransferTimeout", text)
+                    break
+                if waited_s >= self._warning_s and not asked.warned:
+                    asked.warned = True
+                    out += [(rank, ["late", number, key, lacking]) for rank in asked.digests]
+        return out
+
+    def deadline(self) -> float:
+        """When `overdue` will have something to say, as things are; infinity: it will not."""
+        return min(
+            (
+                asked.since + self._timeout_s if asked.warned else self.deadline_of_new(asked.since)
+                for requests in self._asked.values()
+                for asked in requests.values()
+            ),
+            default=math.inf,
+        )
+
+    def deadline_of_new(self, now: float) -> float:
+        """The same for a request that comes now."""
+        return now + min(self._warning_s, self._timeout_s)
+
+    def _lacking(self, number: int, asked: _Asked) -> list[int]:
+        ranks = self._ranks.get(number, [0])  # rank 0 alone may not know a set yet
+        return [rank for rank in ranks if rank not in asked.digests and rank not in self._joined]
+
+    def _fail(self, number: int, kind: str, text: str) -> Outgoing:
+        asked = self._asked.pop(number, {})
+        message: Message = ["failed", number, kind, text]
+        self._failed[number] = message
+        askers = {rank for request in asked.values() for rank in request.digests}
+        return [(rank, message) for rank in {*self._ranks.get(number, ()), *askers}]
+
+    # ---- join ----
+
+    def join(
+        self, rank: int, counts: dict[str, int], steps: list[Message], unnamed: dict[str, int]
+    ) -> Outgoing:
+        """``rank`` has joined.
+
+        Args:
+            counts: of the steps of each exchange that the rank knows of (step_log.py).
+            steps: the last ones of its own; who joined before may not know all of them.
+            unnamed: how many requests without a name it has made, by process set.
+        """
+        if self._gone:  # then not all can join
+            return self._fail(0, *next(iter(self._gone.values())))
+        earlier = list(self._joined)
+        self._joined.append(rank)
+        out: Outgoing = [(other, step) for other in earlier for step in steps]
+        out += [(rank, step) for step in self._steps]
+        self._steps += steps
+        for number, count in unnamed.items():
+            self._unnamed[number] = max(count, self._unnamed.get(number, 0))
+        out += self._look_again(self._asked)
+        if len(self._joined) < self._size:
+            active = [other for other in range(self._size) if other not in self._joined]
+            return out + [(other, ["joined", rank, counts]) for other in active]
+        end: Message = ["all_joined", rank, self._unnamed]
+        out += [(other, end) for other in range(self._size)]
+        self._joined, self._steps, self._unnamed = [], [], {}
+        return out
+
+    def step(self, step: Message) -> Outgoing:
+        """A rank that trains tells those that have joined what it does."""
+        return [(rank, step) for rank in self._joined]

@@ -1,0 +1,216 @@
+"""This rank's part in agreeing on the next collective, and in ``join()``.
+
+Every rank tells rank 0 what it asks for; rank 0 keeps the table (name_order.py) and tells all when
+a request is complete. That is one short message each way for a collective (some 0.1 ms on one
+host), sent when the collective is submitted and not when its turn comes, so that the messages of
+many asynchronous requests overlap.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from hvd_order.c10d.job import process
+from hvd_order.c10d.job.messages import Message, MessageStar
+from hvd_order.c10d.job.roll_call import RollCall
+from hvd_order.c10d.requests.name_order import NameOrder, Outgoing
+from hvd_order.c10d.requests.step_log import StepLogs
+
+__all__: list[str] = []
+
+
+class Decided(Protocol):
+    """A queue of collectives; none of these waits."""
+
+    def decided(self, key: str, verdict: str, absent: list[int]) -> None:
+        """It is the turn of a request: "go", "differ" or "refused" (see name_order.py)."""
+
+    def late(self, key: str, lacking: list[int]) -> None:
+        """Some ranks have not asked for it for a while."""
+
+    def failed(self, kind: str, text: str) -> None:
+        """Nothing of this queue will run any more."""
+
+
+class Negotiation:
+    """The messages of one process in a job of several.
+
+    Attributes:
+        steps: what its exchanges do.
+        events: what a rank that has joined is told.
+        heard_at: when the last message came, as ``time.monotonic()``.
+
+    Thread safety: all methods may be called from any thread.
+    """
+
+    def __init__(self, context: process.ProcessContext) -> None:
+        """Starts to listen; not collective."""
+        self.steps = StepLogs()
+        self.events: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.heard_at = time.monotonic()
+        self._context = context
+        self._queues: dict[int, Decided] = {}
+        self._star = MessageStar(context.messages_group, context.rank, context.size)
+        self._roll_call = context.roll_call = RollCall(context.rank, context.size, self._star.send)
+        self._closed = False
+        # Rank 0 alone: the table, and what guards it and the order in which messages go out.
+        self._lock = threading.Lock()
+        config = context.config
+        self._order = NameOrder(
+            context.size, config.timeout.total_seconds(), config.stall_warning.total_seconds()
+        )
+        self._errands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._watched_until = 0.0  # when the watch looks again by itself
+        self._watch_thread: threading.Thread | None = None
+        if context.rank == 0:
+            self._watch_thread = threading.Thread(
+                target=self._watch, name="hvd_order name order", daemon=True
+            )
+            self._watch_thread.start()
+        self._star.start(self._on_message, self._on_lost)
+
+    # ---- what this rank does ----
+
+    def add_set(self, number: int, ranks: Sequence[int], decided: Decided | None) -> None:
+        """A process set is there; rank 0 has to hear of every one.
+
+        Args:
+            decided: its queue; None on a rank that is no member.
+        """
+        if decided is not None:
+            self._queues[number] = decided
+        if self._context.rank == 0:
+            with self._lock:
+                self._send_all(self._order.add_set(number, ranks))
+
+    def remove_set(self, number: int) -> None:
+        """A process set is given up."""
+        self._queues.pop(number, None)
+        if self._context.rank == 0:
+            with self._lock:
+                self._order.remove_set(number)
+
+    def tell(self, message: Message) -> None:
+        """Tells rank 0: ["request", ...], ["join", ...] or ["step", ...]."""
+        if self._context.rank == 0:
+            self._handle(0, message)
+        else:
+            self._star.send(0, message)
+
+    def close(self) -> None:
+        """Tells the others that this rank leaves."""
+        self._closed = True
+        self._star.close()
+        if self._watch_thread is not None:
+            self._errands.put(None)
+            self._watch_thread.join()
+
+    # ---- what it is told ----
+
+    def _on_message(self, sender: int, message: Message) -> None:
+        if message[0] in ("roll", "here"):
+            self._roll_call.received(message)
+        elif self._context.rank == 0:
+            self._handle(sender, message)
+        elif message[0] == "leave":
+            self._roll_call.gone(0)
+            self._fail_all("PeerLost", "rank 0 has shut down")
+        else:
+            self._take(message)
+
+    def _on_lost(self, peer: int, error: str) -> None:
+        if self._closed:
+            return
+        self._roll_call.gone(peer)
+        text = f"rank {peer} is gone: its process died or its network connection broke ({error})"
+        if self._context.rank == 0:
+            with self._lock:
+                self._send_all(self._order.gone(peer, "PeerLost", text))
+        else:
+            self._fail_all("PeerLost", text)
+
+    def _fail_all(self, kind: str, text: str) -> None:
+        for number in list(self._queues):
+            self._take(["failed", number, kind, text])
+
+    def _take(self, message: Message) -> None:
+        """A message of rank 0 to this rank."""
+        self.heard_at = time.monotonic()
+        what, *rest = message
+        if what == "go":
+            number, key, verdict, absent = rest
+            if (decided := self._queues.get(number)) is not None:
+                decided.decided(key, verdict, absent)
+        elif what == "late":
+            number, key, lacking = rest
+            if (decided := self._queues.get(number)) is not None:
+                decided.late(key, lacking)
+        elif what == "failed":
+            number, kind, text = rest
+            if (decided := self._queues.get(number)) is not None:
+                decided.failed(kind, text)
+            if number == 0:
+                self.events.put(message)
+        elif what == "joined":
+            _, counts = rest
+            self.steps.start_reporting(counts, self.tell)
+        else:  # "step" and "all_joined"
+            if what == "all_joined":
+                self.steps.stop_reporting()
+            self.events.put(message)
+
+    # ---- rank 0's table ----
+
+    def _handle(self, sender: int, message: Message) -> None:
+        what, *rest = message
+        with self._lock:
+            if what == "request":
+                number, name, digest, replaceable = rest
+                out = self._order.requested(
+                    sender, number, name, digest, replaceable, time.monotonic()
+                )
+                if not out and self._order.deadline_of_new(time.monotonic()) < self._watched_until:
+                    self._errands.put(["look"])
+            elif what == "step":
+                out = self._order.step(message)
+            elif what == "join":
+                out = self._order.join(sender, *rest)
+            else:  # "leave"
+                self._roll_call.gone(sender)
+                out = self._order.gone(sender, "PeerLost", f"rank {sender} has shut down")
+            self._send_all(out)
+
+    def _send_all(self, out: Outgoing) -> None:
+        """Sends to each rank in order. The lock is held: all ranks receive the same order.
+
+        Rank 0 is last: an error may end its program at once, and the others must know the reason.
+        """
+        for rank, message in sorted(out, key=lambda each: each[0] == 0):
+            if rank != 0:
+                self._star.send(rank, message)
+            elif message[0] in ("joined", "all_joined"):
+                self._errands.put(message)  # reporting steps comes back here, and needs the lock
+            else:
+                self._take(message)
+
+    def _watch(self) -> None:
+        """Says when requests are late; runs errands that must not be run under the lock."""
+        while True:
+            with self._lock:
+                self._watched_until = self._order.deadline()
+            wait_s = max(0.0, self._watched_until - time.monotonic())
+            try:
+                errand = self._errands.get(timeout=None if math.isinf(wait_s) else wait_s)
+            except queue.Empty:
+                with self._lock:
+                    self._send_all(self._order.overdue(time.monotonic()))
+                continue
+            if errand is None:
+                return
+            if errand[0] != "look":
+                self._take(errand)

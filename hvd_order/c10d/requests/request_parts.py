@@ -1,0 +1,85 @@
+"""What the collectives have in common: checks, buffers and descriptions of tensors."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from hvd_order.c10d.job import group_collectives
+from hvd_order.c10d.requests.collective_queue import CollectiveQueue
+from hvd_order.errors import InvalidUsage
+
+__all__: list[str] = []
+
+
+def request_name(queue: CollectiveQueue, kind: str, name: str | None) -> str:
+    """How a request is called on all ranks, ``name`` being the user's."""
+    return queue.next_name(kind) if name is None else f"{kind}.{name}"
+
+
+def check_tensor(tensor: object) -> None:
+    """Raises InvalidUsage unless this is a dense tensor."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidUsage(f"expected a tensor, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise InvalidUsage(f"{tensor.layout} tensors are not supported; use tensor.to_dense()")
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without gradient history and without the subclass it may have; same memory."""
+    detached = tensor.detach()
+    return detached if type(detached) is torch.Tensor else detached.as_subclass(torch.Tensor)
+
+
+def writable_buffer(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's own memory where it can be exchanged directly, else a copy.
+
+    Subclasses (parameters among them) are written in `deliver`, through ``copy_`` on the caller's
+    thread, so that whoever watches them sees the write.
+    """
+    if type(tensor) is torch.Tensor and tensor.is_contiguous():
+        return tensor.detach()
+    return plain(tensor).clone(memory_format=torch.contiguous_format)
+
+
+def deliver(buffer: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+    """The result in ``buffer`` as the caller gets it: in ``target``, where there is one."""
+    if target is None:
+        return buffer
+    if type(target) is not torch.Tensor or target.data_ptr() != buffer.data_ptr():
+        with torch.no_grad():
+            target.copy_(buffer)
+    return target
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor, flat; so any dtype can travel."""
+    flat = tensor.reshape(-1)
+    return (torch.view_as_real(flat) if flat.is_complex() else flat).view(torch.uint8).reshape(-1)
+
+
+def gather_rows(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Rows of all ranks; pads to the longest, since back ends want equal sizes."""
+    counts = group_collectives.all_gather(torch.tensor([rows.shape[0]]), group)
+    row_counts = [int(one) for one in counts]
+    row_bytes = rows.shape[1:].numel() * rows.element_size()
+    result = rows.new_empty((sum(row_counts), *rows.shape[1:]))
+    if result.numel() == 0:
+        return result
+    padded = torch.empty(max(row_counts) * row_bytes, dtype=torch.uint8, device=rows.device)
+    if rows.numel():
+        padded[: rows.shape[0] * row_bytes] = as_bytes(rows)
+    gathered = group_collectives.all_gather(padded, group)
+    parts = [one[: n * row_bytes] for one, n in zip(gathered, row_counts, strict=True)]
+    torch.cat(parts, out=as_bytes(result))
+    return result
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    """Such as "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def describe(tensor: torch.Tensor) -> str:
+    """Such as "float32 [2, 3] on cpu"."""
+    return f"{dtype_name(tensor)} {list(tensor.shape)} on {tensor.device.type}"

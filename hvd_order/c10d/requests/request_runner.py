@@ -1,0 +1,101 @@
+"""Carries out a request whose turn it is, or what stands in for it on a rank that has joined."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_order.c10d.job import group_collectives
+from hvd_order.c10d.requests.mismatch import explain_mismatch, ranks_have
+from hvd_order.c10d.requests.request import Decision, Exchange, Request
+from hvd_order.errors import HorovodInternalError, ModelMismatch
+
+__all__ = ["RequestRunner", "StillInStep"]
+
+
+class StillInStep(Exception):  # noqa: N818  (says what it tells)
+    """A request fails on all ranks, which know it; later ones are not affected."""
+
+    def __init__(self, error: HorovodInternalError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class RequestRunner:
+    """Moves the data of a process set's requests, one after the other, on one thread.
+
+    Attributes:
+        stand_in_device: the CUDA device for zeros while this rank has joined; None: there is none.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> None:
+        """Moves nothing yet.
+
+        Args:
+            ranks: of the job, by place in the group.
+            rank: this one.
+        """
+        self.stand_in_device: int | None = None
+        self._group = group
+        self._ranks = ranks
+        self._rank = rank
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def run(self, decision: Decision, request: Request | None) -> None:
+        """Runs the exchange of a request, or that of a stand-in where this rank has none.
+
+        Raises:
+            StillInStep: it cannot run, and no rank has begun.
+            Exception: what the exchange raises; the ranks may be out of step.
+        """
+        if decision.verdict == "differ":
+            lines = [] if request is None else request.lines
+            raise StillInStep(self._difference(lines))
+        if decision.verdict == "refused":
+            what = decision.key if request is None else request.name
+            raise StillInStep(HorovodInternalError(
+                f"{what} needs every rank, and {ranks_have(decision.absent)} joined; only "
+                "allreduce, allgather, reducescatter and barrier go on without ranks that have "
+                "joined"
+            ))  # fmt: skip
+        exchange = None if request is None else request.exchange
+        if decision.absent:
+            stand_in = self._tell_stand_in(request, decision.absent)
+            exchange = exchange or stand_in
+        assert exchange is not None
+        if request is None or request.ready_event is None:
+            with _device_context(None if request else self.stand_in_device):
+                exchange(self._group)
+            return
+        stream = self._streams.get(request.device)
+        if stream is None:
+            stream = torch.cuda.Stream(request.device)
+            self._streams[request.device] = stream
+        with torch.cuda.device(request.device), torch.cuda.stream(stream):
+            stream.wait_event(request.ready_event)
+            exchange(self._group)
+            request.done_event = torch.cuda.Event()
+            request.done_event.record(stream)
+
+    def _tell_stand_in(self, request: Request | None, absent: list[int]) -> Exchange:
+        """What the absent ranks do; the first of the others tells them."""
+        root = next(place for place, rank in enumerate(self._ranks) if rank not in absent)
+        mine = None if request is None else request.stand_in
+        stand_in: Exchange = group_collectives.share_object(mine, root, self._group)
+        return stand_in
+
+    def _difference(self, lines: Sequence[str]) -> ModelMismatch:
+        """The error that all ranks raise, who have different lines; none: this rank has joined."""
+        everyone = group_collectives.gather_objects(list(lines), self._group)
+        there = [(rank, own) for rank, own in zip(self._ranks, everyone, strict=True) if own]
+        return ModelMismatch(
+            explain_mismatch([lines for _, lines in there], [rank for rank, _ in there])
+        )
+
+
+def _device_context(device: int | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if device is None else torch.cuda.device(device)

@@ -1,0 +1,207 @@
+"""An agent as the launcher sees it: a process here or behind ssh, lines out, messages in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import secrets
+import shlex
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import hvd_order
+from hvd_order.errors import InvalidUsage
+from hvd_order.launch.hosts import is_this_host
+from hvd_order.launch.jobs.host_agent import BOOT
+from hvd_order.launch.request import LaunchRequest
+
+__all__ = ["AgentProcess", "Event", "ssh_command"]
+
+Event = tuple["AgentProcess | None", dict[str, Any]]
+"""Who says it (None: the launcher's own threads) and what: ``{"what": ..., ...}``."""
+
+# Of this host or this login; elsewhere they would be wrong.
+_STAYS_HERE = re.compile(
+    r"HOSTNAME|HOST|HOME|USER|LOGNAME|MAIL|SHELL|PWD|OLDPWD|SHLVL|_|TERM_SESSION_ID|DISPLAY"
+    r"|XAUTHORITY|TMPDIR|SSH_.*|XDG_.*|DBUS_.*|BASH_FUNC_.*"
+)
+# A line ends with \n, or with \r where progress bars overwrite theirs.
+_LINE_END = re.compile(rb"(?<=\n)|(?<=\r)(?!\n|\Z)")
+# BatchMode: a question for a password would wait for ever. Alive: a host that lost its power closes
+# no connection, so ssh asks it now and then, and gives it up after a minute without an answer.
+_SSH_DEFAULTS = [
+    "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4",
+]  # fmt: skip
+
+
+def ssh_command(options: Sequence[str]) -> list[str]:
+    """The start of a command line that runs something elsewhere; a host and a command follow.
+
+    Args:
+        options: the user's. Of two that contradict each other, ssh takes the first.
+    """
+    return ["ssh", *options, *_SSH_DEFAULTS]
+
+
+class AgentProcess:
+    """Starts an agent, forwards its output, and puts its messages into a queue.
+
+    The last message is ``ended`` with the exit code.
+
+    Args:
+        host: its name, as the user wrote it.
+        process_count: how many workers it may expect.
+        request: what to start.
+        events: where messages go.
+        prefix: before each line of output.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        process_count: int,
+        request: LaunchRequest,
+        events: queue.Queue[Event],
+        prefix: str,
+    ) -> None:
+        self.host = host
+        self.remote = not is_this_host(host)
+        self.last_errors: deque[str] = deque(maxlen=5)  # of standard error, for a message
+        self._events = events
+        self._answered = False
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._prefix = prefix.encode()
+        self._marker = f"\x1e{secrets.token_hex(8)}\x1e"
+        program = [sys.executable, "-c", BOOT]
+        if self.remote:
+            program = [*ssh_command(request.ssh_options), host, shlex.join(program)]
+        try:
+            self._process = subprocess.Popen(
+                program,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the launcher, which then ends us
+            )
+        except FileNotFoundError:
+            raise InvalidUsage(
+                f"there is no ssh here, which is needed to start processes on {host}"
+            ) from None
+        streams = [(self._process.stdout, sys.stdout), (self._process.stderr, sys.stderr)]
+        self._threads = [
+            threading.Thread(target=self._forward, args=pair, daemon=True) for pair in streams
+        ]
+        for thread in self._threads:
+            thread.start()
+        for function in (self._wait, self._write):
+            threading.Thread(target=function, daemon=True).start()
+        self.send(self._job(process_count, request))
+
+    def send(self, message: Mapping[str, object]) -> None:
+        """Sends a line, without waiting for a host that does not take it."""
+        self._outgoing.put(json.dumps(message).encode() + b"\n")
+
+    def stop(self) -> None:
+        """Ends the agent and its workers, which may take their time; `wait` waits for it."""
+        self.send({"what": "stop"})
+        if not self._answered:  # it has no workers, and may never come to read
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """After `stop`: has the workers ended at once."""
+        self.send({"what": "kill"})
+
+    def wait(self, seconds: float) -> None:
+        """Waits for the end, and kills what has not ended by then."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._outgoing.put(None)
+        for thread in self._threads:
+            thread.join(5)
+
+    def _job(self, process_count: int, request: LaunchRequest) -> dict[str, object]:
+        env = dict(request.env)
+        if self.remote:
+            here = {name: v for name, v in os.environ.items() if not _STAYS_HERE.fullmatch(name)}
+            env = {**here, **env}
+        return {
+            "marker": self._marker,
+            "remote": self.remote,
+            "path": [str(Path(hvd_order.__file__).parents[1]), *filter(None, sys.path)],
+            "env": env,
+            "folder": os.getcwd(),
+            "command": list(request.command),
+            "processes": process_count,
+            "oversubscribe": request.oversubscribe,
+            "restart": request.elastic is not None,
+            "interfaces": list(request.interfaces),
+            "output": str(request.output_folder.absolute()) if request.output_folder else None,
+            "verbose": request.verbose,
+        }
+
+    def _write(self) -> None:
+        """Sends what there is to send; of an agent that has ended, its own end is the news."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError), self._process.stdin as pipe:
+            while (line := self._outgoing.get()) is not None:
+                pipe.write(line)
+                pipe.flush()
+
+    def _forward(self, source: IO[bytes], target: IO[str]) -> None:
+        """Passes lines on, and messages among them to the queue."""
+        marker = self._marker.encode()
+        for line in _lines(source):
+            text, found, message = line.partition(marker)
+            if text:
+                if target is sys.stderr:
+                    self.last_errors.append(text.decode(errors="replace").strip())
+                _pass_on(self._prefix + text, target)
+            if found:
+                self._answered = True
+                self._events.put((self, json.loads(message)))
+
+    def _wait(self) -> None:
+        code = self._process.wait()
+        for thread in self._threads:  # what it said comes before its end
+            thread.join(5)
+        self._events.put((self, {"what": "ended", "code": code}))
+
+
+def _lines(source: IO[bytes]) -> Iterator[bytes]:
+    """Lines with their ends, as soon as they have come."""
+    held: list[bytes] = []  # of a line whose end has not come
+    while chunk := source.read1():  # type: ignore[attr-defined]
+        held.append(chunk)
+        if b"\n" in chunk or b"\r" in chunk:
+            *whole, rest = _LINE_END.split(b"".join(held))
+            yield from whole
+            held = [rest]
+    if any(held):
+        yield b"".join(held)
+
+
+def _pass_on(text: bytes, target: IO[str]) -> None:
+    """Writes to an output of ours; where nobody reads it any more the job goes on without it."""
+    try:
+        target.buffer.write(text)  # type: ignore[attr-defined]
+        target.flush()
+    except OSError as error:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), target.fileno())
+        with contextlib.suppress(OSError):
+            sys.stderr.write(
+                f"hvd-order: {target.name} cannot be written ({error.strerror}); the job goes on "
+                "without it\n"
+            )
+            sys.stderr.flush()

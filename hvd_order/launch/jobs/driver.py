@@ -1,0 +1,394 @@
+"""Leads a job over several hosts, or one that may change: one agent a host, round after round.
+
+An event loop over what the agents say. A job that is not elastic has one round, and its first
+failure ends it. An elastic one forms anew when a worker fails, a host is lost, or hosts come and
+go; workers then go on from their last commit (hvd_order/elastic).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.launch.hosts import Host, discover_hosts, share
+from hvd_order.launch.jobs.agent_process import AgentProcess, Event
+from hvd_order.launch.jobs.rounds import Failure
+from hvd_order.launch.request import LaunchRequest
+
+__all__ = ["Driver", "explain"]
+
+_TICK_S = 1.0
+_STOP_S = 40.0  # torch's agent gives its workers 30 s
+_KILL_S = 5.0
+_FAILURES_WITHOUT_COMMIT = 3
+
+
+def explain(failure: Failure, where: str = "") -> str:
+    """Says how a worker ended."""
+    if failure.code >= 0:
+        return f"rank {failure.rank}{where} failed with exit code {failure.code}"
+    number = -failure.code
+    named = number in set(signal.Signals)  # most real-time signals have no name
+    by = signal.Signals(number).name if named else f"signal {number}"
+    return f"rank {failure.rank}{where} was ended by {by}"
+
+
+@dataclass
+class _Member:
+    """A host in the job."""
+
+    process: AgentProcess
+    ready: bool = False
+    address: str | None = None
+    launcher: str | None = None  # address of the launcher's host, as seen from there
+    has_state: bool = False  # whether it took part, and so may have the last commit
+    deadline: float | None = None  # until then it must be ready, or have begun the round
+
+
+class _Ended(Exception):  # noqa: N818  (the way out of the event loop)
+    """The job is over, with this exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Driver:
+    """Runs one request; use it once.
+
+    Attributes:
+        stopped_by: the signal that ended it; None: it ended otherwise.
+    """
+
+    def __init__(self, request: LaunchRequest) -> None:
+        self.stopped_by: int | None = None
+        self._request = request
+        self._rules = request.elastic
+        self._events: queue.Queue[Event] = queue.Queue()
+        self._available = request.hosts or [Host("localhost", request.process_count)]
+        self._members: dict[str, _Member] = {}  # in the order of the ranks
+        self._excluded: dict[str, float] = {}  # host -> when it may be used again
+        self._round = 0
+        self._in_round: list[Host] = []
+        self._broken = False  # whether the round has failed, so that another must follow
+        self._serving: str | None = None  # host asked for a store for the round
+        self._finished: set[str] = set()
+        self._commit = 0  # the newest that was heard of
+        self._commit_at_failure = -1
+        self._failures = 0  # in a row, without a new commit
+        self._last_code = 1
+        self._left: list[AgentProcess] = []  # agents of hosts that are no members any more
+        self._hosts_deadline: float | None = None  # until then there must be enough hosts
+        self._closing = threading.Event()
+
+    def run(self) -> int:
+        """Runs the job and ends everything that it started.
+
+        Returns:
+            See `hvd_order.launch.run.run`.
+        """
+        before = signal.signal(signal.SIGTERM, _interrupt)
+        try:
+            if self._rules is not None and self._rules.discovery_script is not None:
+                self._available = discover_hosts(
+                    self._rules.discovery_script, self._rules.default_slots
+                )
+                threading.Thread(target=self._discover, daemon=True).start()
+            self._adapt()
+            while True:
+                self._step()
+        except _Ended as end:
+            return end.code
+        except KeyboardInterrupt as interrupt:
+            self.stopped_by = int(interrupt.args[0] if interrupt.args else signal.SIGINT)
+            return 128 + self.stopped_by
+        finally:
+            self._closing.set()
+            processes = [*self._left, *(member.process for member in self._members.values())]
+            try:
+                for process in processes:
+                    process.stop()
+                for process in processes:
+                    process.wait(_STOP_S)
+            except KeyboardInterrupt:  # whoever asks a second time does not want to wait
+                handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                for process in processes:
+                    process.kill()
+                for process in processes:
+                    process.wait(_KILL_S)
+                signal.signal(signal.SIGINT, handler)
+            signal.signal(signal.SIGTERM, before)
+
+    # ---- events ----
+
+    def _step(self) -> None:
+        try:
+            sender, message = self._events.get(timeout=_TICK_S)
+        except queue.Empty:
+            self._tick()
+            return
+        what = message["what"]
+        if what == "hosts":
+            self._available = message["hosts"]
+            self._adapt()
+        elif what == "discovery failed":
+            _say(message["text"])
+        elif sender is not None:
+            member = self._members.get(sender.host)
+            if member is not None and member.process is sender:
+                self._take(sender.host, member, message)
+        self._tick()
+
+    def _take(self, host: str, member: _Member, message: dict[str, Any]) -> None:
+        what = message["what"]
+        self._commit = max(self._commit, message.get("commit", 0))
+        if what == "ready":
+            member.ready, member.deadline = True, None
+            member.address, member.launcher = message["address"], message["launcher"]
+            self._adapt()
+        elif what == "serving" and message["round"] == self._round and host == self._serving:
+            if not self._broken:  # else a host of the round is lost already
+                self._announce(message["port"])
+        elif what == "began" and message["round"] == self._round:
+            member.deadline = None
+        elif what == "finished" and message["round"] == self._round:
+            self._finished.add(host)
+            if self._finished >= {each.name for each in self._in_round}:
+                for each in self._members.values():
+                    each.process.send({"what": "leave"})
+                raise _Ended(0)
+        elif what == "failed" and message["round"] == self._round:
+            self._worker_failed(host, Failure(message["rank"], message["code"]))
+        elif what == "error":
+            _say(f"{host}: {message['text']}")
+            self._lost(host, 2)
+        elif what == "ended":
+            self._say_why_it_ended(host, member, message["code"])
+            self._lost(host, 1)
+
+    def _tick(self) -> None:
+        """Looks at the clock."""
+        now = time.monotonic()
+        freed = [host for host, until in self._excluded.items() if until <= now]
+        for host in freed:
+            del self._excluded[host]
+        if freed:
+            self._adapt()
+        for host, member in list(self._members.items()):
+            if member.deadline is not None and now > member.deadline:
+                said = "; ".join(member.process.last_errors)
+                _say(f"{host} did not answer in time" + (f": {said}" if said else ""))
+                self._lost(host, 1)
+        if self._hosts_deadline is not None and now > self._hosts_deadline:
+            _say(
+                f"there were no hosts for {self._least()} processes within {self._timeout_s():g} s"
+            )
+            raise _Ended(1)
+
+    # ---- what follows from them ----
+
+    def _adapt(self) -> None:
+        """Brings agents and round in line with the hosts that there are."""
+        if self._finished and not self._broken:
+            return  # the job is about to end by itself
+        usable = [host for host in self._available if host.name not in self._excluded]
+        # Hosts that are in stay in front: their ranks, 0 first, have the newest state.
+        order = list(self._members)
+        usable.sort(key=lambda host: order.index(host.name) if host.name in order else len(order))
+        wanted = share(usable, self._most())
+        if sum(host.slots for host in wanted) < self._least():
+            if self._hosts_deadline is None:
+                count = sum(host.slots for host in wanted)
+                _say(f"hosts for {count} processes, {self._least()} are needed; waiting for more")
+                self._hosts_deadline = time.monotonic() + self._timeout_s()
+            return
+        self._hosts_deadline = None
+        in_use = {host.name for host in (*wanted, *self._in_round)}
+        for name in [name for name in self._members if name not in in_use]:
+            process = self._members.pop(name).process
+            process.stop()
+            self._left.append(process)
+        for host in wanted:
+            if host.name not in self._members:
+                prefix = f"[{host.name}] " if self._several_hosts() else ""
+                self._members[host.name] = _Member(
+                    AgentProcess(host.name, host.slots, self._request, self._events, prefix),
+                    deadline=time.monotonic() + self._request.start_timeout_s,
+                )
+        ready = [host for host in wanted if self._members[host.name].ready]
+        if ready != wanted and (self._round == 0 or sum(h.slots for h in ready) < self._least()):
+            return
+        if self._broken or ready != self._in_round:
+            self._form(ready)
+
+    def _form(self, hosts: list[Host]) -> None:
+        """Begins a round with `hosts`, and lets the others go."""
+        if self._finished:
+            _say("a worker failed or a host was lost after others had finished; ending the job")
+            raise _Ended(self._last_code)
+        limit = self._rules.reset_limit if self._rules is not None else None
+        if limit is not None and self._round > limit:
+            _say(f"the job has formed anew {limit} times, the --reset-limit; ending it")
+            raise _Ended(self._last_code)
+        stay = {host.name for host in hosts}
+        if self._round and not (self._keeps_state_elsewhere() or self._any_has_state(stay)):
+            _say(
+                "no host that has the last commit is left; keep one when hosts change, or name a "
+                "shared directory in HVD_ORDER_ELASTIC_DIR"
+            )
+            raise _Ended(self._last_code)
+        for name in [name for name in self._members if self._members[name].ready]:
+            if name not in stay:
+                process = self._members.pop(name).process
+                process.send({"what": "leave"})
+                self._left.append(process)
+        self._round += 1
+        self._in_round, self._broken = hosts, False
+        self._serving = hosts[0].name
+        for name in stay:
+            self._members[name].has_state = True
+            self._members[name].deadline = time.monotonic() + self._timeout_s()
+        self._members[self._serving].process.send(
+            {"what": "serve", "round": self._round, "address": self._address_of(self._serving)}
+        )
+
+    def _announce(self, port: int) -> None:
+        """Tells all hosts of the round, now that their meeting place is known."""
+        assert self._serving is not None
+        address = self._address_of(self._serving)
+        size, first_rank = sum(host.slots for host in self._in_round), 0
+        for place, host in enumerate(self._in_round):
+            numbers = {
+                "number": self._round,
+                "place": place,
+                "host_count": len(self._in_round),
+                "first_rank": first_rank,
+                "process_count": host.slots,
+                "size": size,
+                "address": address,
+                "port": port,
+            }
+            first_rank += host.slots
+            self._members[host.name].process.send({"what": "round", "round": numbers})
+
+    def _worker_failed(self, host: str, failure: Failure) -> None:
+        self._last_code = failure.code if failure.code > 0 else 128 - failure.code
+        where = f" on {host}" if self._several_hosts() else ""
+        text = explain(failure, where)
+        if self._rules is None:
+            _say(f"{text}; all others were stopped")
+            raise _Ended(self._last_code)
+        self._failures = 1 if self._commit > self._commit_at_failure else self._failures + 1
+        self._commit_at_failure = self._commit
+        if self._failures >= _FAILURES_WITHOUT_COMMIT:
+            _say(f"{text}, {self._failures} times in a row without a new commit in between")
+            self._failures = 0
+            self._lost(host, self._last_code)
+            return
+        _say(f"{text}; starting all again")
+        self._broken = True
+        self._adapt()
+
+    def _lost(self, host: str, code: int) -> None:
+        """Goes on without a host, if that is possible."""
+        member = self._members.pop(host)
+        member.process.stop()
+        self._left.append(member.process)
+        self._last_code = code
+        self._broken = self._broken or host in {each.name for each in self._in_round}
+        rules = self._rules
+        cooldown = None if rules is None else rules.cooldown_s
+        self._excluded[host] = math.inf if cooldown is None else time.monotonic() + cooldown
+        usable = [each for each in self._available if self._excluded.get(each.name) != math.inf]
+        enough = sum(each.slots for each in usable) >= self._least()
+        if rules is None or not (enough or rules.discovery_script):
+            _say("all others were stopped" if self._several_hosts() else "the job has ended")
+            raise _Ended(code)
+        _say(f"going on without {host}" + ("" if cooldown is None else f" for {cooldown:g} s"))
+        self._adapt()
+
+    # ---- small questions ----
+
+    def _most(self) -> int | None:
+        return self._request.process_count if self._rules is None else self._rules.max_count
+
+    def _least(self) -> int:
+        if self._rules is None or self._round == 0:
+            return self._request.process_count
+        return self._rules.min_count
+
+    def _any_has_state(self, names: set[str]) -> bool:
+        return any(self._members[name].has_state for name in names)
+
+    def _keeps_state_elsewhere(self) -> bool:
+        name = "HVD_ORDER_ELASTIC_DIR"
+        return bool(self._request.env.get(name) or os.environ.get(name))
+
+    def _timeout_s(self) -> float:
+        return self._request.start_timeout_s if self._rules is None else self._rules.timeout_s
+
+    def _several_hosts(self) -> bool:
+        discovers = self._rules is not None and self._rules.discovery_script is not None
+        return discovers or len(self._available) > 1
+
+    def _address_of(self, host: str) -> str:
+        """Where the others reach a host: by interface, as ssh did, or by its name."""
+        member = self._members[host]
+        if member.address is not None:
+            return member.address
+        if member.process.remote:
+            return host.rpartition("@")[2]
+        seen = (self._members[each.name].launcher for each in self._in_round)
+        elsewhere = any(self._members[each.name].process.remote for each in self._in_round)
+        return next(filter(None, seen), host if elsewhere else "127.0.0.1")
+
+    def _say_why_it_ended(self, host: str, member: _Member, code: int) -> None:
+        if member.ready:
+            _say(f"the connection to {host} broke, or its agent died (exit code {code})")
+            return
+        said = "; ".join(member.process.last_errors)
+        cure = (
+            f"; 'ssh {host} {sys.executable} --version' must work without a password"
+            if member.process.remote
+            else ""
+        )
+        _say(f"nothing could be started on {host} (exit code {code}): {said}{cure}")
+
+    def _discover(self) -> None:
+        """Asks the discovery script every second; its failures are told once."""
+        assert self._rules is not None
+        assert self._rules.discovery_script is not None
+        hosts, failed = list(self._available), False
+        while not self._closing.wait(_TICK_S):
+            try:
+                found = discover_hosts(self._rules.discovery_script, self._rules.default_slots)
+            except InvalidUsage as error:
+                if not failed:
+                    self._events.put((None, {"what": "discovery failed", "text": str(error)}))
+                failed = True
+                continue
+            failed = False
+            if sorted(found, key=str) != sorted(hosts, key=str):
+                hosts = found
+                self._events.put((None, {"what": "hosts", "hosts": found}))
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it any more, which must not end the job
+        sys.stderr.write(f"hvd-order: {text}\n")
+        sys.stderr.flush()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)

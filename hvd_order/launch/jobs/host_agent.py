@@ -1,0 +1,190 @@
+"""One host's part of a job over several hosts, or of one that may change: ``main`` runs there.
+
+The launcher starts it, here or by ssh, writes one line of JSON to its standard input that says
+what to do, the environment with its secrets included, and then a line for each round. When that
+pipe breaks, because the launcher or the connection died, everything here ends. What it has
+to say goes to standard output, in lines that begin with a word only the launcher knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from hvd_order.elastic.agent import agent_folders
+from hvd_order.elastic.commits import CommitFolder
+from hvd_order.errors import InvalidUsage
+from hvd_order.launch.hosts import check_room, interface_address, interface_variables
+from hvd_order.launch.jobs.rounds import Failure, JobEnded, Round, RoundInbox, Stopped
+
+__all__ = ["BOOT", "main"]
+
+# Nothing of hvd_order can be imported before the first line has come: it says where from.
+BOOT = (
+    "import json, os, sys; pipe = os.fdopen(os.dup(0), 'rb'); "
+    "job = json.loads(pipe.readline()); sys.path[:0] = job['path']; "
+    "from hvd_order.launch.jobs.host_agent import main; sys.exit(main(job, pipe))"
+)
+
+# Not SIGTERM: elastic workers take that for a change of the job and would finish their step.
+_STOP = signal.SIGHUP
+
+
+def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
+    """Takes part in a job until its end.
+
+    Args:
+        job: marker, remote, env, folder, command, processes, oversubscribe, restart, interfaces,
+            output, verbose.
+        pipe: further lines from the launcher.
+
+    Returns:
+        The exit code; the launcher goes by the messages.
+    """
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # workers must not read the launcher's lines
+    # Under nohup it would be ignored here and by the workers; but no terminal reaches this session.
+    signal.signal(_STOP, _stop)  # until torch's agent has a handler of its own
+    os.environ.update(job["env"])
+    launcher = _Launcher(job["marker"])
+    try:
+        _check(job)
+        address = _address(job["interfaces"], job["remote"])
+        try:
+            with _quiet_torch(job["verbose"]):
+                from hvd_order.launch.jobs.torch_agent import run_workers
+        except ImportError as error:
+            raise InvalidUsage(
+                f"PyTorch cannot be imported with {sys.executable}: {error}"
+            ) from None
+        inbox = RoundInbox(lambda what, number, failure: _report(launcher, what, number, failure))
+        threading.Thread(target=_listen, args=(pipe, inbox, launcher), daemon=True).start()
+        launcher.tell("ready", **address)
+        failure = run_workers(
+            job["command"],
+            inbox,
+            job["processes"],
+            restart=job["restart"],
+            output_folder=Path(job["output"]) if job["output"] else None,
+            verbose=job["verbose"],
+        )
+    except JobEnded:
+        return 0
+    except Stopped as stop:
+        return 128 + stop.signal
+    except (InvalidUsage, OSError) as error:
+        launcher.tell("error", text=str(error))
+        return 1
+    finally:
+        signal.signal(_STOP, signal.SIG_IGN)  # of _listen, too late to matter
+        for folder in agent_folders(os.getpid()):
+            shutil.rmtree(folder, ignore_errors=True)
+    if failure is not None:
+        launcher.tell("failed", round=1, commit=0, **dataclasses.asdict(failure))
+        return 1
+    return 0
+
+
+class _Launcher:
+    """The way back to the launcher."""
+
+    def __init__(self, marker: str) -> None:
+        self._marker = marker
+        self._output = os.dup(1)
+
+    def tell(self, what: str, **details: object) -> None:
+        line = f"{self._marker}{json.dumps({'what': what, **details})}\n"
+        # One call, so that no worker's output gets in between.
+        os.write(self._output, line.encode())
+
+
+def _report(launcher: _Launcher, what: str, number: int, failure: Failure | None) -> None:
+    details = dataclasses.asdict(failure) if failure is not None else {}
+    launcher.tell(what, round=number, commit=_newest_commit(), **details)
+
+
+def _newest_commit() -> int:
+    """How far the job has got, to tell one that gets on from one that only fails."""
+    directory = os.environ.get("HVD_ORDER_ELASTIC_DIR")
+    folders = [Path(directory)] if directory else agent_folders(os.getpid())
+    commit = CommitFolder(folders, durable=bool(directory)).newest()
+    return 0 if commit is None else commit.number
+
+
+def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
+    """Takes the launcher's lines until it lets this host go, or until there are no more."""
+    from hvd_order.launch.jobs.torch_agent import serve_store
+
+    stores: list[object] = []  # kept, for the workers of the latest round and of the one before
+    try:
+        for line in pipe:
+            message = json.loads(line)
+            if message["what"] == "serve":
+                store = serve_store(message["address"])
+                stores = [*stores[-1:], store]
+                launcher.tell("serving", round=message["round"], port=store.port)
+            elif message["what"] == "round":
+                inbox.announce(Round(**message["round"]))
+            elif message["what"] == "leave":
+                inbox.end()
+                return
+            elif message["what"] in ("stop", "kill"):  # a second signal means: at once
+                inbox.end()
+                os.kill(os.getpid(), _STOP)
+    except (RuntimeError, OSError) as error:  # no store could be made, or nobody listens any more
+        with contextlib.suppress(OSError):
+            launcher.tell("error", text=f"nothing can be served here: {error}")
+    inbox.end()
+    os.kill(os.getpid(), _STOP)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+def _check(job: dict[str, Any]) -> None:
+    """Raises InvalidUsage where the job cannot be run here."""
+    try:
+        os.chdir(job["folder"])
+    except OSError as error:
+        raise InvalidUsage(
+            f"there is no folder {job['folder']} ({error.strerror}); the program must be at the "
+            "same place on every host"
+        ) from None
+    if not job["oversubscribe"]:
+        check_room(job["processes"])
+    command = job["command"]
+    if shutil.which(command[0]) is None:
+        raise InvalidUsage(f"there is no command {command[0]!r} to run {shlex.join(command)}")
+
+
+@contextlib.contextmanager
+def _quiet_torch(verbose: bool) -> Iterator[None]:
+    """Keeps torch's C++ code in this process, not in the workers, from reporting peers' ends."""
+    name = "TORCH_CPP_LOG_LEVEL"
+    if verbose or name in os.environ:
+        yield
+        return
+    os.environ[name] = "ERROR"  # read when torch is imported
+    yield
+    del os.environ[name]
+
+
+def _address(interfaces: list[str], remote: bool) -> dict[str, str | None]:
+    """How others can reach this host, and how this one reached the launcher's, if known."""
+    connection = os.environ.get("SSH_CONNECTION", "").split() if remote else []
+    client, server = (connection[0], connection[2]) if len(connection) == 4 else (None, None)
+    if interfaces:
+        os.environ.update(interface_variables(interfaces))
+        server = interface_address(interfaces[0])
+    return {"address": server, "launcher": client}

@@ -1,0 +1,310 @@
+"""torch's elastic agent, led by the launcher's rounds (rounds.py) instead of a rendezvous server.
+
+So ranks follow the order of the hosts, hosts may have different numbers of processes, and the only
+port is that of the workers' meeting place. Agents know from the round what torch's would ask each
+other for, so a host that freezes or dies while the job forms holds up no other. The only module of
+this room that needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import (
+    LogsDest,
+    LogsSpecs,
+    SignalException,
+    SubprocessContext,
+)
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+from torch.distributed.launcher.api import LaunchConfig
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.launch.jobs.kill_with_parent import kill_tied, tied
+from hvd_order.launch.jobs.rounds import Failure, Round, Stopped
+from hvd_order.launch.listening import listening_fd
+
+__all__ = ["RoundSource", "run_workers", "serve_store"]
+
+_STORE_TIMEOUT = timedelta(seconds=300)
+_REACH_S = 30.0  # for the first host to answer
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_NOT_LIMITED = 2**31 - 1  # restarts: the launcher decides, round by round
+
+
+class RoundSource(Protocol):
+    """Where an agent hears of rounds; see `hvd_order.launch.jobs.rounds.RoundInbox`."""
+
+    def next_round(self, after: int, failure: Failure | None) -> Round: ...  # noqa: D102
+    def newest(self) -> int: ...  # noqa: D102
+    def finished(self) -> bool: ...  # noqa: D102
+
+
+def serve_store(address: str) -> TCPStore:
+    """A store for the workers of one round, on a free port; it serves as long as it is kept.
+
+    Args:
+        address: by which all of them reach this host. If that is a number, nobody else can.
+    """
+    return TCPStore(
+        "localhost" if (taken := listening_fd(address)) is None else address,
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=_STORE_TIMEOUT,
+        master_listen_fd=taken,
+    )
+
+
+def run_workers(
+    command: Sequence[str],
+    source: RoundSource,
+    process_count: int,
+    *,
+    restart: bool,
+    output_folder: Path | None,
+    verbose: bool,
+) -> Failure | None:
+    """Starts this host's workers, round after round, and waits for them.
+
+    Args:
+        command: program and arguments of each worker.
+        source: of rounds.
+        process_count: of the first round, at a guess.
+        restart: come for another round when a worker fails; else that ends all.
+        output_folder: where the ranks' output goes; None: to ours.
+        verbose: show the agent's log.
+
+    Returns:
+        The first failure, None when all workers succeeded.
+
+    Raises:
+        JobEnded: this host has no part in the job any more.
+        Stopped: by a signal.
+        InvalidUsage: the first host cannot be reached from here.
+    """
+    if not verbose:
+        for name in list(logging.root.manager.loggerDict):
+            if name.startswith("torch.distributed"):
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+    rendezvous, files = _Rendezvous(source), _RankFiles(output_folder)
+    program, *arguments = tied(command)
+    spec = WorkerSpec(
+        role="worker",
+        local_world_size=process_count,
+        rdzv_handler=rendezvous,
+        entrypoint=program,
+        # The agent takes "$name" in them for its own macros.
+        args=tuple(argument.replace("$", "$$") for argument in arguments),
+        max_restarts=_NOT_LIMITED if restart else 0,
+        # Without them it makes a folder for logs, which would stay.
+        numa_options=LaunchConfig(1, 1, process_count, logs_specs=files).numa_options,
+    )
+    rendezvous.spec = spec
+    agent = _Agent(spec, source, rendezvous, files)
+    try:
+        with _handlers_kept():
+            result = agent.run()
+    except SignalException as error:
+        raise Stopped(int(error.sigval)) from None
+    if not result.is_failed():
+        return None
+    return rendezvous.failure
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Undoes what torch's agent does to this process's signals."""
+    before = {number: signal.getsignal(number) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # else it is not Python's
+                signal.signal(number, handler)
+
+
+class _Rendezvous(RendezvousHandler):
+    """torch's view of the rounds."""
+
+    def __init__(self, source: RoundSource) -> None:
+        self.spec: WorkerSpec | None = None
+        self.round: Round | None = None
+        self.failure: Failure | None = None
+        self._source = source
+        self._threads_given = "OMP_NUM_THREADS" in os.environ
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        before = 0 if self.round is None else self.round.number
+        now = self._source.next_round(before, self.failure)
+        self.round, self.failure = now, None
+        self._reach(now)
+        assert self.spec is not None
+        self.spec.local_world_size = now.process_count
+        if not self._threads_given:
+            threads = max(1, (os.cpu_count() or 1) // now.process_count)
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+        # Agents have nothing to tell each other: the store is one of their own.
+        place = RendezvousStoreInfo(now.address, now.port)
+        return RendezvousInfo(HashStore(), now.place, now.host_count, place)
+
+    def _reach(self, now: Round) -> None:
+        """Looks whether workers will come to their meeting place; they would wait far longer.
+
+        Raises:
+            InvalidUsage: it cannot be reached, and no other round has been announced.
+        """
+        deadline = time.monotonic() + _REACH_S
+        while True:
+            try:
+                socket.create_connection((now.address, now.port), _REACH_S).close()
+                return
+            except OSError as error:
+                if self._source.newest() > now.number:
+                    return  # the job forms without that host; torch soon asks for the next round
+                if time.monotonic() > deadline:
+                    raise InvalidUsage(
+                        f"{socket.gethostname()} cannot reach the first host at {now.address}, "
+                        f"port {now.port} ({error}); hosts must reach each other on all ports: "
+                        "look for a firewall, or name the network with --network-interface"
+                    ) from None
+            time.sleep(0.2)
+
+    def num_nodes_waiting(self) -> int:
+        number = 0 if self.round is None else self.round.number
+        return int(self._source.newest() > number)  # then torch comes for the next round
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True  # the one that the round names is there before any worker is
+
+    def get_backend(self) -> str:
+        return "hvd_order"
+
+    def get_run_id(self) -> str:
+        # The same on all hosts: ranks compare it.
+        return "none" if self.round is None else f"{self.round.address}:{self.round.port}"
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def shutdown(self) -> bool:
+        return True
+
+
+class _Agent(LocalElasticAgent):
+    """Takes from the round what torch's agents ask each other for; remembers who failed first."""
+
+    def __init__(
+        self, spec: WorkerSpec, source: RoundSource, rendezvous: _Rendezvous, logs: _RankFiles
+    ) -> None:
+        super().__init__(spec, logs)
+        self._source = source
+        self._rendezvous_handler = rendezvous
+        self._stopping = False
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        before = {number: signal.getsignal(number) for number in _STOPS}
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        for number, handler in before.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, self._stop)  # in place of torch's
+        return started
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Has torch end the workers politely; whoever asks a second time does not want to wait."""
+        if not self._stopping:
+            self._stopping = True
+            name = signal.Signals(number)
+            raise SignalException(f"process {os.getpid()} got {name.name}", sigval=name)
+        if isinstance(self._pcontext, SubprocessContext):
+            for handler in self._pcontext.subprocess_handlers.values():
+                kill_tied(handler.proc)
+
+    def _assign_worker_ranks(
+        self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        now = self._rendezvous_handler.round
+        assert now is not None
+        return [
+            Worker(
+                local_rank=local_rank,
+                global_rank=now.first_rank + local_rank,
+                role_rank=now.first_rank + local_rank,
+                world_size=now.size,
+                role_world_size=now.size,
+            )
+            for local_rank in range(now.process_count)
+        ]
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> Any:
+        result = super()._monitor_workers(worker_group)
+        # Those that the agent itself has stopped are listed as well, behind who ended before.
+        for rank, failure in list(result.failures.items())[:1]:
+            self._rendezvous_handler.failure = Failure(rank, failure.exitcode)
+        if result.state == WorkerState.SUCCEEDED and not self._source.finished():
+            return RunResult(WorkerState.HEALTHY)  # so that torch comes for the next round
+        return result
+
+    def _exit_barrier(self) -> None:
+        """`_monitor_workers` has waited for the other hosts, and without a limit on the time."""
+
+
+class _RankFiles(LogsSpecs):
+    """Sends a rank's output to ``<folder>/rank.<rank>/stdout`` and ``stderr``, as horovodrun does.
+
+    When ranks are started again, the names get a number: ``stdout.1``. Without a folder there are
+    no files at all, so a launcher that is killed leaves none.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        super().__init__()
+        self._folder = folder
+        self._starts = 0
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull if self._folder is None else str(self._folder)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        for env in envs.values():
+            env["TORCHELASTIC_ERROR_FILE"] = ""  # the output says it
+        to_ours, nowhere = dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull)
+        destination = LogsDest(dict(to_ours), dict(to_ours), {}, {}, nowhere)
+        if self._folder is None:
+            return destination
+        suffix = f".{self._starts}" if self._starts else ""
+        self._starts += 1
+        for local_rank, env in envs.items():
+            width = len(str(int(env["WORLD_SIZE"]) - 1))
+            folder = self._folder / f"rank.{int(env['RANK']):0{width}d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            destination.stdouts[local_rank] = str(folder / f"stdout{suffix}")
+            destination.stderrs[local_rank] = str(folder / f"stderr{suffix}")
+        return destination

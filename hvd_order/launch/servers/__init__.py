@@ -1,0 +1,1 @@
+"""Parameter servers of a job, started beside its workers."""

@@ -1,0 +1,113 @@
+"""Starts the parameter servers that worker 0 wishes for while the job runs.
+
+Wishes and answers lie in the job's store; c10d/parameter_server/scale_requests.py says how. Only
+worker 0's are followed: they are signed with the job's secret, each for its own number.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from typing import Any, Protocol
+
+from hvd_order.errors import NotTrusted
+from hvd_order.launch.servers.server_processes import ServerProcesses
+from hvd_order.server.access.signed_records import read_note, signed_note
+from hvd_order.server.access.ticket_queue import Arrivals, CountingStore
+
+__all__ = ["WishedServers"]
+
+_LOOK_S = 0.2
+_PATIENCE = timedelta(seconds=60)  # for a number to be filled
+_ROOM = "hvd_order/"  # what processes of the job put before each key
+
+
+class _Store(CountingStore, Protocol):
+    # Any: they take bytes, but torch's stubs say str.
+    def set(self, key: str, value: Any, /) -> None: ...
+
+    def get(self, key: str, /) -> bytes: ...
+
+
+class WishedServers:
+    """Looks for wishes, on a thread of its own."""
+
+    def __init__(self, store: _Store, key: bytes, servers: ServerProcesses, most: int) -> None:
+        """Looks from now on.
+
+        Args:
+            store: the job's; nobody else may use this connection.
+            key: the job's secret.
+            servers: that there are.
+            most: servers at a time.
+        """
+        self._store = store
+        self._key = key
+        self._servers = servers
+        self._most = most
+        self._started: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by wish
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="wished servers", daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        arrivals = Arrivals(
+            self._store, f"{_ROOM}wishes", lambda number: f"{_ROOM}wish/{number}", _PATIENCE, _say
+        )
+        try:
+            while not self._closing.wait(_LOOK_S):
+                for number in arrivals.look():
+                    self._fulfil(number)
+                self._answer_about_ended()
+        except RuntimeError as error:
+            _say(f"no more servers will be started in this job: its store has failed: {error}")
+
+    def _answer_about_ended(self) -> None:
+        for number, (host, process) in list(self._started.items()):
+            code = process.poll()
+            if code is not None:
+                del self._started[number]
+                if code:
+                    self._answer(number, failed=f"it ended on {host} with code {code}")
+
+    def _fulfil(self, number: int) -> None:
+        key = f"{_ROOM}wish/{number}"
+        try:
+            wish = read_note(self._key, f"wish {number}", bytes(self._store.get(key)))
+        except NotTrusted as error:
+            _say(f"a wish is not followed: {error}")
+            return
+        if self._store.check([f"{key}/over"]):
+            return
+        if wish.get("what") != "start":
+            return self._answer(number, failed=f"the launcher cannot {wish.get('what')!r}")
+        if self._servers.running() >= self._most:
+            return self._answer(
+                number, failed=f"{self._most} run already, as --max-servers allows at most"
+            )
+        try:
+            host, process = self._servers.start()
+        except OSError as error:
+            return self._answer(number, failed=str(error))
+        self._started[number] = host, process
+        self._answer(number, started=host)
+        return None
+
+    def _answer(self, number: int, **answer: str) -> None:
+        if "failed" in answer:
+            _say(f"no server could be started: {answer['failed']}")
+        self._store.set(
+            f"{_ROOM}wish/{number}/answer",
+            signed_note(self._key, f"answer to wish {number}", answer),
+        )
+
+    def close(self) -> None:
+        """Starts none any more."""
+        self._closing.set()
+        self._thread.join()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"hvd-order: {text}\n")

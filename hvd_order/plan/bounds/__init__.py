@@ -1,0 +1,1 @@
+"""How short a step can be."""

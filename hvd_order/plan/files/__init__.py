@@ -1,0 +1,1 @@
+"""Profiles, plans and traces on disk."""

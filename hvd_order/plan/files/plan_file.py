@@ -1,0 +1,252 @@
+"""A plan: in which order and in what pieces one model's gradients travel on one cluster.
+
+``hvd-order tune`` writes it; a run with ``HVD_ORDER_PLAN`` follows it and adds what it measured.
+docs/planning.md describes the file. No framework needed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.files.document import Fields, read_document, write_document
+from hvd_order.plan.files.profile import parameter_from
+from hvd_order.plan.graph.graph import Graph, Parameter
+from hvd_order.plan.link.cut import Cut, Link
+
+__all__ = ["VERSION", "AgreementName", "Candidate", "Confirmed", "Plan", "read_plan"]
+
+_KIND = "plan"
+VERSION = 1
+_LEAST_BYTES = 64  # SliceLayout::kCutAlignment
+_LISTED = 3  # of many differences
+
+AgreementName = Literal["leader", "negotiated", "planned"]
+_PolicyName = Literal["priority", "arrival"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A cut and the step time that the simulator predicts for it, in seconds."""
+
+    cut: Cut
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What trials on real steps have chosen.
+
+    Attributes:
+        step_s: measured with it, of the slowest rank.
+        ranks: in the job that measured it.
+    """
+
+    cut: Cut
+    step_s: float
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do with one model on one cluster.
+
+    Attributes:
+        model: name, for people.
+        ranks, link: the cluster that it was made for.
+        order: name of the heuristic behind the order of ``parameters``, for people.
+        parameters: those that travel, the most urgent first.
+        idle: those that had no gradient in the profile.
+        agreement: how ranks come to send the same slices in the same order.
+        candidates: the best first; the others are worth a trial.
+        bound_s: no order makes a step shorter.
+        issue_order: for ``planned`` agreement, names of all slices of the first candidate's cut, in
+            the order in which they are sent.
+        confirmed: None until trials have been made.
+
+    Raises:
+        InvalidUsage: numbers or names that make no sense.
+    """
+
+    model: str
+    ranks: int
+    link: Link
+    order: str
+    parameters: tuple[Parameter, ...]
+    agreement: AgreementName
+    candidates: tuple[Candidate, ...]
+    bound_s: float
+    idle: tuple[Parameter, ...] = ()
+    issue_order: tuple[str, ...] | None = None
+    confirmed: Confirmed | None = None
+
+    def __post_init__(self) -> None:
+        if not self.candidates:
+            raise InvalidUsage('"candidates" is empty; a plan has one at least')
+        for number, candidate in enumerate(self.candidates):
+            _check_cut(candidate.cut, f"candidate {number}")
+            _check_time(candidate.predicted_s, f'candidate {number} has "predicted_s"')
+        _check_time(self.bound_s, 'the plan has "bound_s"', least=0.0)
+        for name, number_s in asdict(self.link).items():
+            _check_time(number_s, f'"cluster" has "{name}"', least=0.0)
+        _check_ranks(self.ranks, '"cluster"')
+        if self.confirmed is not None:
+            _check_cut(self.confirmed.cut, '"confirmed"')
+            _check_time(self.confirmed.step_s, '"confirmed" has "step_s"')
+            _check_ranks(self.confirmed.ranks, '"confirmed"')
+        Graph((*self.parameters, *self.idle), ())  # checks names and sizes
+        listed = self.issue_order or ()
+        if len(set(listed)) < len(listed):
+            twice = next(name for name in listed if listed.count(name) > 1)
+            raise InvalidUsage(f'"issue_order" has {twice!r} more than once')
+
+    @property
+    def cut(self) -> Cut:
+        """To begin with: what trials have chosen, or else the best prediction."""
+        return self.candidates[0].cut if self.confirmed is None else self.confirmed.cut
+
+    def issue_order_of(self, cut: Cut) -> tuple[str, ...] | None:
+        """The static order of slices that the plan has for a cut, None if it has none."""
+        return self.issue_order if cut == self.candidates[0].cut else None
+
+    def in_order(self, names: Sequence[str]) -> list[str]:
+        """The same names, the most urgent first; all of a model that the plan fits."""
+        place = {p.name: i for i, p in enumerate((*self.parameters, *self.idle))}
+        return sorted(names, key=place.__getitem__)
+
+    def differences(self, size_bytes: Mapping[str, int]) -> list[str]:
+        """What keeps the plan from fitting a model, a sentence each; none if it fits.
+
+        Args:
+            size_bytes: of the model's trainable parameters, by name.
+        """
+        planned = {p.name: p.size_bytes for p in self.parameters}
+        known = {**{p.name: p.size_bytes for p in self.idle}, **planned}
+        unknown = [name for name in size_bytes if name not in known]
+        gone = [name for name in planned if name not in size_bytes]
+        found = []
+        if unknown:
+            found.append(f"the plan lacks {_some(unknown)}")
+        if gone:
+            found.append(f"the model lacks {_some(gone)}, or does not train it")
+        found += [
+            f"'{name}' has {size} bytes, in the plan {known[name]}"
+            for name, size in size_bytes.items()
+            if known.get(name, size) != size
+        ][:_LISTED]
+        return found
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file; an existing one is replaced as a whole or not at all."""
+        write_document(path, _KIND, VERSION, self._document())
+
+    def _document(self) -> dict[str, Any]:
+        done = self.confirmed
+        return {
+            "model": self.model,
+            "cluster": {"ranks": self.ranks, **asdict(self.link)},
+            "bound_s": self.bound_s,
+            "agreement": self.agreement,
+            "candidates": [
+                {**asdict(each.cut), "predicted_s": each.predicted_s} for each in self.candidates
+            ],
+            "confirmed": done and {**asdict(done.cut), "step_s": done.step_s, "ranks": done.ranks},
+            "order": self.order,
+            "parameters": [asdict(parameter) for parameter in self.parameters],
+            "idle": [asdict(parameter) for parameter in self.idle],
+            "issue_order": self.issue_order and list(self.issue_order),
+        }
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """Reads what :meth:`Plan.write` wrote.
+
+    Raises:
+        InvalidUsage: the file is no plan, of another version, or says something impossible; the
+            message names the file and the place in it.
+        OSError: there is no such file.
+    """
+    return read_document(path, _KIND, VERSION, _plan)
+
+
+def _plan(top: Fields) -> Plan:
+    model = top.take("model", str)
+    cluster = Fields(top.take("cluster", dict), '"cluster"')
+    ranks = cluster.take("ranks", int)
+    link = Link(
+        *(cluster.take(k, float) for k in ("latency_s", "slice_cost_s", "seconds_per_byte"))
+    )
+    cluster.end()
+    bound_s = top.take("bound_s", float)
+    agreement = top.choice("agreement", get_args(AgreementName))
+    candidates = [_candidate(each, i) for i, each in enumerate(top.take("candidates", list))]
+    confirmed = top.take("confirmed", dict, type(None))
+    order = top.take("order", str)
+    parameters, idle = (
+        [parameter_from(each, f'{i} of "{key}"') for i, each in enumerate(top.take(key, list))]
+        for key in ("parameters", "idle")
+    )
+    issue_order = top.names("issue_order", optional=True)
+    return Plan(
+        model,
+        ranks,
+        link,
+        order,
+        tuple(parameters),
+        agreement,
+        tuple(candidates),
+        bound_s,
+        tuple(idle),
+        issue_order,
+        None if confirmed is None else _confirmed(confirmed),
+    )
+
+
+def _candidate(content: Any, number: int) -> Candidate:
+    fields = Fields(content, f"candidate {number}")
+    candidate = Candidate(_cut(fields), fields.take("predicted_s", float))
+    fields.end()
+    return candidate
+
+
+def _confirmed(content: Any) -> Confirmed:
+    fields = Fields(content, '"confirmed"')
+    confirmed = Confirmed(_cut(fields), fields.take("step_s", float), fields.take("ranks", int))
+    fields.end()
+    return confirmed
+
+
+def _cut(fields: Fields) -> Cut:
+    return Cut(
+        fields.take("slice_bytes", int),
+        fields.take("credit_bytes", int),
+        fields.choice("policy", get_args(_PolicyName)),
+    )
+
+
+def _check_cut(cut: Cut, where: str) -> None:
+    if not _LEAST_BYTES <= cut.slice_bytes <= cut.credit_bytes:
+        raise InvalidUsage(
+            f"{where} has slices of {cut.slice_bytes} bytes and a credit of {cut.credit_bytes}; "
+            f"expected {_LEAST_BYTES} <= slice_bytes <= credit_bytes"
+        )
+
+
+def _check_time(seconds: float, what: str, least: float = math.ulp(0.0)) -> None:
+    if not (math.isfinite(seconds) and seconds >= least):
+        kind = "a time above 0" if least else "0 or more"
+        raise InvalidUsage(f"{what}: {seconds}; expected {kind}")
+
+
+def _check_ranks(ranks: int, where: str) -> None:
+    if ranks < 1:
+        raise InvalidUsage(f'{where} has "ranks": {ranks}; expected 1 or more')
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(f"'{name}'" for name in names[:_LISTED]) + more

@@ -1,0 +1,242 @@
+"""A profile: what one worker's step was measured to consist of, as a JSON file.
+
+docs/planning.md describes the file. Reading and writing needs no framework; recording one is the
+shim's job.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.files.document import Fields, read_document, write_document
+from hvd_order.plan.graph.graph import Graph, Op, Parameter, Phase
+from hvd_order.plan.link.cut import Link
+
+__all__ = [
+    "LEAST_RUNS",
+    "VERSION",
+    "Clock",
+    "MeasuredLink",
+    "Profile",
+    "Timing",
+    "parameter_from",
+    "read_profile",
+]
+
+_KIND = "profile"
+VERSION = 1
+LEAST_RUNS = 5
+
+Clock = Literal["wall", "cuda_event"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long an op took when it was run several times.
+
+    Attributes:
+        runs: how often, at least 5.
+        minimum_s: the duration on a dedicated resource, as TicTac's time oracle has it.
+        median_s: what to expect of a run.
+        spread_s: width of the middle half.
+
+    Raises:
+        InvalidUsage: too few runs, or numbers that no runs can have.
+    """
+
+    runs: int
+    minimum_s: float
+    median_s: float
+    spread_s: float
+
+    def __post_init__(self) -> None:
+        if self.runs < LEAST_RUNS:
+            raise InvalidUsage(f"{self.runs} runs; at least {LEAST_RUNS} are needed")
+        numbers = (self.minimum_s, self.median_s, self.spread_s)
+        if not all(math.isfinite(x) and x >= 0 for x in numbers) or self.minimum_s > self.median_s:
+            raise InvalidUsage(
+                f"minimum {self.minimum_s} s, median {self.median_s} s, spread {self.spread_s} s; "
+                "expected finite numbers with 0 <= minimum <= median and 0 <= spread"
+            )
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Timing:
+        """Sums up the measured runs."""
+        if not seconds:
+            raise InvalidUsage(f"0 runs; at least {LEAST_RUNS} are needed")
+        ordered = sorted(seconds)
+        last = len(ordered) - 1
+        spread = ordered[last - last // 4] - ordered[last // 4]
+        return cls(len(ordered), ordered[0], ordered[last // 2], spread)
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """The transport that was there when the profile was made.
+
+    Attributes:
+        link: an all-reduce of n bytes among ``ranks`` ranks takes ``slice_cost_s`` and n times
+            ``seconds_per_byte``.
+        backend: "gloo", "nccl", "horovod", ...
+    """
+
+    link: Link
+    ranks: int
+    backend: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A model's step on one worker.
+
+    Attributes:
+        model: name, for people.
+        machine: what it ran on, for people: host, processor, versions, batch size.
+        parameters, ops: as in a :class:`Graph`; durations follow from ``timings``.
+        timings: by name of the op.
+        link: None if no transport was measured.
+        clock: what the ops were timed with.
+
+    Raises:
+        InvalidUsage: the graph is none, or ops and timings do not belong together.
+    """
+
+    model: str
+    machine: Mapping[str, str]
+    parameters: tuple[Parameter, ...]
+    ops: tuple[Op, ...]
+    timings: Mapping[str, Timing]
+    link: MeasuredLink | None = None
+    clock: Clock = "wall"
+
+    def __post_init__(self) -> None:
+        names = {op.name for op in self.ops}
+        if names != set(self.timings):
+            different = sorted(names ^ set(self.timings))
+            raise InvalidUsage(
+                f"{len(names)} ops but {len(self.timings)} timings; first that has one of the two "
+                f"only: {different[0]!r}"
+            )
+        durations = {name: timing.minimum_s for name, timing in self.timings.items()}
+        ops = tuple(replace(op, duration_s=durations[op.name]) for op in self.ops)
+        object.__setattr__(self, "ops", Graph(self.parameters, ops).ops)
+
+    def graph(self, times: Literal["minimum", "median"] = "minimum") -> Graph:
+        """The dependency graph.
+
+        Args:
+            times: "minimum" to order by, as published; "median" to predict real steps.
+        """
+        if times == "minimum":
+            return Graph(self.parameters, self.ops)
+        medians = [replace(op, duration_s=self.timings[op.name].median_s) for op in self.ops]
+        return Graph(self.parameters, tuple(medians))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file; an existing one is replaced as a whole or not at all."""
+        write_document(path, _KIND, VERSION, self._document())
+
+    def _document(self) -> dict[str, Any]:
+        link = self.link
+        return {
+            "model": self.model,
+            "machine": dict(self.machine),
+            "clock": self.clock,
+            "link": link and {"backend": link.backend, "ranks": link.ranks, **asdict(link.link)},
+            "parameters": [asdict(parameter) for parameter in self.parameters],
+            "ops": [
+                {
+                    "name": op.name,
+                    "phase": op.phase,
+                    "resource": op.resource,
+                    "inputs": list(op.inputs),
+                    "reads": list(op.reads),
+                    "produces": list(op.produces),
+                    **asdict(self.timings[op.name]),
+                }
+                for op in self.ops
+            ],
+        }
+
+
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """Reads what :meth:`Profile.write` wrote.
+
+    Raises:
+        InvalidUsage: the file is no profile, of another version, or says something impossible; the
+            message names the file and the place in it.
+        OSError: there is no such file.
+    """
+    return read_document(path, _KIND, VERSION, _profile)
+
+
+def _profile(top: Fields) -> Profile:
+    model = top.take("model", str)
+    machine = top.take("machine", dict)
+    clock = top.choice("clock", get_args(Clock))
+    link = top.take("link", dict, type(None))
+    parameters = [
+        parameter_from(each, str(i)) for i, each in enumerate(top.take("parameters", list))
+    ]
+    ops = [_op(each, i) for i, each in enumerate(top.take("ops", list))]
+    for key, value in machine.items():
+        if not isinstance(value, str):
+            raise InvalidUsage(f'"machine" has {key!r}: {value!r}; expected text')
+    timings = {op.name: timing for op, timing in ops}
+    if len(timings) < len(ops):  # the graph says which is there twice
+        Graph(tuple(parameters), tuple(op for op, _ in ops))
+    return Profile(
+        model,
+        machine,
+        tuple(parameters),
+        tuple(op for op, _ in ops),
+        timings,
+        None if link is None else _link(link),
+        clock,
+    )
+
+
+def parameter_from(content: Any, place: str) -> Parameter:
+    """A parameter in a file; ``place`` says where, for messages."""
+    fields = Fields(content, f"parameter {place}")
+    parameter = Parameter(fields.take("name", str), fields.take("size_bytes", int))
+    fields.end()
+    return parameter
+
+
+def _op(content: Any, number: int) -> tuple[Op, Timing]:
+    fields = Fields(content, f"op {number}")
+    runs = fields.take("runs", int)
+    seconds = [fields.take(key, float) for key in ("minimum_s", "median_s", "spread_s")]
+    try:
+        timing = Timing(runs, *seconds)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"{fields.where}: {error}") from None
+    op = Op(
+        fields.take("name", str),
+        timing.minimum_s,
+        fields.names("inputs"),
+        fields.names("reads"),
+        fields.names("produces"),
+        fields.take("resource", str),
+        fields.choice("phase", get_args(Phase)),
+    )
+    fields.end()
+    return op, timing
+
+
+def _link(content: Any) -> MeasuredLink:
+    fields = Fields(content, '"link"')
+    ranks, backend = fields.take("ranks", int), fields.take("backend", str)
+    numbers = [fields.take(key, float) for key in ("latency_s", "slice_cost_s", "seconds_per_byte")]
+    fields.end()
+    if ranks < 1 or not all(math.isfinite(x) and x >= 0 for x in numbers):
+        raise InvalidUsage(
+            f'"link" has {ranks} ranks and {numbers}; expected 1 or more, and times not negative'
+        )
+    return MeasuredLink(Link(*numbers), ranks, backend)

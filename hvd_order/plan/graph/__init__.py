@@ -1,0 +1,1 @@
+"""The dependency graph of a step, and priorities of its transfers."""

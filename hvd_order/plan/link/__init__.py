@@ -1,0 +1,1 @@
+"""A model of the link, and the slices that suit it."""

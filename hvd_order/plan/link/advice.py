@@ -1,0 +1,150 @@
+"""What ordering can gain, and which mode that speaks for. Pure: numbers in, words out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hvd_order.plan.link.cut import Link
+
+__all__ = ["Advice", "Mode", "Outlook", "advise", "run_line"]
+
+Mode = Literal["order", "arrival", "none"]
+
+_WORTH = 1.02  # gains below are noise on real machines; the tuner's measure as well
+_FASTER = 10.0  # of the other networks that a run's line looks at
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """Step times of one model on one network, in seconds.
+
+    Attributes:
+        ranks: workers.
+        compute_s: what a worker computes in a step.
+        wire_s: how long the link needs for all gradients, bytes alone.
+        today_s: as DistributedDataParallel sends them: in large buckets as they come, all awaited.
+        arrival_s: in large slices as they come, while the next forward pass goes on.
+        order_s: what is needed first first, in slices, while the next forward pass goes on.
+        bound_s: what no order can beat.
+    """
+
+    ranks: int
+    compute_s: float
+    wire_s: float
+    today_s: float
+    arrival_s: float
+    order_s: float
+    bound_s: float
+
+    @property
+    def gain(self) -> float:
+        """How much faster than today training gets with order: 0.25 is a quarter more steps."""
+        return self.today_s / self.order_s - 1 if self.order_s else 0.0
+
+    @property
+    def possible_gain(self) -> float:
+        """The same for the best that is possible."""
+        return self.today_s / self.bound_s - 1 if self.bound_s else 0.0
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to use, and why.
+
+    Attributes:
+        mode: "order": what is needed first first, overlapping with the next step; "arrival": large
+            slices as they come, overlapping with the next step; "none": what you have.
+    """
+
+    mode: Mode
+    reason: str
+
+
+def advise(outlook: Outlook) -> Advice:
+    """Recommends what is clearly faster, and the simpler one where nothing is."""
+    if outlook.ranks == 1:
+        return Advice("none", "with one worker nothing travels")
+    if outlook.wire_s == 0:
+        return Advice("none", "no parameter has a gradient, so nothing travels")
+    if outlook.possible_gain < _WORTH - 1:
+        return Advice("none", _why_nothing(outlook))
+    best_s = min(outlook.arrival_s, outlook.order_s)
+    if outlook.today_s < _WORTH * best_s:
+        return Advice(
+            "none",
+            f"{_percent(outlook.possible_gain)} would be possible with transfers that cost nothing "
+            "but their bytes; what slices cost on this network takes it up",
+        )
+    if outlook.order_s > _WORTH * outlook.arrival_s:
+        return Advice(
+            "arrival",
+            f"overlap with the next forward pass gains {_percent(outlook.today_s / best_s - 1)}; "
+            "small slices cost more here than their order gains",
+        )
+    return Advice(
+        "order",
+        f"{_percent(outlook.gain)} faster than today, of {_percent(outlook.possible_gain)} that "
+        "are possible",
+    )
+
+
+def run_line(link: Link, size_bytes: int, ranks: int, step_s: float | None) -> str:
+    """One line at the start of a run, which has no profile: what is known, and what follows.
+
+    A step is no shorter than its transfers nor than its computation, and no longer than both one
+    after the other. So of a step of m seconds whose transfers take w, computation takes m - w at
+    least: enough for bounds, not for a prediction.
+
+    Args:
+        link: as measured among the ranks.
+        size_bytes: of all gradients.
+        step_s: median step as it runs now; None: not known.
+    """
+    if ranks == 1:
+        return "one worker: nothing travels, so there is nothing to order"
+    wire_s = size_bytes * link.seconds_per_byte
+    sent = (
+        f"{size_bytes / 1e6:.3g} MB of gradients need {_seconds(wire_s)} of the network in each "
+        f"step ({ranks} ranks)"
+    )
+    more = "hvd-order profile and hvd-order advise say more"
+    if step_s is None:
+        return f"{sent}, and no step can be shorter; {more}"
+    least_compute_s = max(step_s - wire_s, 0.0)
+    bound_s = max(wire_s, least_compute_s)
+    if wire_s < (_WORTH - 1) * step_s:
+        verdict = "transfers are too short for any order to gain anything"
+    elif step_s <= _WORTH * wire_s:
+        verdict = "the network is the limit: no order can gain more, fewer bytes can"
+    else:
+        verdict = (
+            f"without any overlap it would take {_seconds(step_s + wire_s)} at most, with the best "
+            f"order {_seconds(bound_s)} at least"
+        )
+    others = " and ".join(
+        f"{_seconds(max(wire_s / factor, least_compute_s))} if the network were {_FASTER:g} times "
+        f"{word}"
+        for factor, word in ((_FASTER, "faster"), (1 / _FASTER, "slower"))
+    )
+    return f"a step takes {_seconds(step_s)}; {sent}: {verdict} (at least {others}); {more}"
+
+
+def _why_nothing(outlook: Outlook) -> str:
+    if outlook.wire_s >= outlook.bound_s / _WORTH:
+        return (
+            f"the network is the limit: gradients alone need {_seconds(outlook.wire_s)}, and no "
+            "order makes them fewer; compression or a faster network would"
+        )
+    return (
+        f"communication is hidden already: a step takes {_seconds(outlook.today_s)}, and its "
+        f"computation {_seconds(outlook.compute_s)}"
+    )
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.0f} %" if part < 10 else f"{part + 1:.0f} times"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,72 @@
+"""A latency-bandwidth model of a transport from timed streams of slices.
+
+The quick measurement before training (``Link.from_streams``) solves two streams; this one fits
+several, for a profile that others will calculate with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.link.cut import Link
+
+__all__ = ["Stream", "fit_link"]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Slices of one size that were sent with some in flight at a time.
+
+    Attributes:
+        slice_bytes: of each.
+        slice_s: time for all, by their number.
+    """
+
+    slice_bytes: int
+    slice_s: float
+
+
+def fit_link(latency_s: float, streams: Sequence[Stream]) -> Link:
+    """The line ``slice_cost_s + n seconds_per_byte`` with the least *relative* error.
+
+    A millisecond off is nothing for 8 MiB and a lot for 64 KiB, so each stream counts by the
+    inverse square of its time. The line falls nowhere, and begins no lower than 0: where the
+    unbounded fit would, the best line through the bound is taken.
+
+    Args:
+        latency_s: an all-reduce of next to nothing, alone.
+        streams: of two sizes at least.
+
+    Raises:
+        InvalidUsage: too few sizes, or a time that is not positive.
+
+    Source:
+        Hockney, Parallel Computing 20, 1994, for the model.
+    """
+    if len({stream.slice_bytes for stream in streams}) < 2:
+        raise InvalidUsage("a line needs streams of two sizes of slices at least")
+    if not all(math.isfinite(s.slice_s) and s.slice_s > 0 for s in streams):
+        raise InvalidUsage("a slice that took no time cannot be fitted; measure again")
+    # In units of each stream's own time the model says 1 = cost x + beta y.
+    xs = [1 / stream.slice_s for stream in streams]
+    ys = [stream.slice_bytes / stream.slice_s for stream in streams]
+    xx, yy, xy = _dot(xs, xs), _dot(ys, ys), _dot(xs, ys)
+    x1, y1 = math.fsum(xs), math.fsum(ys)
+    determinant = xx * yy - xy * xy
+    cost_s = (x1 * yy - y1 * xy) / determinant
+    per_byte_s = (xx * y1 - xy * x1) / determinant
+    if cost_s < 0:
+        cost_s, per_byte_s = 0.0, y1 / yy
+    elif per_byte_s <= 0:
+        # Sizes made no difference: the cost alone, and bytes that the largest slice hides in it.
+        largest = max(stream.slice_bytes for stream in streams)
+        cost_s, per_byte_s = x1 / xx, x1 / xx / largest / 100
+    # As Link.from_streams: slices hide each other's latency on an idle machine only.
+    return Link(latency_s, max(cost_s, latency_s / 2, 1e-6), per_byte_s)
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return math.fsum(x * y for x, y in zip(a, b, strict=True))

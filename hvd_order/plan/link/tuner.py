@@ -1,0 +1,142 @@
+"""Tries other cuts on real steps, a few each, and keeps the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hvd_order.plan.link.cut import Cut, arrival_cut
+
+__all__ = ["Tuner", "Turn", "candidates", "distinct"]
+
+_WARM_UP = 2  # steps after a change that still feel the old cut
+_STEPS = 5  # measured steps of each candidate
+_WORTH = 0.98  # a rival must be this much faster than the first candidate, or it is noise
+
+
+@dataclass(frozen=True, order=True)
+class Turn:
+    """Step times of one candidate, in seconds: the median and the middle half around it."""
+
+    median_s: float
+    low_s: float
+    high_s: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Turn:
+        """Sums up the measured steps."""
+        ordered = sorted(seconds)
+        last = len(ordered) - 1
+        return cls(ordered[last // 2], ordered[last // 4], ordered[last - last // 4])
+
+    @classmethod
+    def slowest(cls, turns: Sequence[Turn]) -> Turn:
+        """The same turn on all ranks as the job felt it."""
+        return cls(
+            max(turn.median_s for turn in turns),
+            max(turn.low_s for turn in turns),
+            max(turn.high_s for turn in turns),
+        )
+
+    def clearly_faster(self, other: Turn) -> bool:
+        """By more than the steps of either differ among themselves, and enough to matter."""
+        return self.high_s < other.low_s and self.median_s < _WORTH * other.median_s
+
+
+def candidates(first: Cut, total_bytes: int) -> list[Cut]:
+    """What is tried beside the model's answer: half and twice the slice, and no order at all.
+
+    Args:
+        total_bytes: of all gradients.
+    """
+    in_flight = first.credit_bytes // first.slice_bytes
+    others = [
+        Cut(size, in_flight * size) for size in (first.slice_bytes // 2, 2 * first.slice_bytes)
+    ]
+    return [first, *others, arrival_cut(total_bytes)]
+
+
+def distinct(cuts: Sequence[Cut]) -> list[Cut]:
+    """Those that trials can tell apart; of others the first."""
+    kept: list[Cut] = []
+    for cut in cuts:
+        if not any(cut.resembles(other) for other in kept):
+            kept.append(cut)
+    return kept
+
+
+class Tuner:
+    """Says which cut the next steps use. The same on every rank, if fed the same.
+
+    Every candidate gets a turn. If a rival was clearly faster than the first candidate, both get
+    another turn, and the rival has to win that one as well: on a machine that others use, one of
+    several often looks better by chance.
+    """
+
+    def __init__(self, cuts: Sequence[Cut]) -> None:
+        """``cuts``: what to try; the first is in use and stays unless another is clearly faster."""
+        self._turns = list(cuts)
+        self._confirming = False
+        self._seconds: list[float] = []  # of the current turn, by step
+        self._over: list[Turn] = []
+        self._last_s: float | None = None
+        self._chosen: Cut | None = None
+        self._chosen_s: float | None = None
+
+    @property
+    def cut(self) -> Cut:
+        """In use now. There is none if there is nothing to try."""
+        return self._chosen or self._turns[len(self._over)]
+
+    @property
+    def done(self) -> bool:
+        """Whether the choice is made."""
+        return len(self._over) == len(self._turns)
+
+    @property
+    def chosen_s(self) -> float:
+        """The median step of the choice in its last turn, on the slowest rank."""
+        assert self._chosen_s is not None, "nothing has been tried to the end"
+        return self._chosen_s
+
+    def step_taken(self, now_s: float) -> Turn | None:
+        """A step has ended.
+
+        Args:
+            now_s: any clock.
+
+        Returns:
+            When the turn is over: how it went on this rank. All ranks come here at the same step,
+            and tell each other before they call :meth:`measured`.
+        """
+        if self._last_s is not None:
+            self._seconds.append(now_s - self._last_s)
+        self._last_s = now_s
+        if len(self._seconds) < _WARM_UP + _STEPS:
+            return None
+        return Turn.of(self._seconds[_WARM_UP:])
+
+    def measured(self, turns: Sequence[Turn]) -> Cut:
+        """All ranks' measurements of the turn that is over.
+
+        Returns:
+            What to use from now on.
+        """
+        self._over.append(Turn.slowest(turns))
+        self._seconds.clear()
+        self._last_s = None
+        if self.done:
+            self._choose()
+        return self.cut
+
+    def _choose(self) -> None:
+        first, *rivals = self._over[-2:] if self._confirming else self._over
+        fastest = min(rivals, default=first)
+        better = fastest.clearly_faster(first)
+        if better and not self._confirming:
+            rival = self._turns[self._over.index(fastest)]
+            self._turns += [self._turns[0], rival]
+            self._confirming = True
+        else:
+            self._chosen = self._turns[-1 if better else 0]
+            self._chosen_s = (fastest if better else first).median_s

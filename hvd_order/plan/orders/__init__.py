@@ -1,0 +1,1 @@
+"""Heuristics: the order of transfers, and what travels together."""

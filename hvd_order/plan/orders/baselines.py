@@ -1,0 +1,31 @@
+"""Orders that look at no dependency: what others are compared with."""
+
+from __future__ import annotations
+
+import random
+
+from hvd_order.plan.graph.graph import Graph
+from hvd_order.plan.graph.priorities import Priorities, ranked
+from hvd_order.plan.link.cut import Link
+from hvd_order.plan.steps.program import gradient_transfers
+
+__all__ = ["arrival", "random_order"]
+
+
+def arrival(graph: Graph, link: Link) -> Priorities:
+    """As gradients become ready, which is what DDP and Horovod do.
+
+    What has no gradient (a parameter that is only pulled) counts as ready from the start, and such
+    go in the order of the graph.
+    """
+    del link
+    ready = {transfer.name: transfer.release_s for transfer in gradient_transfers(graph)}
+    return ranked({p.name: (ready.get(p.name, 0.0), i) for i, p in enumerate(graph.parameters)})
+
+
+def random_order(graph: Graph, link: Link, seed: int = 0) -> Priorities:
+    """Any order, the same for the same seed: the unordered pulls of a parameter server."""
+    del link
+    names = [parameter.name for parameter in graph.parameters]
+    random.Random(seed).shuffle(names)
+    return {name: i for i, name in enumerate(names)}

@@ -1,0 +1,55 @@
+"""Gradients by earliest due date: what the next forward pass reads first goes first.
+
+One machine (the link), jobs (gradients) with release times in the backward pass and due dates in
+the next forward pass, preemption (slices): earliest due date first is optimal for the maximum
+lateness, and on a chain of ops for the step time. docs/planning.md has the proof, and what slices
+and latency add.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hvd_order.plan.graph.graph import Graph
+from hvd_order.plan.graph.priorities import Priorities, ranked
+from hvd_order.plan.link.cut import Link
+from hvd_order.plan.steps.delivery import deliver
+from hvd_order.plan.steps.program import first_uses, gradient_transfers, unhindered
+
+__all__ = ["due_date", "max_lateness_s"]
+
+
+def due_date(graph: Graph, link: Link) -> Priorities:
+    """Orders parameters by when their first reader starts if nothing waits.
+
+    Parameters with one first reader share a priority. What no op reads is needed when its gradient
+    is computed anew.
+
+    Args:
+        link: not looked at: a latency moves all due dates alike, and what a slice costs does not
+            change which one is needed first.
+
+    Source:
+        Horn, "Some simple scheduling algorithms", Naval Research Logistics 21, 1974.
+    """
+    del link
+    times = unhindered(graph)
+    never = (math.inf, len(graph.ops))
+    due = {
+        parameter.name: never if first is None else (times[first][0], first)
+        for parameter, first in zip(graph.parameters, first_uses(graph), strict=True)
+    }
+    return ranked(due)
+
+
+def max_lateness_s(
+    graph: Graph, priorities: Priorities, link: Link, slice_bytes: int | None = None
+) -> float:
+    """How late the latest gradient is if no op waits for any; negative if all are early.
+
+    Args:
+        slice_bytes: as in :func:`hvd_order.plan.steps.delivery.deliver`.
+    """
+    transfers = gradient_transfers(graph)
+    arrived = deliver(transfers, priorities, link, slice_bytes)
+    return max((arrived[each.name] - each.due_s for each in transfers), default=0.0)

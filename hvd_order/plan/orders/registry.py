@@ -1,0 +1,57 @@
+"""All heuristics by name. A new one is a function and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.graph.graph import Graph
+from hvd_order.plan.graph.priorities import Priorities
+from hvd_order.plan.link.cut import Link
+from hvd_order.plan.orders.baselines import arrival, random_order
+from hvd_order.plan.orders.due_date import due_date
+from hvd_order.plan.orders.merge import best_merge, mg_wfbp
+from hvd_order.plan.orders.slicing import Slice, p3, whole_tensors
+from hvd_order.plan.orders.tac import tac
+from hvd_order.plan.orders.tic import tic
+
+__all__ = ["ORDERS", "SLICINGS", "order", "slices"]
+
+ORDERS: dict[str, Callable[[Graph, Link], Priorities]] = {
+    "arrival": arrival,
+    "due_date": due_date,
+    "random": random_order,
+    "tac": tac,
+    "tic": tic,
+}
+"""What goes first."""
+
+SLICINGS: dict[str, Callable[[Graph, Link, Priorities], list[Slice]]] = {
+    "best_merge": best_merge,
+    "mg_wfbp": mg_wfbp,
+    "p3": p3,
+    "whole": whole_tensors,
+}
+"""What travels together."""
+
+
+def order(name: str, graph: Graph, link: Link) -> Priorities:
+    """Priorities of all parameters by the heuristic of that name.
+
+    Raises:
+        InvalidUsage: there is none.
+    """
+    if name not in ORDERS:
+        raise InvalidUsage(f"no order is called {name!r}; there are: {', '.join(ORDERS)}")
+    return ORDERS[name](graph, link)
+
+
+def slices(name: str, graph: Graph, link: Link, priorities: Priorities) -> list[Slice]:
+    """Slices of all gradients by the policy of that name.
+
+    Raises:
+        InvalidUsage: there is none.
+    """
+    if name not in SLICINGS:
+        raise InvalidUsage(f"no slicing is called {name!r}; there are: {', '.join(SLICINGS)}")
+    return SLICINGS[name](graph, link, priorities)

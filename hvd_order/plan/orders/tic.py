@@ -1,0 +1,30 @@
+"""TIC: timing-independent communication order."""
+
+from __future__ import annotations
+
+from hvd_order.plan.graph.graph import Graph
+from hvd_order.plan.graph.priorities import Priorities, ranked
+from hvd_order.plan.graph.properties import impending
+from hvd_order.plan.link.cut import Link
+
+__all__ = ["tic"]
+
+
+def tic(graph: Graph, link: Link) -> Priorities:
+    """Orders transfers by M+ where every transfer takes 1 and every op 0: by how few transfers
+    unblock some op that needs this one and others.
+
+    In a chain the first two transfers are tied; a parameter that is read only by ops that need
+    nothing else comes last, however much it unlocks.
+
+    Args:
+        link: not looked at; all heuristics are called alike.
+
+    Source:
+        TicTac (MLSys 2019), section 4.2; numbers are those of the authors' ``tictac/tic.py``.
+    """
+    del link
+    needs = {mask for mask in graph.needs if mask.bit_count() > 1}
+    count = len(graph.parameters)
+    least = impending(((mask.bit_count(), mask) for mask in needs), (1 << count) - 1, count)
+    return ranked({p.name: least[i] for i, p in enumerate(graph.parameters)})

@@ -1,0 +1,1 @@
+"""A step in virtual time: computation, transfers, and how well they overlap."""

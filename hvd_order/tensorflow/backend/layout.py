@@ -1,0 +1,66 @@
+"""How the gradients of an exchange lie in the engine's buffers, whatever carries them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hvd_order.tensorflow.backend.interface import Gradient
+
+__all__ = ["Arrangement"]
+
+_ALIGNMENT_BYTES = 64  # cache line; more than SliceLayout needs
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Gradients in order of urgency, those of a dtype in one buffer.
+
+    Attributes:
+        slots: place of each in the exchange, by its number in the engine.
+        tensors: (name, padded size in bytes, buffer) of each, for ``SliceLayout``.
+        sizes: without padding, in bytes.
+        dtypes: of the buffers.
+    """
+
+    slots: list[int]
+    tensors: list[tuple[str, int, int]]
+    sizes: list[int]
+    dtypes: list[str]
+
+    @classmethod
+    def of(
+        cls, gradients: Sequence[Gradient], slots: Sequence[int], item_bytes: Callable[[str], int]
+    ) -> Arrangement:
+        """Of the gradients in the order of `slots`; ``item_bytes`` tells a dtype's element size."""
+        buffers: dict[str, int] = {}
+        tensors, sizes = [], []
+        for one in (gradients[slot] for slot in slots):
+            buffer = buffers.setdefault(one.dtype, len(buffers))
+            size_bytes = math.prod(one.shape) * item_bytes(one.dtype)
+            padded = -(-max(size_bytes, 1) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            sizes.append(size_bytes)
+            tensors.append((one.name, padded, buffer))
+        return cls(list(slots), tensors, sizes, list(buffers))
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all buffers."""
+        return sum(padded for _, padded, _ in self.tensors)
+
+    def places(
+        self, address_of: Callable[[int], int], offset_of: Callable[[int], int]
+    ) -> list[tuple[str, int, int, int]]:
+        """(name, number in the engine, address, size in bytes) by slot, for ``Handover``.
+
+        Args:
+            address_of: of a buffer.
+            offset_of: of a tensor in its buffer.
+        """
+        places: list[tuple[str, int, int, int]] = [("", 0, 0, 0)] * len(self.slots)
+        for tensor, slot in enumerate(self.slots):
+            name, _, buffer = self.tensors[tensor]
+            address = address_of(buffer) + offset_of(tensor)
+            places[slot] = (name, tensor, address, self.sizes[tensor])
+        return places

@@ -1,0 +1,174 @@
+"""The engine of a process set, and the gradients that are registered with it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from hvd_order import _core as native
+from hvd_order.config import Config
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.link.cut import PROBE_BYTES, Cut, best_cut, hold_lead_s, measured_link
+from hvd_order.same_model import check_same
+from hvd_order.tensorflow.backend.interface import Gradient
+from hvd_order.tensorflow.backend.layout import Arrangement
+from hvd_order.tensorflow.backend.mpi.arrays import dtype_of
+from hvd_order.tensorflow.backend.mpi.members import Members
+from hvd_order.tensorflow.backend.mpi.mover import BUSY_S, Mover, Served
+
+__all__ = ["SetEngine"]
+
+_FIRST = Cut(2 * 2**20, 8 * 2**20)  # until the transport has been measured
+_IN_FLIGHT = 2
+_FIRST_STEP = "first step of training"
+
+
+class SetEngine:
+    """Owns an engine and its connections."""
+
+    def __init__(self, objects: Members, mover: Mover, config: Config) -> None:
+        """Collective among the members.
+
+        Args:
+            objects: for what they tell each other when gradients are registered.
+        """
+        self._objects = objects
+        self._mover = mover
+        self._config = config
+        self._served = Served(
+            native.PolledPort(), objects.another(_FIRST_STEP), objects.another(_FIRST_STEP)
+        )
+        self._cut = _FIRST.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
+        self._measured = False
+        self._models: set[int] = set()
+        if config.agreement == "planned":
+            raise InvalidUsage("HVD_ORDER_AGREEMENT=planned is not there over MPI; leave it out")
+        agreement = config.agreement or "leader"
+        port = self._served.port
+        mover.serve(self._served)
+        self.engine = native.Engine(
+            rank=objects.rank,
+            size=objects.size,
+            agreement=getattr(native.AgreementKind, agreement.upper()),
+            policy=self._policy,
+            credit_bytes=self._cut.credit_bytes,
+            timeout_s=config.timeout.total_seconds(),
+            stall_warning_s=config.stall_warning.total_seconds(),
+            transport=port.transport(),
+            control=port.control(),
+        )
+
+    @property
+    def _policy(self) -> native.Policy:
+        return native.Policy.ARRIVAL if self._cut.policy == "arrival" else native.Policy.PRIORITY
+
+    def close(self) -> None:
+        """Tells the other ranks and stops the engine."""
+        self.engine.shutdown()
+        self._mover.leave(self._served)
+
+    def register(self, gradients: Sequence[Gradient], order: Sequence[int]) -> MpiGradients:
+        """Lays gradients out in rank 0's order. Collective.
+
+        Raises:
+            ModelMismatch: the ranks have different gradients.
+        """
+        mine = [(str(i), gradients[i].shape, gradients[i].dtype) for i in order]
+        everyone = self._objects.gather((mine, self._models), _FIRST_STEP)
+        check_same([each[0] for each in everyone], self._objects.ranks)
+        taken = set().union(*(models for _, models in everyone))
+        number = next(i for i in range(256) if i not in taken)
+        laid_out = Arrangement.of(
+            gradients, [int(place) for place, _, _ in everyone[0][0]],
+            lambda name: dtype_of(name).itemsize,
+        )  # fmt: skip
+        if not taken and not self._measured:
+            self._measure(laid_out.size_bytes)
+        layout = native.SliceLayout(laid_out.tensors, self._cut.slice_bytes)
+        dtypes = [dtype_of(name) for name in laid_out.dtypes]
+        flat = [_aligned(size_bytes) for size_bytes in layout.buffer_bytes]
+        addresses = [int(buffer.ctypes.data) for buffer in flat]
+        self._served.dtypes[number] = dtypes
+        self._served.port.set_buffers(number, addresses)
+        self.engine.add_model(number, layout, [])
+        self._models.add(number)
+        places = laid_out.places(lambda i: addresses[i], layout.tensor_offset)
+        return MpiGradients(self, number, flat, places)
+
+    def forget(self, model: int) -> None:
+        """Forgets gradients of which nothing is under way."""
+        self.engine.remove_model(model)
+        self._served.port.remove_buffers(model)
+        self._models.discard(model)
+
+    def _measure(self, size_bytes: int) -> None:
+        """Chooses slices for this network and so many bytes of gradients. Collective."""
+        self._measured = True
+        buffer = np.zeros(PROBE_BYTES // 4, np.float32)
+        data = self._served.data
+
+        def time_stream(sizes: list[int]) -> float:
+            begin = time.monotonic()
+            under_way: list[MPI.Request] = []
+            for size in sizes:
+                if len(under_way) == _IN_FLIGHT:
+                    data.finish(under_way.pop(0), _FIRST_STEP, BUSY_S)
+                part = buffer[: size // 4] if not under_way else buffer[-(size // 4) :]
+                under_way.append(data.comm.Iallreduce(MPI.IN_PLACE, part, MPI.SUM))
+            for request in under_way:
+                data.finish(request, _FIRST_STEP, BUSY_S)
+            return time.monotonic() - begin
+
+        link = measured_link(time_stream)
+        cut = best_cut(link, size_bytes).with_settings(
+            self._config.slice_bytes, self._config.credit_bytes, self._config.policy
+        )
+        self._cut, link = self._objects.gather((cut, link), _FIRST_STEP)[0]
+        self.engine.retune(self._policy, self._cut.credit_bytes, hold_lead_s(link, self._cut))
+
+
+class MpiGradients:
+    """Gradients in buffers of the engine, for operators to post and take.
+
+    Whoever makes one also closes it, when nothing is under way.
+    """
+
+    def __init__(
+        self,
+        engine: SetEngine,
+        model: int,
+        flat: list[Any],
+        places: list[tuple[str, int, int, int]],
+    ) -> None:
+        self._engine: SetEngine | None = engine
+        self._model = model
+        self._flat = flat  # keeps the memory
+        self._handover = native.Handover(engine.engine, model, places)
+
+    @property
+    def number(self) -> int:
+        """By which operators know it."""
+        return self._handover.number
+
+    @property
+    def posts(self) -> int:
+        """How many gradients this process has posted."""
+        return self._handover.posts
+
+    def close(self) -> None:
+        """Ends what is under way with an error; a second call does nothing."""
+        self._handover.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.forget(self._model)
+
+
+def _aligned(size_bytes: int) -> Any:
+    """Memory that begins at a cache line."""
+    whole = np.zeros(size_bytes + 64, np.uint8)
+    begin = -whole.ctypes.data % 64
+    return whole[begin : begin + size_bytes]

@@ -1,0 +1,1 @@
+"""Gradients of a list of variables through a step."""

@@ -1,0 +1,147 @@
+"""Gradients of a list of variables, summed over the ranks by the engine.
+
+What has to be agreed among the ranks is agreed when the first gradients of these variables are
+seen, which in a traced function is while it is traced. Afterwards only operators run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_order.errors import HvdOrderError, ModelMismatch
+from hvd_order.tensorflow.backend import op_library
+from hvd_order.tensorflow.backend.failures import as_both, translated
+from hvd_order.tensorflow.backend.interface import Gradient, GradientModel, started_carrier
+from hvd_order.tensorflow.gradients.consumption import consumption_order
+from hvd_order.tensorflow.ops import process
+
+__all__ = ["Exchange", "close", "close_all", "exchange_of", "gradients_posted"]
+
+_Key = tuple[int, tuple[tuple[int, str], ...]]  # process set; id of each variable, dtype
+
+
+class Exchange:
+    """The gradients of some variables in one process set.
+
+    The n-th variable's gradient is slot n of the engine's model. An operator gets the variable's
+    handle as well: so TensorFlow orders it with whoever reads or writes this variable, and with
+    nobody else.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        dtypes: Sequence[tf.DType],
+        names: Sequence[str],
+        process_set: int,
+    ) -> None:
+        """Collective.
+
+        Args:
+            variables: of TensorFlow, of fully known shapes.
+            dtypes: of the gradients, as they travel.
+            names: of the variables, for messages.
+
+        Raises:
+            ModelMismatch: the ranks have gradients of different shapes or dtypes.
+        """
+        gradients = [
+            Gradient(name, tuple(variable.shape.as_list()), dtype.name)
+            for name, variable, dtype in zip(names, variables, dtypes, strict=True)
+        ]
+        try:
+            self.model: GradientModel = started_carrier().register(
+                gradients, consumption_order(variables), process_set
+            )
+        except ModelMismatch as error:
+            here = ", ".join(f"{place}: {name}" for place, name in enumerate(names))
+            raise as_both(ModelMismatch, f"{error}. On this rank they are {here}") from None
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """The sums over all ranks, one gradient for each variable of the exchange."""
+        ops, number = op_library.load().ops, self.model.number
+        if not tf.executing_eagerly():
+            sums = []
+            for slot, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+                total = ops.hvd_order_reduce(variable.handle, gradient, exchange=number, slot=slot)
+                total.set_shape(gradient.shape)
+                sums.append(total)
+            return sums
+        # An operator that waits blocks an eager program: all are sent before the first wait.
+        try:
+            self.post(gradients, variables)
+            return self.take([gradient.dtype for gradient in gradients], variables)
+        except tf.errors.OpError as error:
+            raise translated(error) from error
+
+    def post(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        """Hands over a gradient for each variable; returns before they are summed."""
+        ops, number = op_library.load().ops, self.model.number
+        for slot, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            ops.hvd_order_post(variable.handle, gradient, exchange=number, slot=slot)
+
+    def take(self, dtypes: Sequence[tf.DType], variables: Sequence[Any]) -> list[Any]:
+        """The sums of what was posted. In a graph, each waits for itself alone."""
+        ops, number = op_library.load().ops, self.model.number
+        sums = []
+        for slot, (variable, dtype) in enumerate(zip(variables, dtypes, strict=True)):
+            shape = variable.shape.as_list()
+            total = ops.hvd_order_take(
+                variable.handle, T=dtype, shape=shape, exchange=number, slot=slot
+            )
+            total.set_shape(shape)
+            sums.append(total)
+        return sums
+
+
+_exchanges: dict[_Key, Exchange] = {}
+_posted_before = 0  # by exchanges that are gone
+
+
+def exchange_of(
+    variables: Sequence[Any], dtypes: Sequence[tf.DType], names: Sequence[str], process_set: int
+) -> Exchange:
+    """The exchange of these variables; the first call for them is collective."""
+    key = (process_set, tuple((id(v), d.name) for v, d in zip(variables, dtypes, strict=True)))
+    if key not in _exchanges:
+        _exchanges[key] = Exchange(variables, dtypes, names, process_set)
+        # Graphs that could still run keep their variables; what has lost one can run no more, and
+        # the next variable may get its id.
+        for variable in variables:
+            weakref.finalize(variable, _drop, key).atexit = False
+    return _exchanges[key]
+
+
+def close(exchange: Exchange) -> None:
+    """Ends what is under way with an error; its variables get a new exchange when next needed."""
+    for key in [key for key, one in _exchanges.items() if one is exchange]:
+        _drop(key)
+
+
+def gradients_posted() -> int:
+    """How many gradients this process has handed to the engine since it began."""
+    living = list(_exchanges.values())  # the garbage collector may drop some at any time
+    return _posted_before + sum(exchange.model.posts for exchange in living)
+
+
+def _drop(key: _Key) -> None:
+    global _posted_before
+    exchange = _exchanges.pop(key, None)
+    if exchange is not None:
+        _posted_before += exchange.model.posts
+        with contextlib.suppress(HvdOrderError):  # the engine has failed or has been shut down
+            exchange.model.close()
+
+
+def close_all() -> None:
+    """Ends what is under way with an error; graphs that refer to it must be traced again."""
+    for key in list(_exchanges):
+        _drop(key)
+
+
+process.at_end(close_all)

@@ -1,0 +1,183 @@
+"""What is done to the gradients of a step: dense ones go to the engine, the rest to collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.reduce_op import Adasum, Average, ReduceOp, Sum, choose_op
+from hvd_order.tensorflow.gradients.exchange import Exchange, exchange_of
+from hvd_order.tensorflow.ops.collectives import allreduce
+from hvd_order.tensorflow.ops.compression import Compression, Compressor
+from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set, number_of
+
+__all__ = ["GradientReducer", "Packed", "SortedOut", "scaled", "tensorflow_variable"]
+
+
+def tensorflow_variable(source: Any) -> Any:
+    """TensorFlow's variable behind one of Keras; anything else as it is."""
+    return getattr(source, "_value", source)
+
+
+def scaled(gradient: Any, factor: float) -> Any:
+    """The gradient times a number; None stays None."""
+    if gradient is None or factor == 1.0:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
+        )
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+@dataclass(frozen=True)
+class SortedOut:
+    """Gradients of a step, and the places of those that the engine takes and of the others."""
+
+    gradients: list[Any]
+    engine: list[int]
+    others: list[int]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Gradients as they travel, and what turns them back."""
+
+    variables: list[Any]
+    wires: list[Any]
+    contexts: list[Any]
+
+
+@dataclass(frozen=True)
+class GradientReducer:
+    """How gradients are combined over the ranks; the arguments of Horovod's wrappers.
+
+    Attributes:
+        op: Average, Sum or Adasum.
+        gradient_predivide_factor: an average divides by this before the sum, by the rest after.
+        sparse_as_dense: exchange ``tf.IndexedSlices`` as dense gradients.
+    """
+
+    op: ReduceOp = Average
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    process_set: ProcessSet = global_process_set
+
+    @classmethod
+    def checked(
+        cls,
+        op: int,
+        compression: type[Compressor],
+        sparse_as_dense: bool,
+        gradient_predivide_factor: float,
+        process_set: ProcessSet,
+    ) -> GradientReducer:
+        """Raises ValueError for arguments that do not fit each other, as Horovod does."""
+        chosen = choose_op(op, None)
+        if chosen not in (Average, Sum, Adasum):
+            raise InvalidUsage(f"gradients cannot be combined by hvd.{chosen.name}")
+        if gradient_predivide_factor != 1.0 and chosen != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        return cls(chosen, compression, sparse_as_dense, gradient_predivide_factor, process_set)
+
+    @tf.autograph.experimental.do_not_convert
+    def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
+        """The gradients of all ranks, combined.
+
+        Args:
+            gradients: tensors, IndexedSlices or None; the same kinds on every rank.
+            sources: what they are gradients of: variables of TensorFlow or Keras, or tensors.
+
+        Returns:
+            Gradients in the same order; None where there was none. On a rank outside of the
+            process set they are its own.
+        """
+        if not self.is_collective():
+            return list(gradients)
+        sorted_out = self.sort_out(gradients, sources)
+        results = sorted_out.gradients
+        for i in sorted_out.others:
+            results[i] = self.reduce_one(results[i])
+        if sorted_out.engine:
+            packed, exchange = self.pack(sorted_out, sources)
+            sums = exchange.reduce(packed.wires, packed.variables)
+            for i, gradient in zip(sorted_out.engine, self.unpack(packed, sums), strict=True):
+                results[i] = gradient
+        return results
+
+    def is_collective(self) -> bool:
+        """Whether this rank combines anything with others."""
+        if not self.process_set.included():  # as in Horovod
+            return False
+        number_of(self.process_set)
+        return len(self.process_set.ranks) > 1
+
+    def sort_out(self, gradients: Sequence[Any], sources: Sequence[Any]) -> SortedOut:
+        """Which gradients the engine takes, and which go by collectives of their own."""
+        results = list(gradients)
+        engine: list[int] = []
+        others: list[int] = []
+        for i, source in enumerate(sources):
+            gradient = results[i]
+            if gradient is None:
+                continue
+            if isinstance(gradient, tf.IndexedSlices) and self.sparse_as_dense:
+                gradient = results[i] = tf.convert_to_tensor(gradient)
+            is_for_engine = self._is_for_engine(gradient, tensorflow_variable(source))
+            (engine if is_for_engine else others).append(i)
+        return SortedOut(results, engine, others)
+
+    def pack(self, sorted_out: SortedOut, sources: Sequence[Any]) -> tuple[Packed, Exchange]:
+        """Those for the engine, as they travel, and with what. Collective when they are new."""
+        variables = [tensorflow_variable(sources[i]) for i in sorted_out.engine]
+        pairs = [
+            self.compression.compress(self._predivided(sorted_out.gradients[i]))
+            for i in sorted_out.engine
+        ]
+        packed = Packed(variables, [wire for wire, _ in pairs], [context for _, context in pairs])
+        names = [getattr(sources[i], "path", sources[i].name) for i in sorted_out.engine]
+        dtypes = [wire.dtype for wire in packed.wires]
+        return packed, exchange_of(variables, dtypes, names, number_of(self.process_set))
+
+    def unpack(self, packed: Packed, sums: Sequence[Any]) -> list[Any]:
+        """Gradients from the sums of what `pack` made."""
+        return [
+            self._averaged(self.compression.decompress(total, context))
+            for total, context in zip(sums, packed.contexts, strict=True)
+        ]
+
+    def _is_for_engine(self, gradient: Any, variable: Any) -> bool:
+        """Whether it is dense, of a variable, and of a size that is known while it is traced."""
+        return (
+            self.op != Adasum
+            and not isinstance(gradient, tf.IndexedSlices)
+            and isinstance(variable, tf.Variable)
+            and variable.shape.is_fully_defined()
+            and gradient.shape == variable.shape
+            and gradient.dtype.is_floating
+        )
+
+    def reduce_one(self, gradient: Any) -> Any:
+        """A gradient that the engine does not take, by a collective of its own."""
+        if isinstance(gradient, tf.IndexedSlices):
+            return allreduce(gradient, op=self.op, process_set=self.process_set)
+        reduced = allreduce(
+            self._predivided(gradient),
+            op=Sum if self.op == Average else self.op,
+            compression=self.compression,
+            process_set=self.process_set,
+        )
+        return self._averaged(reduced)
+
+    def _predivided(self, gradient: Any) -> Any:
+        return scaled(gradient, 1.0 / self.gradient_predivide_factor)
+
+    def _averaged(self, total: Any) -> Any:
+        if self.op != Average:
+            return total
+        return scaled(total, self.gradient_predivide_factor / len(self.process_set.ranks))

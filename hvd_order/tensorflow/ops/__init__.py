@@ -1,0 +1,1 @@
+"""Collectives as TensorFlow's users call them, eagerly and in graphs."""

@@ -1,0 +1,215 @@
+"""This process among the others: ``init``, ``shutdown`` and who is where."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from hvd_order.errors import HvdOrderError, InvalidUsage
+from hvd_order.tensorflow.backend import op_library
+from hvd_order.tensorflow.backend.interface import carrier, started_carrier
+from hvd_order.tensorflow.ops import requests
+from hvd_order.tensorflow.ops.call_order import refuse_in_data_functions
+from hvd_order.tensorflow.ops.process_sets import ProcessSet, add_process_set, forget_all
+
+__all__ = [
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
+    "gpu_available",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+_log = logging.getLogger("hvd_order")
+_serving = False  # from init() to the shutdown, whichever framework's that is
+_before_shutdown: list[Callable[[], None]] = []
+_at_end: list[Callable[[], None]] = []
+
+
+def before_shutdown(callback: Callable[[], None]) -> None:
+    """Has `callback` run at every `shutdown()`, while the other ranks still listen."""
+    _before_shutdown.append(callback)
+
+
+def at_end(callback: Callable[[], None]) -> None:
+    """Has `callback` run at every end of a job, once operators have been told of it."""
+    _at_end.append(callback)
+
+
+def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = None) -> None:
+    """Joins the other processes; every rank must call it before anything else.
+
+    A second call without a ``shutdown()`` in between does nothing, as in Horovod.
+
+    Args:
+        comm: only None (all processes).
+        process_sets: sets to register, the same on every rank. "dynamic" is accepted: sets can
+            always be added later.
+
+    Raises:
+        InvalidUsage: other arguments, a wrong knob, nothing that could carry bytes, or operators
+            that do not fit this TensorFlow.
+        TransferTimeout: not all ranks arrived within ``HVD_ORDER_TIMEOUT``; names those missing.
+    """
+    global _serving
+    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+        raise InvalidUsage(f"process_sets is {process_sets!r}; expected a list or 'dynamic'")
+    if _serving:
+        return
+    library = op_library.load()  # before the others wait for this rank
+    refuse_in_data_functions()
+    carries = carrier()
+    carries.init(comm)
+    library.set_engine_api(carries.engine_api())
+    requests.start_serving(library, carries)
+    carries.on_shutdown(_end)
+    _serving = True
+    for process_set in process_sets or [] if not isinstance(process_sets, str) else []:
+        add_process_set(process_set)
+
+
+def _end() -> None:
+    """Before the processes part: what operators wait for ends with an error."""
+    global _serving
+    _serving = False
+    requests.stop_serving()
+    for callback in _at_end:
+        callback()
+    forget_all()
+
+
+def shutdown() -> None:
+    """Leaves the job; ``init()`` may be called again. Without ``init()`` it does nothing."""
+    if not _serving:
+        return
+    try:
+        for callback in _before_shutdown:
+            callback()
+    except HvdOrderError as error:
+        _log.warning("the updates of the last step were not applied: %s", error)
+    started_carrier().shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether ``init()`` was called, and ``shutdown()`` not since."""
+    return _serving
+
+
+def rank() -> int:
+    """This process's number, from 0 to ``size() - 1``."""
+    return started_carrier().rank()
+
+
+def size() -> int:
+    """How many processes the job has."""
+    return started_carrier().size()
+
+
+def local_rank() -> int:
+    """This process's number among those of its host."""
+    return started_carrier().local_rank()
+
+
+def local_size() -> int:
+    """How many processes of the job this host has."""
+    return started_carrier().local_size()
+
+
+def cross_rank() -> int:
+    """This host's number among the hosts that have a process of this local rank."""
+    return started_carrier().cross_rank()
+
+
+def cross_size() -> int:
+    """How many hosts have a process of this local rank."""
+    return started_carrier().cross_size()
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have as many processes as this one."""
+    return local_size() * cross_size() == size()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Begins to record when slices travel; `stop_timeline` writes it on rank 0."""
+    started_carrier().start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Writes what was recorded."""
+    started_carrier().stop_timeline()
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be used beside; an error where MPI is not in use."""
+    return bool(carrier().supports("mpi_threads_supported"))
+
+
+def mpi_enabled() -> bool:
+    """Whether this job communicates over MPI."""
+    return bool(carrier().supports("mpi_enabled"))
+
+
+def mpi_built() -> bool:
+    """Whether what carries bytes has MPI."""
+    return bool(carrier().supports("mpi_built"))
+
+
+def gloo_enabled() -> bool:
+    """Whether Gloo can be used."""
+    return bool(carrier().supports("gloo_enabled"))
+
+
+def gloo_built() -> bool:
+    """Whether what carries bytes has Gloo."""
+    return bool(carrier().supports("gloo_built"))
+
+
+def nccl_built() -> int:
+    """NCCL's version as one number, 0 without NCCL."""
+    return carrier().supports("nccl_built")
+
+
+def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
+    """Whether TensorFlow sees a GPU. The arguments are Horovod's, and change nothing."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def ddl_built() -> bool:
+    """False: IBM's DDL is not used."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: oneCCL is not used."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether what carries bytes was built for CUDA."""
+    return bool(carrier().supports("cuda_built"))
+
+
+def rocm_built() -> bool:
+    """Whether what carries bytes was built for ROCm."""
+    return bool(carrier().supports("rocm_built"))

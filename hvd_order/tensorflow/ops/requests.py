@@ -1,0 +1,195 @@
+"""Collectives that operators of graphs ask for, handed to the carrier.
+
+An operator holds a number that stands for a `Collective`. When TensorFlow executes it, the library
+of operators queues the call; a thread fetches it here and starts it with the carrier, in the order
+of execution, and another waits for its end. No thread of TensorFlow is ever blocked, so collectives
+that wait for each other cannot use all of them up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import queue
+import threading
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from hvd_order.tensorflow.backend.failures import code_of
+from hvd_order.tensorflow.backend.interface import Carrier, Collective, HostTensor
+from hvd_order.tensorflow.backend.op_library import NativeTensor, OpLibrary
+
+__all__ = [
+    "collective_of",
+    "number_of_collective",
+    "reductions_started",
+    "start_serving",
+    "stop_serving",
+]
+
+_lock = threading.Lock()  # guards the three below
+_numbers: dict[Collective, int] = {}
+_collectives: list[Collective] = []  # by number; graphs may live as long as the process
+_reductions = 0
+
+
+def number_of_collective(collective: Collective) -> int:
+    """What an operator holds in place of `collective`; equal ones have the same number."""
+    with _lock:
+        if collective not in _numbers:
+            _numbers[collective] = len(_collectives)
+            _collectives.append(collective)
+        return _numbers[collective]
+
+
+def collective_of(number: int) -> Collective:
+    """What the number stands for."""
+    with _lock:
+        return _collectives[number]
+
+
+def reductions_started() -> int:
+    """How many collectives other than broadcasts this process has begun."""
+    with _lock:
+        return _reductions
+
+
+def _count(collective: Collective) -> None:
+    global _reductions
+    with _lock:
+        _reductions += collective.kind != "broadcast"
+
+
+class _Waiters:
+    """Threads that wait for collectives, as many as are under way at a time; they stay.
+
+    They are daemons: one that waits for a rank which does not come must not hold up the exit.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards the two below
+        self._idle = 0  # threads that wait for work that is not meant for another
+        self._stopped = False
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Calls `work` on a thread that has nothing else to do."""
+        with self._lock:
+            found = self._idle > 0
+            if found:
+                self._idle -= 1
+        self._work.put(work)
+        if not found:
+            threading.Thread(target=self._serve, name="hvd_order collective", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the threads, each when it has nothing to do."""
+        with self._lock:
+            self._stopped = True
+            idle, self._idle = self._idle, 0
+        for _ in range(idle):
+            self._work.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            with self._lock:
+                if self._stopped:
+                    return
+                self._idle += 1
+
+
+class _Server:
+    """The thread that serves the operators from ``init()`` to ``shutdown()``."""
+
+    def __init__(self, library: OpLibrary, carrier: Carrier) -> None:
+        self._native = library.native
+        self._carrier = carrier
+        self._waiters = _Waiters()
+        self._native.hvdo_open_collectives()
+        self._thread = threading.Thread(
+            target=self._serve, name="hvd_order tensorflow", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends what has not been started; the rest ends with the carrier."""
+        self._native.hvdo_close_collectives()
+        self._thread.join()
+        self._waiters.stop()
+
+    def _serve(self) -> None:
+        while (call := self._native.hvdo_next_call()) is not None:
+            try:
+                tensors = self._inputs(call)
+                collective = collective_of(self._native.hvdo_call_description(call))
+                finish = self._carrier.start(collective, tensors)
+                _count(collective)
+            except Exception as error:
+                self._fail(call, error)
+                continue
+            self._waiters.run(functools.partial(self._finish, call, finish))
+
+    def _inputs(self, call: int) -> list[HostTensor]:
+        tensors = []
+        for i in range(self._native.hvdo_call_inputs(call)):
+            tensor = NativeTensor()
+            self._native.hvdo_call_input(call, i, ctypes.byref(tensor))
+            tensors.append(
+                HostTensor(
+                    _dtype_name(tensor.dtype), tuple(tensor.shape[: tensor.rank]), tensor.data or 0
+                )
+            )
+        return tensors
+
+    def _finish(self, call: int, finish: Callable[[], list[HostTensor]]) -> None:
+        try:
+            results = finish()
+            count = len(results)
+            packed = (NativeTensor * count)(*[_packed(result) for result in results])
+        except Exception as error:
+            self._fail(call, error)
+        else:
+            self._native.hvdo_end_call(call, count, packed)
+
+    def _fail(self, call: int, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        self._native.hvdo_fail_call(call, code_of(type(error)), text.encode())
+
+
+@functools.cache
+def _dtype_name(number: int) -> str:
+    name: str = tf.dtypes.as_dtype(number).name
+    return name
+
+
+def _packed(tensor: HostTensor) -> NativeTensor:
+    dtype = tf.dtypes.as_dtype(tensor.dtype)
+    count = 1
+    for length in tensor.shape:
+        count *= length
+    return NativeTensor(
+        dtype.as_datatype_enum,
+        len(tensor.shape),
+        (ctypes.c_int64 * len(tensor.shape))(*tensor.shape),
+        tensor.address,
+        count * dtype.size,
+    )
+
+
+_server: _Server | None = None
+
+
+def start_serving(library: OpLibrary, carrier: Carrier) -> None:
+    """Has collectives of operators carried out from now on."""
+    global _server
+    _server = _Server(library, carrier)
+
+
+def stop_serving() -> None:
+    """Ends those that have not begun, and all that come, with an error."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        server.stop()

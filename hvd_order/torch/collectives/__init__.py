@@ -1,0 +1,1 @@
+"""Collectives on PyTorch's tensors, with Horovod's names and meaning."""

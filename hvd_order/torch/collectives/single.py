@@ -1,0 +1,439 @@
+"""allreduce, allgather, broadcast and their asynchronous and in-place kin, as Horovod has them.
+
+Every rank must call the same collectives: those with names in any order, asynchronous ones at
+least, and those without in the same order. Tensors may be on the CPU or on CUDA,
+of any shape (none and zero elements included), contiguous or not. The variants ending in ``_``
+write into their argument; the asynchronous ones return a handle for `poll` and `synchronize`, and
+until `synchronize` has returned the tensors must not be touched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hvd_order.c10d.job import group_collectives, process
+from hvd_order.c10d.process_sets import (
+    ProcessSet,
+    check_root,
+    global_process_set,
+    queue_for,
+)
+from hvd_order.c10d.requests import joined_rank_data
+from hvd_order.c10d.requests.adasum import check_count
+from hvd_order.c10d.requests.queues import queue_of
+from hvd_order.c10d.requests.reduce_ops import (
+    Adasum,
+    ReduceOp,
+    check_dtype,
+    choose_op,
+    reduce_in_place,
+)
+from hvd_order.c10d.requests.request import Request
+from hvd_order.c10d.requests.request_parts import (
+    as_bytes,
+    check_tensor,
+    deliver,
+    describe,
+    dtype_name,
+    gather_rows,
+    plain,
+    request_name,
+    writable_buffer,
+)
+from hvd_order.torch.collectives.compression import Compression, Compressor
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "poll",
+    "synchronize",
+]
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The reduction of all ranks' tensors; differentiable.
+
+    Args:
+        tensor: the same shape and dtype on every rank.
+        average: deprecated; use `op`.
+        name: what the ranks' calls are matched by, shown in errors; two requests of one name must
+            not be in flight together. Without it, by how many such calls came before.
+        compression: what travels instead of the tensor.
+        op: Average (the default), Sum, Min, Max, Product or Adasum. Averages of integers truncate.
+        prescale_factor: multiplies each rank's tensor before the reduction.
+        postscale_factor: multiplies the result.
+        process_set: who takes part; only its members may call.
+
+    Returns:
+        A new tensor; its gradient is the same reduction of the incoming gradients.
+
+    Raises:
+        ValueError: a mistake in the arguments.
+        NotImplementedError: Adasum of a number of ranks that is no power of 2.
+        ModelMismatch: another rank called something else (raised on every rank).
+        PeerLost, TransferTimeout: another rank died, or did not come in time.
+    """
+    chosen = choose_op(op, average)
+    compressed, context = compression.compress(tensor)
+    if torch.is_grad_enabled() and compressed.requires_grad:
+        reduced = _DifferentiableAllreduce.apply(  # type: ignore[no-untyped-call]
+            compressed, name, chosen, prescale_factor, postscale_factor, process_set
+        )
+    else:
+        handle = allreduce_async(
+            compressed, None, name, chosen, prescale_factor, postscale_factor, process_set
+        )
+        reduced = synchronize(handle)
+    return compression.decompress(reduced, context)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts `allreduce` and returns a handle; the tensor is read at once and may be changed."""
+    chosen = choose_op(op, average)
+    check_tensor(tensor)
+    buffer = plain(tensor).clone(memory_format=torch.contiguous_format)
+    return _start_allreduce(
+        tensor, buffer, None, name, chosen, prescale_factor, postscale_factor, process_set
+    )
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Like `allreduce`, in place and without gradients; returns `tensor`."""
+    chosen = choose_op(op, average)
+    result: torch.Tensor = synchronize(
+        allreduce_async_(tensor, None, name, chosen, prescale_factor, postscale_factor, process_set)
+    )
+    return result
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts `allreduce_` and returns a handle."""
+    chosen = choose_op(op, average)
+    check_tensor(tensor)
+    buffer = writable_buffer(tensor)
+    return _start_allreduce(
+        tensor, buffer, tensor, name, chosen, prescale_factor, postscale_factor, process_set
+    )
+
+
+def allgather(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """All ranks' tensors, joined along the first dimension in rank order; differentiable.
+
+    Args:
+        tensor: the same dtype and shape on every rank except for the first dimension, which may
+            differ and be 0. A tensor without dimensions counts as one of shape [1].
+        name: shown in errors; must not be in flight already.
+        process_set: who takes part; only its members may call.
+
+    Returns:
+        A new tensor. Its gradient is, as in Horovod, this rank's rows of the average over all
+        ranks of the incoming gradients.
+
+    Raises:
+        The same as `allreduce`.
+    """
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        result: torch.Tensor = _DifferentiableAllgather.apply(  # type: ignore[no-untyped-call]
+            tensor, name, process_set
+        )
+        return result
+    result = synchronize(allgather_async(tensor, name, process_set))
+    return result
+
+
+def allgather_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts `allgather` and returns a handle."""
+    queue = queue_for(process_set)
+    check_tensor(tensor)
+    rows = plain(tensor).clone(memory_format=torch.contiguous_format)
+    rows = rows.reshape(1) if rows.dim() == 0 else rows
+    full_name = request_name(queue, "allgather", name)
+    other_dimensions = list(rows.shape[1:])
+    result: list[torch.Tensor] = []
+
+    def exchange(group: dist.ProcessGroup | None) -> None:
+        result.append(rows if group is None else gather_rows(rows, group))
+
+    line = f"{full_name} {dtype_name(rows)} rows of shape {other_dimensions} on {rows.device.type}"
+    return queue.submit(
+        Request(
+            full_name, [line], exchange, lambda: result[0], rows.device,
+            joined_rank_data.for_allgather([rows]),
+        )
+    )  # fmt: skip
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The tensor of rank `root_rank`, on every rank; differentiable.
+
+    Args:
+        tensor: the same shape and dtype on every rank; only the root's values matter.
+        root_rank: whose values; its rank in the job, as in Horovod.
+        name: shown in errors; must not be in flight already.
+        process_set: who takes part; only its members may call.
+
+    Returns:
+        A new tensor. Its gradient is, as in Horovod, the average over all ranks of the incoming
+        gradients on the root, zero elsewhere.
+
+    Raises:
+        The same as `allreduce`.
+    """
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        result: torch.Tensor = _DifferentiableBroadcast.apply(  # type: ignore[no-untyped-call]
+            tensor, root_rank, name, process_set
+        )
+        return result
+    result = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+    return result
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts `broadcast` and returns a handle."""
+    check_tensor(tensor)
+    buffer = plain(tensor).clone(memory_format=torch.contiguous_format)
+    return _start_broadcast(buffer, None, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Like `broadcast`, in place and without gradients; returns `tensor`."""
+    result: torch.Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+    return result
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts `broadcast_` and returns a handle."""
+    check_tensor(tensor)
+    return _start_broadcast(writable_buffer(tensor), tensor, root_rank, name, process_set)
+
+
+def poll(handle: int) -> bool:
+    """Whether the collective is done, so that `synchronize` returns at once.
+
+    Raises:
+        ValueError: `synchronize` has returned for this handle, or it never existed.
+    """
+    return queue_of(handle).poll(handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an asynchronous collective and returns its result.
+
+    Returns:
+        The tensor; None if the handle is unknown or was synchronized before (as in Horovod).
+
+    Raises:
+        ModelMismatch, PeerLost, TransferTimeout, HorovodInternalError: it failed.
+    """
+    return queue_of(handle).synchronize(handle)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Waits until every rank has called it.
+
+    Raises:
+        The same as `allreduce`.
+    """
+    queue = queue_for(process_set)
+    name = queue.next_name("barrier")
+    queue.run(
+        Request(
+            name, [name], lambda group: None, lambda: None, torch.device("cpu"),
+            joined_rank_data.for_barrier,
+        )
+    )  # fmt: skip
+
+
+def _start_allreduce(
+    tensor: torch.Tensor,
+    buffer: torch.Tensor,
+    target: torch.Tensor | None,
+    name: str | None,
+    op: ReduceOp,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> int:
+    """Reduces `buffer` in place; `target`: where `synchronize` puts the result."""
+    queue = queue_for(process_set)
+    scaled = prescale_factor != 1.0 or postscale_factor != 1.0
+    check_dtype(buffer.dtype, op, scaled)
+    if op is Adasum:
+        check_count(len(process_set.ranks))
+    full_name = request_name(queue, "allreduce", name)
+    line = f"{full_name} {describe(buffer)} op={op.name}"
+    if scaled:
+        line += f" prescale_factor={prescale_factor!r} postscale_factor={postscale_factor!r}"
+
+    def exchange(group: dist.ProcessGroup | None) -> None:
+        reduce_in_place(buffer, op, prescale_factor, postscale_factor, group)
+
+    return queue.submit(
+        Request(
+            full_name, [line], exchange, lambda: deliver(buffer, target), buffer.device,
+            joined_rank_data.for_allreduce([buffer], op),
+        )
+    )  # fmt: skip
+
+
+def _start_broadcast(
+    buffer: torch.Tensor,
+    target: torch.Tensor | None,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+) -> int:
+    """Overwrites `buffer` with the root's; `target`: where `synchronize` puts the result."""
+    queue = queue_for(process_set)
+    check_root(root_rank, process_set)
+    root = process_set.ranks.index(root_rank)
+    full_name = request_name(queue, "broadcast", name)
+
+    def exchange(group: dist.ProcessGroup | None) -> None:
+        if group is not None and buffer.numel() > 0:
+            group_collectives.broadcast(as_bytes(buffer), root, group)
+
+    line = f"{full_name} {describe(buffer)} root_rank={root_rank}"
+    return queue.submit(
+        Request(full_name, [line], exchange, lambda: deliver(buffer, target), buffer.device)
+    )
+
+
+class _DifferentiableAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: torch.Tensor,
+        name: str | None,
+        op: ReduceOp,
+        prescale_factor: float,
+        postscale_factor: float,
+        process_set: ProcessSet,
+    ) -> torch.Tensor:
+        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
+        handle = allreduce_async(
+            tensor, None, name, op, prescale_factor, postscale_factor, process_set
+        )
+        result: torch.Tensor = synchronize(handle)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        op, prescale_factor, postscale_factor, process_set = ctx.arguments
+        grad = allreduce(
+            grad_outputs[0],
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+        )
+        return grad, None, None, None, None, None
+
+
+class _DifferentiableAllgather(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.shape = tensor.shape
+        ctx.process_set = process_set
+        result: torch.Tensor = synchronize(allgather_async(tensor, name, process_set))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        averaged = allreduce(grad_outputs[0], process_set=ctx.process_set)
+        count = ctx.shape[0] if ctx.shape else 1
+        counts = allgather(torch.tensor([count]), process_set=ctx.process_set)
+        first = int(counts[: ctx.process_set.rank()].sum())
+        return averaged.narrow(0, first, count).reshape(ctx.shape), None, None
+
+
+class _DifferentiableBroadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> torch.Tensor:
+        ctx.root_rank = root_rank
+        ctx.process_set = process_set
+        result: torch.Tensor = synchronize(broadcast_async(tensor, root_rank, name, process_set))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        averaged = allreduce(grad_outputs[0], process_set=ctx.process_set)
+        grad = averaged if process.rank() == ctx.root_rank else torch.zeros_like(averaged)
+        return grad, None, None, None

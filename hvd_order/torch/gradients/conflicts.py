@@ -1,0 +1,247 @@
+"""Whoever else averages the same gradients: DDP, FSDP, Horovod, a second DistributedOptimizer.
+
+Two at once average twice, and the weights are wrong without a word. Nothing about a parameter tells
+of DDP or of another optimizer, so the first backward pass of a model looks for them: optimizers of
+ours register here, and what others have made is asked of the garbage collector, once, and only
+where it can be (DDP and FSDP need a default process group, which `init` does not make).
+
+An optimizer may follow another on the same parameters once that is garbage. It is so without having
+been collected when it is in a cycle, and its hooks still fire; so it is collected when its follower
+is made, and once more before a hook takes hold of it, while there is a doubt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from hvd_order.errors import HvdOrderError, InvalidUsage
+from hvd_order.torch.parameters.entry import Slot
+
+__all__: list[str] = []
+
+
+class Exchange(Protocol):
+    """What is needed of a GradientExchange."""
+
+    def slot_of(self, parameter: torch.Tensor) -> Slot | None:
+        """The slot of a parameter, None if this exchange does not know it."""
+
+    def flush(self) -> None:
+        """Finishes every outstanding update."""
+
+
+_ACCELERATE_FSDP = " (with Accelerate: no fsdp_plugin, and ACCELERATE_USE_FSDP not set)"
+_living: weakref.WeakSet[Exchange] = weakref.WeakSet()
+_in_doubt: weakref.WeakSet[Exchange] = weakref.WeakSet()  # share a parameter, or have done so
+
+
+def register(exchange: Exchange, slots: Sequence[Slot]) -> None:
+    """Says that an exchange averages gradients of these parameters until it is collected."""
+    _living.add(exchange)
+    others = [other for _, other in _with_others(exchange, slots)]
+    if not others:
+        return
+    while others:
+        with contextlib.suppress(HvdOrderError):  # of a job that is over
+            others.pop().flush()  # updates that it has yet to make would hold it
+    gc.collect()
+    _in_doubt.update(other for _, other in _with_others(exchange, slots))
+    if _in_doubt:
+        _in_doubt.add(exchange)
+
+
+def collect_garbage() -> None:
+    """Ends exchanges that nobody can reach; call it before a hook takes hold of its exchange."""
+    if _in_doubt:
+        gc.collect()
+
+
+def in_doubt(exchange: Exchange) -> bool:
+    """Whether the exchange has to be looked at again."""
+    return exchange in _in_doubt
+
+
+def refuse(exchange: Exchange, slots: Sequence[Slot], rank: int) -> None:
+    """Raises if somebody else averages gradients of these parameters.
+
+    Raises:
+        InvalidUsage: names the parameter, the other one, and the cure.
+    """
+    for slot, _ in _with_others(exchange, slots):
+        raise InvalidUsage(
+            f"rank {rank}: parameter '{slot.name}' belongs to two distributed optimizers: its "
+            "gradients would be averaged twice. Wrap one optimizer for a parameter; to replace an "
+            "old one delete it first, with all that holds it (a scheduler, a list)"
+        )
+    _in_doubt.discard(exchange)
+    _refuse_wrapped(slots, rank, _wrapper_types())
+
+
+def refuse_sharded(slots: Sequence[Slot], rank: int) -> None:
+    """Raises if FSDP has these parameters; their pieces differ, so no model can be made of them.
+
+    Raises:
+        InvalidUsage: as `refuse`.
+    """
+    for slot in slots:
+        if type(slot.parameter).__name__ == "DTensor":
+            raise InvalidUsage(
+                f"rank {rank}: parameter '{slot.name}' is sharded by fully_shard(), which averages "
+                "its gradients as well. Train the model without fully_shard(), or without "
+                f"DistributedOptimizer{_ACCELERATE_FSDP if 'accelerate' in sys.modules else ''}"
+            )
+    _refuse_wrapped(slots, rank, _fsdp())
+
+
+def _refuse_wrapped(slots: Sequence[Slot], rank: int, wrappers: tuple[type, ...]) -> None:
+    if _find_wrapper(slots, wrappers) is None:
+        return
+    gc.collect()  # one that nobody can reach any more is none
+    if (found := _find_wrapper(slots, wrappers)) is not None:
+        raise InvalidUsage(_explain(*found, rank))
+
+
+def _with_others(exchange: Exchange, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Exchange]]:
+    """The other exchanges that have any of these parameters, each with one of them."""
+    for other in list(_living):
+        if other is not exchange:
+            shared = (slot for slot in slots if other.slot_of(slot.parameter) is not None)
+            if (slot := next(shared, None)) is not None:
+                yield slot, other
+
+
+# ---- what others have made --------------------------------------------------------------------
+
+
+def _find_wrapper(
+    slots: Sequence[Slot], wrappers: tuple[type, ...]
+) -> tuple[torch.nn.Module | torch.optim.Optimizer, Slot] | None:
+    if not wrappers:
+        return None
+    by_id = {id(slot.parameter): slot for slot in slots}
+    for wrapper in _objects(wrappers):
+        for parameter in _averaged_by(wrapper):
+            if (slot := by_id.get(id(parameter))) is not None:
+                return wrapper, slot
+    return None
+
+
+def _wrapper_types() -> tuple[type, ...]:
+    """Whose objects average gradients of parameters that they own, as far as there can be any."""
+    types = [*_fsdp()]
+    if dist.is_initialized():
+        types.append(torch.nn.parallel.DistributedDataParallel)
+    if "horovod.torch.mpi_lib_v2" in sys.modules:  # the real one; our alias has none
+        types.append(torch.optim.Optimizer)
+    return tuple(types)
+
+
+def _fsdp() -> tuple[type, ...]:
+    module = sys.modules.get("torch.distributed.fsdp")
+    return (module.FullyShardedDataParallel,) if module and dist.is_initialized() else ()
+
+
+def _objects(types: tuple[type, ...]) -> Iterator[Any]:
+    for found in gc.get_objects():
+        if issubclass(type(found), types):  # not isinstance(), which asks proxies for their class
+            yield found
+
+
+def _averaged_by(wrapper: Any) -> Iterator[torch.Tensor]:
+    if isinstance(wrapper, torch.optim.Optimizer):
+        of_horovod = getattr(type(wrapper), "_allreduce_grad_async", None)
+        if getattr(of_horovod, "__module__", "").startswith("horovod."):
+            for group in wrapper.param_groups:
+                yield from group["params"]
+        return
+    ignored = getattr(wrapper, "parameters_to_ignore", ())  # DDP's
+    spared = {id(parameter) for parameter in getattr(wrapper, "_ignored_params", ())}  # FSDP's
+    for name, parameter in wrapper.module.named_parameters():
+        if name not in ignored and id(parameter) not in spared:
+            yield parameter
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """A library's class whose objects wrap models by themselves.
+
+    Attributes:
+        modules: where the class may stand.
+        wrapped: what an object has wrapped, before or after.
+        cure: the setting that avoids it.
+    """
+
+    modules: tuple[str, ...]
+    name: str
+    wrapped: Callable[[Any], Sequence[object]]
+    cure: str
+
+
+# The first that fits is named: Trainer has an Accelerator, which knows its model as well.
+_MAKERS = (
+    _Maker(
+        ("transformers.trainer",),
+        "Trainer",
+        lambda trainer: [trainer.model_wrapped, trainer.model],
+        "transformers.Trainer has wrapped it, as Accelerate does where LOCAL_RANK or WORLD_SIZE is "
+        "set. Call trainer.accelerator.prepare_model(trainer.model, evaluation_mode=True) before "
+        "trainer.train(): then the model stays as it is",
+    ),
+    _Maker(
+        ("accelerate.accelerator",),
+        "Accelerator",
+        lambda accelerator: accelerator._models,
+        "Accelerator.prepare() has wrapped it, as it does where LOCAL_RANK or WORLD_SIZE is set. "
+        "Use accelerator.prepare_model(model, evaluation_mode=True) for the model: then it stays "
+        "as it is",
+    ),
+    _Maker(
+        ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer"),
+        "Trainer",
+        lambda trainer: [trainer.strategy.model],
+        'Lightning\'s strategy has wrapped it. Use Trainer(devices=1, strategy="auto"): one '
+        "device for each process that the launcher starts",
+    ),
+)
+
+
+def _explain(wrapper: Any, slot: Slot, rank: int) -> str:
+    if isinstance(wrapper, torch.optim.Optimizer):
+        return (
+            f"rank {rank}: parameter '{slot.name}' belongs to an optimizer that Horovod's own "
+            "DistributedOptimizer has made: its gradients would be averaged twice. Wrap the plain "
+            "optimizer, and import one of both libraries (HVD_ORDER_ALIAS=1 gives hvd_order to "
+            "those who import horovod)"
+        )
+    kind = type(wrapper).__name__
+    what = (
+        f"rank {rank}: parameter '{slot.name}' is in a {kind} module, which averages its gradients "
+        "as well: they would be averaged twice. "
+    )
+    return what + (
+        _who_made(wrapper)
+        or f"Train the model without {kind}, or without DistributedOptimizer; a {kind} of former "
+        "training must be deleted first"
+    )
+
+
+def _who_made(wrapper: Any) -> str | None:
+    for maker in _MAKERS:
+        types = tuple(
+            getattr(sys.modules[module], maker.name)
+            for module in maker.modules
+            if module in sys.modules
+        )
+        for one in _objects(types) if types else ():
+            if any(model is wrapper or model is wrapper.module for model in maker.wrapped(one)):
+                return maker.cure
+    return None

@@ -1,0 +1,470 @@
+"""One model's gradients through a step: ready, sent, summed, applied.
+
+The life of a parameter in step t::
+
+    hook fires --> sent --> (engine) --> finished --> step t's update applied --> read by step t+1
+                                          |                 |
+                                  .grad may be read   the parameter may be read
+
+``step()`` normally applies nothing: it remembers the hyper-parameters, arms every parameter with
+the read guard and returns; the first reader of a parameter waits for it, and everything that has
+arrived by then is updated in one go by the user's own optimizer. Whoever reads a gradient before
+``step()`` (clipping, AMP's unscale) waits for all gradients instead, and ``step()`` then updates
+at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order import _torch as native
+from hvd_order.c10d.engine import live_exchanges, registration, timeline
+from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.requests.step_log import StepLogs
+from hvd_order.errors import InvalidUsage, StaleRead
+from hvd_order.torch.gradients import conflicts
+from hvd_order.torch.gradients.deferred_updates import OutstandingUpdates
+from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
+from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
+from hvd_order.torch.gradients.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT
+from hvd_order.torch.gradients.rank_check import RankCheck
+from hvd_order.torch.gradients.step_gradients import StepGradients
+from hvd_order.torch.gradients.warm_up import Learning
+from hvd_order.torch.parameters.compiled_regions import Enter
+from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry_table import SlotTable
+from hvd_order.torch.parameters.read_guard import Guard, hand_to
+from hvd_order.torch.updates import clean_room, overlap, partial_step
+from hvd_order.torch.updates.overlap import Overlap, OverlapReport
+from hvd_order.torch.updates.separability import Verdict, separability, tell
+from hvd_order.torch.updates.server_update import ServerUpdate
+
+__all__: list[str] = []
+
+
+class GradientExchange:
+    """Drives the engine for one optimizer.
+
+    Thread safety: gradients of different devices arrive on different threads, and readers may run
+    anywhere; one re-entrant lock covers every method, here and in the guard.
+
+    Attributes:
+        separability: whether updates may be put off, and why not.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        step: partial_step.InnerStep,
+        slots: Sequence[Slot],
+        frozen: Sequence[Slot],
+        host: EngineHost,
+        transfer: GradientTransfer,
+        steps: StepLogs,
+        passes: int,
+        server_update: ServerUpdate | None = None,
+        separable: bool | None = None,
+    ) -> None:
+        """Collective: registers the model on every rank.
+
+        Args:
+            slots: the trainable parameters.
+            frozen: the others, which may become trainable later.
+            steps: where the exchange says what it does, for ranks that have joined.
+            passes: backward passes whose gradients add up before they are exchanged.
+            server_update: where servers update; ``step`` is its step then.
+            separable: the user's word on whether updates may be put off.
+        """
+        self._server_update = transfer.model.server_update = server_update
+        self._optimizer = weakref.ref(optimizer)
+        self._inner_step = step
+        self._host = host
+        self._transfer = transfer
+        self._steps = steps
+        self._log = steps.open(host.process_set, self)
+        self._lock = threading.RLock()
+        self.separability = Verdict(False, False, overlap.SWITCHED_OFF)
+        if host.context.config.cross_iteration:
+            self.separability = separability(optimizer, type(optimizer), separable)
+            if host.rank == 0:
+                tell(self.separability)
+        self._sender = transfer.model.sender
+        self._table = SlotTable(passes)
+        enter = _enter(weakref.ref(self))
+        self._learning = Learning(host, transfer, enter)
+        self._gradients = StepGradients(host, transfer, self._table, self._learning, self._log)
+        self._updates = OutstandingUpdates(step, transfer, self._table)
+        self._guard = ExchangeGuard(
+            self._lock, self._table, transfer, self._learning, self._gradients, self._updates,
+            enter,
+        )  # fmt: skip
+        self._overlap = Overlap(host.context.rank)
+        self._hooks: list[Any] = []
+        self._alone = False  # nobody else averages gradients of these parameters
+        weakref.finalize(self, _remove, self._hooks).atexit = False
+        self._table.add_frozen(frozen)
+        self._add(slots)
+        self._learning.start(self._table.slots)
+        self._rank_check = RankCheck(host, optimizer, self._table)
+        live_exchanges.add(self)
+
+    # ---- parameters ---------------------------------------------------------------------------
+
+    def _add(self, slots: Sequence[Slot]) -> None:
+        self._alone = False
+        conflicts.refuse_sharded(slots, self._host.context.rank)
+        self._table.add(slots)
+        conflicts.register(self, slots)
+        for slot in slots:
+            hook = self._sender.hook(
+                slot,
+                guard=weakref.ref(self._guard),
+                otherwise=_hook(weakref.ref(self), weakref.ref(slot)),
+            )
+            self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))
+        self._device_types = {slot.parameter.device.type for slot in self._table.slots}
+
+    def add_slots(self, slots: Sequence[Slot]) -> None:
+        """Takes in parameters that the optimizer got later. Collective."""
+        with self._lock:
+            self.flush()
+            if not self._gradients.fresh:
+                raise InvalidUsage(
+                    "parameters can be added only between step() and the next backward(); "
+                    "gradients are on their way"
+                )
+            self._take_in([slot for slot in slots if slot.parameter.requires_grad])
+            self._table.add_frozen([slot for slot in slots if not slot.parameter.requires_grad])
+
+    def _take_in(self, slots: Sequence[Slot]) -> None:
+        self._steps.check_nobody_joined("parameters are added, unfrozen or converted")
+        self._add(slots)
+        self._learning.start(self._table.slots)
+
+    def set_passes(self, passes: int) -> None:
+        """Changes the number of backward passes from the next step on."""
+        with self._lock:
+            self._table.set_passes(passes)
+
+    def slot_of(self, parameter: torch.Tensor) -> Slot | None:
+        """The slot of a parameter, None if this exchange does not know it."""
+        return self._table.of(parameter)
+
+    # ---- gradients ----------------------------------------------------------------------------
+
+    def _on_gradient(self, slot: Slot) -> None:
+        """The first gradient of a backward pass, or one that the sender leaves to us."""
+        # No mode of the program's sees what is done here.
+        with self._lock, native.CleanRoom():
+            if self._gradients.cleared_by_owner():
+                self._gradients.give_up()
+                self._begin_step()
+            elif self._gradients.fresh or self._gradients.synchronized:
+                self._begin_step()
+            if slot.late:
+                raise StaleRead(
+                    f"the forward pass read parameter '{slot.name}' before the update of the last "
+                    f"step had been applied (rank {self._host.context.rank}): a reader in C++ that "
+                    "hvd_order could not see. Set HVD_ORDER_CROSS_ITERATION=0, or call "
+                    "optimizer.flush() before that read."
+                )
+            if not self._sender.in_backward:
+                self._sender.in_backward = True
+                self._gradients.begin_pass()
+                torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+            if slot.sent:
+                raise AssertionError(TOO_MANY_PASSES.format(name=slot.name))
+            slot.passes_to_go -= 1
+            if slot.passes_to_go == 0:
+                self._gradients.send(slot, self._guard)
+
+    def _end_of_backward(self) -> None:
+        self._sender.in_backward = False
+
+    def _begin_step(self) -> None:
+        """The first gradient after step(): nothing of the last step may be outstanding."""
+        if not self._alone or conflicts.in_doubt(self):
+            conflicts.refuse(self, self._table.slots, self._host.context.rank)
+            self._alone = True
+        self._learning.gradient_came(self._table.slots)
+        for slot in self._updates.flush():
+            slot.late = True
+        self._rank_check.begin_step()
+        if self._gradients.synchronized:  # and no step() followed: the gradients were given up
+            self._gradients.reset()
+        unfrozen = self._table.take_unfrozen()
+        if unfrozen or not self._transfer.model.put_in_place(self._table.slots):
+            self._take_in(unfrozen)
+        self._gradients.begin()
+        self._transfer.model.begin_step()
+
+    # ---- synchronize, step, flush -------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Finishes all gradients of this step; without any, finishes outstanding updates."""
+        self._guard.refuse_on_servers()
+        with self._lock:
+            if self._gradients.fresh and not self._gradients.set_by_hand():
+                self.flush()
+            elif not self._gradients.synchronized:
+                self._finish_step()
+
+    def _finish_step(self) -> None:
+        if self._gradients.fresh:
+            self._begin_step()
+        self._gradients.finish(self._guard)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Applies this step's update, now or when the parameters are next read."""
+        loss = None
+        if closure is not None:
+            if not self.separability.evaluates_closure_once:
+                return self._step_with_closure(closure)
+            # Without the lock: on devices, gradients come on threads of autograd's.
+            with torch.enable_grad():
+                loss = closure()
+        with self._lock:
+            optimizer = self._optimizer()
+            assert optimizer is not None
+            if self._server_update is not None:
+                self._server_update.check()
+            if self._gradients.fresh:  # nobody here had a gradient; the others may wait for ours
+                self._begin_step()
+            self._gradients.check_hooks()
+            reason = self._why_at_once(optimizer)
+            if reason is None:
+                self._gradients.send_the_rest(self._guard)
+                if self._gradients.replaced():
+                    reason = overlap.GRADIENTS_REPLACED
+            if reason is None:
+                self._gradients.finish_sparse()
+                at_once = self._updates.put_off(optimizer, self._guard)
+            else:
+                if not self._gradients.synchronized:
+                    self._gradients.finish(self._guard)
+                with timeline.span("update", "update"):
+                    self._inner_step(optimizer)
+                at_once = dict.fromkeys(self._table.slots, reason)
+            self._end_step(at_once)
+        return loss
+
+    def _why_at_once(self, optimizer: Optimizer) -> str | None:
+        """Why the whole update is made in this ``step()``; None: it may wait for its readers."""
+        if not self.separability.separable:
+            return self.separability.reason
+        if not self._learning.order.complete:
+            return overlap.LEARNING
+        if self._gradients.synchronized:
+            return overlap.GRADIENTS_READ
+        # These belong to this call and are gone after it.
+        if getattr(optimizer, "found_inf", None) is not None:
+            return overlap.SCALED
+        inside = clean_room.inside_of(self._device_types)
+        return None if inside is None else overlap.called_inside(inside)
+
+    def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
+        """The closure may run many times, each with a backward of its own."""
+
+        def synchronized_closure() -> Any:
+            loss = closure()
+            with self._lock:
+                self._finish_step()
+                if loss is not None:
+                    self._log.note("loss")
+                return registration.average_loss(self._host, loss)
+
+        self.flush()
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        loss = self._inner_step(optimizer, synchronized_closure)
+        with self._lock:
+            self._end_step(dict.fromkeys(self._table.slots, overlap.CLOSURE))
+        return loss
+
+    def _end_step(self, at_once: Mapping[Slot, str], joined: bool = False) -> None:
+        self._overlap.note(self._table.slots, at_once, self._learning.order.complete)
+        self._gradients.end()
+        # First of all: afterwards parameters are watched, and this is no reader to learn from.
+        self._rank_check.step_taken(absent=joined)
+        if not self._learning.order.complete:
+            self._guard.find_compiled_regions()
+        self._learning.step_taken(self._table.slots, self._guard, self.flush)
+
+    @property
+    def overlap_report(self) -> OverlapReport:
+        """What the last ``step()`` deferred."""
+        return self._overlap.report
+
+    def flush(self) -> None:
+        """Finishes every outstanding update."""
+        with self._lock:
+            self._learning.watch_again(self._updates.flush(), self._guard)
+
+    def fetch_state(self) -> None:
+        """The same, and brings the optimizer's state back from servers that keep it."""
+        with self._lock:
+            self.flush()
+            self._transfer.model.fetch()
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether servers have the optimizer's state."""
+        return self._transfer.model.on_servers
+
+    # ---- join ---------------------------------------------------------------------------------
+
+    def prepare_to_join(self) -> None:
+        """Finishes what this rank has begun; the others have its gradients, or will get zeros."""
+        with self._lock:
+            self.flush()
+            if self._gradients.fresh or self._gradients.synchronized:
+                return
+            if self._gradients.announced:
+                self._gradients.send_nothing()
+            else:  # passes whose sum has not been sent
+                self._gradients.reset()
+
+    def stand_in(self, event: str) -> None:
+        """Does what another rank has done, with zeros and without an update; notes one event.
+
+        Args:
+            event: "begin": gradients of a step are about to be sent. "give_up": the step ends
+                without an update. "sparse": while the model is learnt, the ranks tell each other
+                whose gradients are sparse. "loss": a closure has computed the loss. "end":
+                ``step()``.
+        """
+        with self._lock:
+            if event in ("begin", "end") and not self._gradients.fresh:
+                self._gradients.drop()
+            if event == "begin":
+                self._begin_step()
+                self._gradients.spare_own()
+                self._gradients.send_nothing()
+            elif event == "give_up":
+                self._gradients.give_up()
+            elif event == "sparse":
+                self._log.note(event)
+                self._transfer.find_sparse(self._table.slots, absent=True)
+            elif event == "loss":
+                self._log.note(event)
+                registration.average_loss(self._host, None, absent=True)
+            else:
+                self._end_step({}, joined=True)
+
+    def end_join(self) -> None:
+        """All ranks have joined; a step that was begun and not ended is given up."""
+        with self._lock:
+            if not self._gradients.fresh and not self._gradients.synchronized:
+                self._gradients.drop()
+
+    # ---- the end, and a fork ------------------------------------------------------------------
+
+    @property
+    def host(self) -> EngineHost:
+        """Carries its gradients."""
+        return self._host
+
+    def end(self) -> None:
+        """Finishes outstanding updates and leaves plain parameters; no step will follow."""
+        with self._lock:
+            self.flush()
+            self._learning.end(self._table.slots)
+
+    def hold(self) -> None:
+        """Keeps other threads out, once they have left."""
+        self._lock.acquire()
+
+    def release(self) -> None:
+        """Lets other threads in again."""
+        self._lock.release()
+
+    def disown(self, guard: Guard) -> Optimizer | None:
+        """In a forked child: lets go of the parameters; readers of what is unfinished ask `guard`.
+
+        Returns:
+            The optimizer, if it is still there.
+        """
+        _remove(self._hooks)
+        self._learning.end(self._table.slots)
+        for slot in self._table.slots:
+            hand_to(slot.parameter, guard)
+            hand_to(slot.gradient, guard)
+        return self._optimizer()
+
+    def slot_name(self, tensor: torch.Tensor) -> str:
+        """The name of the parameter that `tensor` is, or is the gradient of."""
+        return next(
+            slot.name
+            for slot in self._table.slots
+            if tensor is slot.parameter or tensor is slot.gradient
+        )
+
+    # ---- zero_grad ----------------------------------------------------------------------------
+
+    def before_zero_grad(self) -> None:
+        """Makes way for ``zero_grad``.
+
+        Raises:
+            AssertionError: gradients of this step travel, and no other optimizer has stepped since
+                they came: then they were a by-product of its loss, and are dropped.
+        """
+        with self._lock:
+            if self._gradients.fresh:
+                return
+            if self._gradients.synchronized or not self._gradients.announced:
+                self._gradients.reset()
+            elif self._gradients.unwanted():
+                self._gradients.give_up()
+            else:
+                raise AssertionError(ZEROED_IN_FLIGHT)
+
+    def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
+        """Zeroes ``parameter.grad`` for its owner, leaving alone what still has to be applied.
+
+        Returns:
+            Whether that was necessary; else the ordinary way is right.
+        """
+        slot = self._table.of(parameter)
+        if slot is None:
+            return False
+        with self._lock:  # another thread's read may be updating it right now
+            if not slot.update_pending:
+                return False
+            if self._updates.clear(slot, set_to_none):
+                return True
+            self._learning.watch_again([slot], self._guard)  # it is updated, and has not been read
+            return False
+
+
+def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:
+    """What hooks on the user's modules call; they must not keep the exchange alive."""
+
+    def enter(parameters: list[torch.Tensor]) -> None:
+        alive = exchange()
+        if alive is not None:
+            alive._guard.enter_region(parameters)
+
+    return enter
+
+
+def _hook(
+    exchange: weakref.ref[GradientExchange], slot: weakref.ref[Slot]
+) -> Callable[[torch.Tensor], None]:
+    def on_gradient(_: torch.Tensor) -> None:
+        conflicts.collect_garbage()
+        alive, mine = exchange(), slot()
+        if alive is not None and mine is not None:
+            alive._on_gradient(mine)
+
+    return on_gradient
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()

@@ -1,0 +1,62 @@
+"""Whether the job's plan is for this model, the order it gives, and what trials add to it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.plan.files.plan_file import Confirmed, Plan
+from hvd_order.torch.parameters.entry import Slot
+
+__all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
+
+
+def fitting(host: EngineHost, slots: Sequence[Slot]) -> Plan | None:
+    """The job's plan if it is for this model; the same on every rank. Rank 0 warns if it is not."""
+    plan = host.plan
+    if plan is None:
+        return None
+    differences = plan.differences({slot.name: slot.size_bytes for slot in slots})
+    if not differences:
+        return plan
+    if host.rank == 0:
+        _log.warning(
+            "the plan %s (of %s) is not followed: it is for another model: %s. Make one with "
+            "hvd-order profile and hvd-order tune, and give DistributedOptimizer the names: "
+            "named_parameters=model.named_parameters()",
+            host.context.config.plan, plan.model, "; ".join(differences),
+        )  # fmt: skip
+    return None
+
+
+def in_order(plan: Plan | None, unseen: Sequence[Slot], seen: Sequence[Slot]) -> list[Slot]:
+    """The slots as they are laid out.
+
+    Args:
+        plan: one that fits, or None.
+        unseen: nobody was seen reading them, so ``step()`` updates them: they are needed first.
+        seen: in the order in which they were read.
+    """
+    if plan is None:
+        return [*unseen, *seen]
+    slots = {slot.name: slot for slot in (*unseen, *seen)}
+    planned = [slots[name] for name in plan.in_order(list(slots))]
+    at_once = set(unseen)
+    return sorted(planned, key=lambda slot: slot not in at_once)
+
+
+def note(host: EngineHost, confirmed: Confirmed) -> None:
+    """Rank 0 writes down what trials have chosen, so that the next run begins with it."""
+    if host.plan is None:
+        return
+    host.plan = replace(host.plan, confirmed=confirmed)
+    path = host.context.config.plan
+    if host.rank == 0 and path is not None:
+        try:
+            host.plan.write(path)
+        except OSError as error:
+            _log.warning("the plan stays as it was, so the next run tries again: %s", error)

@@ -1,0 +1,93 @@
+"""Flat gradient buffers in consumption order, cut into slices.
+
+Every tensor's place in its buffer ends with one spare element, its *use flag*: 1 on a rank that
+contributes a gradient, 0 on one that does not. It is summed with the gradient, so a rank learns
+without another message whether anybody used the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hvd_order import _torch as native
+from hvd_order.torch.collectives.compression import Compressor
+from hvd_order.torch.parameters.entry import Slot
+
+__all__: list[str] = []
+
+_ALIGNMENT_BYTES = 64  # cache line; more than any dtype and SliceLayout need
+
+
+class GradientBuffers:
+    """The buffers of one model.
+
+    Attributes:
+        layout: places and slices.
+        flat: one 1-d tensor for each (device, dtype), by BufferId.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        compression: type[Compressor],
+        slice_bytes: int,
+    ) -> None:
+        """Lays out ``slots``, which come in consumption order, and points each at its place."""
+        samples = [_wire_sample(slot.parameter, compression) for slot in slots]
+        kinds: dict[tuple[torch.device, torch.dtype], int] = {}
+        tensors = []
+        for slot, sample in zip(slots, samples, strict=True):
+            buffer = kinds.setdefault((slot.parameter.device, sample.dtype), len(kinds))
+            size = (sample.numel() + 1) * sample.element_size()
+            size = (size + _ALIGNMENT_BYTES - 1) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
+            tensors.append((slot.name, size, buffer))
+        self._tensors = tensors
+        self.layout = native.SliceLayout(tensors, slice_bytes)
+        self.flat = [
+            torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device)
+            for (device, dtype), size_bytes in zip(kinds, self.layout.buffer_bytes, strict=True)
+        ]
+        flags: list[list[int]] = [[] for _ in self.flat]
+        self._samples = samples
+        for tensor, (slot, sample) in enumerate(zip(slots, samples, strict=True)):
+            slot.tensor = tensor
+            self.put_in_place(slot)
+            end = self._offset(slot) + tensors[tensor][1] // sample.element_size() - 1
+            slot.use_flag = self.flat[tensors[tensor][2]][end : end + 1]
+            flags[tensors[tensor][2]].append(end)
+        self._flags = [
+            torch.tensor(places, device=flat.device)
+            for places, flat in zip(flags, self.flat, strict=True)
+        ]
+
+    def _offset(self, slot: Slot) -> int:
+        """In elements, in its buffer."""
+        sample = self._samples[slot.tensor]
+        return self.layout.tensor_offset(slot.tensor) // sample.element_size()
+
+    def put_in_place(self, slot: Slot) -> None:
+        """Points ``slot`` at its place, again if the program has moved its gradient elsewhere."""
+        sample = self._samples[slot.tensor]
+        flat = self.flat[self._tensors[slot.tensor][2]]
+        slot.wire = native.place_in(flat, sample.shape, sample.stride(), self._offset(slot))
+        same = sample.dtype == slot.parameter.dtype and sample.shape == slot.parameter.shape
+        slot.gradient = slot.wire if same else torch.zeros_like(slot.parameter)
+
+    def recut(self, slice_bytes: int) -> None:
+        """Cuts the same places into other slices."""
+        self.layout = native.SliceLayout(self._tensors, slice_bytes)
+
+    def raise_use_flags(self) -> None:
+        """Sets every use flag to 1. The buffers must be idle."""
+        with torch.no_grad():
+            for flat, places in zip(self.flat, self._flags, strict=True):
+                flat.index_fill_(0, places, 1)
+
+
+def _wire_sample(parameter: torch.Tensor, compression: type[Compressor]) -> torch.Tensor:
+    """What travels for a gradient of ``parameter``, without data: shape, stride, dtype."""
+    # empty_like keeps the strides of dense tensors (channels_last) and makes others contiguous
+    shape = torch.empty_like(parameter, device="meta", requires_grad=False)
+    return compression.compress(shape)[0]

@@ -1,0 +1,225 @@
+"""One optimizer's model in the engine: its buffers, its slices, its plan."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+
+from hvd_order import _torch as native
+from hvd_order.c10d.engine import registration, static_plan
+from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.errors import HvdOrderError
+from hvd_order.plan.link.cut import Cut, Link
+from hvd_order.torch.collectives.compression import Compressor
+from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
+from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
+from hvd_order.torch.updates.server_update import ServerUpdate
+
+__all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
+
+
+class RegisteredModel:
+    """Where the gradients of one optimizer travel.
+
+    Dropping it lets the engine forget the model; nothing of it may be outstanding then.
+
+    Attributes:
+        sender: hands over gradients that need no special treatment.
+        server_update: where parameter servers update.
+    """
+
+    def __init__(self, host: EngineHost, compression: type[Compressor], prescale: float) -> None:
+        """Registers nothing yet.
+
+        Args:
+            prescale: factor for each gradient that the sender sends.
+        """
+        self.sender = native.GradientSender(
+            host.engine, host.transport, host.copier, prescale,
+            in_flight_class=InFlightGradient, guard_attribute=GUARD,
+        )  # fmt: skip
+        self._host = host
+        self._compression = compression
+        self._model = -1
+        self._alone = False
+        self._forget: weakref.finalize[..., RegisteredModel] | None = None
+        self._buffers: GradientBuffers
+        self._in_order: list[Slot] = []
+        self.server_update: ServerUpdate | None = None
+
+    def register(self, slots: Sequence[Slot], observed: bool, on_servers: bool) -> None:
+        """Lays out the gradients of ``slots`` in the given order, that of rank 0, on all ranks.
+
+        Collective. Nothing may be in flight.
+
+        Args:
+            slots: in consumption order, as far as it is known.
+            observed: the slots hold the times of a real step, from which a plan can be made.
+            on_servers: servers that can update the parameters are to do so from now on.
+
+        Raises:
+            ModelMismatch: the ranks have different parameters.
+        """
+        self._give_back()
+        if self.server_update is not None:
+            self.server_update.active = on_servers
+        agreed = registration.agree(
+            self._host, [(s.name, tuple(s.parameter.shape), str(s.parameter.dtype)) for s in slots]
+        )
+        self._in_order = [slots[i] for i in agreed.order]
+        self._buffers = GradientBuffers(
+            self._in_order, self._compression, self._host.cut.slice_bytes
+        )
+        self._model = self.sender.model = agreed.model
+        self._alone = agreed.alone
+        self._add_with_plan(observed)
+        self.raise_use_flags()
+
+    def retune(self, cut: Cut, issue_order: Sequence[str] | None = None) -> None:
+        """Cuts the same gradients otherwise. Collective. Nothing may be in flight.
+
+        Args:
+            issue_order: for ``planned`` agreement, all slices by name; None: from the last step.
+        """
+        self._give_back()
+        registration.gather(self._host, None)  # nobody adds the id before all have removed it
+        self._host.retune(cut, self._model)
+        self._buffers.recut(cut.slice_bytes)
+        self._add_with_plan(observed=True, issue_order=issue_order)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no rank had another model when this one was registered.
+
+        What a rank has now is no ground for a decision: ranks forget dropped models at different
+        times.
+        """
+        return self._alone
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all gradients, as they travel."""
+        return sum(self._buffers.layout.buffer_bytes)
+
+    def _add_with_plan(self, observed: bool, issue_order: Sequence[str] | None = None) -> None:
+        if self._host.agreement != "planned":
+            self._add([])
+            return
+        layout = self._buffers.layout
+        plan = None if issue_order is None else static_plan.by_name(layout, issue_order)
+        if issue_order is not None and plan is None and self._host.rank == 0:
+            _log.warning(
+                "the plan orders %d slices, the model has %d others (parameters of several types, "
+                "or read where Python cannot see it): the order of the last step is taken",
+                len(issue_order), len(layout.slices),
+            )  # fmt: skip
+        if plan is None:
+            plan = self._observed_plan() if observed else static_plan.arrival_plan(layout)
+        self._add(plan)
+
+    def _add(self, plan: list[int]) -> None:
+        update = self.server_update
+        parameters = [] if update is None else update.parameters(self._in_order)
+        self._host.add_model(
+            self._model, self._buffers.layout, self._buffers.flat, plan, parameters
+        )
+        if update is not None:
+            update.begin(self._model, self._in_order)
+        self._forget = weakref.finalize(self, _forget, self._host, self._model)
+        self._forget.atexit = False
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether what comes back are parameters, updated by servers."""
+        return self.server_update is not None and self.server_update.active
+
+    def fetch(self) -> None:
+        """Brings parameters and state back from servers that update; nothing may be under way."""
+        if self.server_update is not None and self._forget is not None:
+            self.server_update.fetch(self._model, self._in_order)
+
+    def _give_back(self) -> None:
+        """Ends the registration; what servers keep is the optimizer's again. Collective then."""
+        if self.on_servers:
+            registration.gather(self._host, None)  # no rank pushes any more
+            self.fetch()
+        self._remove()
+
+    def begin_step(self) -> None:
+        """The first gradient of a step is about to go."""
+        if self.server_update is not None:
+            self.server_update.begin_step(self._model)
+
+    def _remove(self) -> None:
+        if self._forget is not None:
+            self._forget.detach()
+            self._forget = None
+            self._host.remove_model(self._model)
+
+    def _observed_plan(self) -> list[int]:
+        """The order in which the last step would best have been sent, by rank 0's account."""
+        link = self._host.known_link
+        plan = static_plan.replay(
+            self._buffers.layout,
+            [slot.ready_s for slot in self._in_order],
+            self._pace() if link is None else link,
+            self._host.cut,
+        )
+        mine_and_theirs: list[list[int]] = registration.gather(self._host, plan)
+        return mine_and_theirs[0]
+
+    def _pace(self) -> Link:
+        """What a byte costs, from the gradients themselves, until the transport is measured."""
+        self._add(static_plan.arrival_plan(self._buffers.layout))
+        pace = static_plan.seconds_per_byte(
+            self._buffers.layout,
+            ready=lambda tensor: self.hand_over(self._in_order[tensor]),
+            wait=lambda tensor: self.wait(self._in_order[tensor]),
+        )
+        self._remove()
+        return Link(0.0, 0.0, pace)
+
+    def raise_use_flags(self) -> None:
+        """Sets the use flag of every gradient to 1."""
+        self._buffers.raise_use_flags()
+
+    def put_in_place(self, slots: Sequence[Slot]) -> bool:
+        """Takes back places from which the program has moved gradients (``model.float()``).
+
+        Returns:
+            Whether that is enough; else parameters are of another type or device than their
+            places, and the model must be registered anew.
+        """
+        placed = [slot for slot in slots if slot.placed]
+        found = native.places(placed, [slot.parameter for slot in placed])
+        if found == native.Places.LEFT:
+            for slot in placed:
+                if not slot.in_place:
+                    self._buffers.put_in_place(slot)
+        return found != native.Places.UNFIT
+
+    def hand_over(self, slot: Slot) -> None:
+        """Tells the engine that the gradient lies in ``slot.wire``."""
+        native.tensor_ready(
+            self._host.engine, self._host.transport, self._model, slot.tensor, slot.wire
+        )
+
+    def wait(self, slot: Slot) -> None:
+        """Waits for the sum of a gradient. Raises the engine's failure."""
+        self._host.engine.wait(self._model, slot.tensor)
+
+    def travelling(self) -> Callable[[Slot], bool]:
+        """Which gradients are under way at this moment."""
+        self._host.copier.release()
+        pending = self._host.engine.pending(self._model)
+        return lambda slot: bool(pending[slot.tensor])
+
+
+def _forget(host: EngineHost, model: int) -> None:
+    with contextlib.suppress(HvdOrderError):  # the engine has failed or has been shut down
+        host.remove_model(model)

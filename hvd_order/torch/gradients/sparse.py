@@ -1,0 +1,128 @@
+"""Sparse gradients travel as indices and values, gathered from all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order.c10d.process_sets import ProcessSet, global_process_set
+from hvd_order.c10d.requests import reduce_ops
+from hvd_order.errors import InvalidUsage
+from hvd_order.torch.collectives import single
+from hvd_order.torch.updates.partial_step import InnerStep
+
+__all__ = ["sparse_allreduce_async"]
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor,
+    name: str,
+    op: int,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[], torch.Tensor]:
+    """Starts the sum or average of sparse COO tensors, by gathering their entries.
+
+    Args:
+        tensor: sparse, the same shape, dtype and sparse dimensions on every rank.
+        name: shown in errors; must not be in flight already.
+        op: Average or Sum.
+        process_set: who takes part; only its members may call.
+
+    Returns:
+        What waits and returns the result, which is not coalesced (as in Horovod): an index that
+        several ranks have occurs several times.
+
+    Raises:
+        InvalidUsage: the tensor is dense, or ``op`` is another.
+    """
+    chosen = reduce_ops.choose_op(op, None)
+    if not tensor.is_sparse:
+        raise InvalidUsage("expected a sparse COO tensor; use allreduce_async for dense ones")
+    if chosen not in (reduce_ops.Average, reduce_ops.Sum):
+        raise InvalidUsage(f"op is hvd.{chosen.name}; sparse tensors take hvd.Average or hvd.Sum")
+    entries = tensor.detach()
+    indices = single.allgather_async(
+        entries._indices().t().contiguous(), f"{name}.indices", process_set
+    )
+    values = single.allgather_async(entries._values(), f"{name}.values", process_set)
+
+    def wait() -> torch.Tensor:
+        all_values = single.synchronize(values)
+        all_indices = single.synchronize(indices)
+        if chosen is reduce_ops.Average:
+            all_values = all_values / len(process_set.ranks)
+        return torch.sparse_coo_tensor(
+            all_indices.t(), all_values.to(tensor.dtype), tensor.shape, device=tensor.device
+        )
+
+    return wait
+
+
+def exchange(parameter: torch.Tensor, scale: float, process_set: ProcessSet) -> bool:
+    """Replaces a sparse ``parameter.grad`` (None counts as nothing) by the scaled sum over ranks.
+
+    Collective: every rank takes part, with or without a gradient. The result is coalesced.
+
+    Returns:
+        Whether any rank had a gradient; if none had, ``.grad`` stays as it was.
+    """
+    gradient = parameter.grad
+    if gradient is None:
+        dims = _sparse_dims_everywhere(0, process_set)
+        if dims == 0:
+            return False
+        gradient = torch.sparse_coo_tensor(
+            torch.empty((dims, 0), dtype=torch.long),
+            torch.empty((0, *parameter.shape[dims:]), dtype=parameter.dtype),
+            parameter.shape,
+            device=parameter.device,
+        )
+    else:
+        if not gradient.is_sparse:
+            gradient = gradient.to_sparse(1)
+        _sparse_dims_everywhere(gradient.sparse_dim(), process_set)
+    gradient = gradient.coalesce()
+    # Rows of one gather belong to one rank, so indices are gathered with the entry first.
+    indices = single.allgather(gradient.indices().t().contiguous(), None, process_set)
+    values = single.allgather(gradient.values() * scale, None, process_set)
+    parameter.grad = torch.sparse_coo_tensor(
+        indices.t(), values, parameter.shape, device=parameter.device
+    ).coalesce()
+    return True
+
+
+def _sparse_dims_everywhere(mine: int, process_set: ProcessSet) -> int:
+    most = single.allreduce(torch.tensor(mine), op=reduce_ops.Max, process_set=process_set)
+    return int(most.item())
+
+
+def with_sparse_gradients(step: InnerStep) -> InnerStep:
+    """A step that sees gradients of tables, exchanged as dense ones, as sparse ones again.
+
+    For ``SparseAdam`` with ``sparse_as_dense``, which takes nothing else. Rows of zeros are left
+    out, as in Horovod: a dense sum does not tell which rows were looked up.
+    """
+
+    def sparse_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        dense: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None and not gradient.is_sparse:
+                    dense.append((parameter, gradient))
+                    parameter.grad = gradient.to_sparse(1)
+        try:
+            step(optimizer)
+        finally:
+            for parameter, gradient in dense:
+                parameter.grad = gradient
+        return loss
+
+    return sparse_step

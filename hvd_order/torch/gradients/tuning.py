@@ -1,0 +1,189 @@
+"""Chooses slice size and credit: the transport is measured first, then real steps are tried.
+
+A plan names the first choice, and what a run before has confirmed is not tried again. When steps
+later take clearly longer or shorter than with the choice, it is made anew (plan/watch.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from hvd_order.c10d.engine import registration
+from hvd_order.c10d.engine.advised_cut import advised_cut
+from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.plan.files.plan_file import Confirmed, Plan
+from hvd_order.plan.link.advice import run_line
+from hvd_order.plan.link.cut import Cut
+from hvd_order.plan.link.tuner import Tuner, Turn, candidates, distinct
+from hvd_order.plan.link.watch import Drift, Watch
+from hvd_order.torch.gradients import followed_plan
+from hvd_order.torch.gradients.registered_model import RegisteredModel
+
+__all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
+
+_LONGEST_PATIENCE = 64  # the watch looks twice a minute at first, twice an hour at last
+
+
+class Tuning:
+    """The choice for one optimizer. Every rank does the same after the same steps."""
+
+    def __init__(
+        self, host: EngineHost, model: RegisteredModel, device: torch.device, plan: Plan | None
+    ) -> None:
+        """Collective: measures the transport and applies the first choice.
+
+        Nothing may be in flight.
+
+        Args:
+            plan: one that fits the model.
+        """
+        self._host = host
+        self._model = model
+        self._device = device
+        self._plan = plan
+        self._tuner: Tuner | None = None
+        self._watch: Watch | None = None
+        self._patience = 1
+        config = host.context.config
+        self._advised = cut = advised_cut(host, device, model.size_bytes)
+        is_free = (
+            config.slice_bytes is None
+            and config.credit_bytes is None
+            and config.policy == "priority"
+        )
+        if is_free and plan is not None:
+            cut = plan.cut
+        self._use(cut)
+        if is_free and config.tune and model.size_bytes > self._advised.slice_bytes // 2:
+            confirmed = None if plan is None else plan.confirmed
+            if confirmed is None or confirmed.ranks != host.size:
+                self._try_rivals()
+            else:
+                self._watch = Watch(confirmed.step_s)
+        host.settled = self.done
+        if plan is not None:
+            self._tell(plan)
+        if self.done:
+            self._tell_outlook(None if self._watch is None else self._watch.expected_s)
+
+    def _use(self, cut: Cut) -> None:
+        self._model.retune(cut, None if self._plan is None else self._plan.issue_order_of(cut))
+
+    def _try_rivals(self) -> None:
+        """Begins trials: what is in use, what the plan has beside it, what a run without plan has.
+
+        Rivals that no trial can tell from one before them are left out.
+        """
+        planned = [] if self._plan is None else [each.cut for each in self._plan.candidates]
+        rivals = [*planned, *candidates(self._advised, self._model.size_bytes)]
+        self._tuner = Tuner(distinct([self._host.cut, *rivals]))
+
+    @property
+    def done(self) -> bool:
+        """Whether the choice is made."""
+        return self._tuner is None
+
+    def step_taken(self, flush: Callable[[], object]) -> None:
+        """A step has ended. Collective where the ranks have to talk: after the same steps.
+
+        Args:
+            flush: finishes what is in flight.
+        """
+        now_s = time.monotonic()
+        if self._tuner is not None:
+            turn = self._tuner.step_taken(now_s)
+            if turn is not None:
+                flush()
+                self._go_on(self._tuner, turn)
+        elif self._watch is not None:
+            seen_s = self._watch.step_taken(now_s)
+            if seen_s is not None:
+                self._compare(self._watch, seen_s, flush)
+
+    def _go_on(self, tuner: Tuner, mine: Turn) -> None:
+        """Goes on to the next candidate, or to the choice. Nothing may be in flight."""
+        before = tuner.cut
+        cut = tuner.measured(registration.gather(self._host, mine))
+        if cut != before:
+            self._use(cut)
+        if not tuner.done:
+            return
+        self._tuner = None
+        self._watch = Watch(tuner.chosen_s, self._patience, expected=False)
+        self._host.settled = True
+        self._note(tuner.chosen_s)
+        if self._host.rank == 0:
+            level = logging.WARNING if cut.policy == "arrival" else logging.INFO
+            _log.log(
+                level,
+                "chosen: %s%s",
+                _text(cut),
+                "; order does not help this model on this network" if level > logging.INFO else "",
+            )
+        if self._patience == 1:  # the first choice
+            self._tell_outlook(tuner.chosen_s)
+
+    def _tell_outlook(self, step_s: float | None) -> None:
+        """Says what order can gain at best, from what a run knows."""
+        if self._host.rank == 0:
+            link = self._host.link(self._device)
+            _log.info(run_line(link, self._model.size_bytes, self._host.size, step_s))
+
+    def _compare(self, watch: Watch, mine_s: float, flush: Callable[[], object]) -> None:
+        """What the last steps took, all ranks; when that has changed for good, tries again."""
+        is_first = watch.expected_s is None
+        alone = len(self._host.models) == 1
+        everyone: Sequence[tuple[float, bool]] = registration.gather(self._host, (mine_s, alone))
+        drift = watch.compared([seen_s for seen_s, _ in everyone])
+        if is_first and watch.expected_s is not None:
+            self._note(watch.expected_s)
+        if drift is not None:
+            flush()
+            self._try_again(drift, measure=all(alone for _, alone in everyone))
+
+    def _try_again(self, drift: Drift, measure: bool) -> None:
+        """Begins trials anew; the next ones after these come later.
+
+        Args:
+            measure: nothing of another optimizer may be in flight on any rank.
+        """
+        if self._host.rank == 0:
+            _log.info(
+                "steps take %.3g s, where they took %.3g s when slices were chosen: trying again",
+                drift.now_s, drift.before_s,
+            )  # fmt: skip
+        if measure:
+            registration.gather(self._host, None)  # until all ranks have nothing in flight
+            size_bytes = self._model.size_bytes
+            self._advised = advised_cut(self._host, self._device, size_bytes, again=True)
+        self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
+        self._watch = None
+        self._try_rivals()
+        self._host.settled = self.done
+
+    def _note(self, step_s: float) -> None:
+        if self._plan is not None:
+            followed_plan.note(self._host, Confirmed(self._host.cut, step_s, self._host.size))
+
+    def _tell(self, plan: Plan) -> None:
+        if self._host.rank != 0:
+            return
+        others = "" if plan.ranks == self._host.size else f" (made for {plan.ranks} ranks)"
+        next_ = "to be tried against others" if self._tuner is not None else "without trials"
+        _log.info(
+            "following the plan %s%s: %s, %s",
+            self._host.context.config.plan, others, _text(self._host.cut), next_,
+        )  # fmt: skip
+
+
+def _text(cut: Cut) -> str:
+    return (
+        f"slices of {cut.slice_bytes >> 10} KiB, {cut.credit_bytes >> 10} KiB in flight, "
+        f"{cut.policy} order"
+    )

@@ -1,0 +1,172 @@
+"""What a model's first steps teach: who reads what when, and how its gradients are cut."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from hvd_order.c10d.engine import registration
+from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.torch.gradients import followed_plan, misuse
+from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
+from hvd_order.torch.gradients.tuning import Tuning
+from hvd_order.torch.parameters.compiled_regions import Enter
+from hvd_order.torch.parameters.consumption import ReadOrder
+from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.hidden_readers import HiddenReaders
+from hvd_order.torch.parameters.read_guard import Guard, arm_parameter, disarm_parameter
+
+__all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
+_FIRST_TALK = 4  # steps, then twice as many each time; the two steps before are watched
+
+
+class Learning:
+    """Registers the model: first in the order of its parameters, then in consumption order.
+
+    The exchange's lock is held in all methods.
+
+    Attributes:
+        order: who was read when.
+        hidden: who is read where Python does not see it.
+    """
+
+    def __init__(self, host: EngineHost, transfer: GradientTransfer, enter: Enter) -> None:
+        """Nothing is registered.
+
+        Args:
+            enter: finishes parameters that are about to be read.
+        """
+        self.order = ReadOrder()
+        self.hidden = HiddenReaders(enter)
+        self._host = host
+        self._transfer = transfer
+        self._tuning: Tuning | None = None
+        self._steps = 0  # since the beginning, or since it began anew
+        self._next_talk = _FIRST_TALK
+        self._in_use: list[Slot] = []
+        self._read_lately: list[Slot] = []
+
+    def start(self, slots: Sequence[Slot]) -> None:
+        """Begins, or begins anew when parameters have come. Collective."""
+        self.order = ReadOrder()
+        self.hidden.close()
+        self._steps = 0
+        self._next_talk = _FIRST_TALK
+        for slot in slots:
+            slot.deferrable = False
+        self._register(slots, on_servers=False)
+
+    def _register(self, order: Sequence[Slot], on_servers: bool) -> None:
+        for slot in order:
+            slot.placed = not slot.sparse
+        dense = [slot for slot in order if slot.placed]
+        self._transfer.model.register(dense, observed=self.order.complete, on_servers=on_servers)
+        self._in_use = list(order)
+
+    # ---- reads --------------------------------------------------------------------------------
+
+    def was_read(self, slot: Slot) -> None:
+        """``slot``, which is armed, is read from Python, or is about to be read in a module."""
+        if self.order.watching:
+            self.order.note(slot)
+            self.hidden.note(slot)
+            self._read_lately.append(slot)
+
+    def end(self, slots: Sequence[Slot]) -> None:
+        """Ends the watch, if there is one; nothing more is learnt."""
+        self.order.close()
+        self.hidden.stop()
+        for slot in slots:
+            if not slot.update_pending:
+                disarm_parameter(slot.parameter)
+
+    def gradient_came(self, slots: Sequence[Slot]) -> None:
+        """Ends the watch: whoever reads from now on reads for the backward pass."""
+        for slot in slots:
+            disarm_parameter(slot.parameter)
+        if self.order.watching:
+            found = self.hidden.prove()
+            for slot, reads in found.finished_at.items():
+                self.order.note(slot, reads)
+            self.order.close()
+            self._read_lately.clear()
+            for slot in self.order.seen:
+                slot.deferrable = slot not in found.unknown
+
+    def watch_again(self, slots: Iterable[Slot], guard: Guard) -> None:
+        """While the order is being watched, does so for updates that came before their readers."""
+        if self.order.watching:
+            for slot in slots:
+                arm_parameter(slot.parameter, guard)
+
+    def _watch(self, slots: Sequence[Slot], guard: Guard) -> None:
+        self.order.watch()
+        self.watch_again(slots, guard)
+
+        def boundary() -> int:
+            self.watch_again(self._read_lately, guard)
+            self._read_lately.clear()
+            return self.order.reads
+
+        self.hidden.watch(slots, boundary)
+
+    # ---- steps --------------------------------------------------------------------------------
+
+    def step_taken(self, slots: Sequence[Slot], guard: Guard, flush: Callable[[], object]) -> None:
+        """Watches who reads what after the first step, and takes that as order after the second.
+
+        Afterwards slice size and credit are tried out, and the order is confirmed. Collective in
+        some of the steps.
+
+        Args:
+            guard: is to note who reads.
+            flush: finishes all updates.
+        """
+        self._steps += 1
+        if self._steps == 1:
+            self._watch(slots, guard)
+            return
+        if self._steps == 2:
+            self._take_order(slots)
+        else:
+            if self._tuning is not None:
+                self._tuning.step_taken(flush)
+            if self._confirms and self._next_talk - self._steps in (0, 1):
+                self._confirm_order(flush)
+        if self._confirms and self._next_talk - self._steps in (1, 2):
+            self._watch(slots, guard)
+
+    @property
+    def _confirms(self) -> bool:
+        """Whether the order may change. A plan says which it is; with servers, ranks go apart."""
+        return self._host.plan is None and self._host.servers is None
+
+    def _take_order(self, slots: Sequence[Slot]) -> None:
+        # Those whose reader is not known are updated in step(): they are needed first of all.
+        unseen = [slot for slot in slots if not slot.deferrable]
+        seen = [slot for slot in self.order.seen if slot.deferrable]
+        plan = followed_plan.fitting(self._host, slots)
+        if self._transfer.model.server_update is not None:
+            misuse.refuse_sparse([slot.name for slot in slots if slot.sparse])
+        order = followed_plan.in_order(plan, unseen, seen)
+        self.order.take(order)
+        self._register(order, on_servers=True)
+        # One engine has one credit: with several optimizers the first one's choice is for all.
+        if self._transfer.model.alone and not self._host.tuned:
+            self._host.tuned = True
+            device = slots[0].parameter.device
+            self._tuning = Tuning(self._host, self._transfer.model, device, plan)
+
+    def _confirm_order(self, flush: Callable[[], object]) -> None:
+        """After 4, 8, 16, ... steps, takes another order if two steps before have shown it."""
+        is_right = self.order.confirm()
+        if self._steps < self._next_talk:
+            return
+        self._next_talk *= 2
+        wishes = registration.gather(self._host, is_right and self.order.estimate != self._in_use)
+        if wishes[0]:  # rank 0's order is everybody's
+            flush()
+            self._register(self.order.estimate, on_servers=True)
+            _log.info("parameters are read in another order than in step 2: it is taken")

@@ -1,0 +1,5 @@
+"""``DistributedOptimizer``, its kin for Adasum, and what becomes of both in forked processes."""
+
+from hvd_order.torch.optimizer.distributed_optimizer import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer"]

@@ -1,0 +1,184 @@
+"""``DistributedOptimizer(op=hvd.Adasum)``: ranks update by themselves; the changes are joined.
+
+As Horovod's: every rank takes the step of its own optimizer, with its own gradients and state, and
+what that changed in each parameter is combined by Adasum (adasum.py) and applied to the parameter
+as it was before. So learning rates need no scaling with the number of ranks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, cast
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order.c10d.process_sets import ProcessSet
+from hvd_order.c10d.requests.adasum import check_count
+from hvd_order.c10d.requests.reduce_ops import Adasum
+from hvd_order.torch.collectives.compression import Compressor
+from hvd_order.torch.collectives.grouped import grouped_allreduce_async_
+from hvd_order.torch.collectives.single import synchronize
+from hvd_order.torch.gradients.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT, check_passes
+from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.updates import optimizer_class, partial_step
+
+__all__: list[str] = []
+
+_made: Counter[int | None] = Counter()  # by process set, whose ranks make the same ones
+
+
+class _Passes:
+    """Counts the backward passes since the last step."""
+
+    def __init__(self, slots: Sequence[Slot], allowed: int) -> None:
+        self.allowed = allowed
+        self._counts: dict[str, int] = {}
+        hooks = [self._hook(slot) for slot in slots if slot.parameter.requires_grad]
+        weakref.finalize(self, _remove, hooks).atexit = False
+
+    def _hook(self, slot: Slot) -> Any:
+        weak = weakref.ref(self)
+
+        def count(_: torch.Tensor) -> None:
+            passes = weak()
+            if passes is not None:
+                passes._one_more(slot.name)
+
+        return slot.parameter.register_post_accumulate_grad_hook(count)
+
+    def _one_more(self, name: str) -> None:
+        self._counts[name] = self._counts.get(name, 0) + 1
+        if self._counts[name] > self.allowed:
+            raise AssertionError(TOO_MANY_PASSES.format(name=name))
+
+    @property
+    def any(self) -> bool:
+        return bool(self._counts)
+
+    def clear(self) -> None:
+        self._counts.clear()
+
+
+class _AdasumMethods:
+    """Methods that an Adasum optimizer has over the user's class, which stays its base."""
+
+    _hvd_base: type[Optimizer]
+    _hvd_exchange: None
+    _hvd_passes: _Passes
+    _hvd_slots: list[Slot]
+    _hvd_name: str
+    _hvd_compression: type[Compressor]
+    _hvd_process_set: ProcessSet
+    _parameter_names: dict[torch.nn.Parameter, str]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Takes this rank's own step, and applies the Adasum of all ranks' changes.
+
+        Raises:
+            HorovodInternalError: the exchange failed; parameters are as after the own step.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parameters = [s.parameter for s in self._hvd_slots if s.parameter.requires_grad]
+        before = [p.detach().clone(memory_format=torch.preserve_format) for p in parameters]
+        partial_step.inner_step(self._hvd_base)(self)
+        self._hvd_passes.clear()
+        with torch.no_grad():
+            pairs = [
+                self._hvd_compression.compress(p.detach() - start)
+                for p, start in zip(parameters, before, strict=True)
+            ]
+            handles = [
+                (places, grouped_allreduce_async_(
+                    [pairs[i][0].contiguous() for i in places], None, f"{self._hvd_name}.{number}",
+                    Adasum, process_set=self._hvd_process_set,
+                ))
+                for number, places in enumerate(_by_device(parameters))
+            ]  # fmt: skip
+            for places, handle in handles:
+                for i, joined in zip(places, synchronize(handle), strict=True):
+                    change = self._hvd_compression.decompress(joined, pairs[i][1])
+                    parameters[i].copy_(before[i] + change)
+        return loss
+
+    def synchronize(self) -> None:
+        """Does nothing: there are no gradients to wait for."""
+
+    def flush(self) -> None:
+        """Does nothing: ``step()`` leaves nothing outstanding."""
+
+    def skip_synchronize(self) -> NoReturn:
+        """Raises AssertionError, as Horovod's."""
+        raise AssertionError(
+            "Skipping synchronization is not supported when using Adasum optimizer."
+        )
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes add up before a step."""
+        check_passes(passes)
+        self._hvd_passes.allowed = passes
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As ``torch.optim.Optimizer.zero_grad``.
+
+        Raises:
+            AssertionError: between ``backward()`` and ``step()``.
+        """
+        if self._hvd_passes.any:
+            raise AssertionError(ZEROED_IN_FLIGHT)
+        cast("Any", self._hvd_base).zero_grad(self, set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own. Every rank adds the same parameters."""
+        cast("Any", self._hvd_base).add_param_group(self, param_group)
+        added = cast("Any", self).param_groups[-1]["params"]
+        first = len(self._hvd_slots)
+        self._hvd_slots += [Slot(p, f"added.{first + i}") for i, p in enumerate(added)]
+        self._parameter_names.update({s.parameter: s.name for s in self._hvd_slots[first:]})
+        self._hvd_passes = _Passes(self._hvd_slots, self._hvd_passes.allowed)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are of the user's own class."""
+        return optimizer_class.rebuild, (self._hvd_base, cast("Any", self).__getstate__())
+
+
+def distribute(
+    optimizer: Optimizer,
+    slots: list[Slot],
+    compression: type[Compressor],
+    passes: int,
+    process_set: ProcessSet,
+) -> None:
+    """Makes ``optimizer`` an Adasum optimizer.
+
+    Raises:
+        NotImplementedError: the number of ranks is no power of 2.
+    """
+    check_count(len(process_set.ranks))
+    optimizer_class.give_methods(optimizer, _AdasumMethods)
+    changed = cast("Any", optimizer)
+    changed._hvd_exchange = None
+    changed._hvd_passes = _Passes(slots, passes)
+    changed._hvd_slots = slots
+    changed._hvd_name = f"adasum_optimizer.{_made[process_set.process_set_id]}"
+    _made[process_set.process_set_id] += 1
+    changed._hvd_compression = compression
+    changed._hvd_process_set = process_set
+
+
+def _by_device(parameters: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Places of the parameters of each device; ranks have devices of different numbers."""
+    places: dict[torch.device, list[int]] = {}
+    for i, parameter in enumerate(parameters):
+        places.setdefault(parameter.device, []).append(i)
+    return list(places.values())
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()

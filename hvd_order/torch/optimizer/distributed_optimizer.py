@@ -1,0 +1,340 @@
+"""``DistributedOptimizer``: the user's optimizer, with its gradients summed over all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order.c10d.engine import engine_host
+from hvd_order.c10d.job import process
+from hvd_order.c10d.process_sets import ProcessSet, global_process_set, require_registered
+from hvd_order.c10d.requests.queues import negotiation
+from hvd_order.c10d.requests.reduce_ops import Adasum, Average, ReduceOp, Sum
+from hvd_order.config import Comm
+from hvd_order.errors import InvalidUsage
+from hvd_order.torch.collectives.compression import Compression, Compressor
+from hvd_order.torch.gradients import misuse, sparse
+from hvd_order.torch.gradients.exchange import GradientExchange
+from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
+from hvd_order.torch.gradients.misuse import check_passes
+from hvd_order.torch.optimizer import adasum_optimizer
+from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.updates import optimizer_class, partial_step
+from hvd_order.torch.updates.overlap import OverlapReport
+from hvd_order.torch.updates.server_update import ServerUpdate
+
+__all__ = ["DistributedOptimizer"]
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+
+
+class _Distributed:
+    """Methods that a distributed optimizer has over the user's class, which stays its base."""
+
+    _hvd_exchange: GradientExchange | None  # None on a single rank
+    _hvd_base: type[Optimizer]
+    _hvd_synchronize: bool
+    _parameter_names: dict[torch.nn.Parameter, str]  # as Horovod's, which libraries look at
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Applies the averaged gradients: to each parameter when it is next read, at the latest.
+
+        The hyper-parameters are those of this moment. With a ``closure``, before ``synchronize()``
+        users of gradients, or with an optimizer that has to see all parameters at once, the update
+        is complete when this returns.
+
+        Raises:
+            HorovodInternalError: the exchange failed.
+        """
+        exchange = self._hvd_exchange
+        if exchange is None:
+            return partial_step.inner_step(self._hvd_base)(
+                self, **kwargs, **({} if closure is None else {"closure": closure})
+            )
+        if kwargs:
+            raise InvalidUsage(
+                f"step() of a distributed optimizer takes no {', '.join(kwargs)}; only closure"
+            )
+        return exchange.step(closure)
+
+    def synchronize(self) -> None:
+        """Waits for the averaged gradients, so that ``.grad`` can be read or clipped.
+
+        ``step()`` then updates at once. Reading a gradient does the same without this call.
+        """
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.synchronize()
+
+    def flush(self) -> None:
+        """Finishes every outstanding update; for readers of parameters that Python cannot see."""
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.flush()
+
+    def overlap_report(self) -> OverlapReport:
+        """Which parameters the last ``step()`` updated without waiting for a reader, and why.
+
+        The updates of the others are applied when the parameters are read next, so that their
+        communication overlaps the next forward pass.
+        """
+        return OverlapReport() if self._hvd_exchange is None else self._hvd_exchange.overlap_report
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Horovod's way to say that ``synchronize()`` has been called before ``step()``.
+
+        Not needed here, since ``step()`` knows; accepted so that scripts run unchanged.
+        """
+        yield
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes add up before gradients are exchanged."""
+        check_passes(passes)
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.set_passes(passes)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As ``torch.optim.Optimizer.zero_grad``.
+
+        Raises:
+            AssertionError: gradients are on their way, between ``backward()`` and ``step()``.
+        """
+        exchange = self._hvd_exchange
+        base = cast("Any", self._hvd_base)
+        if exchange is None:
+            base.zero_grad(self, set_to_none)
+            return
+        exchange.before_zero_grad()
+        groups = cast("Any", self).param_groups
+        rest = []
+        for group in groups:
+            rest.append({**group, "params": [
+                p for p in group["params"] if not exchange.clear(p, set_to_none)
+            ]})  # fmt: skip
+        cast("Any", self).param_groups = rest
+        try:
+            base.zero_grad(self, set_to_none)
+        finally:
+            cast("Any", self).param_groups = groups
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the optimizer's own, after finishing outstanding updates."""
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.fetch_state()
+        return cast("dict[str, Any]", cast("Any", self._hvd_base).state_dict(self))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As the optimizer's own, after finishing outstanding updates."""
+        self.flush()
+        if self._hvd_exchange is not None and self._hvd_exchange.on_servers:
+            raise InvalidUsage(
+                "the parameter servers have this optimizer's state; load a checkpoint before "
+                "training begins, or set HVD_ORDER_PS_UPDATE=worker"
+            )
+        cast("Any", self._hvd_base).load_state_dict(self, state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As the optimizer's own. Collective: every rank adds the same parameters."""
+        self.flush()
+        optimizer = cast("Any", self)
+        cast("Any", self._hvd_base).add_param_group(self, param_group)
+        group = optimizer.param_groups[-1]
+        names = group.get("param_names") or [
+            f"allreduce.noname.{len(optimizer.param_groups) - 1}.{i}"
+            for i in range(len(group["params"]))
+        ]
+        named = list(zip(group["params"], names, strict=True))
+        self._parameter_names.update(named)
+        if self._hvd_exchange is not None:
+            self._hvd_exchange.add_slots([Slot(p, name) for p, name in named])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are of the user's own class, with finished updates."""
+        self.flush()
+        return optimizer_class.rebuild, (self._hvd_base, cast("Any", self).__getstate__())
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: AnyOptimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: object = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    comm: Comm | None = None,
+    separable: bool | None = None,
+) -> AnyOptimizer:
+    """Makes ``optimizer`` sum its gradients over all ranks, in the order of need.
+
+    The optimizer itself becomes distributed and is returned: it is still an instance of its
+    class, keeps its state (so a checkpoint may be loaded before or after), and schedulers and
+    scalers that know it go on working. Collective: every rank calls it, in the same order.
+
+    Args:
+        optimizer: any ``torch.optim.Optimizer``.
+        named_parameters: as of ``model.named_parameters()``; must name every parameter of the
+            optimizer. Without it they are numbered.
+        compression: how gradients travel: ``Compression.none``, ``.fp16`` or ``.bf16``.
+        backward_passes_per_step: gradients of so many passes add up, without division, before they
+            are exchanged.
+        op: ``Average`` or ``Sum``; or ``Adasum``, which joins what the ranks' own updates change
+            (adasum_optimizer.py).
+        gradient_predivide_factor: with ``Average``, divide by this before the sum and by
+            size / this after it.
+        num_groups, groups: Horovod's explicit fusion; slices of the planned size take its place, so
+            they are checked as in Horovod and have no effect.
+        sparse_as_dense: exchange sparse gradients as dense ones. ``SparseAdam`` gets them back as
+            sparse ones.
+        process_set: who exchanges gradients. On a rank outside the optimizer works alone.
+        comm: who sums: ``"allreduce"`` or ``"ps"``, parameter servers; None: HVD_ORDER_COMM says.
+        separable: whether this optimizer updates each parameter by itself, from its own gradient
+            and state, so that updates may be put off; None: its class attribute
+            ``hvd_order_separable`` says, or what is known of the class (known_optimizers.py).
+
+    Returns:
+        ``optimizer``.
+
+    Raises:
+        NotInitialized: before ``hvd.init()``.
+        ValueError: parameters without name, duplicate names, or arguments out of range.
+        ModelMismatch: the ranks have different parameters; raised on every rank.
+        NotImplementedError: Adasum of a number of ranks that is no power of 2.
+    """
+    context = process.current()
+    number = require_registered(process_set)
+    _check_groups(num_groups, groups)
+    _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
+    slots = _slots(optimizer, named_parameters)
+    step = partial_step.inner_step(type(optimizer))
+    if sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam):
+        step = sparse.with_sparse_gradients(step)
+    size = len(process_set.ranks) if process_set.included() else 1
+    if op == Adasum and size > 1:
+        adasum_optimizer.distribute(
+            optimizer, slots, compression, backward_passes_per_step, process_set
+        )
+        cast("Any", optimizer)._parameter_names = {slot.parameter: slot.name for slot in slots}
+        return optimizer
+
+    exchange = None
+    if size > 1:
+        divisor = size if op == Average else 1
+        # Dividing before the sum costs nothing (it is part of the copy) and cannot overflow.
+        prescale, postscale = 1 / divisor, 1.0
+        if gradient_predivide_factor != 1.0:
+            prescale, postscale = 1 / gradient_predivide_factor, gradient_predivide_factor / divisor
+        ranks = negotiation()
+        assert ranks is not None  # there are others
+        ranks.steps.check_nobody_joined("a DistributedOptimizer is made")
+        host = engine_host.engine_host(number, process_set.ranks, comm)
+        server_update = None
+        if host.servers is not None and context.config.ps_update == "server":
+            misuse.check_server_update(compression is Compression.none, postscale == 1.0)
+            server_update = ServerUpdate(optimizer, step, type(optimizer), host)
+            step = server_update.step
+        exchange = GradientExchange(
+            optimizer,
+            step,
+            [slot for slot in slots if slot.parameter.requires_grad],
+            [slot for slot in slots if not slot.parameter.requires_grad],
+            host,
+            GradientTransfer(host, compression, prescale, postscale, sparse_as_dense, process_set),
+            ranks.steps,
+            backward_passes_per_step,
+            server_update,
+            separable,
+        )
+    optimizer_class.give_methods(optimizer, _Distributed)
+    cast("Any", optimizer)._hvd_exchange = exchange
+    cast("Any", optimizer)._parameter_names = {slot.parameter: slot.name for slot in slots}
+    return optimizer
+
+
+def _check_arguments(
+    optimizer: Optimizer, passes: int, op: ReduceOp, predivide_factor: float
+) -> None:
+    if hasattr(optimizer, "_hvd_exchange"):
+        raise InvalidUsage("this optimizer is distributed already; wrap it once")
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}; wrap the "
+            "optimizer, not the model"
+        )
+    check_passes(passes)
+    if op not in (Average, Sum, Adasum):
+        raise InvalidUsage(f"op must be hvd.Average, hvd.Sum or hvd.Adasum, got {op}")
+    if predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
+
+
+def _check_groups(num_groups: int, groups: object) -> None:
+    """Raises what Horovod raises."""
+    if num_groups != 0:
+        warnings.warn(
+            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        groups = num_groups if groups is None else groups
+    if groups is None:
+        return
+    if not isinstance(groups, list):
+        if not isinstance(groups, int) or groups <= 0:
+            raise ValueError(
+                "groups should be a non-negative integer or a list of list of torch.Tensor."
+            )
+        return
+    seen: set[int] = set()
+    for parameter in (parameter for group in groups for parameter in group):
+        if not isinstance(parameter, torch.Tensor):
+            raise ValueError("groups must consist of torch.Tensor.")
+        if id(parameter) in seen:
+            raise ValueError("A parameter can only appear once in groups.")
+        seen.add(id(parameter))
+
+
+def _slots(
+    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
+) -> list[Slot]:
+    """The parameters of the optimizer with their names, in the order of ``named_parameters``."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if named_parameters is None:
+        named = [
+            (f"allreduce.noname.{g}.{i}", p)
+            for g, group in enumerate(optimizer.param_groups)
+            for i, p in enumerate(group["params"])
+        ]
+    else:
+        named = list(named_parameters)
+    if any(not isinstance(entry, tuple) for entry in named):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced "
+            "by model.named_parameters()."
+        )
+    names = [name for name, _ in named]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise ValueError(
+            "Parameter names in named_parameters must be unique. Found duplicates: "
+            + ", ".join(duplicates)
+        )
+    known = {id(p) for _, p in named}
+    unnamed = [p for p in parameters if id(p) not in known]
+    if unnamed:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named: "
+            + ", ".join(f"shape {list(p.shape)}" for p in unnamed[:5])
+            + ". Name every parameter of the optimizer, or none."
+        )
+    mine = {id(p) for p in parameters}
+    return [Slot(cast("torch.nn.Parameter", p), name) for name, p in named if id(p) in mine]

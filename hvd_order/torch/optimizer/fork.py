@@ -1,0 +1,144 @@
+"""A process that the rank forks (a worker of a DataLoader, os.fork) has its memory, but no engine.
+
+None of the threads that move gradients exist in the child, so whatever waits for them would wait
+for ever. Outstanding updates are therefore finished before the fork, and the child finds plain
+parameters: it may read and change its copy, and run backward passes, whose gradients stay its own.
+What cannot be finished, a gradient between ``backward()`` and ``step()``, raises an error there
+when it is read. So do ``step()`` and collectives: the child is no rank. When it ends, the job goes
+on.
+
+Other threads are kept out of the exchanges while the process forks, so that their locks are free
+in the child. Native objects are never destroyed there: that would wait for their threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from typing import Any, NoReturn, cast
+
+import torch
+
+from hvd_order import _torch as native
+from hvd_order.c10d.engine import engine_host, live_exchanges
+from hvd_order.c10d.job import process
+from hvd_order.errors import InvalidUsage
+from hvd_order.torch.gradients.exchange import GradientExchange
+
+__all__: list[str] = []
+
+_held: list[GradientExchange] = []  # from before the fork until after it
+
+
+class _ChildGuard:
+    """The `Guard` of what was not finished before the fork."""
+
+    def __init__(self, exchange: GradientExchange, rank: int) -> None:
+        self._exchange = exchange
+        self._rank = rank
+
+    def _refuse(self, what: str, tensor: torch.Tensor) -> NoReturn:
+        raise InvalidUsage(
+            f"{what} '{self._exchange.slot_name(tensor)}' was not complete when this process "
+            f"({os.getpid()}) was forked from rank {self._rank}, and the rank's engine, which "
+            "completes it, is not here: fork after step(), or read it before the fork"
+        )
+
+    def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
+        """An update that failed before the fork."""
+        self._refuse("parameter", parameters[0])
+
+    def before_grad_attribute(self, parameter: torch.Tensor) -> None:
+        """The same parameter's gradient."""
+        self._refuse("the gradient of", parameter)
+
+    def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
+        """A gradient between ``backward()`` and ``step()``."""
+        self._refuse("the gradient of", gradients[0])
+
+
+class _NoExchange:
+    """Stands in the child where the optimizer's `GradientExchange` was."""
+
+    on_servers = False
+
+    def __init__(self, context: process.ProcessContext) -> None:
+        self._context = context
+
+    def step(self, closure: Any = None) -> NoReturn:
+        """There is nobody to average with."""
+        self._refuse("optimizer.step()")
+
+    def synchronize(self) -> NoReturn:
+        """The same."""
+        self._refuse("optimizer.synchronize()")
+
+    def add_slots(self, slots: Any) -> NoReturn:
+        """The same."""
+        self._refuse("optimizer.add_param_group()")
+
+    def _refuse(self, what: str) -> NoReturn:
+        self._context.check_not_forked(what)
+        raise AssertionError("this stands in forked processes only")
+
+    def flush(self) -> None:
+        """Everything is finished."""
+
+    fetch_state = before_zero_grad = flush
+
+    def set_passes(self, passes: int) -> None:
+        """No pass is counted."""
+
+    def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
+        """Leaves it to the user's own optimizer."""
+        return False
+
+    def slot_of(self, parameter: torch.Tensor) -> None:
+        """No parameter is watched."""
+
+
+def _before() -> None:
+    for exchange in live_exchanges.live():
+        assert isinstance(exchange, GradientExchange)
+        _held.append(exchange)
+        exchange.hold()
+    for exchange in _held:
+        # Whoever reads what cannot be finished gets the error, in the child as well.
+        with contextlib.suppress(Exception):
+            exchange.flush()
+
+
+def _after_in_parent() -> None:
+    while _held:
+        _held.pop().release()
+
+
+def _after_in_child() -> None:
+    # Those of jobs that have ended as well: what still holds one may be dropped here.
+    native.keep_watched_groups()
+    for host in engine_host.hosts_in_memory():
+        _never_destroy(host)  # and with it the native objects that it holds
+    if not process.is_initialized():
+        _after_in_parent()
+        return
+    context = process.current()
+    live_exchanges.forget_all()
+    for group in context.open_groups():
+        _never_destroy(group)
+    while _held:
+        exchange = _held.pop()
+        _never_destroy(exchange)  # and with it the native objects that it holds
+        optimizer = exchange.disown(_ChildGuard(exchange, context.rank))
+        if optimizer is not None:
+            cast("Any", optimizer)._hvd_exchange = _NoExchange(context)
+        exchange.release()
+
+
+def _never_destroy(thing: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+os.register_at_fork(
+    before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+)

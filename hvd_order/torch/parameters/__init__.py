@@ -1,0 +1,1 @@
+"""Parameters: what is known of each, and who reads it first."""

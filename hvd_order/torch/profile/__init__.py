@@ -1,0 +1,1 @@
+"""Profiles of a training step, for the planner."""

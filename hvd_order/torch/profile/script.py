@@ -1,0 +1,120 @@
+"""Profiles a training script as it is: ``hvd-order profile train.py``."""
+
+from __future__ import annotations
+
+import gc
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.files.profile import Profile
+from hvd_order.torch.profile.profiler import Profiler
+
+__all__ = ["profile_script"]
+
+
+def profile_script(script: Path, arguments: Sequence[str], runs: int, warm_up: int = 2) -> Profile:
+    """Runs a script until enough steps of its optimizer have been recorded, then stops it.
+
+    A step goes from the end of one ``optimizer.step()`` to the end of the next. With several
+    optimizers, that of the first one to step counts, and steps of the others are part of it.
+
+    Args:
+        script: a Python file that trains in one process.
+        arguments: its own.
+        runs: steps to record, at least 5.
+        warm_up: steps before them.
+
+    Raises:
+        InvalidUsage: the script ended before, or its steps differ in what they do.
+    """
+    recorder = _Recorder(runs, warm_up)
+    before = sys.argv[:], sys.path[:]
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except _Enough:
+        pass
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+    finally:
+        sys.argv[:], sys.path[:] = before
+        recorder.close()
+    profiler = recorder.profiler
+    if profiler is None or profiler.steps < runs:
+        raise InvalidUsage(
+            f"{script} ended after {recorder.steps} optimizer steps; {warm_up} + {runs} + 1 are "
+            "needed. Let it train longer"
+        )
+    return profiler.profile(script.stem)
+
+
+class _Enough(BaseException):
+    """Ends the script; no ``except Exception`` of it stops this."""
+
+
+class _Recorder:
+    """Follows the first optimizer that takes a step."""
+
+    def __init__(self, runs: int, warm_up: int) -> None:
+        self.profiler: Profiler | None = None
+        self.steps = 0
+        self._runs = runs
+        self._warm_up = warm_up
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._recording = False
+        self._closed = False
+        # For good: hooks cannot be removed while an optimizer goes through them.
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+
+    def close(self) -> None:
+        """Ends a step that the script left unfinished."""
+        self._closed = True
+        if self._recording:
+            self._stop(whole=False)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._optimizer is None and not self._closed:
+            self._optimizer = optimizer
+            self.profiler = Profiler(_named_parameters(optimizer))
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if optimizer is not self._optimizer or self._closed:
+            return
+        assert self.profiler is not None
+        self.steps += 1
+        if self._recording:
+            self._stop(whole=True)
+        if self.profiler.steps == self._runs:
+            raise _Enough
+        if self.steps >= self._warm_up:
+            self._recording = True
+            self.profiler.__enter__()
+
+    def _stop(self, whole: bool) -> None:
+        assert self.profiler is not None
+        self._recording = False
+        self.profiler.__exit__(*((None,) * 3 if whole else (_Enough, None, None)))
+
+
+def _named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
+    """The optimizer's parameters with the names that a module gives them, where there is one."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    wanted = {id(p) for p in parameters}
+    best: dict[int, str] = {}
+    for module in [m for m in gc.get_objects() if issubclass(type(m), torch.nn.Module)]:
+        names = {id(p): name for name, p in module.named_parameters() if id(p) in wanted}
+        if len(names) > len(best):
+            best = names
+    return {best.get(id(p), f"parameter {i}"): p for i, p in enumerate(parameters)}

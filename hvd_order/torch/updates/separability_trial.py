@@ -1,0 +1,262 @@
+"""Tries out whether an optimizer gives the same when its parameters are updated in parts.
+
+Never by itself a reason to put updates off: knowledge of the class or the user's word is
+(separability.py). This is the second look. It works on an object, parameters and state of its own;
+the user's are only read.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import random
+import sys
+import types
+import warnings
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order.torch.updates.partial_step import InnerStep, snapshot
+
+__all__: list[str] = []
+
+_TOYS = 3
+_AT_ONCE = [[0, 1, 2]]
+_IN_PARTS = [[2], [1], [0]]
+_SHAPE = (4, 4)  # some optimizers take matrices only
+
+
+class _DifferenceError(Exception):
+    """A difference was found; the text is the end of "in a trial, ..."."""
+
+
+def difference(
+    optimizer: Optimizer, base: type[Optimizer], step: InnerStep, known: bool
+) -> str | None:
+    """What is not the same when parameters are updated in parts; None if all is.
+
+    Three parameters with gradients of many sizes, infinite and undefined ones among them, are
+    updated together and one by one, by copies of this optimizer. Weights, state, attributes, groups
+    and random generators have to agree after every step.
+
+    Args:
+        base: the class whose ``step`` runs.
+        step: from :func:`deferred_update.inner_step`.
+        known: the class has been read, so only plain settings among its attributes can matter.
+
+    Returns:
+        The end of a sentence that begins with "in a trial".
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    like = parameters[0] if parameters else torch.empty(0)
+    generators = _Generators(like.device)
+    failure = ""
+    # Some (Adagrad) make their state with the optimizer; some take sparse gradients only.
+    for sparse, with_state in itertools.product((False, True), repeat=2):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trials = [
+                    _Trial(optimizer, base, step, known, like, with_state, sparse).run(parts)
+                    for parts in (_AT_ONCE, _IN_PARTS)
+                ]
+            if generators.used():
+                return "it drew random numbers"
+            return _first_difference(*trials)
+        except _DifferenceError as found:
+            return str(found)
+        except Exception as error:  # whatever a foreign optimizer raises on a toy problem
+            failure = failure or f"it raised {type(error).__name__}: {error}"
+        finally:
+            generators.restore()
+    return failure.splitlines()[0]
+
+
+class _Trial:
+    """A copy of the optimizer, with parameters and state of its own."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        base: type[Optimizer],
+        step: InnerStep,
+        known: bool,
+        like: torch.Tensor,
+        with_state: bool,
+        sparse: bool,
+    ) -> None:
+        self._step = step
+        self._sparse = sparse
+        self._like = like
+        self._numbers = torch.Generator().manual_seed(0)
+        self._toys = [torch.nn.Parameter(self._values()) for _ in range(_TOYS)]
+        self._settings = snapshot(optimizer)[:2]
+        for settings in self._settings:
+            settings.pop("param_names", None)
+        self._optimizer = base.__new__(base)
+        memo: dict[int, Any] = {id(optimizer): self._optimizer}
+        own = vars(self._optimizer)
+        for name, value in vars(optimizer).items():
+            if name.endswith("_hooks"):  # never called by the inner step
+                own[name] = OrderedDict()
+            elif name not in ("state", "param_groups", "step") and (not known or is_plain(value)):
+                own[name] = copy.deepcopy(value, memo)
+        state: Any = optimizer.state
+        self._optimizer.state = defaultdict(dict)
+        if not isinstance(
+            state, defaultdict
+        ):  # an optimizer may have put a plain dict in its place
+            self._optimizer.state = type(state)()
+        theirs = state.get(like, {}) if with_state else {}
+        for toy in self._toys if theirs else ():
+            self._optimizer.state[toy] = _state_like(theirs, like, toy)
+
+    def run(self, parts: list[list[int]]) -> list[dict[str, Any]]:
+        """Takes steps, each in these parts, and returns what there was after each."""
+        return [self._take_step(sizes, parts) for sizes in self._sizes()]
+
+    def _sizes(self) -> list[Sequence[float]]:
+        """Factors of the gradients: what is far from ordinary comes to one parameter only."""
+        huge = max(torch.finfo(self._like.dtype).max ** 0.5 / 16, 1e3)
+        return [
+            (1, 1, 1), (1e-3, 1, 30), (1, 1e3, 1), (1, 1, huge), (1, 1, float("inf")),
+            (1, 1, float("nan")), (1, 1, 1),
+        ]  # fmt: skip
+
+    def _take_step(self, sizes: Sequence[float], parts: list[list[int]]) -> dict[str, Any]:
+        trial = self._optimizer
+        for toy, size in zip(self._toys, sizes, strict=True):
+            gradient = self._values() * size
+            toy.grad = gradient.to_sparse(1) if self._sparse else gradient
+        for part in parts:
+            # As in a RecordedStep: groups list what is due, and groups without any are not there.
+            groups: dict[int, dict[str, Any]] = {}
+            for i in part:
+                number = i % len(self._settings)
+                settings = copy.deepcopy(self._settings[number])
+                groups.setdefault(number, {"params": [], **settings})["params"].append(
+                    self._toys[i]
+                )
+            trial.param_groups = list(groups.values())
+            self._step(trial)
+            for number, group in groups.items():
+                del group["params"]
+                if not same(group, self._settings[number]):
+                    raise _DifferenceError("it writes into its parameter groups")
+        toys = {id(toy): i for i, toy in enumerate(self._toys)}
+        if any(id(key) not in toys for key in trial.state):
+            raise _DifferenceError("it keeps state that belongs to no parameter")
+        return {
+            "weights": [toy.detach().clone() for toy in self._toys],
+            "state": {toys[id(toy)]: copy.deepcopy(state) for toy, state in trial.state.items()},
+            "attributes": {
+                name: copy.deepcopy(value)
+                for name, value in vars(trial).items()
+                if name not in ("state", "param_groups") and not name.endswith("_hooks")
+            },
+        }
+
+    def _values(self) -> torch.Tensor:
+        numbers = torch.randn(_SHAPE, generator=self._numbers)
+        return numbers.to(device=self._like.device, dtype=self._like.dtype)
+
+
+def _state_like(
+    state: dict[str, Any], parameter: torch.Tensor, toy: torch.Tensor
+) -> dict[str, Any]:
+    """State for ``toy`` with the fields that ``parameter`` has, and numbers of its size."""
+    return {
+        key: value.flatten()[0].expand_as(toy).clone()
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+        else copy.deepcopy(value)
+        for key, value in state.items()
+    }
+
+
+def _first_difference(at_once: list[dict[str, Any]], in_parts: list[dict[str, Any]]) -> str | None:
+    for one, other in zip(at_once, in_parts, strict=True):
+        if not same(one["weights"], other["weights"]):
+            return "updates in parts gave other weights than all at once"
+        if not same(one["state"], other["state"]):
+            return "updates in parts gave another state than all at once"
+        names = sorted(one["attributes"].keys() | other["attributes"].keys())
+        for name in names:
+            if not same(one["attributes"].get(name), other["attributes"].get(name)):
+                return f"its attribute '{name}' changed with every part of an update"
+    return None
+
+
+# ---- values -----------------------------------------------------------------------------------
+
+_ATOMS = (
+    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
+    types.FunctionType, types.BuiltinFunctionType,
+)  # fmt: skip
+
+
+_IDENTITY: Any = object.__eq__  # of classes that do not say when they are equal
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is a setting: a number, a name, a function, or a container of such."""
+    if isinstance(value, _ATOMS):
+        return True
+    if isinstance(value, torch.Tensor):
+        return value.numel() <= 1
+    if type(value) is dict:
+        return all(map(is_plain, value.values()))
+    return type(value) in (list, tuple) and all(map(is_plain, value))  # type: ignore[call-overload]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal, with tensors to the last bit and NaN equal to NaN."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
+            return False
+        return bool(((one == other) | ((one != one) & (other != other))).all())
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if hasattr(one, "tobytes"):  # numpy's arrays
+        return bool(one.tobytes() == other.tobytes())
+    if type(one).__eq__ is _IDENTITY and hasattr(one, "__dict__"):
+        return one is other or same(vars(one), vars(other))
+    return bool(one == other) or (one != one and other != other)
+
+
+class _Generators:
+    """The random generators that an optimizer may draw from."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = self._states()
+
+    def _states(self) -> dict[str, Any]:
+        states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+        if "numpy" in sys.modules:
+            states["numpy"] = sys.modules["numpy"].random.get_state()
+        if self._device.type not in ("cpu", "meta"):
+            module = torch.get_device_module(self._device)
+            states["device"] = module.get_rng_state(self._device)
+        return states
+
+    def used(self) -> bool:
+        """Whether anything was drawn since the last restore."""
+        return not same(self._states(), self._before)
+
+    def restore(self) -> None:
+        """Sets all of them back."""
+        random.setstate(self._before["python"])
+        torch.set_rng_state(self._before["torch"])
+        if "numpy" in self._before:
+            sys.modules["numpy"].random.set_state(self._before["numpy"])
+        if "device" in self._before:
+            module = torch.get_device_module(self._device)
+            module.set_rng_state(self._before["device"], self._device)

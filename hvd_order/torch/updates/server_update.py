@@ -1,0 +1,232 @@
+"""Parameter servers that update: what they must know of an optimizer, and what comes back.
+
+While the model is learnt, servers sum and the worker's own optimizer updates. Then worker 0 hands
+parameters and optimizer state over, and the answer to a gradient is the updated parameter: the
+"update" of a parameter is to take it over. State comes back when it is asked for (checkpoints), and
+when the model is registered anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+
+from hvd_order import _torch as native
+from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.parameter_server.client import ParameterServers
+from hvd_order.errors import InvalidUsage
+from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.updates.partial_step import InnerStep
+
+__all__: list[str] = []
+
+_KINDS: dict[type[Optimizer], str] = {
+    SGD: "sgd",
+    Adam: "adam",
+    AdamW: "adamw",
+    Adagrad: "adagrad",
+    RMSprop: "rmsprop",
+}
+_SAME_NAMES = (
+    "weight_decay", "momentum", "dampening", "eps", "alpha", "lr_decay",
+    "initial_accumulator_value", "nesterov", "amsgrad", "centered", "maximize",
+)  # fmt: skip
+_PARAMETERS = 1  # part of a slice's state; the optimizer's moments follow
+
+
+class ServerUpdate:
+    """One optimizer whose updates are made by servers.
+
+    Attributes:
+        active: the servers have parameters and state.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, own_step: InnerStep, base: type[Optimizer], host: EngineHost
+    ) -> None:
+        """Checks that servers can do what the optimizer does.
+
+        Args:
+            own_step: of the optimizer, for as long as servers only sum.
+            base: the user's class.
+
+        Raises:
+            InvalidUsage: they cannot.
+        """
+        assert host.servers is not None
+        if base not in _KINDS:
+            raise InvalidUsage(
+                f"servers cannot update as {base.__name__} does, only as "
+                f"{', '.join(each.__name__ for each in _KINDS)}: set HVD_ORDER_PS_UPDATE=worker"
+            )
+        self.active = False
+        self._optimizer = optimizer
+        self._own_step = own_step
+        self._kind = _KINDS[base]
+        self._servers: ParameterServers = host.servers
+        self._rank = host.rank
+        self._timeout_s = host.context.config.timeout.total_seconds()
+        self._rules: list[dict[str, Any]] = []
+        self._told: list[dict[str, Any]] = []
+        self._hyper_parameters()  # says what is wrong with them
+
+    # ---- hyper-parameters ---------------------------------------------------------------------
+
+    def _hyper_parameters(self) -> list[dict[str, Any]]:
+        return [_rule(self._kind, group) for group in self._optimizer.param_groups]
+
+    def begin_step(self, model: int) -> None:
+        """The first gradient of a step is about to go: hyper-parameters go ahead of it."""
+        if not self.active:
+            return
+        self._rules = self._hyper_parameters()
+        if self._rank == 0 and self._rules != self._told:
+            self._tell(model)
+
+    def _tell(self, model: int) -> None:
+        self._told = self._hyper_parameters()
+        rules = [native.UpdateRule(**rule) for rule in self._told]
+        self._servers.transport.set_rules(model, rules)
+
+    def check(self) -> None:
+        """``step()`` is called: what held for its gradients must still hold.
+
+        Raises:
+            InvalidUsage: a hyper-parameter has changed between backward() and step().
+        """
+        if self.active and self._rules and self._hyper_parameters() != self._rules:
+            raise InvalidUsage(
+                "hyper-parameters changed between backward() and step(), but the servers have used "
+                "them already; change them after step(), or set HVD_ORDER_PS_UPDATE=worker"
+            )
+
+    # ---- updates ------------------------------------------------------------------------------
+
+    def step(self, optimizer: Optimizer, closure: Any = None) -> Any:
+        """The inner step: takes over what came for gradients; before that, the optimizer's own."""
+        if not self.active:
+            return self._own_step(optimizer, **({} if closure is None else {"closure": closure}))
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.copy_(parameter.grad)
+        return loss
+
+    # ---- state --------------------------------------------------------------------------------
+
+    def parameters(self, slots: Sequence[Slot]) -> list[tuple[int, int]]:
+        """Elements and group of each parameter, for servers; empty while they only sum.
+
+        Raises:
+            InvalidUsage: one that servers cannot update.
+        """
+        groups = {
+            id(parameter): number
+            for number, group in enumerate(self._optimizer.param_groups)
+            for parameter in group["params"]
+        }
+        for slot in slots:
+            if slot.parameter.dtype != torch.float32 or slot.wire.dtype != torch.float32:
+                raise InvalidUsage(
+                    f"servers update parameters of float32, but '{slot.name}' travels as "
+                    f"{slot.wire.dtype}: set HVD_ORDER_PS_UPDATE=worker"
+                )
+        if not self.active:
+            return []
+        return [(slot.parameter.numel(), groups[id(slot.parameter)]) for slot in slots]
+
+    def begin(self, model: int, slots: Sequence[Slot]) -> None:
+        """Worker 0 hands over parameters and state; the model has just been registered."""
+        if not self.active or self._rank != 0:
+            return
+        steps, names = self._progress(), self._moments()
+        most = max(len(each) for each in names.values())
+        parts = _PARAMETERS + 1 + (most if steps else 0)
+        for part in range(_PARAMETERS, parts):
+            with torch.no_grad():
+                for slot in slots:
+                    value: Any = slot.parameter
+                    if part > _PARAMETERS:
+                        name = _nth(names[slot.parameter], part - _PARAMETERS - 1)
+                        value = self._optimizer.state.get(slot.parameter, {}).get(name)
+                    slot.wire.copy_(value) if value is not None else slot.wire.zero_()
+            self._servers.transport.begin_with_buffers(model, part, parts, steps)
+        self._tell(model)
+
+    def fetch(self, model: int, slots: Sequence[Slot]) -> None:
+        """Brings parameters and state back from the servers. Nothing may be under way."""
+        if not self.active:
+            return
+        names = self._moments()
+        most = max(len(each) for each in names.values())
+        for part in range(_PARAMETERS, _PARAMETERS + 1 + most):
+            self._servers.transport.pull(model, part, self._timeout_s)
+            with torch.no_grad():
+                for slot in slots:
+                    if part == _PARAMETERS:
+                        slot.parameter.copy_(slot.wire)
+                        continue
+                    name = _nth(names[slot.parameter], part - _PARAMETERS - 1)
+                    if name is not None:
+                        self._optimizer.state[slot.parameter][name] = slot.wire.clone()
+        steps = self._servers.transport.steps(model)
+        if self._kind != "sgd":
+            for slot in slots:
+                self._optimizer.state[slot.parameter]["step"] = torch.tensor(float(steps))
+
+    def _moments(self) -> dict[torch.Tensor, list[str]]:
+        """Names of each parameter's state."""
+        return {
+            parameter: _moments_of(self._kind, group)
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+        }
+
+    def _progress(self) -> int:
+        """Steps that the optimizer has taken."""
+        states = [state for state in self._optimizer.state.values() if state]
+        if self._kind == "sgd":  # counts nothing; its first step differs from all others
+            return int(any(state.get("momentum_buffer") is not None for state in states))
+        return max((int(state["step"]) for state in states if "step" in state), default=0)
+
+
+def _moments_of(kind: str, group: dict[str, Any]) -> list[str]:
+    """Names of the state in a parameter group, in the servers' order (update_rule.cc)."""
+    if kind == "sgd":
+        return ["momentum_buffer"] * bool(group["momentum"])
+    if kind == "adagrad":
+        return ["sum"]
+    if kind == "rmsprop":
+        more = ["grad_avg"] * bool(group["centered"])
+        return ["square_avg", *more, *["momentum_buffer"] * bool(group["momentum"])]
+    return ["exp_avg", "exp_avg_sq", *["max_exp_avg_sq"] * bool(group["amsgrad"])]
+
+
+def _nth(names: Sequence[str], number: int) -> str | None:
+    return names[number] if number < len(names) else None
+
+
+def _rule(kind: str, group: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `native.UpdateRule` for a parameter group.
+
+    Raises:
+        InvalidUsage: servers do not know an option of it.
+    """
+    for option in ("capturable", "differentiable"):
+        if group.get(option):
+            raise InvalidUsage(f"servers do not know {option}=True: set HVD_ORDER_PS_UPDATE=worker")
+    rule: dict[str, Any] = {"kind": kind, "lr": float(group["lr"])}
+    rule |= {name: group[name] for name in _SAME_NAMES if name in group}
+    if "betas" in group:
+        rule["beta1"], rule["beta2"] = (float(beta) for beta in group["betas"])
+    if group.get("decoupled_weight_decay") and kind == "adam":
+        rule["kind"] = "adamw"
+    return rule
