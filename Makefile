@@ -150,9 +150,9 @@ cpp-test: build
 
 CPP_FILES = $(shell find csrc tests/cpp tests/fuzz benchmarks -name '*.cc' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
-TIDY_FILES = $(wildcard $(foreach room,base scheduler simulate engine server,csrc/$(room)/*.cc)) \
-  csrc/transport/loopback.cc csrc/transport/polled.cc
-HEADERS = $(wildcard $(foreach room,base scheduler simulate engine server transport,csrc/$(room)/*.h))
+PURE_FOLDERS = base scheduler simulate engine transport server server/arithmetic server/wire server/slice server/admission
+TIDY_FILES = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.cc))
+HEADERS = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.h))
 
 lint: dev
 	@$(MAKE) --no-print-directory lint-python lint-cpp
@@ -195,7 +195,7 @@ CLANGXX ?= clang++
 FUZZ_RUNS ?= 1000000
 FUZZ_TARGETS ?= $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.cc tests/fuzz/*_fuzz.py)))
 FUZZ_PROGRAMS = $(patsubst tests/fuzz/%.cc,build/fuzz/%,$(wildcard $(FUZZ_TARGETS:%=tests/fuzz/%.cc)))
-FUZZ_SOURCES = $(wildcard csrc/base/*.cc csrc/server/*.cc)
+FUZZ_SOURCES = $(wildcard csrc/base/*.cc csrc/server/*.cc csrc/server/*/*.cc)
 FUZZ_FLAGS = -std=c++20 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -Icsrc \
   -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 fuzz: $(FUZZ_STAMP) build

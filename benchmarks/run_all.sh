@@ -11,7 +11,7 @@ for folder in benchmarks/*/; do
   question=$(basename "$folder")
   case $question in common | gpu) continue ;; esac # gpu: see gpu_check.sh
   printf '\n==== %s\n' "$question"
-  if [ "$question" = carriers ] && ! "$python" -c "import tensorflow, mpi4py" 2> /dev/null; then
+  if [ "$question" = backends ] && ! "$python" -c "import tensorflow, mpi4py" 2> /dev/null; then
     echo "left out: TensorFlow or mpi4py is not installed"
   elif [ -e "$folder/main.py" ]; then
     "$python" "benchmarks/$question/main.py" || failed+=("$question")

@@ -78,7 +78,7 @@ class Scheduler:
     def retune(self, policy: Policy, credit_bytes: int) -> None: ...
     def idle(self, model: int) -> bool: ...
     def tensor_ready(self, model: int, tensor: int) -> list[tuple[int, int]]: ...
-    def hold(self, largest_bytes: int) -> None: ...
+    def reserve(self, largest_bytes: int) -> None: ...
     def offer(self, model: int, slice: int) -> None: ...
     def next(self) -> tuple[int, int] | None: ...
     def slice_done(self, model: int, slice: int) -> list[tuple[int, int]]: ...
@@ -236,7 +236,7 @@ def simulate(
     agreement: AgreementKind,
     plan: list[int],
     control_latency_s: float,
-    hold_lead_s: float,
+    reservation_lead_s: float,
     program_order: bool,
     cross_step: bool,
     every_rank: bool,
@@ -354,7 +354,7 @@ class Engine:
     def take_events(self) -> list[SliceEvent]: ...
 
 @final
-class Handover:
+class OpGradientQueue:
     """Where operators post gradients and take their sums; whoever makes one also closes it.
 
     Attributes:
@@ -417,15 +417,17 @@ class UpdateRule:
         """
 
     @property
-    def slots(self) -> int:
+    def moments(self) -> int:
         """How many buffers of state it needs."""
 
-    def initialise_slots(self, slots: list[Buffer]) -> None: ...
-    def apply(self, step: int, gradient: Buffer, value: Buffer, slots: list[Buffer]) -> None:
+    def initialise_moments(self, moments: list[Buffer]) -> None: ...
+    def apply(self, step: int, gradient: Buffer, value: Buffer, moments: list[Buffer]) -> None:
         """One step, counted from 1; runs without the GIL."""
 
 def delay_bounded_order(updates: list[tuple[int, float]]) -> tuple[list[int], list[int]]:
-    """In which order updates are sent, and which are late: indices (csrc/server/delay_order.h).
+    """In which order updates are sent, and which are late: indices.
+
+    csrc/server/admission/delay_order.h has the rule.
 
     Args:
         updates: for each, how many others may be applied before it, and the seconds that it takes.

@@ -12,8 +12,8 @@ from hvd_order._core import Agreement as Agreement
 from hvd_order._core import AgreementKind as AgreementKind
 from hvd_order._core import ControlChannel as ControlChannel
 from hvd_order._core import Engine as Engine
-from hvd_order._core import Handover as Handover
 from hvd_order._core import LoopbackWorld as LoopbackWorld
+from hvd_order._core import OpGradientQueue as OpGradientQueue
 from hvd_order._core import Policy as Policy
 from hvd_order._core import Scheduler as Scheduler
 from hvd_order._core import Slice as Slice
@@ -67,15 +67,15 @@ def wait_for(work: Work, seconds: float) -> None:
     """
 
 @final
-class C10dCopier:
+class GradientCopier:
     """Copies large gradients of the CPU beside the training."""
 
     def __init__(self) -> None: ...
     def release(self) -> None:
         """Frees the gradients that have been copied."""
 
-class GradientSlot:
-    """The part of a slot that hooks need."""
+class GradientEntry:
+    """The part of an entry that hooks need."""
 
     wire: torch.Tensor
     gradient: torch.Tensor
@@ -105,21 +105,21 @@ class GradientSender:
         self,
         engine: Engine,
         transport: TorchTransport,
-        copier: C10dCopier,
+        copier: GradientCopier,
         scale: float,
         in_flight_class: type[torch.Tensor],
         guard_attribute: str,
     ) -> None: ...
     def hook(
         self,
-        slot: GradientSlot,
+        entry: GradientEntry,
         guard: Callable[[], object],
         otherwise: Callable[[torch.Tensor], None],
     ) -> Callable[[torch.Tensor], None]:
         """A hook that sends the ordinary gradient and calls ``otherwise`` for any other."""
 
-    def send(self, slot: GradientSlot, gradient: torch.Tensor) -> bool:
-        """Does ``slot.wire = scale * gradient`` and marks the gradient ready, now or soon.
+    def send(self, entry: GradientEntry, gradient: torch.Tensor) -> bool:
+        """Does ``entry.wire = scale * gradient`` and marks the gradient ready, now or soon.
 
         Returns False when the two differ in kind; nothing was done then.
         """
@@ -153,7 +153,7 @@ def place_in(
     Whoever gives it other memory (``share_memory()``) leaves the buffer as it is.
     """
 
-def places(slots: Sequence[GradientSlot], parameters: Sequence[torch.Tensor]) -> Places:
+def places(entries: Sequence[GradientEntry], parameters: Sequence[torch.Tensor]) -> Places:
     """Where all gradients are."""
 
 def hooked(parameters: Sequence[torch.Tensor]) -> list[bool]:
@@ -204,12 +204,12 @@ class CleanRoom:
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
-class Link:
+class Connection:
     """Carries frames between a parameter server and another."""
 
 @final
-class PairLink(Link):
-    """A link over a Gloo group of two members."""
+class PairConnection(Connection):
+    """A connection over a Gloo group of two members."""
 
     def __init__(self, group: Backend, sends: int, receives: int, largest_payload: int) -> None:
         """Takes the group for itself.
@@ -222,7 +222,7 @@ class PairLink(Link):
 
 @final
 class ServerCore:
-    """A parameter server: frames come in through links, answers go out.
+    """A parameter server: frames come in through connections, answers go out.
 
     A peer is "worker", "server" or "observer", and its number.
     """
@@ -243,7 +243,7 @@ class ServerCore:
         on_gone: Callable[[tuple[str, int], str], None],
         was_away: Callable[[], bool],
     ) -> None:
-        """Has no links yet. The callbacks come on threads of links.
+        """Has no connections yet. The callbacks come on threads of connections.
 
         Args:
             staleness: rounds that a worker may be ahead of the slowest; None: any.
@@ -260,7 +260,7 @@ class ServerCore:
                 long until lately. Then the others have given it up, and it does nothing more.
         """
 
-    def connect(self, kind: str, number: int, link: Link) -> None:
+    def connect(self, kind: str, number: int, connection: Connection) -> None:
         """Takes up a connection and starts it."""
 
     def send_control(self, kind: str, number: int, text: str) -> None:
@@ -277,7 +277,7 @@ class ServerCore:
         """Whether a worker is lost or has given up, so that none can go on."""
 
     def stop(self) -> None:
-        """Ends all links."""
+        """Ends all connections."""
 
 @final
 class ServerTransport(TorchTransport):
@@ -296,7 +296,7 @@ class ServerTransport(TorchTransport):
         on_lost: Callable[[int, str], None],
         on_control: Callable[[int, str], None],
     ) -> None:
-        """Has no links yet. The callbacks come on threads of links.
+        """Has no connections yet. The callbacks come on threads of connections.
 
         Args:
             ordered: the most urgent slice goes first; else the first that is ready.
@@ -305,12 +305,15 @@ class ServerTransport(TorchTransport):
             on_control: a server has sent a text.
         """
 
-    def connect(self, server: int, link: Link) -> None:
+    def connect(self, server: int, connection: Connection) -> None:
         """Takes up a connection and tells the server of all models."""
 
     def servers(self) -> list[int]: ...
     def give_up(self, servers: list[int], why: str) -> None:
-        """Counts these as lost, all at once, and closes their links; worker 0 tells the others."""
+        """Counts these as lost, all at once, and closes their connections.
+
+        Worker 0 tells the others.
+        """
 
     def frames_from(self) -> dict[int, int]:
         """How many frames have come, by server."""

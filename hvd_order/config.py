@@ -23,7 +23,7 @@ __all__ = [
     "KNOBS",
     "Agreement",
     "AssignmentName",
-    "CarrierName",
+    "BackendName",
     "Comm",
     "Config",
     "Consistency",
@@ -38,7 +38,7 @@ __all__ = [
 Policy = Literal["priority", "arrival"]
 Agreement = Literal["leader", "negotiated", "planned"]
 Transport = Literal["c10d", "horovod"]
-CarrierName = Literal["c10d", "mpi"]
+BackendName = Literal["c10d", "mpi"]
 Comm = Literal["allreduce", "ps"]
 Updater = Literal["worker", "server"]
 Consistency = Literal["sync", "async"]
@@ -145,8 +145,9 @@ class Knob:
         kind: what is accepted, for the reference page.
         help: one line.
         parse: text to value; raises ValueError with what was expected.
-        also: older name of the variable that is read when `env` is not set.
+        also: Horovod's name of the variable, read when `env` is not set.
         may_differ: ranks may have different values, since each uses its own, or rank 0 alone one.
+        formerly: our own name of it before; still read, with a warning.
     """
 
     field: str
@@ -157,6 +158,7 @@ class Knob:
     parse: Callable[[str], Any]
     also: str | None = None
     may_differ: bool = False
+    formerly: str | None = None
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -226,13 +228,14 @@ KNOBS: tuple[Knob, ...] = (
         _optional("c10d", "horovod"),
     ),
     Knob(
-        "carrier",
-        "HVD_ORDER_CARRIER",
+        "backend",
+        "HVD_ORDER_BACKEND",
         "",
         "`c10d` or `mpi`",
         "TensorFlow only: what carries the bytes, torch.distributed or MPI. Not set: the first of "
         "them that is installed.",
         _optional("c10d", "mpi"),
+        formerly="HVD_ORDER_CARRIER",
     ),
     Knob(
         "comm",
@@ -448,7 +451,7 @@ class Config:
     policy: Policy = "priority"
     agreement: Agreement | None = None
     transport: Transport | None = None
-    carrier: CarrierName | None = None
+    backend: BackendName | None = None
     comm: Comm = "allreduce"
     server_store: str | None = None
     servers: int | None = None
@@ -495,8 +498,8 @@ class Config:
             )
         if self.transport not in (None, "c10d", "horovod"):
             raise InvalidUsage(f"transport is {self.transport!r}; expected c10d or horovod")
-        if self.carrier not in (None, "c10d", "mpi"):
-            raise InvalidUsage(f"carrier is {self.carrier!r}; expected c10d or mpi")
+        if self.backend not in (None, "c10d", "mpi"):
+            raise InvalidUsage(f"backend is {self.backend!r}; expected c10d or mpi")
         self._check_servers()
         for name in ("timeout", "stall_warning", "ps_silence"):
             value: timedelta = getattr(self, name)
@@ -568,9 +571,16 @@ class Config:
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for knob in KNOBS:
-            found = next((n for n in (knob.env, knob.also) if n is not None and n in environ), None)
+            names = (knob.env, knob.also, knob.formerly)
+            found = next((n for n in names if n is not None and n in environ), None)
             if found is None:
                 continue
+            if found == knob.formerly:
+                warnings.warn(
+                    f"{found} is {knob.env} now; the old name goes with the next release",
+                    FutureWarning,
+                    stacklevel=2,
+                )
             try:
                 values[knob.field] = knob.parse(environ[found])
             except ValueError as error:
@@ -607,8 +617,9 @@ _NOT_KNOBS = ("HVD_ORDER_SECRET", "HVD_ORDER_SECRET_FILE")
 
 def _warn_about_unknown(environ: Mapping[str, str]) -> None:
     known = [knob.env for knob in KNOBS]
+    former = [knob.formerly for knob in KNOBS]
     for name in environ:
-        if not name.startswith("HVD_ORDER_") or name in known or name in _NOT_KNOBS:
+        if not name.startswith("HVD_ORDER_") or name in (*known, *former, *_NOT_KNOBS):
             continue
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""

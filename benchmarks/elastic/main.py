@@ -69,7 +69,7 @@ def trial(
     weights: list[float],
 ) -> dict[str, Any]:
     """Kills rank `victim` some time after step `moment`; compares with training in one process."""
-    command = [sys.executable, elastic_training.__file__, str(options.steps), str(options.pace)]
+    command = [sys.executable, elastic_training.__file__, str(options.steps), str(options.estimate)]
     run = launcher("-np", str(options.ranks), "--min-np", str(options.ranks - 1))
     with Job([*run, *command], launcher_environment()) as job, _told(job):
         job.wait_for(STEP, lambda match: int(match[1]) >= moment)

@@ -85,7 +85,7 @@ def ordered(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def pulls(options: argparse.Namespace) -> dict[str, Any]:
-    """Arrivals ahead of a more urgent slice, of 10,000."""
+    """TicketQueue ahead of a more urgent slice, of 10,000."""
     job = {"what": "pulls", "tensors": 200, "elements": 20_000, "transfers": 10_000}
     knobs = {"HVD_ORDER_SLICE_BYTES": "64KiB", "HVD_ORDER_CREDIT_BYTES": "256KiB"}
     with EmulatedHosts(count=4, rate_mbit=options.rate_mbit) as hosts:

@@ -10,7 +10,7 @@ from profiles import PROFILES
 
 from hvd_order.plan.files.profile import MeasuredLink
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import tune
 
@@ -24,7 +24,7 @@ def write_plan(
         layer_s: what each layer's forward and backward pass was measured to take.
     """
     measured = fleet("link")[0]
-    link = MeasuredLink(Link(**measured["link"]), measured["ranks"], measured["backend"])
+    link = MeasuredLink(LinkModel(**measured["link"]), measured["ranks"], measured["backend"])
     tune(_graph(model, layer_s), Network.of_link(link), model).plan.write(path)
 
 

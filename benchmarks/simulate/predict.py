@@ -163,7 +163,8 @@ def predicted_s(
     Args:
         note: "25 MiB" is DDP with such buckets; "2032 KiB x 2[, priority]" is hvd_order with such
             slices and credit for so many of them.
-        holds: whether that version of hvd_order holds large slices back (csrc/engine/hold.h).
+        holds: whether that version of hvd_order reserves the link
+            (csrc/scheduler/link_reservation.h).
     """
     profile = _scaled(cell, machine)
     # The wire time holds the cost of its chunks.
@@ -186,8 +187,10 @@ def predicted_s(
             policy or "priority",
             agreement,
             control_latency_s=machine.control_latency_s,
-            # As hvd_order.plan.link.cut.hold_lead_s.
-            hold_lead_s=0.75 * credit_bytes * per_byte if holds and policy != "arrival" else 0.0,
+            # As hvd_order.plan.link.cut.reservation_lead_s.
+            reservation_lead_s=0.75 * credit_bytes * per_byte
+            if holds and policy != "arrival"
+            else 0.0,
         )
     ranks = [1.0] * (cell.hosts - 1) + [cell.late]
     return simulate(work, link, schedule, ranks=ranks, steps=12).steady_s

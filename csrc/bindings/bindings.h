@@ -9,7 +9,7 @@ void bindErrors(pybind11::module_& m);
 void bindScheduler(pybind11::module_& m);
 void bindSimulate(pybind11::module_& m);
 void bindEngine(pybind11::module_& m);
-void bindHandover(pybind11::module_& m);
+void bindOpGradientQueue(pybind11::module_& m);
 void bindPolled(pybind11::module_& m);
 void bindDelayOrder(pybind11::module_& m);
 void bindUpdateRule(pybind11::module_& m);

@@ -6,7 +6,7 @@ PYBIND11_MODULE(_core, m) {
   hvd_order::bindScheduler(m);
   hvd_order::bindSimulate(m);
   hvd_order::bindEngine(m);
-  hvd_order::bindHandover(m);
+  hvd_order::bindOpGradientQueue(m);
   hvd_order::bindPolled(m);
   hvd_order::bindDelayOrder(m);
   hvd_order::bindUpdateRule(m);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "server/delay_order.h"
+#include "server/admission/delay_order.h"
 
 namespace py = pybind11;
 

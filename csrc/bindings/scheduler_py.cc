@@ -95,7 +95,7 @@ void bindSchedulerClass(py::module_& m) {
           py::arg("model"), py::arg("layout"), py::arg("plan") = std::vector<SliceIndex>())
       .def("remove_model", &Scheduler::removeModel, py::arg("model"))
       .def("retune", &Scheduler::retune, py::arg("policy"), py::arg("credit_bytes"))
-      .def("hold", &Scheduler::hold, py::arg("largest_bytes"))
+      .def("reserve", &Scheduler::reserve, py::arg("largest_bytes"))
       .def("idle", &Scheduler::idle, py::arg("model"))
       .def(
           "tensor_ready",

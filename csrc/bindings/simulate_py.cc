@@ -187,8 +187,8 @@ void bindSimulate(py::module_& m) {
       [](const Workload& workload, std::variant<AllReduceCost, ServerNetwork> network,
          std::vector<double> slowness, ByteCount sliceBytes, ByteCount creditBytes, Policy policy,
          AgreementKind agreement, std::vector<SliceIndex> plan, double controlLatencyS,
-         double holdLeadS, bool programOrder, bool crossStep, bool everyRank, std::uint32_t steps,
-         std::uint32_t recorded) {
+         double reservationLeadS, bool programOrder, bool crossStep, bool everyRank,
+         std::uint32_t steps, std::uint32_t recorded) {
         const Scenario scenario{
             .slowness = std::move(slowness),
             .network = std::move(network),
@@ -198,7 +198,7 @@ void bindSimulate(py::module_& m) {
             .agreement = agreement,
             .plan = std::move(plan),
             .controlLatencyS = controlLatencyS,
-            .holdLeadS = holdLeadS,
+            .reservationLeadS = reservationLeadS,
             .order = programOrder ? ComputeOrder::kProgram : ComputeOrder::kReady,
             .crossStep = crossStep,
             .everyRank = everyRank,
@@ -209,7 +209,7 @@ void bindSimulate(py::module_& m) {
       },
       py::arg("workload"), py::arg("network"), py::kw_only(), py::arg("slowness"),
       py::arg("slice_bytes"), py::arg("credit_bytes"), py::arg("policy"), py::arg("agreement"),
-      py::arg("plan"), py::arg("control_latency_s"), py::arg("hold_lead_s"),
+      py::arg("plan"), py::arg("control_latency_s"), py::arg("reservation_lead_s"),
       py::arg("program_order"), py::arg("cross_step"), py::arg("every_rank"), py::arg("steps"),
       py::arg("recorded"));
 }

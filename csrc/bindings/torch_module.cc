@@ -5,7 +5,7 @@ PYBIND11_MODULE(_torch, m) {
   hvd_order::bindErrors(m);
   hvd_order::bindScheduler(m);
   hvd_order::bindEngine(m);
-  hvd_order::bindHandover(m);
+  hvd_order::bindOpGradientQueue(m);
   hvd_order::bindTransports(m);
   hvd_order::bindGradients(m);
   hvd_order::bindParameters(m);

@@ -2,9 +2,9 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
+#include "c10d/pair_connection.h"
+#include "c10d/server_transport.h"
 #include "server/server_core.h"
-#include "transport/pair_link.h"
-#include "transport/server_transport.h"
 
 namespace py = pybind11;
 
@@ -20,8 +20,8 @@ std::shared_ptr<py::function> shareable(py::function function) {
           }};
 }
 
-// Callbacks come from threads of links: they take the GIL, and an exception of theirs is printed,
-// as there is nobody to throw it to.
+// Callbacks come from threads of connections: they take the GIL, and an exception of theirs is
+// printed, as there is nobody to throw it to.
 template <typename... Args>
 std::function<void(Args...)> fromAnyThread(py::function function) {
   return [shared = shareable(std::move(function))](Args... args) {
@@ -29,7 +29,7 @@ std::function<void(Args...)> fromAnyThread(py::function function) {
     try {
       (*shared)(std::forward<Args>(args)...);
     } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("hvd_order: callback of a link");
+      error.discard_as_unraisable("hvd_order: callback of a connection");
     }
   };
 }
@@ -73,14 +73,15 @@ std::vector<std::pair<int, int>> pairs(const std::vector<Placement>& places) {
 } // namespace
 
 void bindServer(py::module_& m) {
-  py::class_<Link, std::shared_ptr<Link>>(
-      m, "Link", py::module_local(), "Carries frames between a parameter server and another.");
-  py::class_<PairLink, Link, std::shared_ptr<PairLink>>(
-      m, "PairLink", py::module_local(), "A link over a Gloo group of two members.")
+  py::class_<Connection, std::shared_ptr<Connection>>(
+      m, "Connection", py::module_local(),
+      "Carries frames between a parameter server and another.");
+  py::class_<PairConnection, Connection, std::shared_ptr<PairConnection>>(
+      m, "PairConnection", py::module_local(), "A connection over a Gloo group of two members.")
       .def(
           py::init([](const c10::intrusive_ptr<c10d::Backend>& group, std::uint64_t sends,
                       std::uint64_t receives, std::size_t largestPayload) {
-            return std::make_shared<PairLink>(group, sends, receives, largestPayload);
+            return std::make_shared<PairConnection>(group, sends, receives, largestPayload);
           }),
           py::arg("group"), py::arg("sends"), py::arg("receives"), py::arg("largest_payload"));
 
@@ -129,10 +130,11 @@ void bindServer(py::module_& m) {
           py::arg("was_away"))
       .def(
           "connect",
-          [](ServerCore& core, const std::string& kind, int number, std::shared_ptr<Link> link) {
-            core.connect(peer(kind, number), std::move(link));
+          [](ServerCore& core, const std::string& kind, int number,
+             std::shared_ptr<Connection> connection) {
+            core.connect(peer(kind, number), std::move(connection));
           },
-          py::arg("kind"), py::arg("number"), py::arg("link"),
+          py::arg("kind"), py::arg("number"), py::arg("connection"),
           py::call_guard<py::gil_scoped_release>())
       .def(
           "send_control",
@@ -179,7 +181,7 @@ void bindServer(py::module_& m) {
           py::kw_only(), py::arg("rank"), py::arg("workers"), py::arg("ordered"),
           py::arg("asks_first"), py::arg("on_lost"), py::arg("on_control"))
       .def(
-          "connect", &ServerTransport::connect, py::arg("server"), py::arg("link"),
+          "connect", &ServerTransport::connect, py::arg("server"), py::arg("connection"),
           py::call_guard<py::gil_scoped_release>())
       .def("servers", &ServerTransport::servers)
       .def(

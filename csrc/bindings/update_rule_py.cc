@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
-#include "server/element_sum.h"
-#include "server/update_rule.h"
+#include "server/arithmetic/element_sum.h"
+#include "server/arithmetic/update_rule.h"
 
 namespace py = pybind11;
 
@@ -90,13 +90,13 @@ void applyToBuffers(
     std::uint64_t step,
     const py::buffer& gradient,
     const py::buffer& value,
-    const std::vector<py::buffer>& slots) {
+    const std::vector<py::buffer>& moments) {
   const Held heldGradient(gradient, /*writable=*/false);
   const Held heldValue(value, /*writable=*/true);
-  const std::vector<Held> heldSlots = hold(slots, /*writable=*/true);
+  const std::vector<Held> heldMoments = hold(moments, /*writable=*/true);
   const std::span<const float> slope = heldGradient.floats();
   const std::span<float> values = heldValue.floats();
-  const std::vector<std::span<float>> state = floatsOf(heldSlots);
+  const std::vector<std::span<float>> state = floatsOf(heldMoments);
   const py::gil_scoped_release release;
   apply(rule, step, slope, values, state);
 }
@@ -159,19 +159,19 @@ void bindUpdateRule(py::module_& m) {
           py::arg("initial_accumulator_value") = defaults.initialAccumulator,
           py::arg("nesterov") = defaults.nesterov, py::arg("amsgrad") = defaults.amsgrad,
           py::arg("centered") = defaults.centered, py::arg("maximize") = defaults.maximize)
-      .def_property_readonly("slots", &slotsOf, "How many arrays of state it needs.")
+      .def_property_readonly("moments", &momentsOf, "How many arrays of state it needs.")
       .def(
-          "initialise_slots",
-          [](const UpdateRule& rule, const std::vector<py::buffer>& slots) {
-            const std::vector<Held> held = hold(slots, /*writable=*/true);
+          "initialise_moments",
+          [](const UpdateRule& rule, const std::vector<py::buffer>& moments) {
+            const std::vector<Held> held = hold(moments, /*writable=*/true);
             const std::vector<std::span<float>> state = floatsOf(held);
             const py::gil_scoped_release release;
-            initialiseSlots(rule, state);
+            initialiseMoments(rule, state);
           },
-          py::arg("slots"))
+          py::arg("moments"))
       .def(
           "apply", &applyToBuffers, py::arg("step"), py::arg("gradient"), py::arg("value"),
-          py::arg("slots"), "One step, counted from 1, on contiguous buffers of float32.");
+          py::arg("moments"), "One step, counted from 1, on contiguous buffers of float32.");
   m.def(
       "sum_elements", &sumBuffers, py::arg("dtype"), py::arg("inputs"), py::arg("out"),
       "Adds buffers of float32, float64, float16 or bfloat16 up in their order.");

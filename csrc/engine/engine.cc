@@ -130,7 +130,7 @@ void Engine::addModel(
   agreement_->addModel(model, std::move(layout), std::move(plan));
   models_.insert(model);
   completion_.addModel(model, known.tensors().size());
-  hold_.addModel(model, known);
+  reservation_.addModel(model, known);
   wake(); // other ranks may have decided about it already
 }
 
@@ -139,21 +139,21 @@ void Engine::removeModel(ModelId model) {
   agreement_->removeModel(model);
   models_.erase(model);
   completion_.removeModel(model);
-  hold_.removeModel(model);
+  reservation_.removeModel(model);
 }
 
 void Engine::retune(Policy policy, ByteCount creditBytes, std::chrono::nanoseconds lead) {
   const std::scoped_lock lock(mutex_);
   agreement_->retune(policy, creditBytes);
-  hold_.retune(lead, creditBytes);
-  holdChanged();
+  reservation_.retune(lead, creditBytes);
+  reservationChanged();
 }
 
 bool Engine::wait(TensorKey tensor, Clock::time_point deadline) {
-  if (holding_) {
+  if (reserved_) {
     const std::scoped_lock lock(mutex_);
-    if (hold_.someoneWaits()) {
-      holdChanged();
+    if (reservation_.someoneWaits()) {
+      reservationChanged();
     }
   }
   return completion_.wait(tensor, deadline);
@@ -164,9 +164,9 @@ void Engine::then(TensorKey tensor, Completion::Then then) {
 }
 
 // Called under the lock.
-void Engine::holdChanged() {
-  holding_ = hold_.largestBytes() != Scheduler::kAnySize;
-  agreement_->hold(hold_.largestBytes());
+void Engine::reservationChanged() {
+  reserved_ = reservation_.largestBytes() != Scheduler::kAnySize;
+  agreement_->reserve(reservation_.largestBytes());
   dirty_ = true;
   alarm();
 }
@@ -189,8 +189,8 @@ void Engine::tensorReady(TensorKey tensor) {
   }
   const bool first = completion_.begin(tensor);
   progress();
-  if (hold_.ready(tensor, ready, lastProgress_)) {
-    holdChanged();
+  if (reservation_.ready(tensor, ready, lastProgress_)) {
+    reservationChanged();
   }
   if (first) {
     alarm(); // starts the watch
@@ -205,15 +205,15 @@ void Engine::run() {
   // While another thread drives, it will see dirty_, but not the clock.
   const auto called = [&] { return stop_ || alarmed_ || (dirty_ && !driving_); };
   while (!stop_) {
-    const Clock::time_point next = std::min(hold_.until(), nextWatch());
+    const Clock::time_point next = std::min(reservation_.until(), nextWatch());
     if (next == Clock::time_point::max()) {
       wakeUp_.wait(lock, called);
     } else {
       wakeUp_.wait_until(lock, next, called);
     }
     alarmed_ = false;
-    if (hold_.expire(Clock::now())) {
-      holdChanged();
+    if (reservation_.expire(Clock::now())) {
+      reservationChanged();
     }
     watch(lock);
     drive(lock);
@@ -291,8 +291,8 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
     return;
   }
   timeline_.done(slice);
-  if (hold_.done(slice)) {
-    holdChanged();
+  if (reservation_.done(slice)) {
+    reservationChanged();
   }
   completion_.complete(agreement_->sliceDone(slice));
   const std::vector<Health::Addressed> answers = farewell_.sliceDone();

@@ -12,12 +12,12 @@
 #include <thread>
 
 #include "engine/completion.h"
-#include "engine/control_channel.h"
 #include "engine/farewell.h"
 #include "engine/health.h"
-#include "engine/hold.h"
 #include "engine/timeline.h"
 #include "scheduler/agreement.h"
+#include "scheduler/link_reservation.h"
+#include "transport/control_channel.h"
 #include "transport/transport.h"
 
 namespace hvd_order {
@@ -67,7 +67,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void removeModel(ModelId model);
 
   /// As Scheduler::retune. Every rank does the same between the same two steps.
-  /// @param lead as Hold::retune.
+  /// @param lead as LinkReservation::retune.
   void retune(Policy policy, ByteCount creditBytes, std::chrono::nanoseconds lead);
 
   /// The gradient of `tensor` is on its way to its buffer: from now on `wait` waits for it, and
@@ -80,7 +80,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   /// Blocks until the tensor is summed over all ranks, at most until `deadline`.
   /// @return whether it is. @throws the engine's failure.
   bool wait(TensorKey tensor, Clock::time_point deadline);
-  /// As Completion::then. Unlike `wait` it ends no hold: nobody is known to be idle.
+  /// As Completion::then. Unlike `wait` it ends no reservation: nobody is known to be idle.
   void then(TensorKey tensor, Completion::Then then);
   /// For each tensor of the model, 1 while it is being exchanged. @throws the engine's failure.
   [[nodiscard]] std::vector<std::uint8_t> pending(ModelId model) const {
@@ -124,7 +124,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void suspect(std::exception_ptr error);
   void tellOthers(const ControlMessage& message);
   void sendAll(const std::vector<Health::Addressed>& messages);
-  void holdChanged();
+  void reservationChanged();
   void watch(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] std::string stallReport() const;
   [[nodiscard]] Clock::time_point nextWatch() const;
@@ -155,8 +155,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   bool stop_ = false;
   Decisions decisions_;
 
-  Hold hold_;
-  std::atomic<bool> holding_ = false; // as hold_, for those who have no lock
+  LinkReservation reservation_;
+  std::atomic<bool> reserved_ = false; // as reservation_, for those who have no lock
 
   Health health_;
   Clock::time_point lastProgress_;

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/types.h"
-#include "engine/control_channel.h"
 #include "scheduler/scheduler.h"
+#include "transport/control_channel.h"
 
 namespace hvd_order {
 

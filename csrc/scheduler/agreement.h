@@ -62,9 +62,9 @@ class Agreement {
     scheduler_.retune(policy, creditBytes);
   }
 
-  /// As Scheduler::hold; heeded where order is decided, on rank 0.
-  void hold(ByteCount largestBytes) {
-    scheduler_.hold(largestBytes);
+  /// As Scheduler::reserve; heeded where order is decided, on rank 0.
+  void reserve(ByteCount largestBytes) {
+    scheduler_.reserve(largestBytes);
   }
 
   /// The gradient of `tensor` lies in its buffer. As Scheduler::tensorReady.

@@ -69,7 +69,7 @@ class Scheduler final {
   void offer(SliceKey slice);
 
   /// From now on `next` begins no slice with more bytes, except under Policy::kPlanned.
-  void hold(ByteCount largestBytes) {
+  void reserve(ByteCount largestBytes) {
     largestBytes_ = largestBytes;
   }
   static constexpr ByteCount kAnySize = std::numeric_limits<ByteCount>::max();

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "server/arguments.h"
+#include "server/wire/arguments.h"
 
 namespace hvd_order {
 
@@ -34,10 +34,10 @@ ServerCore::~ServerCore() {
 
 // ---------------------------------------------------------------------------------------- peers
 
-void ServerCore::connect(Peer peer, const std::shared_ptr<Link>& link) {
-  room_.peers.add(peer, link);
+void ServerCore::connect(Peer peer, const std::shared_ptr<Connection>& connection) {
+  room_.peers.add(peer, connection);
   const std::weak_ptr<ServerCore> weak = weak_from_this();
-  link->start(
+  connection->start(
       [weak, peer](const FrameHeader& header, Payload payload) {
         if (const auto self = weak.lock()) {
           self->onFrame(peer, header, std::move(payload));
@@ -56,7 +56,7 @@ void ServerCore::connect(Peer peer, const std::shared_ptr<Link>& link) {
 }
 
 void ServerCore::sendControl(Peer peer, const std::string& text) {
-  room_.peers.send(peer, Link::kAtOnce, {.kind = FrameKind::kControl}, Payload::copyOf(text));
+  room_.peers.send(peer, Connection::kAtOnce, {.kind = FrameKind::kControl}, Payload::copyOf(text));
 }
 
 void ServerCore::lost(Peer peer, const std::string& why) {
@@ -97,7 +97,7 @@ void ServerCore::tellWorkers(const std::string& text) {
   hasFailed_ = true;
   const Payload payload = Payload::copyOf(text);
   for (const Peer worker : room_.peers.all(Peer::Kind::kWorker)) {
-    room_.peers.send(worker, Link::kAtOnce, {.kind = FrameKind::kLost}, payload);
+    room_.peers.send(worker, Connection::kAtOnce, {.kind = FrameKind::kLost}, payload);
   }
 }
 
@@ -110,11 +110,12 @@ void ServerCore::giveUp(Peer from, const FrameHeader& header, const Payload& pay
     throw FrameError(concat("no server ", header.argument, " to give up"));
   }
   const auto server = static_cast<int>(header.argument);
-  // Ahead of the map without it, which comes over the same link.
+  // Ahead of the map without it, which comes over the same connection.
   for (const Peer worker : room_.peers.all(Peer::Kind::kWorker)) {
     if (worker != from) {
       room_.peers.send(
-          worker, Link::kAtOnce, {.kind = FrameKind::kGone, .argument = header.argument}, payload);
+          worker, Connection::kAtOnce, {.kind = FrameKind::kGone, .argument = header.argument},
+          payload);
     }
   }
   room_.peers.breakOff({Peer::Kind::kServer, server}, textOf(payload));
@@ -379,7 +380,8 @@ void ServerCore::tellWhoIsLate(Peer to) {
   for (const int worker : lateWorkers()) {
     ranks.put(static_cast<std::uint32_t>(worker));
   }
-  room_.peers.send(to, Link::kAtOnce, {.kind = FrameKind::kLate}, Payload::copyOf(ranks.bytes()));
+  room_.peers.send(
+      to, Connection::kAtOnce, {.kind = FrameKind::kLate}, Payload::copyOf(ranks.bytes()));
 }
 
 } // namespace hvd_order

@@ -10,16 +10,16 @@
 #include <vector>
 
 #include "base/types.h"
-#include "server/aggregator.h"
-#include "server/served_model.h"
-#include "server/tensor_sums.h"
+#include "server/admission/aggregator.h"
+#include "server/slice/served_model.h"
+#include "server/slice/tensor_sums.h"
 
 namespace hvd_order {
 
-/// A parameter server: frames come in through links, are worked on, and answers go out.
+/// A parameter server: frames come in through connections, are worked on, and answers go out.
 ///
-/// It has no threads and waits for nothing: all work is done on the threads of the links, so what
-/// different workers push is summed at once. A slice has a lock of its own.
+/// It has no threads and waits for nothing: all work is done on the threads of the connections, so
+/// what different workers push is summed at once. A slice has a lock of its own.
 ///
 /// Slices move between servers without a pause. A new map says who holds what; each worker switches
 /// when it gets it, tells every server so, and sends what comes then to the new owner. When the old
@@ -37,14 +37,14 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
   ~ServerCore();
 
   /// Takes up a connection and starts it. @throws InvalidUsage if that peer has one already.
-  void connect(Peer peer, const std::shared_ptr<Link>& link);
+  void connect(Peer peer, const std::shared_ptr<Connection>& connection);
   /// Sends a control text. Dropped if the peer is gone.
   void sendControl(Peer peer, const std::string& text);
   [[nodiscard]] std::vector<Peer> peers() const {
     return room_.peers.all();
   }
 
-  /// For tests of the frames' parser: as if the frame had come over the link of `from`.
+  /// For tests of the frames' parser: as if the frame had come over the connection of `from`.
   void onFrame(Peer from, const FrameHeader& header, Payload payload);
 
   /// Slices held: by (model, layout, slice) the version and a checksum of the value.
@@ -65,7 +65,7 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
     return hasFailed_;
   }
 
-  /// Ends all links.
+  /// Ends all connections.
   void stop() noexcept;
 
  private:

@@ -43,10 +43,10 @@ AllReduce::AllReduce(
       issues_(layout_->slices().size()),
       waiting_(layout_->slices().size()) {
   check(cost);
-  hold_.addModel(kModel, *layout_);
-  hold_.retune(
+  reservation_.addModel(kModel, *layout_);
+  reservation_.retune(
       std::chrono::duration_cast<std::chrono::nanoseconds>(
-          std::chrono::duration<double>(options.holdLeadS)),
+          std::chrono::duration<double>(options.reservationLeadS)),
       options.creditBytes);
   const auto size = static_cast<int>(roles.agreements.size());
   for (Rank rank = 0; rank < size; ++rank) {
@@ -79,25 +79,26 @@ void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) 
 // As Engine::tensorReady.
 void AllReduce::heldReady(TensorId tensor, const std::vector<SliceKey>& slices) {
   const std::chrono::duration<double> now(clock_.nowS());
-  const Hold::Clock::time_point at(std::chrono::duration_cast<Hold::Clock::duration>(now));
-  if (!hold_.ready({kModel, tensor}, slices, at)) {
+  const LinkReservation::Clock::time_point at(
+      std::chrono::duration_cast<LinkReservation::Clock::duration>(now));
+  if (!reservation_.ready({kModel, tensor}, slices, at)) {
     return;
   }
-  holdChanged();
-  if (hold_.until() != Hold::Clock::time_point::max()) {
-    const std::chrono::duration<double> left = hold_.until() - at;
-    clock_.announce(left.count(), Event::Kind::kHoldExpires, rounds_[0]);
+  reservationChanged();
+  if (reservation_.until() != LinkReservation::Clock::time_point::max()) {
+    const std::chrono::duration<double> left = reservation_.until() - at;
+    clock_.announce(left.count(), Event::Kind::kReservationExpires, rounds_[0]);
   }
 }
 
-void AllReduce::holdChanged() {
-  halves_[0].agreement->hold(hold_.largestBytes());
+void AllReduce::reservationChanged() {
+  halves_[0].agreement->reserve(reservation_.largestBytes());
 }
 
 // As Engine::wait.
 void AllReduce::deviceWaits(DeviceIndex device) {
-  if (halves_[0].device == device && hold_.someoneWaits()) {
-    holdChanged();
+  if (halves_[0].device == device && reservation_.someoneWaits()) {
+    reservationChanged();
     drive(0);
   }
 }
@@ -164,10 +165,10 @@ void AllReduce::happened(const Event& event) {
     carry(event.a);
     return;
   }
-  if (event.kind == Event::Kind::kHoldExpires) {
+  if (event.kind == Event::Kind::kReservationExpires) {
     // Not the clock's time: in whole nanoseconds it may be one too early.
-    if (rounds_[0] == event.a && hold_.expire(hold_.until())) {
-      holdChanged();
+    if (rounds_[0] == event.a && reservation_.expire(reservation_.until())) {
+      reservationChanged();
       drive(0);
     }
     return;
@@ -182,8 +183,8 @@ void AllReduce::happened(const Event& event) {
 void AllReduce::flowEnded() {
   const SliceIndex slice = flows_.finish();
   --lanesTaken_;
-  if (hold_.done({kModel, slice})) {
-    holdChanged();
+  if (reservation_.done({kModel, slice})) {
+    reservationChanged();
   }
   SliceRecord& times = record(slice, rounds_[slice]++);
   times.summedS = times.finishedS = clock_.nowS();

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/hold.h"
-#include "simulate/exchange.h"
+#include "scheduler/link_reservation.h"
+#include "simulate/iteration.h"
 #include "simulate/network.h"
 
 namespace hvd_order::simulate {
@@ -44,7 +44,7 @@ class AllReduce final : public Exchange {
   };
 
   void heldReady(TensorId tensor, const std::vector<SliceKey>& slices);
-  void holdChanged();
+  void reservationChanged();
   void drive(std::size_t half);
   void post(std::size_t from, SliceMessage&& message);
   void issued(SliceKey slice);
@@ -59,7 +59,7 @@ class AllReduce final : public Exchange {
   std::size_t waitingHead_ = 0;
   std::size_t waitingCount_ = 0;
   std::uint32_t lanesTaken_ = 0;
-  Hold hold_; // rank 0's
+  LinkReservation reservation_; // rank 0's
   Decisions decisions_;
   std::vector<Message> messages_; // on their way, and free places
   std::vector<std::uint32_t> freeMessages_;

@@ -10,11 +10,11 @@ namespace hvd_order::simulate {
 /// What is going to happen. What `a` and `b` mean is the affair of whoever is called.
 struct Event {
   enum class Kind : std::uint8_t {
-    kTaskEnd,     ///< device a's stream b has ended an op or an update
-    kMessage,     ///< message number a has reached its rank
-    kLatencyOver, ///< transfer number a begins to use the link
-    kHoldExpires, ///< what is held has waited long enough for the first slice of round a
-    kServerDone,  ///< the servers have summed up and applied slice a
+    kTaskEnd,            ///< device a's stream b has ended an op or an update
+    kMessage,            ///< message number a has reached its rank
+    kLatencyOver,        ///< transfer number a begins to use the link
+    kReservationExpires, ///< what is held has waited long enough for the first slice of round a
+    kServerDone,         ///< the servers have summed up and applied slice a
   };
   double atS;
   std::uint64_t number; ///< in the order in which events were announced

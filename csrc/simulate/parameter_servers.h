@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "scheduler/scheduler.h"
-#include "simulate/exchange.h"
+#include "simulate/iteration.h"
 #include "simulate/network.h"
 
 namespace hvd_order::simulate {

@@ -34,9 +34,9 @@ void check(const Scenario& scenario) {
     throw InvalidUsage(
         concat("control messages take ", scenario.controlLatencyS, " s; at least 0 is needed"));
   }
-  if (!(scenario.holdLeadS >= 0 && scenario.holdLeadS < 1e6)) {
+  if (!(scenario.reservationLeadS >= 0 && scenario.reservationLeadS < 1e6)) {
     throw InvalidUsage(concat(
-        "slices are held back ", scenario.holdLeadS,
+        "slices are held back ", scenario.reservationLeadS,
         " s before the first gradient; at least 0 is "
         "needed"));
   }
@@ -66,7 +66,7 @@ class Simulator final {
         .creditBytes = scenario.creditBytes,
         .plan = scenario.plan,
         .controlLatencyS = scenario.controlLatencyS,
-        .holdLeadS = scenario.holdLeadS,
+        .reservationLeadS = scenario.reservationLeadS,
         .steps = scenario.steps,
         .recordFrom = recordFrom_};
     auto layout = layoutOf(workload, scenario.sliceBytes);

@@ -7,7 +7,7 @@
 
 #include "scheduler/agreement.h"
 #include "simulate/device.h"
-#include "simulate/exchange.h"
+#include "simulate/iteration.h"
 #include "simulate/network.h"
 #include "simulate/workload.h"
 
@@ -25,7 +25,7 @@ struct Scenario {
   std::vector<SliceIndex> plan; ///< of SliceLayout's slices; for Policy::kPlanned
   double controlLatencyS = 0;   ///< of a message of the agreement
   /// One lead before the first gradient no large slice begins any more (engine/hold.h); 0: never.
-  double holdLeadS = 0;
+  double reservationLeadS = 0;
 
   ComputeOrder order = ComputeOrder::kProgram;
   /// Whether the next step begins before all gradients have arrived. Servers that are asked at the

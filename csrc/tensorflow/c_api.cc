@@ -6,7 +6,8 @@
 // One thing is not promised there. The "done" callback of an asynchronous kernel is the address of
 // a std::function that lives only while the compute function runs, although its purpose is to be
 // called later. It is moved out before that; whether this works is tried out before a version is
-// trusted (hvd_order/tensorflow/backend/self_test.py), and cpp_api.cc is the way without the assumption.
+// trusted (hvd_order/tensorflow/backend/self_test.py), and cpp_api.cc is the way without the
+// assumption.
 
 #include <dlfcn.h>
 
@@ -226,10 +227,10 @@ Attributes readAttributes(TF_OpKernelConstruction* construction) {
     status.check();
     return value;
   };
-  if (has("slot")) {
-    attributes.slot = {
+  if (has("position")) {
+    attributes.position = {
         static_cast<std::uint32_t>(integer("exchange")),
-        static_cast<std::uint32_t>(integer("slot"))};
+        static_cast<std::uint32_t>(integer("position"))};
   }
   if (has("description")) {
     attributes.description = integer("description");

@@ -75,12 +75,13 @@ class Kernel final : public tf::AsyncOpKernel {
     const auto read = [&](const char* name, auto* value) {
       OP_REQUIRES_OK(construction, construction->GetAttr(name, value));
     };
-    if (construction->HasAttr("slot")) {
+    if (construction->HasAttr("position")) {
       std::int64_t exchange = 0;
-      std::int64_t slot = 0;
+      std::int64_t position = 0;
       read("exchange", &exchange);
-      read("slot", &slot);
-      attributes_.slot = {static_cast<std::uint32_t>(exchange), static_cast<std::uint32_t>(slot)};
+      read("position", &position);
+      attributes_.position = {
+          static_cast<std::uint32_t>(exchange), static_cast<std::uint32_t>(position)};
     }
     if (construction->HasAttr("description")) {
       read("description", &attributes_.description);

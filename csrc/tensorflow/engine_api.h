@@ -16,8 +16,8 @@ extern "C" {
 /* A gradient that is exchanged: number of the exchange, then of the gradient in it. */
 typedef struct {
   uint32_t exchange;
-  uint32_t slot;
-} hvdo_slot;
+  uint32_t index;
+} hvdo_position;
 
 enum hvdo_error_kind {
   HVDO_MISTAKE = 1,    /* the caller's */
@@ -43,13 +43,13 @@ typedef struct {
   uint32_t size_bytes; /* of this table: fields are only ever added at its end */
   /* Hands over a gradient; returns when it is copied: 1, or 0 after calling `failed`. */
   int (*post)(
-      hvdo_slot slot,
+      hvdo_position position,
       const void* gradient,
       size_t size_bytes,
       void* context,
       hvdo_failed failed);
   /* Asks for the sum of what was posted; returns at once. */
-  void (*take)(hvdo_slot slot, const hvdo_taker* taker);
+  void (*take)(hvdo_position position, const hvdo_taker* taker);
 } hvdo_engine_api;
 
 #ifdef __cplusplus

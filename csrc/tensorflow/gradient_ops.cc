@@ -62,13 +62,13 @@ struct Waiting {
 void take(
     const hvdo_engine_api& api,
     std::unique_ptr<OpContext> context,
-    hvdo_slot slot,
+    hvdo_position position,
     int dtype,
     std::vector<std::int64_t> shape) {
   auto waiting =
       std::make_unique<Waiting>(Waiting{std::move(context), dtype, std::move(shape), {}});
   const hvdo_taker taker{waiting.release(), Waiting::receive, Waiting::done, Waiting::fail};
-  api.take(slot, &taker);
+  api.take(position, &taker);
 }
 
 } // namespace
@@ -82,21 +82,21 @@ bool setEngineApi(const hvdo_engine_api* api) {
   return true;
 }
 
-void postGradient(std::unique_ptr<OpContext> context, hvdo_slot slot) {
+void postGradient(std::unique_ptr<OpContext> context, hvdo_position position) {
   const hvdo_engine_api* api = engineApi;
   if (api == nullptr) {
     context->fail(Code::kFailedPrecondition, kNoEngine);
     return;
   }
   const TensorView gradient = context->input(1);
-  if (api->post(slot, gradient.data, gradient.sizeBytes, context.get(), failed) != 0) {
+  if (api->post(position, gradient.data, gradient.sizeBytes, context.get(), failed) != 0) {
     context->succeed();
   }
 }
 
 void takeGradient(
     std::unique_ptr<OpContext> context,
-    hvdo_slot slot,
+    hvdo_position position,
     int dtype,
     std::vector<std::int64_t> shape) {
   const hvdo_engine_api* api = engineApi;
@@ -104,18 +104,18 @@ void takeGradient(
     context->fail(Code::kFailedPrecondition, kNoEngine);
     return;
   }
-  take(*api, std::move(context), slot, dtype, std::move(shape));
+  take(*api, std::move(context), position, dtype, std::move(shape));
 }
 
-void reduceGradient(std::unique_ptr<OpContext> context, hvdo_slot slot) {
+void reduceGradient(std::unique_ptr<OpContext> context, hvdo_position position) {
   const hvdo_engine_api* api = engineApi;
   if (api == nullptr) {
     context->fail(Code::kFailedPrecondition, kNoEngine);
     return;
   }
   TensorView gradient = context->input(1);
-  if (api->post(slot, gradient.data, gradient.sizeBytes, context.get(), failed) != 0) {
-    take(*api, std::move(context), slot, gradient.dtype, std::move(gradient.shape));
+  if (api->post(position, gradient.data, gradient.sizeBytes, context.get(), failed) != 0) {
+    take(*api, std::move(context), position, gradient.dtype, std::move(gradient.shape));
   }
 }
 

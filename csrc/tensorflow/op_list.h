@@ -14,7 +14,7 @@ namespace hvd_order::tensorflow {
 
 /// Attributes of one operator of a graph; those it does not have stay as they are.
 struct Attributes {
-  hvdo_slot slot{0, 0};
+  hvdo_position position{0, 0};
   std::int64_t description = 0;
   std::int64_t turns = 0;
   int dtype = 0;
@@ -33,25 +33,25 @@ struct OpEntry {
 inline const std::vector<OpEntry>& opList() {
   static const std::vector<OpEntry> list = {
       {"HvdOrderPost",
-       {"T: type", "exchange: int", "slot: int"},
+       {"T: type", "exchange: int", "position: int"},
        {"variable: resource", "gradient: T"},
        {},
        [](std::unique_ptr<OpContext> context, const Attributes& a) {
-         postGradient(std::move(context), a.slot);
+         postGradient(std::move(context), a.position);
        }},
       {"HvdOrderTake",
-       {"T: type", "shape: list(int)", "exchange: int", "slot: int"},
+       {"T: type", "shape: list(int)", "exchange: int", "position: int"},
        {"variable: resource"},
        {"sum: T"},
        [](std::unique_ptr<OpContext> context, const Attributes& a) {
-         takeGradient(std::move(context), a.slot, a.dtype, a.shape);
+         takeGradient(std::move(context), a.position, a.dtype, a.shape);
        }},
       {"HvdOrderReduce",
-       {"T: type", "exchange: int", "slot: int"},
+       {"T: type", "exchange: int", "position: int"},
        {"variable: resource", "gradient: T"},
        {"sum: T"},
        [](std::unique_ptr<OpContext> context, const Attributes& a) {
-         reduceGradient(std::move(context), a.slot);
+         reduceGradient(std::move(context), a.position);
        }},
       {"HvdOrderCollective",
        {"Tin: list(type) >= 0", "Tout: list(type) >= 0", "turns: int >= 0", "description: int"},

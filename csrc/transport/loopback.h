@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/control_channel.h"
+#include "transport/control_channel.h"
 #include "transport/transport.h"
 
 namespace hvd_order {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/control_channel.h"
+#include "transport/control_channel.h"
 #include "transport/transport.h"
 
 namespace hvd_order {

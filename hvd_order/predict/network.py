@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import MeasuredLink
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.predict.simulate import AllReduce
 from hvd_order.predict.units import rate_text
 
@@ -36,7 +36,7 @@ class Network:
     """
 
     ranks: int
-    link: Link
+    link: LinkModel
     message_latency_s: float
     lanes: int = 2
     measured: bool = False
@@ -56,7 +56,7 @@ class Network:
             )
         hops = 2 * (measured.ranks - 1)
         message_s = measured.link.latency_s / hops
-        link = Link(
+        link = LinkModel(
             message_s * 2 * (count - 1),
             measured.link.slice_cost_s,
             measured.link.seconds_per_byte * _ring_share(count) / _ring_share(measured.ranks),
@@ -74,8 +74,8 @@ class Network:
             latency_s: of one message.
         """
         all_s = 2 * (ranks - 1) * latency_s
-        # As Link.from_streams: a slice costs half the latency at least, and a microsecond.
-        link = Link(all_s, max(all_s / 2, 1e-6), _ring_share(ranks) / bytes_per_s)
+        # As LinkModel.from_streams: a slice costs half the latency at least, and a microsecond.
+        link = LinkModel(all_s, max(all_s / 2, 1e-6), _ring_share(ranks) / bytes_per_s)
         return cls(ranks, link, latency_s, lanes)
 
     @property

@@ -278,8 +278,8 @@ class Schedule:
         agreement: how ranks come to one order; "planned" goes with the policy of that name.
         plan: all slices of ``Workload.layout`` in the order to issue them, for "planned".
         control_latency_s: of a message of the agreement.
-        hold_lead_s: so long before the first gradient no large slice begins any more; 0 for never.
-            What the engine takes: ``hvd_order.plan.link.cut.hold_lead_s``.
+        reservation_lead_s: no large slice begins so long before the first gradient; 0 for
+            never. What the engine takes: ``hvd_order.plan.link.cut.reservation_lead_s``.
         cross_step: whether the next step begins before all gradients have arrived.
     """
 
@@ -289,7 +289,7 @@ class Schedule:
     agreement: AgreementName = "leader"
     plan: Sequence[int] = ()
     control_latency_s: float = 0.0
-    hold_lead_s: float = 0.0
+    reservation_lead_s: float = 0.0
     cross_step: bool = True
 
     def native_policy(self) -> _core.Policy:

@@ -78,7 +78,7 @@ def simulate(
         agreement=schedule.native_agreement(),
         plan=list(schedule.plan),
         control_latency_s=schedule.control_latency_s,
-        hold_lead_s=schedule.hold_lead_s,
+        reservation_lead_s=schedule.reservation_lead_s,
         program_order=named("order", order, _ORDERS),
         cross_step=schedule.cross_step,
         every_rank=every_rank,

@@ -24,7 +24,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.plan.files.plan_file import AgreementName, Candidate, Plan
 from hvd_order.plan.graph.graph import Graph, Parameter
-from hvd_order.plan.link.cut import Cut, best_cut, cut_of, hold_lead_s
+from hvd_order.plan.link.cut import Cut, best_cut, cut_of, reservation_lead_s
 from hvd_order.plan.orders.registry import order
 from hvd_order.predict.condensed import condensed, with_wire_sizes
 from hvd_order.predict.network import Network
@@ -269,7 +269,7 @@ class _Search:
             cut.policy,
             setting.agreement,
             control_latency_s=self.network.message_latency_s,
-            hold_lead_s=hold_lead_s(self.network.link, cut),
+            reservation_lead_s=reservation_lead_s(self.network.link, cut),
         )
 
     def issue_order(self, setting: Setting) -> list[int]:

@@ -15,7 +15,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.plan.graph.graph import Graph, Phase
 from hvd_order.plan.link.advice import Outlook
-from hvd_order.plan.link.cut import Link, arrival_cut, best_cut, hold_lead_s
+from hvd_order.plan.link.cut import LinkModel, arrival_cut, best_cut, reservation_lead_s
 from hvd_order.plan.steps.efficiency import Overlap, Span, busy_s, overlap_of
 from hvd_order.predict.network import Network
 from hvd_order.predict.simulate import (
@@ -186,14 +186,14 @@ class WhatIf:
         self._work = workload_of(self.graph)
 
     @property
-    def link(self) -> Link:
+    def link(self) -> LinkModel:
         """As bounds and cuts see it: all workers' bytes over the narrowest place."""
         if self.servers is None:
             return self.network.link
         # Each byte leaves each worker once, and all workers' bytes arrive at the servers.
         worst = max(1.0, self.network.ranks / self.servers)
         message_s = self.network.message_latency_s
-        return Link(2 * message_s, max(message_s, 1e-6), worst / self._rate)
+        return LinkModel(2 * message_s, max(message_s, 1e-6), worst / self._rate)
 
     @property
     def wire_s(self) -> float:
@@ -244,7 +244,7 @@ class WhatIf:
             best.slice_bytes,
             best.credit_bytes,
             control_latency_s=message_s,
-            hold_lead_s=hold_lead_s(link, best),
+            reservation_lead_s=reservation_lead_s(link, best),
         )
         fused = arrival_cut(self.size_bytes)
         arrival = Schedule(

@@ -6,7 +6,7 @@ import math
 
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.orders.due_date import due_date
 from hvd_order.predict.simulate import Op, Parameter, Workload
 
@@ -18,7 +18,7 @@ def consumption_order(graph: Graph) -> list[str]:
 
     It is the order of the engine's buffers. Equals stay in the order of the graph.
     """
-    return _in_order(graph, due_date(graph, Link(0.0, 0.0, 0.0)))
+    return _in_order(graph, due_date(graph, LinkModel(0.0, 0.0, 0.0)))
 
 
 def workload_of(graph: Graph, priorities: Priorities | None = None) -> Workload:

@@ -906,9 +906,9 @@ TEST(theTimelineShowsEverySliceOnce) {
   CHECK_EQUAL(seen, all);
 }
 
-// Tensors for a hold: "herald" is ready just before "first", and "large" more than two leads
+// Tensors for a hold: "trigger" is ready just before "first", and "large" more than two leads
 // before.
-const Tensors kHeld{{"first", 64, 0}, {"large", 1 << 20, 0}, {"herald", 64, 0}};
+const Tensors kHeld{{"first", 64, 0}, {"large", 1 << 20, 0}, {"trigger", 64, 0}};
 constexpr auto kLead = 300ms;
 
 /// One step, from which the engine learns when to begin a hold with kLead.
@@ -925,7 +925,7 @@ TEST(aLargeFirstSliceDoesNotWait) {
   EngineOptions options;
   options.timeout = kForever;
   Job job(1, options);
-  job.addModel(0, 0, {{"first", 1 << 20, 0}, {"large", 1 << 20, 0}, {"herald", 64, 0}}, 1 << 20);
+  job.addModel(0, 0, {{"first", 1 << 20, 0}, {"large", 1 << 20, 0}, {"trigger", 64, 0}}, 1 << 20);
   const auto exchange = [&](TensorId tensor) {
     job.ready(0, {0, tensor});
     job.wait(0, {0, tensor});
@@ -945,7 +945,7 @@ TEST(aWaiterEndsTheHold) {
     job.ready(0, {0, tensor});
     job.wait(0, {0, tensor});
   });
-  // The hold begins with "herald", and "first" does not come.
+  // The hold begins with "trigger", and "first" does not come.
   job.ready(0, {0, 2});
   job.ready(0, {0, 1});
   job.wait(0, {0, 2});

@@ -1,4 +1,4 @@
-#include "engine/event_watcher.h"
+#include "transport/event_watcher.h"
 
 #include <atomic>
 #include <future>

@@ -1,4 +1,4 @@
-#include "server/frame.h"
+#include "server/wire/frame.h"
 
 #include <algorithm>
 #include <array>
@@ -137,7 +137,7 @@ TEST(damageIsNamed) {
 TEST(aFrameThatWasLostOrCameTwiceIsFound) {
   CHECK_CONTAINS(refusal(written(numbered(7))), "frame 7 came when frame 5 was due: 2 were lost");
   CHECK_CONTAINS(refusal(written(numbered(4))), "frame 4 came when 5 was due: it came twice");
-  // A copy of an earlier frame, of a link that was open for long.
+  // A copy of an earlier frame, of a connection that was open for long.
   CHECK_CONTAINS(
       refusal(written(numbered(~std::uint64_t{0}))),
       "frame 18446744073709551615 came when frame 5");

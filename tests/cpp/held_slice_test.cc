@@ -1,4 +1,4 @@
-#include "server/held_slice.h"
+#include "server/slice/held_slice.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "server/registration.h"
+#include "server/wire/registration.h"
 
 #include <limits>
 #include <random>

@@ -203,12 +203,12 @@ TEST(duringAHoldOnlySmallSlicesBegin) {
       std::make_shared<SliceLayout>(
           std::vector<TensorSpec>{{"small", kUnit, 0}, {"large", 4 * kUnit, 1}}, 4 * kUnit));
   readyAndOffer(scheduler, {0, 1});
-  scheduler.hold(kUnit);
+  scheduler.reserve(kUnit);
   CHECK(!scheduler.next());
   readyAndOffer(scheduler, {0, 0});
   CHECK_EQUAL(scheduler.next()->index, 0U); // more urgent, and small
   CHECK(!scheduler.next());
-  scheduler.hold(Scheduler::kAnySize);
+  scheduler.reserve(Scheduler::kAnySize);
   CHECK_EQUAL(scheduler.next()->index, 1U);
 }
 

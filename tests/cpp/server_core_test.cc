@@ -193,8 +193,9 @@ class Job {
           const std::span<float> values(value);
           const std::span<const float> slope(total);
           apply(both[0], kStepsBefore + round, slope.first(n), values.first(n), {});
-          std::vector<std::span<float>> slots(slotsOf(both[1]), std::span(moment).subspan(n, 2));
-          apply(both[1], kStepsBefore + round, slope.subspan(n, 2), values.subspan(n, 2), slots);
+          std::vector<std::span<float>> moments(
+              momentsOf(both[1]), std::span(moment).subspan(n, 2));
+          apply(both[1], kStepsBefore + round, slope.subspan(n, 2), values.subspan(n, 2), moments);
           value.back() = total.back();
         } else {
           value = total;
@@ -844,7 +845,7 @@ TEST(serversComeAndGo) {
 
 namespace {
 
-/// A server with links that keep what it sends.
+/// A server with connections that keep what it sends.
 class Desk {
  public:
   explicit Desk(ServerOptions options) {
@@ -855,14 +856,14 @@ class Desk {
     core = std::make_shared<ServerCore>(options);
   }
   void connect(Peer peer) {
-    core->connect(peer, links_[peer] = std::make_shared<RecordingLink>());
+    core->connect(peer, connections_[peer] = std::make_shared<RecordingLink>());
   }
   void say(Peer from, FrameHeader header, const Payload& payload = {}) {
     header.payloadBytes = payload.sizeBytes;
-    links_.at(from)->frame(header, payload);
+    connections_.at(from)->frame(header, payload);
   }
   std::vector<test::Sent> sentTo(Peer peer, FrameKind kind) {
-    auto sent = links_.at(peer)->taken();
+    auto sent = connections_.at(peer)->taken();
     std::erase_if(sent, [&](const test::Sent& each) { return each.header.kind != kind; });
     return sent;
   }
@@ -874,7 +875,7 @@ class Desk {
   std::shared_ptr<ServerCore> core;
 
  private:
-  std::map<Peer, std::shared_ptr<RecordingLink>> links_;
+  std::map<Peer, std::shared_ptr<RecordingLink>> connections_;
   std::mutex mutex_;
   std::vector<std::string> refused_;
 };

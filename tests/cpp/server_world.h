@@ -16,12 +16,12 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "server/group.h"
 #include "server/server_core.h"
+#include "server/wire/group.h"
 
-// Parameter servers and workers in one thread: links deliver when a seeded generator says so, each
-// in the order that link.h promises. A server may be lost at any moment; what it has sent arrives
-// up to any frame.
+// Parameter servers and workers in one thread: connections deliver when a seeded generator says so,
+// each in the order that connection.h promises. A server may be lost at any moment; what it has
+// sent arrives up to any frame.
 namespace hvd_order::test {
 
 inline Payload payloadOf(const std::vector<float>& values) {
@@ -53,7 +53,7 @@ struct Sent {
 };
 
 /// Keeps what is sent; what comes is put in by hand.
-class RecordingLink final : public Link {
+class RecordingLink final : public Connection {
  public:
   void start(OnFrame onFrame, OnLost onLost) override {
     frame = std::move(onFrame);
@@ -100,11 +100,11 @@ class World {
     bool broken = false; // once the wire is empty, the receiver hears of it
     bool over = false;
     unsigned speed = 1;
-    Link::OnFrame frame; // of the receiver
-    Link::OnLost lost;
+    Connection::OnFrame frame; // of the receiver
+    Connection::OnLost lost;
   };
 
-  class End final : public Link {
+  class End final : public Connection {
    public:
     End(World& world, Peer me, Peer other) : world_(world), me_(me), other_(other) {}
     void start(OnFrame onFrame, OnLost onLost) override {
@@ -139,7 +139,7 @@ class World {
     Peer other_;
   };
 
-  std::shared_ptr<Link> end(Peer me, Peer other) {
+  std::shared_ptr<Connection> end(Peer me, Peer other) {
     pipe(me, other).speed = 1 + static_cast<unsigned>(below(20));
     return std::make_shared<End>(*this, me, other);
   }
@@ -237,15 +237,15 @@ class SimulatedWorker {
 
   SimulatedWorker(int rank, OnAnswer onAnswer) : rank_(rank), onAnswer_(std::move(onAnswer)) {}
 
-  void connect(ServerId server, const std::shared_ptr<Link>& link) {
-    lines_[server] = link;
-    link->start(
+  void connect(ServerId server, const std::shared_ptr<Connection>& connection) {
+    lines_[server] = connection;
+    connection->start(
         [this, server](const FrameHeader& header, const Payload& payload) {
           onFrame(server, header, payload);
         },
         [this, server](const std::string& /*why*/) { lost(server); });
     if (registered_) {
-      tell(*link);
+      tell(*connection);
     }
   }
   [[nodiscard]] bool isConnected(ServerId server) const {
@@ -258,9 +258,9 @@ class SimulatedWorker {
       return;
     }
     lost_.insert(server);
-    for (const auto& [other, link] : lines_) {
+    for (const auto& [other, connection] : lines_) {
       if (rank_ == 0) {
-        link->send(Link::kAtOnce, {.kind = FrameKind::kGone, .argument = server}, {});
+        connection->send(Connection::kAtOnce, {.kind = FrameKind::kGone, .argument = server}, {});
       }
     }
     line.mapped()->breakOff("silent");
@@ -276,8 +276,8 @@ class SimulatedWorker {
     readBefore.assign(places_.size(), 0);
     late.assign(places_.size(), 0);
     registered_ = true;
-    for (const auto& [server, link] : lines_) {
-      tell(*link);
+    for (const auto& [server, connection] : lines_) {
+      tell(*connection);
     }
   }
 
@@ -286,7 +286,7 @@ class SimulatedWorker {
     if (line != lines_.end()) {
       FrameHeader header = about(FrameKind::kState, slice);
       header.argument = std::uint64_t{parts} << 32 | part;
-      line->second->send(Link::kAtOnce, header, payload);
+      line->second->send(Connection::kAtOnce, header, payload);
     }
   }
 
@@ -297,8 +297,8 @@ class SimulatedWorker {
     while (rules_.size() > 1 && rules_[1].since <= oldest) {
       rules_.pop_front();
     }
-    for (const auto& [server, link] : lines_) {
-      sayRules(*link, rules_.back());
+    for (const auto& [server, connection] : lines_) {
+      sayRules(*connection, rules_.back());
     }
   }
 
@@ -337,20 +337,21 @@ class SimulatedWorker {
     Payload payload;
   };
 
-  static void sayRules(Link& link, const GivenRules& rules) {
-    link.send(
-        Link::kAtOnce,
+  static void sayRules(Connection& connection, const GivenRules& rules) {
+    connection.send(
+        Connection::kAtOnce,
         {.kind = FrameKind::kRule, .model = kModel, .round = rules.since, .argument = rules.number},
         rules.payload);
   }
 
-  void tell(Link& link) {
-    link.send(Link::kAtOnce, about(FrameKind::kModel), payloadOf(writeRegistration(registration_)));
+  void tell(Connection& connection) {
+    connection.send(
+        Connection::kAtOnce, about(FrameKind::kModel), payloadOf(writeRegistration(registration_)));
     FrameHeader map = about(FrameKind::kMap);
     map.map = map_;
-    link.send(Link::kAtOnce, map, payloadOf(writePlacements(places_)));
+    connection.send(Connection::kAtOnce, map, payloadOf(writePlacements(places_)));
     for (const GivenRules& rules : rules_) {
-      sayRules(link, rules);
+      sayRules(connection, rules);
     }
   }
 
@@ -360,12 +361,12 @@ class SimulatedWorker {
     }
     map_ = version;
     places_ = std::move(places);
-    for (const auto& [server, link] : lines_) {
+    for (const auto& [server, connection] : lines_) {
       FrameHeader header = about(FrameKind::kMap);
       header.map = version;
-      link->send(Link::kAtOnce, header, payloadOf(writePlacements(places_)));
+      connection->send(Connection::kAtOnce, header, payloadOf(writePlacements(places_)));
       header.kind = FrameKind::kSwitch;
-      link->send(Link::kLast, header, {});
+      connection->send(Connection::kLast, header, {});
     }
     pushAgain();
   }
@@ -403,7 +404,7 @@ class SimulatedWorker {
       header.map = map_;
       header.argument = asksFirst ? read[slice] : 0;
       if (asksFirst) {
-        line->second->send(Link::kAtOnce, header, {});
+        line->second->send(Connection::kAtOnce, header, {});
       } else {
         line->second->send(std::uint64_t{slice} + 1, header, underWay[slice]->gradient);
       }
@@ -429,7 +430,7 @@ class SimulatedWorker {
         push.kind = FrameKind::kAsk;
         push.flags = kFrameFlagDirect;
         push.argument = read[header.slice];
-        line->second->send(Link::kAtOnce, push, {});
+        line->second->send(Connection::kAtOnce, push, {});
         return;
       }
       to->second->send(std::uint64_t{header.slice} + 1, push, open->gradient);
@@ -475,7 +476,7 @@ class SimulatedWorker {
 
   const int rank_;
   const OnAnswer onAnswer_;
-  std::map<ServerId, std::shared_ptr<Link>> lines_;
+  std::map<ServerId, std::shared_ptr<Connection>> lines_;
   std::set<ServerId> lost_;
   std::map<SliceIndex, ServerId> askedAt_;
   bool hasLost_ = false;

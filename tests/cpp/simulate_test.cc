@@ -205,7 +205,7 @@ TEST(smallSlicesReachTheFluidOptimum) {
 
 // Backward of four layers ends at 6, 8, 10 and 12; the last two gradients of it are small, the
 // first two take 3.5 s. In the second step, 13.4375 s later, the second of them would begin at 9.5
-// and the last small one have to wait from 12 to 13. Its herald with a lead of 4 s is the gradient
+// and the last small one have to wait from 12 to 13. Its trigger with a lead of 4 s is the gradient
 // of 8.
 TEST(largeSlicesAreHeldBackBeforeTheFirstGradient) {
   const Workload workload(
@@ -217,7 +217,7 @@ TEST(largeSlicesAreHeldBackBeforeTheFirstGradient) {
   Result result = simulate(workload, s);
   CHECK_NEAR(result.slices[first].readyS, 13.4375 + 12);
   CHECK_NEAR(result.slices[first].issuedS, 13.4375 + 13);
-  s.holdLeadS = 4;
+  s.reservationLeadS = 4;
   result = simulate(workload, s);
   CHECK_NEAR(result.slices[first].issuedS, 13.4375 + 12);
   CHECK_NEAR(result.slices[first + 1].issuedS, 13.4375 + 10); // small ones may go
@@ -239,7 +239,7 @@ TEST(aHoldEndsWhenSomebodyWaits) {
       {{"a", kUnit, 0, 0}, {"b", kUnit, 0, 1}, {"c", 8 * kUnit, 0, 2}, {"d", 8 * kUnit, 0, 3}});
   Scenario s = scenario(8 * kUnit, 8 * kUnit, {.secondsPerByte = 3.5 / (8 * kUnit)});
   for (const double lead : {0.0, 4.0, 8.0}) {
-    s.holdLeadS = lead;
+    s.reservationLeadS = lead;
     const Result result = simulate(workload, s); // comes to no standstill
     CHECK_NEAR(result.stepS.back(), 17.4375);
   }

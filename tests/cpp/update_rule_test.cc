@@ -1,4 +1,4 @@
-#include "server/update_rule.h"
+#include "server/arithmetic/update_rule.h"
 
 #include <array>
 #include <cmath>
@@ -28,15 +28,15 @@ Floats numbers(std::size_t count, int seed) {
 // A parameter with its state.
 struct Trained {
   Trained(const UpdateRule& rule, Floats start)
-      : value(std::move(start)), slots(slotsOf(rule), Floats(value.size())) {
-    initialiseSlots(rule, spans());
+      : value(std::move(start)), moments(momentsOf(rule), Floats(value.size())) {
+    initialiseMoments(rule, spans());
   }
   std::vector<std::span<float>> spans() {
-    return {slots.begin(), slots.end()};
+    return {moments.begin(), moments.end()};
   }
 
   Floats value;
-  std::vector<Floats> slots;
+  std::vector<Floats> moments;
 };
 
 const std::vector<UpdateRule>& everyRule() {
@@ -79,11 +79,11 @@ TEST(stepOneMakesTheMomentumBufferTheGradient) {
   const UpdateRule rule{.kind = RuleKind::kSgd, .lr = 1, .momentum = 0.5, .dampening = 0.75};
   Floats value{10, 10, 10};
   Floats buffer(3, std::numeric_limits<float>::quiet_NaN());
-  const std::array<std::span<float>, 1> slots{buffer};
-  apply(rule, 1, Floats{1, 2, 4}, value, slots);
+  const std::array<std::span<float>, 1> moments{buffer};
+  apply(rule, 1, Floats{1, 2, 4}, value, moments);
   CHECK_EQUAL(buffer, Floats{1, 2, 4});
   CHECK_EQUAL(value, Floats{9, 8, 6});
-  apply(rule, 2, Floats{4, 4, 4}, value, slots); // half of the buffer and a quarter of these
+  apply(rule, 2, Floats{4, 4, 4}, value, moments); // half of the buffer and a quarter of these
   CHECK_EQUAL(buffer, Floats{1.5, 2, 3});
   CHECK_EQUAL(value, Floats{7.5, 6, 3});
 }
@@ -98,18 +98,19 @@ TEST(adamFirstMovesByItsRate) {
   }
 }
 
-TEST(slotsFollowTheOptions) {
-  const auto slots = [](const UpdateRule& rule) { return slotsOf(rule); };
-  CHECK_EQUAL(slots({.kind = RuleKind::kSgd}), 0U);
-  CHECK_EQUAL(slots({.kind = RuleKind::kSgd, .momentum = 0.9}), 1U);
-  CHECK_EQUAL(slots({.kind = RuleKind::kAdam}), 2U);
-  CHECK_EQUAL(slots({.kind = RuleKind::kAdamW, .amsgrad = true}), kMostSlots);
-  CHECK_EQUAL(slots({.kind = RuleKind::kAdagrad}), 1U);
-  CHECK_EQUAL(slots({.kind = RuleKind::kRmsprop}), 1U);
-  CHECK_EQUAL(slots({.kind = RuleKind::kRmsprop, .centered = true}), 2U);
-  CHECK_EQUAL(slots({.kind = RuleKind::kRmsprop, .momentum = 0.9, .centered = true}), kMostSlots);
+TEST(momentsFollowTheOptions) {
+  const auto moments = [](const UpdateRule& rule) { return momentsOf(rule); };
+  CHECK_EQUAL(moments({.kind = RuleKind::kSgd}), 0U);
+  CHECK_EQUAL(moments({.kind = RuleKind::kSgd, .momentum = 0.9}), 1U);
+  CHECK_EQUAL(moments({.kind = RuleKind::kAdam}), 2U);
+  CHECK_EQUAL(moments({.kind = RuleKind::kAdamW, .amsgrad = true}), kMostMoments);
+  CHECK_EQUAL(moments({.kind = RuleKind::kAdagrad}), 1U);
+  CHECK_EQUAL(moments({.kind = RuleKind::kRmsprop}), 1U);
+  CHECK_EQUAL(moments({.kind = RuleKind::kRmsprop, .centered = true}), 2U);
+  CHECK_EQUAL(
+      moments({.kind = RuleKind::kRmsprop, .momentum = 0.9, .centered = true}), kMostMoments);
   Trained trained({.kind = RuleKind::kAdagrad, .initialAccumulator = 0.5}, Floats(2));
-  CHECK_EQUAL(trained.slots[0], Floats{0.5, 0.5});
+  CHECK_EQUAL(trained.moments[0], Floats{0.5, 0.5});
 }
 
 TEST(resultsAreBitwiseTheSameHoweverSpansLie) {
@@ -127,22 +128,22 @@ TEST(resultsAreBitwiseTheSameHoweverSpansLie) {
       apply(rule, step, gradient, whole.value, whole.spans());
       for (std::size_t i = 0; i < kCount; ++i) {
         std::vector<std::span<float>> state;
-        for (Floats& slot : pieces.slots) {
-          state.push_back(std::span(slot).subspan(i, 1));
+        for (Floats& moment : pieces.moments) {
+          state.push_back(std::span(moment).subspan(i, 1));
         }
         apply(
             rule, step, std::span(gradient).subspan(i, 1), std::span(pieces.value).subspan(i, 1),
             state);
       }
       std::vector<std::span<float>> state;
-      for (Floats& slot : shifted.slots) {
-        state.push_back(std::span(slot).subspan(1));
+      for (Floats& moment : shifted.moments) {
+        state.push_back(std::span(moment).subspan(1));
       }
       apply(rule, step, gradient, std::span(shifted.value).subspan(1), state);
     }
     CHECK(whole.value != start);
     CHECK_EQUAL(pieces.value, whole.value);
-    CHECK_EQUAL(pieces.slots, whole.slots);
+    CHECK_EQUAL(pieces.moments, whole.moments);
     CHECK_EQUAL(Floats(shifted.value.begin() + 1, shifted.value.end()), whole.value);
   }
 }
@@ -176,13 +177,13 @@ TEST(mistakesAreNamedAndChangeNothing) {
   CHECK_CONTAINS(
       CHECK_THROWS(InvalidUsage, step({.kind = RuleKind::kAdam, .amsgrad = true}, 1, gradient)),
       "got 2 arrays of state; it has 3");
-  trained.slots[1].pop_back();
+  trained.moments[1].pop_back();
   CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, step(adam, 1, gradient)), "has a state of 2");
   CHECK_CONTAINS(
-      CHECK_THROWS(InvalidUsage, initialiseSlots({.kind = RuleKind::kSgd}, trained.spans())),
+      CHECK_THROWS(InvalidUsage, initialiseMoments({.kind = RuleKind::kSgd}, trained.spans())),
       "got 2 arrays of state; it has 0");
   CHECK_EQUAL(trained.value, Floats(3, 1));
-  CHECK_EQUAL(trained.slots[0], Floats(3));
+  CHECK_EQUAL(trained.moments[0], Floats(3));
 }
 
 TEST(hyperParametersThatTorchRefusesAreRefused) {
@@ -209,7 +210,7 @@ TEST(hyperParametersThatTorchRefusesAreRefused) {
     CHECK_THROWS(InvalidUsage, apply(rule, 1, Floats(1), value, {}));
   }
   CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, validate(bad[0])), "lr of an optimizer is -1");
-  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, slotsOf(bad.back())), "no update rule 77");
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, momentsOf(bad.back())), "no update rule 77");
   // What a kind does not know is ignored.
   validate({.kind = RuleKind::kAdagrad, .momentum = -1, .beta1 = 7, .nesterov = true});
 }

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "server/frame.h"
+#include "server/wire/frame.h"
 
 using namespace hvd_order;
 

@@ -63,8 +63,16 @@ class Nonces:
 class End:
     """One end, run again from its beginning with each message that it hears."""
 
-    def __init__(self, role: str, link: str, peer: str, server: str, key: bytes, seed: int) -> None:
-        self.role, self.link, self.peer, self.server, self.key = role, link, peer, server, key
+    def __init__(
+        self, role: str, connection: str, peer: str, server: str, key: bytes, seed: int
+    ) -> None:
+        self.role, self.connection, self.peer, self.server, self.key = (
+            role,
+            connection,
+            peer,
+            server,
+            key,
+        )
         self._nonces = Nonces(seed)
         self._hears: dict[str, bytes | None] = {}
         self.said: dict[str, bytes] = {}
@@ -84,7 +92,7 @@ class End:
             if self.role == "peer":
                 self.result = secret.join(
                     network,
-                    self.link,
+                    self.connection,
                     self.key,
                     peer=self.peer,
                     server=self.server,
@@ -92,7 +100,7 @@ class End:
                 )
             else:
                 self.result = secret.accept(
-                    network, self.link, self.key, server=self.server, timeout=nothing
+                    network, self.connection, self.key, server=self.server, timeout=nothing
                 )
             self.over = True
         except Paused:
@@ -119,13 +127,13 @@ def changed(data: atheris.FuzzedDataProvider, message: bytes) -> bytes:
 
 def test_one_input(raw: bytes) -> None:
     data = atheris.FuzzedDataProvider(raw)
-    link, peer = data.PickValueInList(LINKS), data.PickValueInList(PEERS)
+    connection, peer = data.PickValueInList(LINKS), data.PickValueInList(PEERS)
     strangers = data.ConsumeIntInRange(0, 2)  # neither, the peer, the server
     key = OTHER_KEY if strangers == 1 else KEY
-    joining = End("peer", link, peer, "server 0", key, 1)
+    joining = End("peer", connection, peer, "server 0", key, 1)
     accepting = End(
         "server",
-        link if data.ConsumeIntInRange(0, 7) else data.PickValueInList(LINKS),
+        connection if data.ConsumeIntInRange(0, 7) else data.PickValueInList(LINKS),
         peer,
         "server 0" if data.ConsumeIntInRange(0, 7) else "server 1",
         OTHER_KEY if strangers == 2 else KEY,
@@ -135,7 +143,7 @@ def test_one_input(raw: bytes) -> None:
     old_peer = End(
         "peer", data.PickValueInList(LINKS), data.PickValueInList(PEERS), "server 0", KEY, 3
     )
-    old_server = End("server", old_peer.link, old_peer.peer, "server 0", KEY, 4)
+    old_server = End("server", old_peer.connection, old_peer.peer, "server 0", KEY, 4)
     old_server.hear("hello", old_peer.said["hello"])
     old_peer.hear("answer", old_server.said["answer"])
     overheard = [*old_peer.said.values(), *old_server.said.values()]
@@ -164,7 +172,11 @@ def test_one_input(raw: bytes) -> None:
         if not receiver.over:
             receiver.hear(what, message)
 
-    same = joining.link == accepting.link and joining.server == accepting.server and strangers == 0
+    same = (
+        joining.connection == accepting.connection
+        and joining.server == accepting.server
+        and strangers == 0
+    )
     accepted = isinstance(accepting.result, secret.AcceptedPeer)
     if accepted:
         assert same, "who does not know the secret was let in, or came to another place"
@@ -173,7 +185,7 @@ def test_one_input(raw: bytes) -> None:
         assert accepting.result.identity == peer
         if joining.result is not None:
             ours, theirs = joining.result, accepting.result.keys
-            assert isinstance(ours, secret.LinkKeys)
+            assert isinstance(ours, secret.ConnectionKeys)
             assert (ours.sends, ours.receives) == (theirs.receives, theirs.sends)
             assert ours.records == theirs.records, "both ends have the same keys"
     if joining.result is not None:

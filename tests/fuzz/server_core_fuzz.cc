@@ -49,7 +49,7 @@ class Input {
   std::span<const std::uint8_t> bytes_;
 };
 
-class Drop final : public Link {
+class Drop final : public Connection {
  public:
   void start(OnFrame /*onFrame*/, OnLost onLost) override {
     lost = std::move(onLost);
@@ -163,19 +163,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   options.largestSlice = kLargestSlice;
   const auto core = std::make_shared<ServerCore>(options);
 
-  std::map<Peer, std::shared_ptr<Drop>> links;
+  std::map<Peer, std::shared_ptr<Drop>> connections;
   for (const Peer peer :
        {Peer{Peer::Kind::kWorker, 0}, Peer{Peer::Kind::kWorker, 1}, Peer{Peer::Kind::kServer, 1},
         Peer{Peer::Kind::kServer, 2}, Peer{Peer::Kind::kObserver, 0}}) {
-    links[peer] = std::make_shared<Drop>();
-    core->connect(peer, links[peer]);
+    connections[peer] = std::make_shared<Drop>();
+    core->connect(peer, connections[peer]);
   }
   const std::vector<Peer> peers = core->peers();
   while (in.hasMore()) {
     const Peer from = peers[in.byte() % peers.size()];
     const std::uint8_t what = in.byte();
     if (what == 0xFF) {
-      if (const auto lost = std::exchange(links[from]->lost, nullptr)) {
+      if (const auto lost = std::exchange(connections[from]->lost, nullptr)) {
         lost("connection reset");
       }
       continue;

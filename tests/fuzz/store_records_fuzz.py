@@ -21,10 +21,10 @@ with atheris.instrument_imports(
     include=["hvd_order.server", "hvd_order.launch.servers.server_starter"]
 ):
     from hvd_order.errors import InvalidUsage, NotTrusted
-    from hvd_order.launch.servers.server_starter import WishedServers
+    from hvd_order.launch.servers.server_starter import ServerStarter
     from hvd_order.server.access import ticket_queue as arrivals_room
-    from hvd_order.server.access.signed_records import read_note, signed_note
-    from hvd_order.server.access.ticket_queue import Arrivals
+    from hvd_order.server.access.signed_records import read_record, signed_record
+    from hvd_order.server.access.ticket_queue import TicketQueue
 with atheris.instrument_imports(include=["hvd_order.c10d.job.meeting"]):
     from hvd_order.c10d.job.meeting import Card, check_cards
 with atheris.instrument_imports(include=["hvd_order.c10d.parameter_server.orders"]):
@@ -73,7 +73,7 @@ class Servers:
 
 store = Store()
 servers = Servers()
-launcher = WishedServers(store, KEY, servers, 2)  # type: ignore[arg-type]
+launcher = ServerStarter(store, KEY, servers, 2)  # type: ignore[arg-type]
 launcher.close()  # it looks at nothing by itself
 
 
@@ -109,10 +109,10 @@ def note_in(data: atheris.FuzzedDataProvider, subject: str) -> tuple[bytes, str 
     if how == 1 or not isinstance(content, dict):
         return json.dumps([text, data.ConsumeUnicode(70)]).encode(), None
     if how == 2:
-        return signed_note(KEY, f"{subject}1", content).encode(), None
+        return signed_record(KEY, f"{subject}1", content).encode(), None
     if how == 3:
-        return signed_note(b"not the secret of this job......", subject, content).encode(), None
-    note = signed_note(KEY, subject, content).encode()
+        return signed_record(b"not the secret of this job......", subject, content).encode(), None
+    note = signed_record(KEY, subject, content).encode()
     if how == 4 and note:
         place = data.ConsumeIntInRange(0, len(note) - 1)
         other = (
@@ -125,7 +125,7 @@ def note_in(data: atheris.FuzzedDataProvider, subject: str) -> tuple[bytes, str 
 def try_order(data: atheris.FuzzedDataProvider) -> None:
     note, said = note_in(data, "order 3")
     try:
-        order = read_note(KEY, "order 3", note)
+        order = read_record(KEY, "order 3", note)
     except NotTrusted:
         assert said is None, "an honest order was refused"
         return
@@ -157,11 +157,11 @@ def try_wish(data: atheris.FuzzedDataProvider) -> None:
         store.values["hvd_order/wish/3/over"] = data.ConsumeBytes(3)
     launcher._fulfil(3)
     if servers.started > before:
-        assert read_note(KEY, "wish 3", note)["what"] == "start"
+        assert read_record(KEY, "wish 3", note)["what"] == "start"
     answer = store.values.get("hvd_order/wish/3/answer")
     if answer is not None:
-        assert "failed" in read_note(KEY, "answer to wish 3", answer)
-        assert said is not None or read_note(KEY, "wish 3", note)
+        assert "failed" in read_record(KEY, "answer to wish 3", answer)
+        assert said is not None or read_record(KEY, "wish 3", note)
 
 
 def try_arrivals(data: atheris.FuzzedDataProvider) -> None:
@@ -171,7 +171,7 @@ def try_arrivals(data: atheris.FuzzedDataProvider) -> None:
     now_s = 0.0
     said: list[str] = []
     first = data.ConsumeIntInRange(0, 3)
-    arrivals = Arrivals(
+    arrivals = TicketQueue(
         store, "servers", lambda number: f"server/{number}", timedelta(seconds=10), said.append,
         first, lambda: now_s,
     )  # fmt: skip

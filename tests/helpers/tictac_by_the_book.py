@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hvd_order.plan.graph.graph import Graph, members
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.steps.delivery import transfer_s
 
 
@@ -19,7 +19,9 @@ class Properties:
     Mp: float
 
 
-def update_properties(graph: Graph, link: Link, outstanding: set[int]) -> dict[int, Properties]:
+def update_properties(
+    graph: Graph, link: LinkModel, outstanding: set[int]
+) -> dict[int, Properties]:
     """UpdateProperties(G, Time, R), section 4.1."""
     time = [transfer_s(parameter.size_bytes, link) for parameter in graph.parameters]
     recv = {i: Properties(0.0, time[i], math.inf) for i in outstanding}
@@ -45,7 +47,7 @@ def precedes(a: Properties, b: Properties) -> bool:
     return a.Mp < b.Mp
 
 
-def tac(graph: Graph, link: Link) -> list[str]:
+def tac(graph: Graph, link: LinkModel) -> list[str]:
     outstanding, order = set(range(len(graph.parameters))), []
     while outstanding:
         recv = update_properties(graph, link, outstanding)

@@ -176,8 +176,8 @@ def body_misleading_read() -> list[str]:
         optimizer.zero_grad()
         model(rows(step)[hvd.rank() :: 2]).square().mean().backward()
         optimizer.step()
-    slots = optimizer._hvd_exchange._table.slots  # type: ignore[attr-defined]
-    return [slot.name for slot in sorted(slots, key=lambda slot: slot.tensor)]
+    entries = optimizer._hvd_exchange._table.entries  # type: ignore[attr-defined]
+    return [entry.name for entry in sorted(entries, key=lambda entry: entry.tensor)]
 
 
 def test_a_misleading_first_step_does_not_fix_the_order(ranks: RankFactory) -> None:

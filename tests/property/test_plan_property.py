@@ -13,7 +13,7 @@ from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.plan.bounds.pull_bound import pull_bound
 from hvd_order.plan.graph import synthetic
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.orders.due_date import due_date, max_lateness_s
 from hvd_order.plan.orders.registry import ORDERS, SLICINGS, order, slices
 from hvd_order.plan.orders.tac import tac
@@ -23,7 +23,10 @@ from hvd_order.plan.steps.program import steady_step_s
 
 LITTLE = 1e-9  # rounding
 links = st.builds(
-    Link, st.sampled_from([0.0, 0.5]), st.sampled_from([0.0, 0.1, 3.0]), st.sampled_from([0.1, 1.0])
+    LinkModel,
+    st.sampled_from([0.0, 0.5]),
+    st.sampled_from([0.0, 0.1, 3.0]),
+    st.sampled_from([0.1, 1.0]),
 )
 
 
@@ -60,7 +63,9 @@ def order_by(graph: Graph, priorities: Mapping[str, int], pick: random.Random) -
 
 @cases(150)
 @given(graph=st.one_of(forward_graphs(), training_graphs), link=links, pick=seeds)
-def test_priorities_order_all_parameters(graph: Graph, link: Link, pick: random.Random) -> None:
+def test_priorities_order_all_parameters(
+    graph: Graph, link: LinkModel, pick: random.Random
+) -> None:
     for name in ORDERS:
         priorities = order(name, graph, link)
         assert set(priorities) == {p.name for p in graph.parameters}
@@ -74,7 +79,7 @@ def test_priorities_order_all_parameters(graph: Graph, link: Link, pick: random.
 
 @cases(150)
 @given(graph=forward_graphs(), link=links, pick=seeds)
-def test_no_execution_beats_the_bound(graph: Graph, link: Link, pick: random.Random) -> None:
+def test_no_execution_beats_the_bound(graph: Graph, link: LinkModel, pick: random.Random) -> None:
     bound = pull_bound(graph, link)
     assert bound.exact
     for name in (*ORDERS, None):
@@ -93,7 +98,7 @@ def test_no_execution_beats_the_bound(graph: Graph, link: Link, pick: random.Ran
 
 @cases(150)
 @given(graph=forward_graphs(most_transfers=2), link=links, pick=seeds)
-def test_tac_is_best_for_two_transfers(graph: Graph, link: Link, pick: random.Random) -> None:
+def test_tac_is_best_for_two_transfers(graph: Graph, link: LinkModel, pick: random.Random) -> None:
     assume(graph.parameters)
     found = pull_overlap(graph, order_by(graph, tac(graph, link), pick), link).step_s
     assert found <= pull_bound(graph, link).makespan_s * (1 + LITTLE)
@@ -107,7 +112,7 @@ def test_tac_is_best_for_two_transfers(graph: Graph, link: Link, pick: random.Ra
 def test_tac_is_best_for_transfers_that_unlock_an_op_each(
     pairs: list[tuple[int, float]], pick: random.Random
 ) -> None:
-    graph, link = synthetic.independent(pairs), Link(0.0, 0.0, 1.0)
+    graph, link = synthetic.independent(pairs), LinkModel(0.0, 0.0, 1.0)
     found = pull_overlap(graph, order_by(graph, tac(graph, link), pick), link).step_s
     assert found <= pull_bound(graph, link).makespan_s * (1 + LITTLE)
 
@@ -115,7 +120,7 @@ def test_tac_is_best_for_transfers_that_unlock_an_op_each(
 @cases(100)
 @given(graph=training_graphs, link=links, pick=seeds, slice_bytes=st.integers(1, 10))
 def test_no_order_and_no_slices_beat_the_optimum(
-    graph: Graph, link: Link, pick: random.Random, slice_bytes: int
+    graph: Graph, link: LinkModel, pick: random.Random, slice_bytes: int
 ) -> None:
     best_s = program_optimum_s(graph, link)
     assert step_bound_s(graph, link) <= best_s * (1 + LITTLE)
@@ -130,14 +135,14 @@ def test_no_order_and_no_slices_beat_the_optimum(
 @cases(60)
 @given(graph=training_graphs, faster=st.floats(0.1, 1.0))
 def test_a_faster_link_is_never_slower(graph: Graph, faster: float) -> None:
-    slow, fast = Link(0.0, 0.0, 1.0), Link(0.0, 0.0, faster)
+    slow, fast = LinkModel(0.0, 0.0, 1.0), LinkModel(0.0, 0.0, faster)
     for bound in (program_optimum_s, step_bound_s):
         assert bound(graph, fast) <= bound(graph, slow) * (1 + LITTLE)
 
 
 @cases(100)
 @given(graph=training_graphs, link=links, policy=st.sampled_from(list(SLICINGS)))
-def test_every_gradient_is_sent_once(graph: Graph, link: Link, policy: str) -> None:
+def test_every_gradient_is_sent_once(graph: Graph, link: LinkModel, policy: str) -> None:
     sent = dict.fromkeys((p.name for p in graph.parameters), 0)
     for each in slices(policy, graph, link, due_date(graph, link)):
         for part in each.parts:

@@ -15,7 +15,7 @@ from hvd_order.server.balance.assignment import (
     assign,
     replica_of,
 )
-from hvd_order.server.balance.rebalance import level, longest_s, moves_between, taken_over
+from hvd_order.server.balance.rebalance import longest_s, moves_between, rebalance, taken_over
 
 slice_bytes = st.lists(
     st.one_of(st.integers(1, 10**6), st.sampled_from([2**19, 2**20])), max_size=60
@@ -153,7 +153,7 @@ def test_levelling_helps_moves_little_and_ends(
     case: tuple[list[int], list[int], dict[int, float]], most: int | None
 ) -> None:
     owner, sizes, speeds = case
-    after = level(owner, sizes, speeds, most_bytes=float("inf") if most is None else most)
+    after = rebalance(owner, sizes, speeds, most_bytes=float("inf") if most is None else most)
     moves = moves_between(owner, after, sizes)
     assert set(after) <= set(speeds)
     before_s, after_s = (longest_s(each, sizes, speeds) for each in (owner, after))
@@ -164,7 +164,7 @@ def test_levelling_helps_moves_little_and_ends(
     if most is None:
         # No other server could take another slice without being as late.
         assert after_s <= max(1.02 * ideal_s, ideal_s + largest / min(speeds.values()))
-        assert level(after, sizes, speeds) == after
+        assert rebalance(after, sizes, speeds) == after
     else:
         assert len(moves) <= 1 or sum(move.size_bytes for move in moves) <= most
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_order.server.balance.assignment import ServedSlice, assign
 from hvd_order.server.balance.balancer import Balancer, Change
-from hvd_order.server.balance.rebalance import level, longest_s, shortest_s
+from hvd_order.server.balance.rebalance import longest_s, rebalance, shortest_s
 from hvd_order.server.scaling.hint import scaling_hint
 
 FULL = 1e9
@@ -84,7 +84,7 @@ def test_any_constant_speeds_are_balanced(
     run = drive(balancer, simulated, 80, lag=1)
     if run.changes and run.changes[-1][1].why == "probe":
         return  # a guess is under way
-    best_s = longest_s(level(balancer.assignment.owner, sizes, speeds), sizes, speeds)
+    best_s = longest_s(rebalance(balancer.assignment.owner, sizes, speeds), sizes, speeds)
     last_s = simulated.step_s(balancer.assignment.owner)
     assert last_s <= 1.01 * split_s
     assert last_s < 1.25 * best_s  # a server that is not clearly late is left alone

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order.plan.link.cut import Cut, Link, arrival_cut, best_cut
+from hvd_order.plan.link.cut import Cut, LinkModel, arrival_cut, best_cut
 from hvd_order.plan.link.tuner import Tuner, Turn, candidates
 
 MIB = 2**20
-ETHERNET = Link(latency_s=5e-4, slice_cost_s=3e-4, seconds_per_byte=8.7e-9)  # 2 hosts, 1 Gbit/s
+ETHERNET = LinkModel(
+    latency_s=5e-4, slice_cost_s=3e-4, seconds_per_byte=8.7e-9
+)  # 2 hosts, 1 Gbit/s
 
 
 @given(cost_s=st.floats(1e-5, 1e-2), beta=st.floats(1e-11, 1e-6), small=st.integers(2**10, 2**17))
@@ -18,14 +20,14 @@ def test_two_streams_give_back_cost_and_bandwidth(cost_s: float, beta: float, sm
     def stream(count: int, size_bytes: int) -> tuple[int, int, float]:
         return count, size_bytes, count * (cost_s + size_bytes * beta)
 
-    link = Link.from_streams(0.0, stream(16, small), stream(4, 8 * small))
+    link = LinkModel.from_streams(0.0, stream(16, small), stream(4, 8 * small))
     assert link.seconds_per_byte == pytest.approx(beta, rel=1e-6)
     assert link.slice_cost_s == pytest.approx(cost_s, rel=1e-3)
 
 
 def test_a_measurement_that_makes_no_sense_still_gives_a_link() -> None:
     # The large slices were faster than the small ones: a machine that was busy meanwhile.
-    link = Link.from_streams(1e-3, (16, 2**17, 1.0), (4, 2**20, 0.1))
+    link = LinkModel.from_streams(1e-3, (16, 2**17, 1.0), (4, 2**20, 0.1))
     # No network is faster than what it was seen to do by more than a slice's cost.
     assert link.seconds_per_byte == pytest.approx(0.025 / 2**20)
     cut = best_cut(link, 100 * MIB)
@@ -35,7 +37,7 @@ def test_a_measurement_that_makes_no_sense_still_gives_a_link() -> None:
 @pytest.mark.parametrize("total_mib", [8, 30, 100, 500, 1300])
 @pytest.mark.parametrize("rate", [0.1, 1, 10])
 def test_the_cut_costs_hardly_more_than_any_other(total_mib: int, rate: float) -> None:
-    link = Link(ETHERNET.latency_s, ETHERNET.slice_cost_s, ETHERNET.seconds_per_byte / rate)
+    link = LinkModel(ETHERNET.latency_s, ETHERNET.slice_cost_s, ETHERNET.seconds_per_byte / rate)
     alpha_s = max(link.slice_cost_s, link.latency_s)
 
     def cost_s(slice_bytes: float) -> float:
@@ -49,7 +51,7 @@ def test_the_cut_costs_hardly_more_than_any_other(total_mib: int, rate: float) -
 
 def test_a_long_line_gets_more_slices_in_flight() -> None:
     here = best_cut(ETHERNET, 30 * MIB)
-    far = best_cut(Link(50e-3, 3e-4, ETHERNET.seconds_per_byte), 30 * MIB)
+    far = best_cut(LinkModel(50e-3, 3e-4, ETHERNET.seconds_per_byte), 30 * MIB)
     assert here.credit_bytes == 2 * here.slice_bytes
     assert far.credit_bytes * ETHERNET.seconds_per_byte >= 50e-3
 

@@ -16,7 +16,7 @@ from hvd_order.plan.bounds.bound import chain_optimum_s, program_optimum_s, step
 from hvd_order.plan.graph import synthetic
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.orders.baselines import arrival, random_order
 from hvd_order.plan.orders.due_date import due_date, max_lateness_s
 from hvd_order.plan.orders.merge import merge_best, merge_pairs
@@ -25,8 +25,8 @@ from hvd_order.plan.orders.slicing import p3
 from hvd_order.plan.steps.delivery import Transfer, deliver
 from hvd_order.plan.steps.program import gradient_transfers, steady_step_s
 
-SECONDS = Link(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
-Merge = Callable[[list[float], list[int], Link], list[list[int]]]
+SECONDS = LinkModel(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
+Merge = Callable[[list[float], list[int], LinkModel], list[list[int]]]
 
 
 def in_order(names: tuple[str, ...]) -> Priorities:
@@ -49,7 +49,7 @@ def test_a_slice_in_flight_is_not_interrupted() -> None:
     # time      0      2.5     5      7.5    9
     # link      fc/0   fc/1    conv   fc/2           half a second each slice; latency at the end
     transfers = [Transfer("conv", 2, 3.0, 0.0), Transfer("fc", 5, 0.0, 0.0)]
-    link = Link(latency_s=10.0, slice_cost_s=0.5, seconds_per_byte=1.0)
+    link = LinkModel(latency_s=10.0, slice_cost_s=0.5, seconds_per_byte=1.0)
     arrived = deliver(transfers, {"conv": 0, "fc": 1}, link, slice_bytes=2)
     assert arrived == {"conv": 17.5, "fc": 19.0}
 
@@ -127,14 +127,14 @@ def test_slices_cost_what_they_cost_and_delay_by_one_of_them() -> None:
             tuple(replace(p, size_bytes=4 * p.size_bytes) for p in graph.parameters), graph.ops
         )
         priorities = due_date(graph, SECONDS)
-        free = Link(latency_s=0.0, slice_cost_s=0.0, seconds_per_byte=1.0)
+        free = LinkModel(latency_s=0.0, slice_cost_s=0.0, seconds_per_byte=1.0)
         late_s = max_lateness_s(graph, priorities, free)
         sliced_s = max_lateness_s(graph, priorities, free, slice_bytes=4)
         assert late_s - 1e-9 <= sliced_s <= late_s + 4 + 1e-9
         far = replace(free, latency_s=0.7)
         assert max_lateness_s(graph, priorities, far, 4) == pytest.approx(sliced_s + 0.7)
-        dear = Link(0.0, slice_cost_s=2.0, seconds_per_byte=1.0)  # 4 bytes take 6 s
-        as_bytes = Link(0.0, 0.0, seconds_per_byte=1.5)
+        dear = LinkModel(0.0, slice_cost_s=2.0, seconds_per_byte=1.0)  # 4 bytes take 6 s
+        as_bytes = LinkModel(0.0, 0.0, seconds_per_byte=1.5)
         assert max_lateness_s(graph, priorities, dear, 4) == pytest.approx(
             max_lateness_s(graph, priorities, as_bytes, 4)
         )
@@ -225,7 +225,7 @@ def test_no_order_of_ops_and_transfers_beats_the_bound() -> None:
 def test_work_and_wire_bound_every_step() -> None:
     graph = synthetic.chain([1.0] * 50, [2.0] * 50, [1] * 50)
     assert step_bound_s(graph, SECONDS) >= 150.0
-    assert step_bound_s(graph, Link(0.0, 0.0, 9.0)) >= 450.0
+    assert step_bound_s(graph, LinkModel(0.0, 0.0, 9.0)) >= 450.0
 
 
 def steps_on_streams_s(graph: Graph, steps: int = 12) -> float:
@@ -325,7 +325,7 @@ def test_a_gradient_for_a_parameter_that_nothing_reads_still_has_to_travel() -> 
 
 
 def end_of_last_s(
-    groups: list[list[int]], ready: list[float], size: list[int], link: Link
+    groups: list[list[int]], ready: list[float], size: list[int], link: LinkModel
 ) -> float:
     now = 0.0
     for group in groups:
@@ -348,13 +348,13 @@ def all_merges(count: int) -> list[list[list[int]]]:
     return merges
 
 
-def merging_cases(most: int) -> Iterator[tuple[list[float], list[int], Link]]:
+def merging_cases(most: int) -> Iterator[tuple[list[float], list[int], LinkModel]]:
     pick = random.Random(13)
     for _ in range(400):
         count = pick.randint(1, most)
         ready = sorted(pick.uniform(0, 20) for _ in range(count))
         sizes = [pick.randint(1, 30) for _ in range(count)]
-        yield ready, sizes, Link(0.0, pick.choice([0.0, 0.3, 2.0, 50.0]), 0.1)
+        yield ready, sizes, LinkModel(0.0, pick.choice([0.0, 0.3, 2.0, 50.0]), 0.1)
 
 
 def test_the_best_merge_is_that_of_all_ways_to_merge_neighbours() -> None:
@@ -374,7 +374,7 @@ def test_the_published_rule_is_best_for_one_pair() -> None:
 
 
 def test_the_published_rule_is_not_best_for_three() -> None:
-    ready, size, link = [0.0, 0.9, 1.8], [5, 5, 5], Link(0.0, 1.0, 1.0)
+    ready, size, link = [0.0, 0.9, 1.8], [5, 5, 5], LinkModel(0.0, 1.0, 1.0)
     assert merge_pairs(ready, size, link) == [[0, 1, 2]]
     assert merge_best(ready, size, link) == [[0], [1, 2]]
     assert end_of_last_s([[0, 1, 2]], ready, size, link) == pytest.approx(17.8)
@@ -391,7 +391,7 @@ def test_the_published_rule_is_seldom_far_from_the_best() -> None:
     assert max(ratios) < 1.11
 
 
-def merge_by_the_book(ready: list[float], size: list[int], link: Link) -> list[list[int]]:
+def merge_by_the_book(ready: list[float], size: list[int], link: LinkModel) -> list[list[int]]:
     """Algorithm 1 with its variables: start times are computed anew after every merge."""
     count = len(ready)
     p = list(size)
@@ -426,8 +426,8 @@ def test_one_pass_merges_what_the_published_algorithm_does() -> None:
 @pytest.mark.parametrize("merge", [merge_pairs, merge_best])
 def test_free_messages_are_not_merged_and_dear_ones_all(merge: Merge) -> None:
     ready, size = [1.0, 2.0, 3.0], [1, 1, 1]
-    assert merge(ready, size, Link(0.0, 0.0, 1e-3)) == [[0], [1], [2]]
-    assert merge(ready, size, Link(0.0, 9.0, 1e-3)) == [[0, 1, 2]]
+    assert merge(ready, size, LinkModel(0.0, 0.0, 1e-3)) == [[0], [1], [2]]
+    assert merge(ready, size, LinkModel(0.0, 9.0, 1e-3)) == [[0, 1, 2]]
     assert merge([], [], SECONDS) == []
 
 
@@ -436,7 +436,7 @@ GRAPH = synthetic.with_backward(synthetic.sequential(5, size_bytes=1000))
 
 @pytest.mark.parametrize("policy", SLICINGS)
 def test_every_byte_of_every_gradient_travels_once(policy: str) -> None:
-    link = Link(0.0, 1.5, 1e-4)
+    link = LinkModel(0.0, 1.5, 1e-4)
     frozen = Graph((*GRAPH.parameters, Parameter("frozen", 7)), GRAPH.ops)
     sent: dict[str, int] = {}
     for each in slices(policy, frozen, link, due_date(frozen, link)):
@@ -459,7 +459,7 @@ def test_p3_cuts_large_tensors_only() -> None:
 def test_merged_gradients_travel_as_they_come() -> None:
     # ready  7     9     11    13    15
     # link   w4    |     w3,w2             w1,w0     1.5 s a message, 3 s a gradient
-    merged = slices("mg_wfbp", GRAPH, Link(0.0, 1.5, 3e-3), {})
+    merged = slices("mg_wfbp", GRAPH, LinkModel(0.0, 1.5, 3e-3), {})
     assert [[part.parameter for part in each.parts] for each in merged] == [
         ["w4"],
         ["w3", "w2"],

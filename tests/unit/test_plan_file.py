@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.plan_file import Candidate, Confirmed, Plan, read_plan
 from hvd_order.plan.graph.graph import Parameter
-from hvd_order.plan.link.cut import Cut, Link
+from hvd_order.plan.link.cut import Cut, LinkModel
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ def example() -> Plan:
     return Plan(
         model="tiny",
         ranks=4,
-        link=Link(5e-4, 3e-4, 8.7e-9),
+        link=LinkModel(5e-4, 3e-4, 8.7e-9),
         order="due_date",
         parameters=(Parameter("fc.weight", 4096), Parameter("fc.bias", 64)),
         agreement="planned",
@@ -60,7 +60,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return Plan(
         draw(st.text()),
         draw(ranks),
-        Link(draw(rates), draw(rates), draw(rates)),
+        LinkModel(draw(rates), draw(rates), draw(rates)),
         draw(st.text()),
         both[:travelling],
         draw(st.sampled_from(["leader", "negotiated", "planned"])),

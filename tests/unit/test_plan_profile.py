@@ -13,7 +13,7 @@ import pytest
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing, read_profile
 from hvd_order.plan.graph.graph import Op, Parameter
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def example() -> Profile:
             "fc.grad": Timing.of([0.1 + 0.2] * 5),  # a number that needs all its digits
             "copy": Timing.of([0] * 7),
         },
-        link=MeasuredLink(Link(5e-4, 3e-4, 8.7e-9), ranks=2, backend="gloo"),
+        link=MeasuredLink(LinkModel(5e-4, 3e-4, 8.7e-9), ranks=2, backend="gloo"),
     )
 
 

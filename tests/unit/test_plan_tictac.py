@@ -16,12 +16,12 @@ from hvd_order.plan.graph import synthetic
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
 from hvd_order.plan.graph.priorities import Priorities, ranked, within_servers
 from hvd_order.plan.graph.properties import Outstanding
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.orders.tac import tac
 from hvd_order.plan.orders.tic import tic
 from hvd_order.plan.steps.execution import execute, pull_order, pull_overlap
 
-SECONDS = Link(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
+SECONDS = LinkModel(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
 INFINITE = float("inf")
 
 
@@ -151,7 +151,7 @@ def test_tac_does_not_depend_on_where_a_circle_is_entered(names: tuple[str, ...]
 
 def test_sums_that_are_equal_are_a_tie() -> None:
     # In floating point 0.1 + 0.2 > 0.3, and the join of b and c would look shorter.
-    tenths = Link(0.0, 0.0, 0.1)
+    tenths = LinkModel(0.0, 0.0, 0.1)
     ops = (Op("first", 1.0, reads=("a1", "a2")), Op("second", 1.0, reads=("b1", "b2")))
     sizes = {"a1": 1, "a2": 2, "b1": 3, "b2": 0}
     graph = Graph(tuple(Parameter(name, size) for name, size in sizes.items()), ops)
@@ -284,7 +284,7 @@ def test_ops_run_as_soon_as_they_can() -> None:
 
 def cpu_s(heuristic: object, graph: Graph) -> float:
     begin = time.process_time()
-    heuristic(graph, Link(1e-3, 1e-4, 1e-9))  # type: ignore[operator]
+    heuristic(graph, LinkModel(1e-3, 1e-4, 1e-9))  # type: ignore[operator]
     return time.process_time() - begin
 
 

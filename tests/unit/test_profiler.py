@@ -12,7 +12,7 @@ from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, read_profile
 from hvd_order.plan.graph.graph import Graph, Op
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.orders.registry import ORDERS, order
 from hvd_order.torch.profile.profiler import Profiler, record_profile
 
@@ -152,7 +152,7 @@ def test_one_step_that_differs_does_no_harm() -> None:
 
 def test_every_order_can_be_made_from_a_recorded_graph() -> None:
     graph = recorded(Branches(), torch.randn(4, 8))
-    link = Link(latency_s=1e-4, slice_cost_s=1e-4, seconds_per_byte=1e-8)
+    link = LinkModel(latency_s=1e-4, slice_cost_s=1e-4, seconds_per_byte=1e-8)
     for name in ORDERS:
         assert len(order(name, graph, link)) == len(graph.parameters)
 

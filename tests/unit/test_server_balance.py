@@ -10,7 +10,7 @@ from helpers.simulated_servers import SimulatedServers, drive
 from hvd_order.errors import InvalidUsage
 from hvd_order.server.balance.assignment import Assignment, ServedSlice, assign
 from hvd_order.server.balance.balancer import Balancer
-from hvd_order.server.balance.rebalance import level, moves_between
+from hvd_order.server.balance.rebalance import moves_between, rebalance
 from hvd_order.server.scaling.hint import hint_for, scaling_hint
 
 MIB = 2**20
@@ -244,7 +244,7 @@ def test_mistakes_are_named() -> None:
 def test_levelling_moves_no_byte_that_need_not() -> None:
     sizes = [4, 3, 2, 1] * 10
     owner = [i // 4 % 2 for i in range(40)]
-    after = level(owner, sizes, {0: 3.0, 1: 1.0})
+    after = rebalance(owner, sizes, {0: 3.0, 1: 1.0})
     moves = moves_between(owner, after, sizes)
     assert sum(move.size_bytes for move in moves) == 25  # 50 and 50 become 75 and 25
     assert all(move.source == 1 for move in moves)

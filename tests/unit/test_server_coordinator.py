@@ -16,10 +16,10 @@ import pytest
 from hvd_order.c10d.parameter_server import messages
 from hvd_order.c10d.parameter_server.connections import MeetingPoint
 from hvd_order.c10d.parameter_server.coordinator import Coordinator
-from hvd_order.c10d.parameter_server.scale_requests import Wishes
+from hvd_order.c10d.parameter_server.scale_requests import ScaleRequests
 from hvd_order.config import Config
 from hvd_order.errors import PeerLost, TransferTimeout
-from hvd_order.launch.servers.server_starter import WishedServers
+from hvd_order.launch.servers.server_starter import ServerStarter
 
 KEY = b"the secret of this job.........."
 MIB = 2**20
@@ -131,9 +131,9 @@ def meeting() -> MeetingPoint:
     return MeetingPoint("127.0.0.1:0", timedelta(seconds=LIMIT_S), listen=True)
 
 
-def launcher(meeting: MeetingPoint, servers: FakeServers, most: int) -> WishedServers:
+def launcher(meeting: MeetingPoint, servers: FakeServers, most: int) -> ServerStarter:
     anything: Any = servers
-    return WishedServers(meeting._connect(), KEY, anything, most)
+    return ServerStarter(meeting._connect(), KEY, anything, most)
 
 
 def test_by_policy_a_server_comes_and_gets_slices(
@@ -144,11 +144,11 @@ def test_by_policy_a_server_comes_and_gets_slices(
 
     def started() -> None:
         world.transport.there.append(2)
-        threading.Thread(target=world.coordinator.came, args=(2,)).start()
+        threading.Thread(target=world.coordinator.server_joined, args=(2,)).start()
 
     servers = FakeServers(started)
     watching = launcher(meeting, servers, most=3)
-    world.coordinator.wish_by(Wishes(meeting, KEY))
+    world.coordinator.wish_by(ScaleRequests(meeting, KEY))
     try:
         world.steps(60, compute_s=0.1)
         world.steps_until(lambda: 2 in {owner for owner, _ in world.transport.places}, 0.1)
@@ -164,7 +164,7 @@ def test_by_policy_a_server_comes_and_gets_slices(
 
 def test_by_policy_a_server_goes_that_nobody_would_miss(meeting: MeetingPoint) -> None:
     world = World(3, min_servers=2)
-    world.coordinator.wish_by(Wishes(meeting, KEY))
+    world.coordinator.wish_by(ScaleRequests(meeting, KEY))
     try:
         world.steps(40, compute_s=100.0)
         world.steps_until(lambda: bool(world.transport.told), 100.0)
@@ -178,7 +178,7 @@ def test_by_policy_a_server_goes_that_nobody_would_miss(meeting: MeetingPoint) -
 
 def test_without_limits_servers_stay_as_they_are(meeting: MeetingPoint) -> None:
     world = World(3)
-    world.coordinator.wish_by(Wishes(meeting, KEY))
+    world.coordinator.wish_by(ScaleRequests(meeting, KEY))
     world.steps(300, compute_s=100.0)
     world.steps(300, compute_s=0.0)
     world.coordinator.close()
@@ -189,8 +189,8 @@ def test_without_limits_servers_stay_as_they_are(meeting: MeetingPoint) -> None:
 def wish(meeting: MeetingPoint, patience_s: float = LIMIT_S) -> int:
     import queue
 
-    wishes = Wishes(meeting, KEY, timedelta(seconds=patience_s))
-    return wishes.one_more(queue.SimpleQueue(), threading.Event())
+    wishes = ScaleRequests(meeting, KEY, timedelta(seconds=patience_s))
+    return wishes.request_server(queue.SimpleQueue(), threading.Event())
 
 
 def test_the_launcher_says_why_there_is_no_server(

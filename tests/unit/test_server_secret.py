@@ -18,7 +18,7 @@ import torch.distributed as dist
 from hvd_order.errors import InvalidUsage, NotTrusted, PeerLost, TransferTimeout
 from hvd_order.server.access.secret import (
     AcceptedPeer,
-    LinkKeys,
+    ConnectionKeys,
     Store,
     accept,
     join,
@@ -56,7 +56,7 @@ def store() -> dist.HashStore:
 
 def peer_joins(
     store: Store, secret: bytes = SECRET, link: str = "link/1", timeout: timedelta = LONG
-) -> LinkKeys:
+) -> ConnectionKeys:
     return join(store, link, secret, peer=PEER, server=SERVER, timeout=timeout)
 
 
@@ -70,9 +70,9 @@ def server_accepts(
     return accept(store, link, secret, server=SERVER, timeout=timeout, peer=peer)
 
 
-def at_server(keys: LinkKeys) -> AcceptedPeer:
+def at_server(keys: ConnectionKeys) -> AcceptedPeer:
     """What the server has when the peer has these keys."""
-    return AcceptedPeer(PEER, LinkKeys(keys.receives, keys.sends, keys.records))
+    return AcceptedPeer(PEER, ConnectionKeys(keys.receives, keys.sends, keys.records))
 
 
 class Between:

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from hvd_order.errors import NotTrusted
-from hvd_order.server.access.signed_records import read_note, signed_note
-from hvd_order.server.access.ticket_queue import Arrivals
+from hvd_order.server.access.signed_records import read_record, signed_record
+from hvd_order.server.access.ticket_queue import TicketQueue
 
 KEY = b"the secret of this job.........."
 
@@ -27,13 +27,13 @@ class FakeStore:
 
 
 class World:
-    """Arrivals at a counter, with a clock."""
+    """TicketQueue at a counter, with a clock."""
 
     def __init__(self, first: int = 0) -> None:
         self.store = FakeStore()
         self.now_s = 0.0
         self.said: list[str] = []
-        self.arrivals = Arrivals(
+        self.arrivals = TicketQueue(
             self.store, "places", lambda place: f"place/{place}", timedelta(seconds=10),
             self.said.append, first, clock=lambda: self.now_s,
         )  # fmt: skip
@@ -102,19 +102,19 @@ def test_a_stranger_who_takes_all_numbers_keeps_nobody_out() -> None:
 
 
 def test_a_note_says_what_was_written() -> None:
-    note = signed_note(KEY, "wish 3", {"what": "start"}).encode()
-    assert read_note(KEY, "wish 3", note) == {"what": "start"}
+    note = signed_record(KEY, "wish 3", {"what": "start"}).encode()
+    assert read_record(KEY, "wish 3", note) == {"what": "start"}
 
 
 @pytest.mark.parametrize(
     "note",
     [
-        signed_note(b"another secret", "wish 3", {"what": "start"}).encode(),
-        signed_note(KEY, "wish 4", {"what": "start"}).encode(),
-        signed_note(KEY, "wish 3", {"what": "start"}).replace("start", "stop!").encode(),
+        signed_record(b"another secret", "wish 3", {"what": "start"}).encode(),
+        signed_record(KEY, "wish 4", {"what": "start"}).encode(),
+        signed_record(KEY, "wish 3", {"what": "start"}).replace("start", "stop!").encode(),
         b"", b"[" * 100_000, b"{}", b'["{}", 3]', b"\xff", b'["{}", "\xc3\xa9"]', b"[1, 2, 3]",
     ],
 )  # fmt: skip
 def test_a_note_of_somebody_else_is_not_believed(note: bytes) -> None:
     with pytest.raises(NotTrusted, match="wish 3"):
-        read_note(KEY, "wish 3", note)
+        read_record(KEY, "wish 3", note)

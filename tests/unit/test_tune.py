@@ -14,7 +14,7 @@ from hvd_order.plan.files.plan_file import read_plan
 from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing
 from hvd_order.plan.graph import synthetic
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import Tuned, tune
 
@@ -88,7 +88,7 @@ def test_the_command_prints_a_table_and_writes_the_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = tmp_path / "profile.json", tmp_path / "plan.json"
-    profile(MeasuredLink(Link(2e-4, 1e-4, 1e-8), 2, "gloo")).write(source)
+    profile(MeasuredLink(LinkModel(2e-4, 1e-4, 1e-8), 2, "gloo")).write(source)
     assert main(["tune", str(source), "-o", str(target)]) == 0
     out = capsys.readouterr().out
     plan = read_plan(target)

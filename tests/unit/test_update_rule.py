@@ -51,7 +51,7 @@ OPTIONS: dict[str, dict[str, list[Any]]] = {
     },
 }
 OPTIONS["adamw"] = OPTIONS["adam"]
-# What torch keeps in the slots, in their order.
+# What torch keeps in the moments, in their order.
 STATE = {
     "sgd": ["momentum_buffer"],
     "adam": ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"],
@@ -97,17 +97,17 @@ def test_fifty_steps_are_those_of_torch(kind: str, hyper: dict[str, Any]) -> Non
     optimizer = OPTIMIZERS[kind](theirs, foreach=False, **hyper)
     in_double = OPTIMIZERS[kind](exact, foreach=False, **hyper)
     rule = rule_of(kind, hyper)
-    slots = [[np.full_like(value, np.nan) for _ in range(rule.slots)] for value in ours]
-    for state in slots:
-        rule.initialise_slots(state)
+    moments = [[np.full_like(value, np.nan) for _ in range(rule.moments)] for value in ours]
+    for state in moments:
+        rule.initialise_moments(state)
     for step in range(1, STEPS + 1):
-        for value, state, tensor, double in zip(ours, slots, theirs, exact, strict=True):
+        for value, state, tensor, double in zip(ours, moments, theirs, exact, strict=True):
             tensor.grad = torch.randn(tensor.shape, generator=random)
             double.grad = tensor.grad.double()
             rule.apply(step, tensor.grad.numpy(), value, state)
         optimizer.step()
         in_double.step()
-    for value, state, tensor, double in zip(ours, slots, theirs, exact, strict=True):
+    for value, state, tensor, double in zip(ours, moments, theirs, exact, strict=True):
         expected = [tensor, *state_of(optimizer, tensor, kind)]
         right = [double, *state_of(in_double, double, kind)]
         for our, their, best in zip([value, *state], expected, right, strict=True):
@@ -138,12 +138,12 @@ def test_every_number_stands_for_itself() -> None:
     gradients = random.standard_normal((5, count), np.float32)
     whole = random.standard_normal(count, np.float32)
     parts = whole.copy()
-    slots = [np.zeros(count, np.float32) for _ in range(rule.slots)]
-    slots_of_parts = [slot.copy() for slot in slots]
+    moments = [np.zeros(count, np.float32) for _ in range(rule.moments)]
+    moments_of_parts = [moment.copy() for moment in moments]
     for step, gradient in enumerate(gradients, start=1):
-        rule.apply(step, gradient, whole, slots)
+        rule.apply(step, gradient, whole, moments)
         for begin, end in ((0, 1), (1, 4), (4, 500), (500, count)):
-            mine = [slot[begin:end] for slot in slots_of_parts]
+            mine = [moment[begin:end] for moment in moments_of_parts]
             rule.apply(step, gradient[begin:end], parts[begin:end], mine)
     assert parts.tobytes() == whole.tobytes()
 
@@ -151,13 +151,13 @@ def test_every_number_stands_for_itself() -> None:
 def test_not_a_number_stays_in_the_maximum() -> None:
     rule = UpdateRule("adam", amsgrad=True)
     value = np.ones(9, np.float32)
-    slots = [np.zeros(9, np.float32) for _ in range(3)]
+    moments = [np.zeros(9, np.float32) for _ in range(3)]
     gradient = np.ones(9, np.float32)
     gradient[4] = np.nan
-    rule.apply(1, gradient, value, slots)
-    slots[1][:] = 0.0
-    rule.apply(2, np.ones(9, np.float32), value, slots)
-    assert np.isnan(slots[2]).tolist() == [i == 4 for i in range(9)]
+    rule.apply(1, gradient, value, moments)
+    moments[1][:] = 0.0
+    rule.apply(2, np.ones(9, np.float32), value, moments)
+    assert np.isnan(moments[2]).tolist() == [i == 4 for i in range(9)]
 
 
 @pytest.mark.parametrize(

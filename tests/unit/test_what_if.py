@@ -18,7 +18,7 @@ from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
 from hvd_order.plan.graph.synthetic import chain, random_graph, with_backward
 from hvd_order.plan.link.advice import Outlook, advise, run_line
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.link.link_fit import Stream, fit_link
 from hvd_order.predict.network import Network
 from hvd_order.predict.simulate import AllReduce, Schedule, simulate
@@ -73,7 +73,7 @@ def test_bandwidths_are_written_as_people_do() -> None:
 
 
 def test_a_measured_link_changes_with_ranks_as_a_ring_does() -> None:
-    measured = MeasuredLink(Link(1e-3, 3e-4, 8e-9), 2, "gloo")
+    measured = MeasuredLink(LinkModel(1e-3, 3e-4, 8e-9), 2, "gloo")
     two, eight = Network.of_link(measured), Network.of_link(measured, 8)
     assert two.link == measured.link
     assert two.bytes_per_s == pytest.approx(1 / 8e-9)
@@ -88,7 +88,7 @@ def test_a_measured_link_changes_with_ranks_as_a_ring_does() -> None:
     assert "measured" in str(two)
     assert "named" in str(two.at_rate(1e9))
     with pytest.raises(InvalidUsage, match="one rank"):
-        Network.of_link(MeasuredLink(Link(0, 0, 0), 1, "gloo"))
+        Network.of_link(MeasuredLink(LinkModel(0, 0, 0), 1, "gloo"))
 
 
 def test_a_fit_finds_the_line_and_survives_noise() -> None:
@@ -142,7 +142,7 @@ def test_a_workload_has_what_travels_in_the_order_in_which_it_is_read() -> None:
 # Two layers: forward 1 s each, backward 2 s each; the first layer's gradient takes the link for
 # 3 s, the second one's for 4 s. Ranks: 2, so a byte of gradient is a byte of the link.
 TWO_LAYERS = chain([1, 1], [2, 2], [300 * MB, 400 * MB])
-HUNDRED_MB_PER_S = Network(2, Link(0.0, 0.0, 1e-8), 0.0, lanes=1)
+HUNDRED_MB_PER_S = Network(2, LinkModel(0.0, 0.0, 1e-8), 0.0, lanes=1)
 
 
 def test_todays_step_by_hand() -> None:
@@ -266,7 +266,7 @@ def test_gain_peaks_where_transfers_and_computation_take_as_long() -> None:
 
 
 def test_a_runs_line_says_what_follows_and_no_more() -> None:
-    link = Link(1e-3, 1e-4, 1e-8)
+    link = LinkModel(1e-3, 1e-4, 1e-8)
     # 8 s of wire in a step of 12 s: computation takes 4 s at least, so 8 s is the bound.
     line = run_line(link, 800 * MB, 4, 12.0)
     assert "800 MB of gradients need 8 s of the network in each step (4 ranks)" in line
@@ -313,7 +313,7 @@ def test_advise_on_a_named_network(profile: Path, capsys: pytest.CaptureFixture[
 def test_advise_on_the_measured_network_and_on_none(
     profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured = MeasuredLink(Link(1e-3, 2e-4, 1e-8), 2, "gloo")
+    measured = MeasuredLink(LinkModel(1e-3, 2e-4, 1e-8), 2, "gloo")
     assert main(["advise", str(write_profile(tmp_path / "m.json", measured))]) == 0
     assert "2 workers, 800 Mbit/s (measured)" in capsys.readouterr().out
     assert main(["advise", str(profile)]) == 0

@@ -19,7 +19,7 @@ from hvd_order.c10d.job.request_errors import common_step
 from hvd_order.c10d.parameter_server.client import ParameterServers
 from hvd_order.config import Agreement, Comm, Policy
 from hvd_order.errors import HvdOrderError, InvalidUsage
-from hvd_order.plan.link.cut import Cut, Link, hold_lead_s
+from hvd_order.plan.link.cut import Cut, LinkModel, reservation_lead_s
 from hvd_order.same_model import name_ranks
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class EngineHost:
         )
         credit_bytes = config.credit_bytes or _FIRST_SLICES_IN_FLIGHT * slice_bytes
         self.cut = Cut(slice_bytes, credit_bytes, config.policy)
-        self._link: Link | None = None
+        self._link: LinkModel | None = None
         self.engine = native.Engine(
             rank=0 if alone else self.rank,
             size=1 if alone else self.size,
@@ -104,7 +104,7 @@ class EngineHost:
             transport=self.transport,
             control=control,
         )
-        self.copier = native.C10dCopier()
+        self.copier = native.GradientCopier()
         self.models: set[int] = set()
         self.steps = 0  # of all optimizers together
         self.tuned = False  # an optimizer has begun to choose the cut
@@ -131,11 +131,11 @@ class EngineHost:
         return native.C10dTransport(self._groups["gradients"])
 
     @property
-    def known_link(self) -> Link | None:
+    def known_link(self) -> LinkModel | None:
         """What the transport was measured to do, if it was."""
         return self._link
 
-    def link(self, device: torch.device, again: bool = False) -> Link:
+    def link(self, device: torch.device, again: bool = False) -> LinkModel:
         """What the transport can do.
 
         The first call, and one ``again``, measures: it is collective, and nothing may travel then.
@@ -155,7 +155,7 @@ class EngineHost:
         others = [layout for m, layout in self.layouts.items() if m != model]
         largest = max((layout.largest_slice_bytes for layout in others), default=0)
         credit_bytes = max(cut.credit_bytes, largest)
-        lead_s = hold_lead_s(self._link, cut) if self._link is not None else 0.0
+        lead_s = reservation_lead_s(self._link, cut) if self._link is not None else 0.0
         if self.servers is not None:
             lead_s = 0.0
         self.engine.retune(self._policy(cut.policy), self._engine_credit(credit_bytes), lead_s)

@@ -6,12 +6,12 @@ import torch
 
 from hvd_order import _torch as native
 from hvd_order.errors import HorovodInternalError
-from hvd_order.plan.link.cut import PROBE_BYTES, Link, measured_link
+from hvd_order.plan.link.cut import PROBE_BYTES, LinkModel, measured_link
 
 __all__: list[str] = []
 
 
-def measure(transport: native.TorchTransport, device: torch.device, in_flight: int) -> Link:
+def measure(transport: native.TorchTransport, device: torch.device, in_flight: int) -> LinkModel:
     """Times some all-reduces (plan/cut.py). Collective.
 
     Args:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from hvd_order import _torch as native
-from hvd_order.plan.link.cut import Cut, Link
+from hvd_order.plan.link.cut import Cut, LinkModel
 from hvd_order.plan.steps.delivery import transfer_s
 
 __all__: list[str] = []
@@ -39,7 +39,7 @@ def by_name(layout: native.SliceLayout, issue_order: Sequence[str]) -> list[int]
 def replay(
     layout: native.SliceLayout,
     ready_s: Sequence[float],
-    link: Link,
+    link: LinkModel,
     cut: Cut,
 ) -> list[int]:
     """The order in which a dynamic policy issues the slices of one step.

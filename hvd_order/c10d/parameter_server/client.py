@@ -77,7 +77,7 @@ class ParameterServers:
         if context.rank == 0:
             self.coordinator = Coordinator(config, self.transport, self._answers)
             self._orders = orders.Orders(self._meeting, self._key, self.coordinator)
-        self._lookout = connections.Lookout(self._meeting, count, self._came)
+        self._lookout = connections.Lookout(self._meeting, count, self._server_joined)
         self._watch: signs_of_life.Watch | None = None
         # Where all go on without a server, worker 0 alone says which; else each sees its own end.
         if context.rank == 0 or not config.ps_replicas:
@@ -92,7 +92,7 @@ class ParameterServers:
         # Behind the models, which connect() has told it of.
         self.transport.send_control(server, messages.ready(others))
 
-    def _came(self, server: int) -> None:
+    def _server_joined(self, server: int) -> None:
         """On the lookout's thread."""
         try:
             others = self.transport.servers()
@@ -103,7 +103,7 @@ class ParameterServers:
                     store, f"server/{server}/ready", self._timeout,
                     f"server {server} has not got its links to all others",
                 )  # fmt: skip
-                self.coordinator.came(server)
+                self.coordinator.server_joined(server)
         except HvdOrderError as error:
             _log.warning("%s goes on without server %d: %s", self._me, server, error)
 

@@ -31,7 +31,7 @@ from hvd_order.errors import HvdOrderError, InvalidUsage, NotTrusted, PeerLost, 
 from hvd_order.launch.listening import listening_fd
 from hvd_order.server.access import secret
 from hvd_order.server.access.store_errors import first_line
-from hvd_order.server.access.ticket_queue import Arrivals
+from hvd_order.server.access.ticket_queue import TicketQueue
 
 __all__: list[str] = []
 
@@ -167,13 +167,13 @@ class MeetingPoint:
         except (TimeoutError, RuntimeError) as error:
             raise self._unreachable(first_line(error)) from error
 
-    def arrivals(
+    def tickets(
         self,
         counter: str,
         key: Callable[[int], str],
         first: int = 0,
         given_up: Callable[[str], None] = _log.warning,
-    ) -> Arrivals:
+    ) -> TicketQueue:
         """Who takes a number from a counter and fills its key, for one thread to look at.
 
         Args:
@@ -182,7 +182,7 @@ class MeetingPoint:
             first: numbers before it are not looked at.
             given_up: takes a line for the log, about a number that nobody fills.
         """
-        return Arrivals(self.own(), counter, key, self._timeout, given_up, first)
+        return TicketQueue(self.own(), counter, key, self._timeout, given_up, first)
 
 
 def host_name() -> str:
@@ -192,7 +192,7 @@ def host_name() -> str:
 
 def take_part(
     meeting: MeetingPoint, key: bytes, me: str, server: int, timeout: timedelta
-) -> native.PairLink:
+) -> native.PairConnection:
     """A link to a server that has announced itself.
 
     Args:
@@ -223,9 +223,9 @@ def _link(
     server: int,
     place: int,
     rank: int,
-    keys: secret.LinkKeys,
+    keys: secret.ConnectionKeys,
     timeout: timedelta,
-) -> native.PairLink:
+) -> native.PairConnection:
     pair = SignedStore(PrefixStore(f"server/{server}/pair/{place}", store), keys.records)
     try:
         group = dist.ProcessGroupGloo(pair, rank, 2, timeout)
@@ -235,7 +235,7 @@ def _link(
         raise PeerLost(
             f"no connection to server {server} could be made: {first_line(error)}"
         ) from error
-    return native.PairLink(group, keys.sends, keys.receives, LARGEST_PAYLOAD_BYTES)
+    return native.PairConnection(group, keys.sends, keys.receives, LARGEST_PAYLOAD_BYTES)
 
 
 class Door:
@@ -246,7 +246,7 @@ class Door:
         meeting: MeetingPoint,
         key: bytes,
         server: int,
-        welcome: Callable[[str, native.PairLink], None],
+        welcome: Callable[[str, native.PairConnection], None],
         refuse: Callable[[str], None],
     ) -> None:
         """Opens.
@@ -268,12 +268,12 @@ class Door:
 
     def _open(self) -> None:
         line = f"server/{self._server}"
-        arrivals = self._meeting.arrivals(
+        tickets = self._meeting.tickets(
             f"{line}/places", lambda place: f"{line}/place/{place}/hello", given_up=self._refuse
         )
         while not self._closing.is_set():
             try:
-                places = arrivals.look()
+                places = tickets.look()
             except RuntimeError:
                 return  # the job is over
             for place in places:
@@ -307,28 +307,28 @@ class Door:
 class Lookout:
     """Sees servers come."""
 
-    def __init__(self, meeting: MeetingPoint, first: int, came: Callable[[int], None]) -> None:
+    def __init__(self, meeting: MeetingPoint, first: int, joined: Callable[[int], None]) -> None:
         """Looks for servers from number ``first`` on.
 
         Args:
-            came: is told of each, on this object's thread.
+            joined: is told of each, on this object's thread.
         """
         self._meeting = meeting
         self._first = first
-        self._came = came
+        self._server_joined = joined
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._look, name="lookout", daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
-        arrivals = self._meeting.arrivals("servers", lambda server: f"server/{server}", self._first)
+        tickets = self._meeting.tickets("servers", lambda server: f"server/{server}", self._first)
         while not self._closing.is_set():
             try:
-                servers = arrivals.look()
+                servers = tickets.look()
             except RuntimeError:
                 return  # the job is over
             for server in servers:
-                self._came(server)
+                self._server_joined(server)
             self._closing.wait(LOOK_S)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from hvd_order import _torch as native
 from hvd_order.c10d.parameter_server import messages
-from hvd_order.c10d.parameter_server.scale_requests import Wishes
+from hvd_order.c10d.parameter_server.scale_requests import ScaleRequests
 from hvd_order.c10d.parameter_server.scaling import Scaling
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, PeerLost, TransferTimeout
@@ -159,7 +159,7 @@ class Coordinator:
 
     # ---- servers come and go ------------------------------------------------------------------
 
-    def wish_by(self, wishes: Wishes) -> None:
+    def wish_by(self, wishes: ScaleRequests) -> None:
         """From now on servers come and go by policy, if the settings say so."""
         config = self._config
         if config.max_servers is None and config.min_servers is None:
@@ -169,14 +169,14 @@ class Coordinator:
         with self._lock:
             self._scaling = Scaling(ScalingPolicy(least, most), wishes, self.remove)
 
-    def came(self, server: int) -> None:
+    def server_joined(self, server: int) -> None:
         """A server has links to all others; it gets its share."""
         with self._lock:
             self._servers.add(server)
             _log.info("server %d has come", server)
             self._spread()
             if self._scaling is not None:
-                self._scaling.came(server)
+                self._scaling.server_joined(server)
 
     def _spread(self) -> None:
         for model, placed in list(self._models.items()):

@@ -21,9 +21,9 @@ from typing import Any
 
 from hvd_order.c10d.parameter_server.connections import LOOK_S, PARTING_S, MeetingPoint
 from hvd_order.c10d.parameter_server.coordinator import Coordinator
-from hvd_order.c10d.parameter_server.scale_requests import Wishes
+from hvd_order.c10d.parameter_server.scale_requests import ScaleRequests
 from hvd_order.errors import HvdOrderError, InvalidUsage, NotTrusted, PeerLost, TransferTimeout
-from hvd_order.server.access.signed_records import read_note, signed_note
+from hvd_order.server.access.signed_records import read_record, signed_record
 from hvd_order.server.access.store_errors import first_line
 
 __all__ = ["HEARD_WITHIN", "Orders", "answer_in", "await_answer", "give", "server_to_remove"]
@@ -47,7 +47,7 @@ def give(meeting: MeetingPoint, key: bytes, order: dict[str, Any]) -> int:
         The number of the order.
     """
     number = meeting.count("orders")
-    meeting.own().set(f"order/{number}", signed_note(key, f"order {number}", order))
+    meeting.own().set(f"order/{number}", signed_record(key, f"order {number}", order))
     return number
 
 
@@ -122,7 +122,7 @@ def answer_in(note: bytes, key: bytes, number: int) -> str:
         InvalidUsage, NotTrusted: as `await_answer`.
     """
     try:
-        answer = read_note(key, f"answer to order {number}", note)
+        answer = read_record(key, f"answer to order {number}", note)
     except NotTrusted as error:
         raise NotTrusted(
             f"{error}: the job has another secret than this command (HVD_ORDER_SECRET, "
@@ -151,7 +151,7 @@ class Orders:
         self._meeting = meeting
         self._key = key
         self._coordinator = coordinator
-        coordinator.wish_by(Wishes(meeting, key))
+        coordinator.wish_by(ScaleRequests(meeting, key))
         self._closing = threading.Event()
         self._taken: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         # Who gave an order hears that it was taken also while another is being carried out.
@@ -165,7 +165,7 @@ class Orders:
     def _look(self) -> None:
         try:
             store = self._meeting.own()
-            arrivals = self._meeting.arrivals("orders", lambda number: f"order/{number}")
+            arrivals = self._meeting.tickets("orders", lambda number: f"order/{number}")
             while not self._closing.is_set():
                 for number in arrivals.look():
                     note = bytes(store.get(f"order/{number}"))
@@ -183,7 +183,7 @@ class Orders:
             try:
                 self._meeting.own().set(
                     f"order/{number}/answer",
-                    signed_note(self._key, f"answer to order {number}", answer),
+                    signed_record(self._key, f"answer to order {number}", answer),
                 )
             except RuntimeError:
                 return  # the job is over
@@ -192,7 +192,7 @@ class Orders:
         try:
             if self._closing.is_set():
                 raise PeerLost("the job is over")
-            server = server_to_remove(read_note(self._key, f"order {number}", note))
+            server = server_to_remove(read_record(self._key, f"order {number}", note))
             self._coordinator.remove(server)
         except HvdOrderError as error:
             _log.warning("servers: order %d is not carried out: %s", number, error)

@@ -60,7 +60,7 @@ class ServerProcess:
         self.number = self._meeting.count("servers")
         self._changed = threading.Condition()  # guards what follows
         self._at_hand: set[tuple[str, int]] = set()
-        self._came: set[int] = set()  # workers, also if they have left again
+        self._server_joined: set[int] = set()  # workers, also if they have left again
         self._ready_workers: set[int] = set()
         self._expected: set[int] | None = None  # servers that it must have links to
         self._is_ready = False
@@ -94,7 +94,7 @@ class ServerProcess:
 
     # ---- links --------------------------------------------------------------------------------
 
-    def _welcome(self, identity: str, link: native.PairLink) -> None:
+    def _welcome(self, identity: str, link: native.PairConnection) -> None:
         kind, _, number = identity.partition(" ")
         known = kind in ("worker", "server", "observer") and number.isdecimal()
         if not known or (kind == "worker" and int(number) >= self._workers):
@@ -110,12 +110,12 @@ class ServerProcess:
         except HvdOrderError as error:
             _log.warning("server %d: no link to server %d: %s", self.number, server, error)
 
-    def _add(self, kind: str, number: int, link: native.PairLink) -> None:
+    def _add(self, kind: str, number: int, link: native.PairConnection) -> None:
         self._core.connect(kind, number, link)
         with self._changed:
             self._at_hand.add((kind, number))
             if kind == "worker":
-                self._came.add(number)
+                self._server_joined.add(number)
                 self._changed.notify_all()
         self._announce_if_ready()
 
@@ -193,8 +193,8 @@ class ServerProcess:
         """
         timeout_s = self._timeout.total_seconds()
         with self._changed:
-            if not self._wait_for(lambda: len(self._came) == self._workers, timeout_s):
-                missing = sorted(set(range(self._workers)) - self._came)
+            if not self._wait_for(lambda: len(self._server_joined) == self._workers, timeout_s):
+                missing = sorted(set(range(self._workers)) - self._server_joined)
                 self._broken.append(
                     f"{name_ranks(missing)} of {self._workers} did not come within {timeout_s:g} s "
                     "(HVD_ORDER_TIMEOUT), so nothing can be served; look at their output"

@@ -1,6 +1,6 @@
 """What worker 0 wishes for and only the launcher can do: a server more.
 
-Wishes lie in the store, signed as orders are, and so do the answers to them::
+ScaleRequests lie in the store, signed as orders are, and so do the answers to them::
 
     wishes               number of wishes so far
     wish/3               {"what": "start"}
@@ -22,19 +22,19 @@ from torch._C._distributed_c10d import PrefixStore
 
 from hvd_order.c10d.parameter_server.connections import LOOK_S, MeetingPoint
 from hvd_order.errors import HvdOrderError, NotTrusted, PeerLost, TransferTimeout
-from hvd_order.server.access.signed_records import read_note, signed_note
+from hvd_order.server.access.signed_records import read_record, signed_record
 from hvd_order.server.access.store_errors import first_line
 
-__all__ = ["Wishes"]
+__all__ = ["ScaleRequests"]
 
 _PATIENCE = timedelta(seconds=120)  # until a process on another host has loaded PyTorch
 
 
-class Wishes:
+class ScaleRequests:
     """Worker 0's end."""
 
     def __init__(self, meeting: MeetingPoint, key: bytes, patience: timedelta = _PATIENCE) -> None:
-        """Wishes for nothing yet.
+        """ScaleRequests for nothing yet.
 
         Args:
             key: the job's secret.
@@ -44,8 +44,8 @@ class Wishes:
         self._key = key
         self._patience_s = patience.total_seconds()
 
-    def one_more(self, come: queue.SimpleQueue[int], closing: threading.Event) -> int:
-        """Wishes for a server and waits for it.
+    def request_server(self, come: queue.SimpleQueue[int], closing: threading.Event) -> int:
+        """ScaleRequests for a server and waits for it.
 
         Args:
             come: the servers that come from now on.
@@ -60,7 +60,7 @@ class Wishes:
             PeerLost: the job is over.
         """
         try:
-            return self._one_more(come, closing)
+            return self._request_server(come, closing)
         except RuntimeError as error:
             if isinstance(error, HvdOrderError):
                 raise
@@ -68,10 +68,10 @@ class Wishes:
                 f"the store of the parameter servers is gone: {first_line(error)}"
             ) from error
 
-    def _one_more(self, come: queue.SimpleQueue[int], closing: threading.Event) -> int:
+    def _request_server(self, come: queue.SimpleQueue[int], closing: threading.Event) -> int:
         number = self._meeting.count("wishes")
         store = self._meeting.own()
-        store.set(f"wish/{number}", signed_note(self._key, f"wish {number}", {"what": "start"}))
+        store.set(f"wish/{number}", signed_record(self._key, f"wish {number}", {"what": "start"}))
         deadline = time.monotonic() + self._patience_s
         answer: dict[str, Any] | None = None
         try:
@@ -102,6 +102,6 @@ class Wishes:
         if not store.check([key]):
             return None
         try:
-            return read_note(self._key, f"answer to wish {number}", bytes(store.get(key)))
+            return read_record(self._key, f"answer to wish {number}", bytes(store.get(key)))
         except NotTrusted:
             return None

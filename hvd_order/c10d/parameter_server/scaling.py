@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection
 
 from hvd_order.c10d.parameter_server.connections import PARTING_S
-from hvd_order.c10d.parameter_server.scale_requests import Wishes
+from hvd_order.c10d.parameter_server.scale_requests import ScaleRequests
 from hvd_order.errors import HvdOrderError
 from hvd_order.server.balance.balancer import Balancer
 from hvd_order.server.scaling.policy import Decision, ScalingPolicy
@@ -25,7 +25,7 @@ class Scaling:
     """
 
     def __init__(
-        self, policy: ScalingPolicy, wishes: Wishes, remove: Callable[[int], None]
+        self, policy: ScalingPolicy, wishes: ScaleRequests, remove: Callable[[int], None]
     ) -> None:
         """Begins with the first step.
 
@@ -57,7 +57,7 @@ class Scaling:
             )
             self._thread.start()
 
-    def came(self, server: int) -> None:
+    def server_joined(self, server: int) -> None:
         """A server has come, asked for or not."""
         self._come.put(server)
 
@@ -65,7 +65,7 @@ class Scaling:
         newcomer = None
         try:
             if decision.hint.action != "scale_in":
-                newcomer = self._wishes.one_more(self._come, self._closing)
+                newcomer = self._wishes.request_server(self._come, self._closing)
             if decision.hint.server is not None:
                 self._remove(decision.hint.server)
         except HvdOrderError as error:

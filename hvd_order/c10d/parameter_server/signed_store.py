@@ -31,7 +31,7 @@ class SignedStore(Store):
     """
 
     def __init__(self, store: PrefixStore, key: bytes) -> None:
-        """``key``: of this link alone (`hvd_order.server.access.secret.LinkKeys.records`)."""
+        """``key``: of this link alone (`hvd_order.server.access.secret.ConnectionKeys.records`)."""
         super().__init__()
         self._store = store
         self._key = key

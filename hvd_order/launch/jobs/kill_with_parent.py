@@ -13,12 +13,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["kill_tied", "tied"]
+__all__ = ["kill_with_children", "kill_with_parent"]
 
 _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
-def tied(command: Sequence[str]) -> list[str]:
+def kill_with_parent(command: Sequence[str]) -> list[str]:
     """The command line that runs `command` until this process ends.
 
     When `command` ends, or is ended, so is all that it has started. The process has the exit code
@@ -31,7 +31,7 @@ def tied(command: Sequence[str]) -> list[str]:
     return [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid()), *command]
 
 
-def kill_tied(process: subprocess.Popen[bytes]) -> None:
+def kill_with_children(process: subprocess.Popen[bytes]) -> None:
     """Ends a tied process with all that it has started, at once; does not wait for it."""
     if sys.platform != "linux":
         process.kill()

@@ -1,4 +1,4 @@
-"""Runs a command and ends whatever the command has started: a program of its own, see `tied`.
+"""Runs a command, and ends whatever the command has started. `kill_with_parent` uses it.
 
     python -I -S supervisor.py PARENT COMMAND...
 

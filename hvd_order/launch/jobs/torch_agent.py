@@ -43,7 +43,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.launch.jobs.kill_with_parent import kill_tied, tied
+from hvd_order.launch.jobs.kill_with_parent import kill_with_children, kill_with_parent
 from hvd_order.launch.jobs.rounds import Failure, Round, Stopped
 from hvd_order.launch.listening import listening_fd
 
@@ -111,7 +111,7 @@ def run_workers(
             if name.startswith("torch.distributed"):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
     rendezvous, files = _Rendezvous(source), _RankFiles(output_folder)
-    program, *arguments = tied(command)
+    program, *arguments = kill_with_parent(command)
     spec = WorkerSpec(
         role="worker",
         local_world_size=process_count,
@@ -245,7 +245,7 @@ class _Agent(LocalElasticAgent):
             raise SignalException(f"process {os.getpid()} got {name.name}", sigval=name)
         if isinstance(self._pcontext, SubprocessContext):
             for handler in self._pcontext.subprocess_handlers.values():
-                kill_tied(handler.proc)
+                kill_with_children(handler.proc)
 
     def _assign_worker_ranks(
         self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec

@@ -16,7 +16,7 @@ from hvd_order.launch.hosts import interface_address, is_this_host
 from hvd_order.launch.jobs.rounds import Stopped
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.servers.server_processes import ServerProcesses
-from hvd_order.launch.servers.server_starter import WishedServers
+from hvd_order.launch.servers.server_starter import ServerStarter
 from hvd_order.server.access.secret import new_secret
 
 __all__ = ["servers_running"]
@@ -66,7 +66,7 @@ def servers_running(request: LaunchRequest) -> Iterator[Mapping[str, str]]:
             servers.start()
         most = request.servers if request.max_servers is None else request.max_servers
         if request.min_servers is not None or request.max_servers is not None:
-            after.callback(WishedServers(store, secret, servers, most).close)
+            after.callback(ServerStarter(store, secret, servers, most).close)
         try:
             yield env
         except Stopped:

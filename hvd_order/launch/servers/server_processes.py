@@ -16,7 +16,7 @@ from pathlib import Path
 import hvd_order
 from hvd_order.launch.hosts import Host, is_this_host
 from hvd_order.launch.jobs.agent_process import ssh_command
-from hvd_order.launch.jobs.kill_with_parent import kill_tied, tied
+from hvd_order.launch.jobs.kill_with_parent import kill_with_children, kill_with_parent
 
 __all__ = ["ServerProcesses"]
 
@@ -83,7 +83,7 @@ class ServerProcesses:
     def _start_on(self, host: str) -> subprocess.Popen[bytes]:
         if is_this_host(host):
             env = {**self._own_env, **self._env}
-            return subprocess.Popen(tied([sys.executable, *self._arguments]), env=env)
+            return subprocess.Popen(kill_with_parent([sys.executable, *self._arguments]), env=env)
         path = os.pathsep.join([str(Path(hvd_order.__file__).parents[1]), *filter(None, sys.path)])
         program = shlex.join([sys.executable, "-c", _BOOT])
         process = subprocess.Popen(
@@ -111,7 +111,7 @@ class ServerProcesses:
             _end(processes, grace_s)
         except KeyboardInterrupt:
             for process in processes:
-                kill_tied(process)
+                kill_with_children(process)
             for process in processes:
                 process.wait()
 

@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from hvd_order.errors import NotTrusted
 from hvd_order.launch.servers.server_processes import ServerProcesses
-from hvd_order.server.access.signed_records import read_note, signed_note
-from hvd_order.server.access.ticket_queue import Arrivals, CountingStore
+from hvd_order.server.access.signed_records import read_record, signed_record
+from hvd_order.server.access.ticket_queue import CountingStore, TicketQueue
 
-__all__ = ["WishedServers"]
+__all__ = ["ServerStarter"]
 
 _LOOK_S = 0.2
 _PATIENCE = timedelta(seconds=60)  # for a number to be filled
@@ -31,7 +31,7 @@ class _Store(CountingStore, Protocol):
     def get(self, key: str, /) -> bytes: ...
 
 
-class WishedServers:
+class ServerStarter:
     """Looks for wishes, on a thread of its own."""
 
     def __init__(self, store: _Store, key: bytes, servers: ServerProcesses, most: int) -> None:
@@ -53,7 +53,7 @@ class WishedServers:
         self._thread.start()
 
     def _look(self) -> None:
-        arrivals = Arrivals(
+        arrivals = TicketQueue(
             self._store, f"{_ROOM}wishes", lambda number: f"{_ROOM}wish/{number}", _PATIENCE, _say
         )
         try:
@@ -75,7 +75,7 @@ class WishedServers:
     def _fulfil(self, number: int) -> None:
         key = f"{_ROOM}wish/{number}"
         try:
-            wish = read_note(self._key, f"wish {number}", bytes(self._store.get(key)))
+            wish = read_record(self._key, f"wish {number}", bytes(self._store.get(key)))
         except NotTrusted as error:
             _say(f"a wish is not followed: {error}")
             return
@@ -100,7 +100,7 @@ class WishedServers:
             _say(f"no server could be started: {answer['failed']}")
         self._store.set(
             f"{_ROOM}wish/{number}/answer",
-            signed_note(self._key, f"answer to wish {number}", answer),
+            signed_record(self._key, f"answer to wish {number}", answer),
         )
 
     def close(self) -> None:

@@ -16,17 +16,17 @@ from itertools import compress
 
 from hvd_order.plan.graph.graph import Graph, bits
 from hvd_order.plan.graph.synthetic import chain
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.orders.due_date import due_date
 from hvd_order.plan.steps.delivery import LinkQueue
 from hvd_order.plan.steps.program import play_steps, steady_step_s
 
 __all__ = ["chain_optimum_s", "program_optimum_s", "step_bound_s"]
 
-_IDLE = Link(0.0, 0.0, 0.0)
+_IDLE = LinkModel(0.0, 0.0, 0.0)
 
 
-def program_optimum_s(graph: Graph, link: Link) -> float:
+def program_optimum_s(graph: Graph, link: LinkModel) -> float:
     """Step time that no order of transfers can beat while ops run in program order. Attainable.
 
     Raises:
@@ -56,7 +56,7 @@ def chain_optimum_s(
     return play_steps(graph, due_date(graph, _IDLE), pieces, 0.0, fluid=True)
 
 
-def step_bound_s(graph: Graph, link: Link) -> float:
+def step_bound_s(graph: Graph, link: LinkModel) -> float:
     """Step time that no order of transfers *and* of ops can beat, on any number of resources.
 
     No step is shorter than the work of a resource, or than the bytes of all gradients. And for each

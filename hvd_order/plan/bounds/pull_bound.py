@@ -23,7 +23,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from hvd_order.plan.graph.graph import Graph, members
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.steps.delivery import transfer_s
 
 __all__ = ["PullBound", "pull_bound"]
@@ -44,7 +44,7 @@ class PullBound:
     exact: bool
 
 
-def pull_bound(graph: Graph, link: Link) -> PullBound:
+def pull_bound(graph: Graph, link: LinkModel) -> PullBound:
     """The shortest makespan, or a lower bound where a search would take too long.
 
     Exact up to 14 transfers on one compute resource, parameters that the same ops need counted

@@ -16,7 +16,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.document import Fields, read_document, write_document
 from hvd_order.plan.files.profile import parameter_from
 from hvd_order.plan.graph.graph import Graph, Parameter
-from hvd_order.plan.link.cut import Cut, Link
+from hvd_order.plan.link.cut import Cut, LinkModel
 
 __all__ = ["VERSION", "AgreementName", "Candidate", "Confirmed", "Plan", "read_plan"]
 
@@ -74,7 +74,7 @@ class Plan:
 
     model: str
     ranks: int
-    link: Link
+    link: LinkModel
     order: str
     parameters: tuple[Parameter, ...]
     agreement: AgreementName
@@ -177,7 +177,7 @@ def _plan(top: Fields) -> Plan:
     model = top.take("model", str)
     cluster = Fields(top.take("cluster", dict), '"cluster"')
     ranks = cluster.take("ranks", int)
-    link = Link(
+    link = LinkModel(
         *(cluster.take(k, float) for k in ("latency_s", "slice_cost_s", "seconds_per_byte"))
     )
     cluster.end()

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.document import Fields, read_document, write_document
 from hvd_order.plan.graph.graph import Graph, Op, Parameter, Phase
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 
 __all__ = [
     "LEAST_RUNS",
@@ -85,7 +85,7 @@ class MeasuredLink:
         backend: "gloo", "nccl", "horovod", ...
     """
 
-    link: Link
+    link: LinkModel
     ranks: int
     backend: str
 
@@ -239,4 +239,4 @@ def _link(content: Any) -> MeasuredLink:
         raise InvalidUsage(
             f'"link" has {ranks} ranks and {numbers}; expected 1 or more, and times not negative'
         )
-    return MeasuredLink(Link(*numbers), ranks, backend)
+    return MeasuredLink(LinkModel(*numbers), ranks, backend)

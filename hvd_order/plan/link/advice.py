@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 
 __all__ = ["Advice", "Mode", "Outlook", "advise", "run_line"]
 
@@ -89,7 +89,7 @@ def advise(outlook: Outlook) -> Advice:
     )
 
 
-def run_line(link: Link, size_bytes: int, ranks: int, step_s: float | None) -> str:
+def run_line(link: LinkModel, size_bytes: int, ranks: int, step_s: float | None) -> str:
     """One line at the start of a run, which has no profile: what is known, and what follows.
 
     A step is no shorter than its transfers nor than its computation, and no longer than both one

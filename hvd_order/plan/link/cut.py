@@ -19,12 +19,12 @@ from typing import Literal
 __all__ = [
     "PROBE_BYTES",
     "Cut",
-    "Link",
+    "LinkModel",
     "arrival_cut",
     "best_cut",
     "cut_of",
-    "hold_lead_s",
     "measured_link",
+    "reservation_lead_s",
 ]
 
 _SMALLEST_BYTES = 64 * 1024
@@ -75,7 +75,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkModel:
     """What a transport was measured to do.
 
     Attributes:
@@ -94,7 +94,7 @@ class Link:
         latency_s: float,
         small: tuple[int, int, float],
         large: tuple[int, int, float],
-    ) -> Link:
+    ) -> LinkModel:
         """Solves two measurements for the two unknowns.
 
         Args:
@@ -125,7 +125,7 @@ PROBE_BYTES = _LARGE[0] * _LARGE[1]
 """How much memory a transport needs to be measured."""
 
 
-def measured_link(time_stream: Callable[[list[int]], float]) -> Link:
+def measured_link(time_stream: Callable[[list[int]], float]) -> LinkModel:
     """Times some all-reduces of up to 4 MiB together, several times each.
 
     Args:
@@ -137,7 +137,7 @@ def measured_link(time_stream: Callable[[list[int]], float]) -> Link:
     for count, size_bytes in (_SMALL, _LARGE):
         took = _undisturbed(time_stream([size_bytes] * count) for _ in range(_ROUNDS))
         times.append((count, size_bytes, took))
-    return Link.from_streams(latency_s, *times)
+    return LinkModel.from_streams(latency_s, *times)
 
 
 def _undisturbed(seconds: Iterable[float]) -> float:
@@ -145,7 +145,7 @@ def _undisturbed(seconds: Iterable[float]) -> float:
     return quantiles(seconds, n=4)[0]
 
 
-def best_cut(link: Link, total_bytes: int, in_flight: int = 2) -> Cut:
+def best_cut(link: LinkModel, total_bytes: int, in_flight: int = 2) -> Cut:
     """The cut with the least sum of both costs for a model with so many bytes of gradients.
 
     Args:
@@ -170,7 +170,7 @@ def cut_of(
     return Cut(size, in_flight * size, policy)
 
 
-def hold_lead_s(link: Link, cut: Cut) -> float:
+def reservation_lead_s(link: LinkModel, cut: Cut) -> float:
     """How long before the most urgent gradient the last large slice should begin, in seconds.
 
     What is in flight then needs this long to arrive. The window is full or half full, so three

@@ -1,6 +1,6 @@
 """A latency-bandwidth model of a transport from timed streams of slices.
 
-The quick measurement before training (``Link.from_streams``) solves two streams; this one fits
+The quick measurement before training (``LinkModel.from_streams``) solves two streams; this one fits
 several, for a profile that others will calculate with.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 
 __all__ = ["Stream", "fit_link"]
 
@@ -29,7 +29,7 @@ class Stream:
     slice_s: float
 
 
-def fit_link(latency_s: float, streams: Sequence[Stream]) -> Link:
+def fit_link(latency_s: float, streams: Sequence[Stream]) -> LinkModel:
     """The line ``slice_cost_s + n seconds_per_byte`` with the least *relative* error.
 
     A millisecond off is nothing for 8 MiB and a lot for 64 KiB, so each stream counts by the
@@ -64,8 +64,8 @@ def fit_link(latency_s: float, streams: Sequence[Stream]) -> Link:
         # Sizes made no difference: the cost alone, and bytes that the largest slice hides in it.
         largest = max(stream.slice_bytes for stream in streams)
         cost_s, per_byte_s = x1 / xx, x1 / xx / largest / 100
-    # As Link.from_streams: slices hide each other's latency on an idle machine only.
-    return Link(latency_s, max(cost_s, latency_s / 2, 1e-6), per_byte_s)
+    # As LinkModel.from_streams: slices hide each other's latency on an idle machine only.
+    return LinkModel(latency_s, max(cost_s, latency_s / 2, 1e-6), per_byte_s)
 
 
 def _dot(a: Sequence[float], b: Sequence[float]) -> float:

@@ -6,13 +6,13 @@ import random
 
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities, ranked
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.steps.program import gradient_transfers
 
 __all__ = ["arrival", "random_order"]
 
 
-def arrival(graph: Graph, link: Link) -> Priorities:
+def arrival(graph: Graph, link: LinkModel) -> Priorities:
     """As gradients become ready, which is what DDP and Horovod do.
 
     What has no gradient (a parameter that is only pulled) counts as ready from the start, and such
@@ -23,7 +23,7 @@ def arrival(graph: Graph, link: Link) -> Priorities:
     return ranked({p.name: (ready.get(p.name, 0.0), i) for i, p in enumerate(graph.parameters)})
 
 
-def random_order(graph: Graph, link: Link, seed: int = 0) -> Priorities:
+def random_order(graph: Graph, link: LinkModel, seed: int = 0) -> Priorities:
     """Any order, the same for the same seed: the unordered pulls of a parameter server."""
     del link
     names = [parameter.name for parameter in graph.parameters]

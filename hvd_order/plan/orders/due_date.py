@@ -12,14 +12,14 @@ import math
 
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities, ranked
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.steps.delivery import deliver
 from hvd_order.plan.steps.program import first_uses, gradient_transfers, unhindered
 
 __all__ = ["due_date", "max_lateness_s"]
 
 
-def due_date(graph: Graph, link: Link) -> Priorities:
+def due_date(graph: Graph, link: LinkModel) -> Priorities:
     """Orders parameters by when their first reader starts if nothing waits.
 
     Parameters with one first reader share a priority. What no op reads is needed when its gradient
@@ -43,7 +43,7 @@ def due_date(graph: Graph, link: Link) -> Priorities:
 
 
 def max_lateness_s(
-    graph: Graph, priorities: Priorities, link: Link, slice_bytes: int | None = None
+    graph: Graph, priorities: Priorities, link: LinkModel, slice_bytes: int | None = None
 ) -> float:
     """How late the latest gradient is if no op waits for any; negative if all are early.
 

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.orders.slicing import Part, Slice
 from hvd_order.plan.steps.delivery import transfer_s
 from hvd_order.plan.steps.program import gradient_transfers
@@ -26,7 +26,7 @@ __all__ = ["best_merge", "merge_best", "merge_pairs", "mg_wfbp"]
 Groups = list[list[int]]
 
 
-def merge_pairs(ready_s: Sequence[float], size_bytes: Sequence[int], link: Link) -> Groups:
+def merge_pairs(ready_s: Sequence[float], size_bytes: Sequence[int], link: LinkModel) -> Groups:
     """MG-WFBP's rule, as published.
 
     Args:
@@ -55,7 +55,7 @@ def merge_pairs(ready_s: Sequence[float], size_bytes: Sequence[int], link: Link)
     return groups
 
 
-def merge_best(ready_s: Sequence[float], size_bytes: Sequence[int], link: Link) -> Groups:
+def merge_best(ready_s: Sequence[float], size_bytes: Sequence[int], link: LinkModel) -> Groups:
     """Neighbours in messages such that the last message ends as early as possible.
 
     The best end of the first j gradients is the least, over all last messages i..j, of the best end
@@ -83,7 +83,7 @@ def merge_best(ready_s: Sequence[float], size_bytes: Sequence[int], link: Link) 
     return groups[::-1]
 
 
-def mg_wfbp(graph: Graph, link: Link, priorities: Priorities) -> list[Slice]:
+def mg_wfbp(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
     """The messages of :func:`merge_pairs`, in order of arrival.
 
     Args:
@@ -93,7 +93,7 @@ def mg_wfbp(graph: Graph, link: Link, priorities: Priorities) -> list[Slice]:
     return _messages(graph, link, merge_pairs)
 
 
-def best_merge(graph: Graph, link: Link, priorities: Priorities) -> list[Slice]:
+def best_merge(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
     """The messages of :func:`merge_best`, in order of arrival.
 
     Args:
@@ -104,7 +104,9 @@ def best_merge(graph: Graph, link: Link, priorities: Priorities) -> list[Slice]:
 
 
 def _messages(
-    graph: Graph, link: Link, merge: Callable[[Sequence[float], Sequence[int], Link], Groups]
+    graph: Graph,
+    link: LinkModel,
+    merge: Callable[[Sequence[float], Sequence[int], LinkModel], Groups],
 ) -> list[Slice]:
     arriving = sorted(gradient_transfers(graph), key=lambda transfer: transfer.release_s)
     groups = merge(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.orders.baselines import arrival, random_order
 from hvd_order.plan.orders.due_date import due_date
 from hvd_order.plan.orders.merge import best_merge, mg_wfbp
@@ -17,7 +17,7 @@ from hvd_order.plan.orders.tic import tic
 
 __all__ = ["ORDERS", "SLICINGS", "order", "slices"]
 
-ORDERS: dict[str, Callable[[Graph, Link], Priorities]] = {
+ORDERS: dict[str, Callable[[Graph, LinkModel], Priorities]] = {
     "arrival": arrival,
     "due_date": due_date,
     "random": random_order,
@@ -26,7 +26,7 @@ ORDERS: dict[str, Callable[[Graph, Link], Priorities]] = {
 }
 """What goes first."""
 
-SLICINGS: dict[str, Callable[[Graph, Link, Priorities], list[Slice]]] = {
+SLICINGS: dict[str, Callable[[Graph, LinkModel, Priorities], list[Slice]]] = {
     "best_merge": best_merge,
     "mg_wfbp": mg_wfbp,
     "p3": p3,
@@ -35,7 +35,7 @@ SLICINGS: dict[str, Callable[[Graph, Link, Priorities], list[Slice]]] = {
 """What travels together."""
 
 
-def order(name: str, graph: Graph, link: Link) -> Priorities:
+def order(name: str, graph: Graph, link: LinkModel) -> Priorities:
     """Priorities of all parameters by the heuristic of that name.
 
     Raises:
@@ -46,7 +46,7 @@ def order(name: str, graph: Graph, link: Link) -> Priorities:
     return ORDERS[name](graph, link)
 
 
-def slices(name: str, graph: Graph, link: Link, priorities: Priorities) -> list[Slice]:
+def slices(name: str, graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
     """Slices of all gradients by the policy of that name.
 
     Raises:

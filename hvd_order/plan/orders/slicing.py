@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 
 __all__ = ["P3_SLICE_BYTES", "Part", "Slice", "p3", "whole_tensors"]
 
@@ -41,14 +41,14 @@ class Slice:
         return sum(part.size_bytes for part in self.parts)
 
 
-def whole_tensors(graph: Graph, link: Link, priorities: Priorities) -> list[Slice]:
+def whole_tensors(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
     """Each gradient by itself, however large: TicTac, and DDP without buckets."""
     del link
     return _cut(graph, priorities, max((1, *(p.size_bytes for p in graph.parameters))))
 
 
 def p3(
-    graph: Graph, link: Link, priorities: Priorities, slice_bytes: int = P3_SLICE_BYTES
+    graph: Graph, link: LinkModel, priorities: Priorities, slice_bytes: int = P3_SLICE_BYTES
 ) -> list[Slice]:
     """Large gradients in slices of equal size, small ones by themselves.
 

@@ -23,7 +23,7 @@ import math
 from hvd_order.plan.graph.graph import Graph, members
 from hvd_order.plan.graph.priorities import Priorities
 from hvd_order.plan.graph.properties import Outstanding
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.steps.delivery import transfer_s
 
 __all__ = ["tac"]
@@ -31,7 +31,7 @@ __all__ = ["tac"]
 _TICKS_PER_S = 10**12  # times are whole numbers of picoseconds, so that equal sums are equal
 
 
-def tac(graph: Graph, link: Link) -> Priorities:
+def tac(graph: Graph, link: LinkModel) -> Priorities:
     """Orders transfers by Eq. 6, one after the other; none share a priority.
 
     Remaining ties go to the parameter that the graph lists first. 4,655 ops with 363 parameters

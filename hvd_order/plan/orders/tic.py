@@ -5,12 +5,12 @@ from __future__ import annotations
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities, ranked
 from hvd_order.plan.graph.properties import impending
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 
 __all__ = ["tic"]
 
 
-def tic(graph: Graph, link: Link) -> Priorities:
+def tic(graph: Graph, link: LinkModel) -> Priorities:
     """Orders transfers by M+ where every transfer takes 1 and every op 0: by how few transfers
     unblock some op that needs this one and others.
 

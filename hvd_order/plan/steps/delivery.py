@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 
 __all__ = ["LinkQueue", "Transfer", "deliver", "piece_times", "transfer_s"]
 
@@ -29,12 +29,12 @@ class Transfer:
     due_s: float
 
 
-def transfer_s(size_bytes: int, link: Link) -> float:
+def transfer_s(size_bytes: int, link: LinkModel) -> float:
     """How long a message occupies the link: what each costs, and its bytes."""
     return link.slice_cost_s + size_bytes * link.seconds_per_byte
 
 
-def piece_times(size_bytes: int, link: Link, slice_bytes: int | None) -> list[float]:
+def piece_times(size_bytes: int, link: LinkModel, slice_bytes: int | None) -> list[float]:
     """How long each slice of a tensor occupies the link; all of it at no cost if None (fluid).
 
     Raises:
@@ -117,7 +117,7 @@ class LinkQueue:
 def deliver(
     transfers: Sequence[Transfer],
     priorities: Priorities,
-    link: Link,
+    link: LinkModel,
     slice_bytes: int | None = None,
 ) -> dict[str, float]:
     """When each transfer has arrived, by name, on the clock of its release.

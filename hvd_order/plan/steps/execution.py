@@ -16,7 +16,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from hvd_order.plan.graph.graph import Graph
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.steps.delivery import transfer_s
 from hvd_order.plan.steps.efficiency import Overlap, Span, overlap_of
 
@@ -43,7 +43,7 @@ def pull_order(graph: Graph, priorities: Mapping[str, int], pick: random.Random)
     return order
 
 
-def execute(graph: Graph, order: Sequence[int], link: Link) -> list[Span]:
+def execute(graph: Graph, order: Sequence[int], link: LinkModel) -> list[Span]:
     """What each resource does when.
 
     Args:
@@ -60,7 +60,7 @@ def execute(graph: Graph, order: Sequence[int], link: Link) -> list[Span]:
     return spans + _run_ops(graph, arrived)
 
 
-def pull_overlap(graph: Graph, order: Sequence[int], link: Link) -> Overlap:
+def pull_overlap(graph: Graph, order: Sequence[int], link: LinkModel) -> Overlap:
     """E and S of a step with pulls in this order."""
     return overlap_of(execute(graph, order, link))
 

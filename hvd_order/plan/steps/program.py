@@ -13,7 +13,7 @@ from itertools import pairwise
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.steps.delivery import LinkQueue, Transfer, piece_times
 
 __all__ = ["first_uses", "gradient_transfers", "play_steps", "steady_step_s", "unhindered"]
@@ -62,7 +62,7 @@ def gradient_transfers(graph: Graph) -> list[Transfer]:
 
 
 def steady_step_s(
-    graph: Graph, priorities: Priorities, link: Link, slice_bytes: int | None = None
+    graph: Graph, priorities: Priorities, link: LinkModel, slice_bytes: int | None = None
 ) -> float:
     """Step time in the steady state, transfers of a step overlapping with the next.
 

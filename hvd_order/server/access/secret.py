@@ -12,8 +12,9 @@ Both nonces are new for each link, so nothing that was recorded is of use again,
 in each HMAC, so nothing can be sent back where it came from.
 
 The connection is made after that, so it needs a proof of its own. Both ends derive keys that never
-travel through the store (`LinkKeys`). One signs the addresses by which they find each other, so
-nobody can write others there. Two numbers mark the frames (csrc/server/frame.h), one for each
+travel through the store (`ConnectionKeys`). One signs the addresses by which they find each other,
+so nobody can write others there.
+Two numbers mark the frames (csrc/server/wire/frame.h), one for each
 direction: who takes a connection in the place of an end hears at most the number of the other end,
 and that is refused where it would have to speak.
 
@@ -39,7 +40,7 @@ from hvd_order.bounded import answer_s, within
 from hvd_order.errors import InvalidUsage, NotTrusted, PeerLost, TransferTimeout
 from hvd_order.server.access.store_errors import first_line
 
-__all__ = ["AcceptedPeer", "LinkKeys", "Store", "accept", "join", "load_secret", "new_secret"]
+__all__ = ["AcceptedPeer", "ConnectionKeys", "Store", "accept", "join", "load_secret", "new_secret"]
 
 _VARIABLE = "HVD_ORDER_SECRET"
 _FILE_VARIABLE = "HVD_ORDER_SECRET_FILE"
@@ -72,7 +73,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
-class LinkKeys:
+class ConnectionKeys:
     """What the two ends of one link know and nobody else.
 
     Attributes:
@@ -96,7 +97,7 @@ class AcceptedPeer:
     """
 
     identity: str
-    keys: LinkKeys
+    keys: ConnectionKeys
 
 
 # ---------------------------------------------------------------------------------- the secret
@@ -163,7 +164,7 @@ def _read_private(path: str) -> str:
 
 def join(
     store: Store, link: str, secret: bytes, *, peer: str, server: str, timeout: timedelta
-) -> LinkKeys:
+) -> ConnectionKeys:
     """The peer's half: proves that it knows the secret, after the server has.
 
     Args:
@@ -290,12 +291,12 @@ class _Proofs:
         message = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
         return hmac.digest(self._secret, message, "sha256")
 
-    def keys(self, sender: str, receiver: str) -> LinkKeys:
+    def keys(self, sender: str, receiver: str) -> ConnectionKeys:
         sends, receives = (
             int.from_bytes(self.of(f"frames of the {role}")[:8], "little")
             for role in (sender, receiver)
         )
-        return LinkKeys(sends, receives, self.of("records"))
+        return ConnectionKeys(sends, receives, self.of("records"))
 
 
 def _parse_hello(hello: bytes) -> tuple[str, bytes]:

@@ -14,10 +14,10 @@ from typing import Any
 
 from hvd_order.errors import NotTrusted
 
-__all__ = ["read_note", "signed_note"]
+__all__ = ["read_record", "signed_record"]
 
 
-def signed_note(key: bytes, subject: str, content: Mapping[str, Any]) -> str:
+def signed_record(key: bytes, subject: str, content: Mapping[str, Any]) -> str:
     """A note as it stands in the store.
 
     Args:
@@ -29,7 +29,7 @@ def signed_note(key: bytes, subject: str, content: Mapping[str, Any]) -> str:
     return json.dumps([text, _proof(key, subject, text)])
 
 
-def read_note(key: bytes, subject: str, note: bytes) -> dict[str, Any]:
+def read_record(key: bytes, subject: str, note: bytes) -> dict[str, Any]:
     """What a note says.
 
     Raises:

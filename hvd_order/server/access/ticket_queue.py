@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
-__all__ = ["Arrivals", "CountingStore"]
+__all__ = ["CountingStore", "TicketQueue"]
 
 _MOST_OPEN = 256  # numbers that are waited for at a time; more are a stranger's doing
 
@@ -26,7 +26,7 @@ class CountingStore(Protocol):
         """Whether all keys are set."""
 
 
-class Arrivals:
+class TicketQueue:
     """The numbers whose keys have been filled, each once, in whatever order they are filled."""
 
     def __init__(

@@ -22,9 +22,9 @@ from statistics import median
 from hvd_order.errors import InvalidUsage
 from hvd_order.server.balance.assignment import Assignment
 from hvd_order.server.balance.exploration import STEPS, Exploration
-from hvd_order.server.balance.imbalance_detector import Alarm, imbalance
-from hvd_order.server.balance.rebalance import Move, level, longest_s, moves_between, taken_over
-from hvd_order.server.balance.speed_estimate import PATIENCE, Pace, seconds_per_byte
+from hvd_order.server.balance.imbalance_detector import ImbalanceDetector, imbalance
+from hvd_order.server.balance.rebalance import Move, longest_s, moves_between, rebalance, taken_over
+from hvd_order.server.balance.speed_estimate import PATIENCE, SpeedEstimate, seconds_per_byte
 from hvd_order.server.balance.trial import Trial, Verdict
 
 __all__ = ["Balancer", "Change"]
@@ -80,18 +80,18 @@ class Balancer:
         """
         self._assignment = assignment
         self._sizes = tuple(sizes)
-        self._paces = {server: Pace() for server in servers}
+        self._estimates = {server: SpeedEstimate() for server in servers}
         if len(self._sizes) != len(assignment.owner):
             raise InvalidUsage(
                 f"{len(assignment.owner)} slices have owners, {len(self._sizes)} have sizes"
             )
-        if not set(assignment.owner) <= set(self._paces):
+        if not set(assignment.owner) <= set(self._estimates):
             raise InvalidUsage(
-                f"slices belong to servers {sorted(set(assignment.owner) - set(self._paces))}, "
+                f"slices belong to servers {sorted(set(assignment.owner) - set(self._estimates))}, "
                 "which are not among those that live; give the slices of gone servers away first"
             )
         self._loads = self._loads_now()
-        self._alarm = Alarm()
+        self._detector = ImbalanceDetector()
         self._trial: Trial | None = None
         self._look_again = False  # at a correction, when it has settled
         self._settling = _WARM_UP
@@ -107,11 +107,13 @@ class Balancer:
 
     def speeds(self) -> dict[int, float]:
         """Bytes a second by server; the median for those that have served nothing yet."""
-        known = [pace.mean for pace in self._paces.values() if pace.mean is not None]
+        known = [
+            estimate.mean for estimate in self._estimates.values() if estimate.mean is not None
+        ]
         usual = median(known) if known else 1.0
         return {
-            server: 1 / (usual if pace.mean is None else pace.mean)
-            for server, pace in self._paces.items()
+            server: 1 / (usual if estimate.mean is None else estimate.mean)
+            for server, estimate in self._estimates.items()
         }
 
     def step(
@@ -133,7 +135,7 @@ class Balancer:
         """
         if version is not None and version != self._assignment.version:
             return None
-        measured = seconds_per_byte(figures, self._paces)
+        measured = seconds_per_byte(figures, self._estimates)
         served = sum(figures[server][0] for server in measured)
         self._passes = served / max(sum(self._sizes), 1) or self._passes
         times_s = {
@@ -150,10 +152,10 @@ class Balancer:
         if self._settling:
             self._settling -= 1
             return None
-        changed = [self._paces[server].add(pace) for server, pace in measured.items()]
+        changed = [self._estimates[server].add(estimate) for server, estimate in measured.items()]
         if len(times_s) < sum(load > 0 for load in self._loads.values()) or not times_s:
             return None  # some server said nothing: no telling how long the step was
-        alarmed = self._alarm.step(imbalance(times_s, self._loads), self._noise())
+        alarmed = self._detector.step(imbalance(times_s, self._loads), self._noise())
         self._seen_s.append(step_s)
         if trial is not None:
             trial.news |= any(changed)
@@ -163,7 +165,7 @@ class Balancer:
         if alarmed:
             correction = self._correct()
             if correction is None:
-                self._alarm.futile()
+                self._detector.futile()
             return correction
         if self._look_again and len(self._seen_s) == _SEEN:  # by now speeds are known better
             self._look_again = False
@@ -187,15 +189,17 @@ class Balancer:
         """
         if not servers:
             raise InvalidUsage("a parameter server has to live for every slice; all are gone")
-        if set(servers) == set(self._paces):
+        if set(servers) == set(self._estimates):
             return None
-        new = [server for server in servers if server not in self._paces]
-        self._paces = {server: self._paces.get(server) or Pace() for server in servers}
+        new = [server for server in servers if server not in self._estimates]
+        self._estimates = {
+            server: self._estimates.get(server) or SpeedEstimate() for server in servers
+        }
         speeds = self.speeds()
         owner = taken_over(self._assignment.owner, self._sizes, speeds)
         if new:
-            owner = level(owner, self._sizes, speeds, receivers=new)
-        self._alarm = Alarm()
+            owner = rebalance(owner, self._sizes, speeds, receivers=new)
+        self._detector = ImbalanceDetector()
         self._exploration.found()
         self._trial = None
         return self._change_to(owner, "servers")
@@ -215,10 +219,10 @@ class Balancer:
         return {server: speed / self._passes for server, speed in self.speeds().items()}
 
     def _noise(self) -> float:
-        return median(pace.noise for pace in self._paces.values())
+        return median(estimate.noise for estimate in self._estimates.values())
 
     def _loads_now(self) -> dict[int, int]:
-        return {**dict.fromkeys(self._paces, 0), **self._assignment.loads(self._sizes)}
+        return {**dict.fromkeys(self._estimates, 0), **self._assignment.loads(self._sizes)}
 
     def _on_trial(self, trial: Trial, step_s: float) -> Change | None:
         verdict = trial.step(step_s)
@@ -228,7 +232,7 @@ class Balancer:
         if not trial.probe:
             if verdict is Verdict.KEEP:
                 return self._go_on()
-            self._alarm.futile()
+            self._detector.futile()
             return self._roll_back(trial)
         if trial.news and (correction := self._correct()):
             return correction
@@ -240,7 +244,7 @@ class Balancer:
 
     def _correct(self) -> Change | None:
         """What measurements ask for, if it is worth it."""
-        correction = self._levelled(self._noise())
+        correction = self._rebalanced(self._noise())
         self._look_again = correction is not None
         return correction
 
@@ -250,23 +254,23 @@ class Balancer:
         speeds = self.speeds()
         times_s = {server: load / speeds[server] for server, load in self._loads.items() if load}
         late = max(imbalance(times_s, self._loads).values())
-        return self._levelled(doubt) if late > _STILL + doubt else None
+        return self._rebalanced(doubt) if late > _STILL + doubt else None
 
-    def _levelled(self, doubt: float) -> Change | None:
+    def _rebalanced(self, doubt: float) -> Change | None:
         """A correction. ``doubt``: a gain of so much may be noise."""
         now, speeds = self._assignment.owner, self.speeds()
-        in_the_end = level(now, self._sizes, speeds)
+        in_the_end = rebalance(now, self._sizes, speeds)
         before_s, after_s = (longest_s(each, self._sizes, speeds) for each in (now, in_the_end))
         if after_s > (_WORTH - doubt) * before_s:
             return None
-        owner = level(now, self._sizes, speeds, most_bytes=_ROUND * sum(self._sizes))
+        owner = rebalance(now, self._sizes, speeds, most_bytes=_ROUND * sum(self._sizes))
         self._trial = Trial(now, list(self._seen_s)[-PATIENCE:], PATIENCE, probe=False)
         return self._change_to(owner, "correction")
 
     def _probe(self) -> Change | None:
         """A guess, if it is time for one and it may cost what it would by all that is known."""
-        ready = self._explore and len(self._seen_s) == _SEEN and self._alarm.quiet
-        if not ready or len(self._paces) < 2 or not self._exploration.is_time():
+        ready = self._explore and len(self._seen_s) == _SEEN and self._detector.quiet
+        if not ready or len(self._estimates) < 2 or not self._exploration.is_time():
             return None
         now, speeds = self._assignment.owner, self.speeds()
         owner = self._exploration.guess(now, self._sizes, speeds)
@@ -286,7 +290,7 @@ class Balancer:
         self._loads = self._loads_now()
         self._settling = _WARM_UP
         self._seen_s.clear()
-        self._alarm.changed()
-        for pace in self._paces.values():
-            pace.loosen()
+        self._detector.changed()
+        for estimate in self._estimates.values():
+            estimate.loosen()
         return Change(self._assignment, moves, why)

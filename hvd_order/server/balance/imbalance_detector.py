@@ -7,7 +7,7 @@ from statistics import median
 
 from hvd_order.server.balance.speed_estimate import PATIENCE, clear
 
-__all__ = ["Alarm", "imbalance"]
+__all__ = ["ImbalanceDetector", "imbalance"]
 
 _FORGET = 64  # steps after which half of the patience gained is lost again
 _MOST = 64  # steps of patience with all servers
@@ -35,7 +35,7 @@ def imbalance(times_s: Mapping[int, float], loads: Mapping[int, int]) -> dict[in
     }
 
 
-class Alarm:
+class ImbalanceDetector:
     """Goes off when a server is clearly late or early for some steps in a row.
 
     Each time makes it more patient, and quiet times less: where servers change faster than slices

@@ -7,7 +7,7 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Move", "level", "longest_s", "moves_between", "shortest_s", "taken_over"]
+__all__ = ["Move", "longest_s", "moves_between", "rebalance", "shortest_s", "taken_over"]
 
 _ENOUGH = 1.02  # times the time that would be ideal without slices
 _LOOK_AT = 32  # slices of a size, evenly spread; more would hardly be better, but slow
@@ -52,7 +52,7 @@ def longest_s(owner: Sequence[int], sizes: Sequence[int], speeds: Mapping[int, f
     return max(load[server] / speed for server, speed in speeds.items())
 
 
-def level(
+def rebalance(
     owner: Sequence[int],
     sizes: Sequence[int],
     speeds: Mapping[int, float],

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 
 from hvd_order.errors import InvalidUsage
 
-__all__ = ["PATIENCE", "Pace", "clear", "seconds_per_byte"]
+__all__ = ["PATIENCE", "SpeedEstimate", "clear", "seconds_per_byte"]
 
 PATIENCE = 4
 """Steps in a row that must say the same before it is believed."""
@@ -48,7 +48,7 @@ def seconds_per_byte(
     }
 
 
-class Pace:
+class SpeedEstimate:
     """Seconds per byte of one server.
 
     A moving average that leaves out what is clearly off. If four measurements in a row are off to

@@ -1,4 +1,4 @@
-"""torch.distributed as the carrier: a thin layer over what `hvd_order.torch` has.
+"""torch.distributed as the backend: a thin layer over what `hvd_order.torch` has.
 
 The only module of this package that knows PyTorch.
 """
@@ -180,8 +180,8 @@ class _Rounds:
     what they have begun.
     """
 
-    def __init__(self, handover: native.Handover, log: StepLog) -> None:
-        self._handover = handover
+    def __init__(self, queue: native.OpGradientQueue, log: StepLog) -> None:
+        self._queue = queue
         self._log = log
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="hvd_order rounds", daemon=True)
@@ -195,18 +195,18 @@ class _Rounds:
     def catch_up(self) -> None:
         """Notes what has begun until now."""
         with self._lock:
-            while self._log.count < self._handover.rounds:
+            while self._log.count < self._queue.rounds:
                 self._log.note("round")
 
     def end(self) -> None:
-        """The handover is closed; waits for the thread, which must not outlive the interpreter."""
+        """The queue is closed; waits for the thread, which must not outlive the interpreter."""
         # Not for long: garbage may be collected on that very thread, or under the log's lock.
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
         known = 0
-        while (rounds := self._handover.wait_for_round(known)) is not None:
+        while (rounds := self._queue.wait_for_round(known)) is not None:
             known = rounds
             self.catch_up()
 
@@ -250,8 +250,8 @@ class RegisteredGradients:
         plan = static_plan.arrival_plan(layout) if host.agreement == "planned" else []
         host.add_model(agreed.model, layout, self._flat, plan)
         places = laid_out.places(lambda i: self._flat[i].data_ptr(), layout.tensor_offset)
-        self._handover = native.Handover(host.engine, agreed.model, places)
-        self._rounds = _Rounds(self._handover, steps.open(host.process_set, self))
+        self._queue = native.OpGradientQueue(host.engine, agreed.model, places)
+        self._rounds = _Rounds(self._queue, steps.open(host.process_set, self))
         self._host: Callable[[], EngineHost | None] = weakref.ref(host)
         self._model = agreed.model
         self._is_closed = False
@@ -259,18 +259,18 @@ class RegisteredGradients:
     @property
     def number(self) -> int:
         """By which operators know it."""
-        return self._handover.number
+        return self._queue.number
 
     @property
     def posts(self) -> int:
         """How many gradients this process has posted."""
-        return self._handover.posts
+        return self._queue.posts
 
     def prepare_to_join(self) -> None:
         """Finishes a round that an operator which failed has left unfinished."""
         if self._is_closed:
             return
-        self._handover.stand_in(self._handover.rounds)
+        self._queue.stand_in(self._queue.rounds)
         self._rounds.catch_up()
 
     def stand_in(self, event: str) -> None:
@@ -280,17 +280,17 @@ class RegisteredGradients:
                 "another rank exchanges gradients that this rank has given up after an error; "
                 "join() cannot stand in for them"
             )
-        self._handover.stand_in(self._rounds.noted + 1)
+        self._queue.stand_in(self._rounds.noted + 1)
         self._rounds.catch_up()
 
     def end_join(self) -> None:
         """Waits until the last zeros are back: the next gradients may come."""
-        self._handover.wait_until_idle()
+        self._queue.wait_until_idle()
 
     def close(self) -> None:
         """Ends what is under way with an error; a second call does nothing."""
         self._is_closed = True
-        self._handover.close()
+        self._queue.close()
         self._rounds.end()
         host = self._host()
         self._host = lambda: None

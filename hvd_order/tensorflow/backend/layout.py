@@ -18,31 +18,40 @@ class Arrangement:
     """Gradients in order of urgency, those of a dtype in one buffer.
 
     Attributes:
-        slots: place of each in the exchange, by its number in the engine.
+        positions: place of each in the exchange, by its number in the engine.
         tensors: (name, padded size in bytes, buffer) of each, for ``SliceLayout``.
         sizes: without padding, in bytes.
         dtypes: of the buffers.
     """
 
-    slots: list[int]
+    positions: list[int]
     tensors: list[tuple[str, int, int]]
     sizes: list[int]
     dtypes: list[str]
 
     @classmethod
     def of(
-        cls, gradients: Sequence[Gradient], slots: Sequence[int], item_bytes: Callable[[str], int]
+        cls,
+        gradients: Sequence[Gradient],
+        positions: Sequence[int],
+        item_bytes: Callable[[str], int],
     ) -> Arrangement:
-        """Of the gradients in the order of `slots`; ``item_bytes`` tells a dtype's element size."""
+        """Lays out the gradients in the order of `positions`.
+
+        Args:
+            gradients: all of the exchange.
+            positions: the order, as indices into `gradients`.
+            item_bytes: size of an element, by dtype.
+        """
         buffers: dict[str, int] = {}
         tensors, sizes = [], []
-        for one in (gradients[slot] for slot in slots):
+        for one in (gradients[position] for position in positions):
             buffer = buffers.setdefault(one.dtype, len(buffers))
             size_bytes = math.prod(one.shape) * item_bytes(one.dtype)
             padded = -(-max(size_bytes, 1) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
             sizes.append(size_bytes)
             tensors.append((one.name, padded, buffer))
-        return cls(list(slots), tensors, sizes, list(buffers))
+        return cls(list(positions), tensors, sizes, list(buffers))
 
     @property
     def size_bytes(self) -> int:
@@ -52,15 +61,15 @@ class Arrangement:
     def places(
         self, address_of: Callable[[int], int], offset_of: Callable[[int], int]
     ) -> list[tuple[str, int, int, int]]:
-        """(name, number in the engine, address, size in bytes) by slot, for ``Handover``.
+        """(name, tensor, address, size in bytes) by position, for ``OpGradientQueue``.
 
         Args:
             address_of: of a buffer.
             offset_of: of a tensor in its buffer.
         """
-        places: list[tuple[str, int, int, int]] = [("", 0, 0, 0)] * len(self.slots)
-        for tensor, slot in enumerate(self.slots):
+        places: list[tuple[str, int, int, int]] = [("", 0, 0, 0)] * len(self.positions)
+        for tensor, position in enumerate(self.positions):
             name, _, buffer = self.tensors[tensor]
             address = address_of(buffer) + offset_of(tensor)
-            places[slot] = (name, tensor, address, self.sizes[tensor])
+            places[position] = (name, tensor, address, self.sizes[tensor])
         return places

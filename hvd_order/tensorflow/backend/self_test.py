@@ -25,8 +25,8 @@ _LATE_S = 0.05  # long after the compute function has returned
 _FAILED = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
 
 
-class _Slot(ctypes.Structure):
-    _fields_ = (("exchange", ctypes.c_uint32), ("slot", ctypes.c_uint32))
+class _Position(ctypes.Structure):
+    _fields_ = (("exchange", ctypes.c_uint32), ("index", ctypes.c_uint32))
 
 
 class _Taker(ctypes.Structure):
@@ -39,9 +39,9 @@ class _Taker(ctypes.Structure):
 
 
 _POST = ctypes.CFUNCTYPE(
-    ctypes.c_int, _Slot, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, _FAILED
+    ctypes.c_int, _Position, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, _FAILED
 )
-_TAKE = ctypes.CFUNCTYPE(None, _Slot, ctypes.POINTER(_Taker))
+_TAKE = ctypes.CFUNCTYPE(None, _Position, ctypes.POINTER(_Taker))
 
 
 class _Api(ctypes.Structure):
@@ -60,22 +60,24 @@ class _Engine:
         api: the function table (csrc/tensorflow/engine_api.h).
     """
 
-    REFUSED = 7  # the slot whose gradient never gets a sum
+    REFUSED = 7  # the position whose gradient never gets a sum
 
     def __init__(self) -> None:
         self._posted: dict[tuple[int, int], bytes] = {}
         self.api = _Api(1, ctypes.sizeof(_Api), _POST(self._post), _TAKE(self._take))
 
-    def _post(self, slot: _Slot, data: int, size: int, _context: int, _failed: object) -> int:
-        self._posted[slot.exchange, slot.slot] = ctypes.string_at(data, size)
+    def _post(
+        self, position: _Position, data: int, size: int, _context: int, _failed: object
+    ) -> int:
+        self._posted[position.exchange, position.index] = ctypes.string_at(data, size)
         return 1
 
-    def _take(self, slot: _Slot, pointer: Any) -> None:
+    def _take(self, position: _Position, pointer: Any) -> None:
         taker = _Taker.from_buffer_copy(pointer.contents)
-        data = self._posted.pop((slot.exchange, slot.slot))
+        data = self._posted.pop((position.exchange, position.index))
 
         def end() -> None:
-            if slot.slot == self.REFUSED:
+            if position.index == self.REFUSED:
                 taker.failed(taker.context, 2, b"PeerLost: as it should")
             else:
                 taker.receive(taker.context, data, len(data))
@@ -91,16 +93,16 @@ def _gradients(ops: Any) -> None:
     @tf.function
     def reduce(x: tf.Tensor) -> list[tf.Tensor]:
         return [
-            ops.hvd_order_reduce(v.handle, x + float(i), exchange=1, slot=i)
+            ops.hvd_order_reduce(v.handle, x + float(i), exchange=1, position=i)
             for i, v in enumerate(variables)
         ]
 
     @tf.function
     def post_and_take(x: tf.Tensor) -> list[tf.Tensor]:
         for i, v in enumerate(variables):
-            ops.hvd_order_post(v.handle, x + float(i), exchange=2, slot=i)
+            ops.hvd_order_post(v.handle, x + float(i), exchange=2, position=i)
         return [
-            ops.hvd_order_take(v.handle, T=tf.float32, shape=[3, 2], exchange=2, slot=i)
+            ops.hvd_order_take(v.handle, T=tf.float32, shape=[3, 2], exchange=2, position=i)
             for i, v in enumerate(variables)
         ]
 
@@ -110,7 +112,7 @@ def _gradients(ops: Any) -> None:
             for i, y in enumerate(function(x)):
                 np.testing.assert_array_equal(y, x + float(i))
     try:
-        ops.hvd_order_reduce(variables[0].handle, x, exchange=1, slot=_Engine.REFUSED)
+        ops.hvd_order_reduce(variables[0].handle, x, exchange=1, position=_Engine.REFUSED)
         message = "nothing was raised"
     except tf.errors.AbortedError as error:
         message = str(error)

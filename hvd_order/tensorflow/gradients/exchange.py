@@ -16,7 +16,7 @@ import tensorflow as tf
 from hvd_order.errors import HvdOrderError, ModelMismatch
 from hvd_order.tensorflow.backend import op_library
 from hvd_order.tensorflow.backend.failures import as_both, translated
-from hvd_order.tensorflow.backend.interface import Gradient, GradientModel, started_carrier
+from hvd_order.tensorflow.backend.interface import Gradient, GradientModel, started_backend
 from hvd_order.tensorflow.gradients.consumption import consumption_order
 from hvd_order.tensorflow.ops import process
 
@@ -28,9 +28,8 @@ _Key = tuple[int, tuple[tuple[int, str], ...]]  # process set; id of each variab
 class Exchange:
     """The gradients of some variables in one process set.
 
-    The n-th variable's gradient is slot n of the engine's model. An operator gets the variable's
-    handle as well: so TensorFlow orders it with whoever reads or writes this variable, and with
-    nobody else.
+    The n-th variable's gradient has position n in the engine's model. An operator also gets the
+    variable's handle, so TensorFlow orders it with the readers and writers of this variable only.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Exchange:
             for name, variable, dtype in zip(names, variables, dtypes, strict=True)
         ]
         try:
-            self.model: GradientModel = started_carrier().register(
+            self.model: GradientModel = started_backend().register(
                 gradients, consumption_order(variables), process_set
             )
         except ModelMismatch as error:
@@ -67,8 +66,10 @@ class Exchange:
         ops, number = op_library.load().ops, self.model.number
         if not tf.executing_eagerly():
             sums = []
-            for slot, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
-                total = ops.hvd_order_reduce(variable.handle, gradient, exchange=number, slot=slot)
+            for position, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+                total = ops.hvd_order_reduce(
+                    variable.handle, gradient, exchange=number, position=position
+                )
                 total.set_shape(gradient.shape)
                 sums.append(total)
             return sums
@@ -82,17 +83,17 @@ class Exchange:
     def post(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         """Hands over a gradient for each variable; returns before they are summed."""
         ops, number = op_library.load().ops, self.model.number
-        for slot, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
-            ops.hvd_order_post(variable.handle, gradient, exchange=number, slot=slot)
+        for position, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            ops.hvd_order_post(variable.handle, gradient, exchange=number, position=position)
 
     def take(self, dtypes: Sequence[tf.DType], variables: Sequence[Any]) -> list[Any]:
         """The sums of what was posted. In a graph, each waits for itself alone."""
         ops, number = op_library.load().ops, self.model.number
         sums = []
-        for slot, (variable, dtype) in enumerate(zip(variables, dtypes, strict=True)):
+        for position, (variable, dtype) in enumerate(zip(variables, dtypes, strict=True)):
             shape = variable.shape.as_list()
             total = ops.hvd_order_take(
-                variable.handle, T=dtype, shape=shape, exchange=number, slot=slot
+                variable.handle, T=dtype, shape=shape, exchange=number, position=position
             )
             total.set_shape(shape)
             sums.append(total)

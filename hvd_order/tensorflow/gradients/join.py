@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_order.tensorflow.backend.interface import started_carrier
+from hvd_order.tensorflow.backend.interface import started_backend
 from hvd_order.tensorflow.gradients import deferred_updates
 
 __all__ = ["join"]
@@ -27,6 +27,6 @@ def join() -> int:
         HorovodInternalError: another rank died, shut down, or failed.
         TransferTimeout: nothing was heard of the others for ``HVD_ORDER_TIMEOUT``.
     """
-    carrier = started_carrier()
+    backend = started_backend()
     deferred_updates.flush()
-    return carrier.join()
+    return backend.join()

@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from hvd_order.tensorflow.backend.failures import translated
-from hvd_order.tensorflow.backend.interface import started_carrier
+from hvd_order.tensorflow.backend.interface import started_backend
 from hvd_order.tensorflow.gradients import deferred_updates
 from hvd_order.tensorflow.keras.overlap import OverlappedStep
 
@@ -105,7 +105,7 @@ def say_why_not() -> None:
     model = _fitting[-1]
     if (
         not isinstance(model.train_function, _TrainFunction)
-        and started_carrier().config().cross_iteration
+        and started_backend().config().cross_iteration
     ):
         _told.add(model)
         _log.info(
@@ -143,7 +143,7 @@ def change_trainer(is_distributed: Callable[[Any], bool]) -> None:
         if self.train_function is before or not distributed:
             return self.train_function
         # Alone there is nothing to wait for.
-        overlaps = started_carrier().size() > 1 and started_carrier().config().cross_iteration
+        overlaps = started_backend().size() > 1 and started_backend().config().cross_iteration
         if overlaps and not self.run_eagerly:
             self.train_function = _TrainFunction(self, self.train_function)
         return self.train_function

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from hvd_order.errors import HvdOrderError
 from hvd_order.tensorflow.backend.failures import translated
-from hvd_order.tensorflow.backend.interface import started_carrier
+from hvd_order.tensorflow.backend.interface import started_backend
 from hvd_order.tensorflow.gradients import deferred_updates
 from hvd_order.tensorflow.gradients.deferred import DeferredGradients, NotDeferrable
 from hvd_order.tensorflow.gradients.step import tensorflow_variable
@@ -328,5 +328,5 @@ def overlapped_function(step: Callable[..., Any], **options: Any) -> Callable[..
     def build(one: Callable[..., Any]) -> Callable[..., Any]:
         return tf.function(one, **options)  # type: ignore[no-any-return]
 
-    overlap = started_carrier().config().cross_iteration
+    overlap = started_backend().config().cross_iteration
     return OverlappedStep(step, build, build(step)) if overlap else build(step)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_order.reduce_op import Average, Sum
-from hvd_order.tensorflow.backend.interface import Collective, started_carrier
+from hvd_order.tensorflow.backend.interface import Collective, started_backend
 from hvd_order.tensorflow.ops.collectives import execute
 from hvd_order.tensorflow.ops.process_sets import members
 from hvd_order.tensorflow.ops.requests import collective_of
@@ -51,7 +51,7 @@ def _average(collective: Collective, incoming: list[Any]) -> list[Any]:
 def _of_allgather(collective: Collective, operator: Any, incoming: list[Any]) -> list[Any]:
     """This rank's rows of the average over all ranks."""
     ranks = members(collective.process_set)
-    mine = ranks.index(started_carrier().rank())
+    mine = ranks.index(started_backend().rank())
     gather = Collective("allgather", process_set=collective.process_set)
     results = []
     averaged = _average(collective, incoming)
@@ -67,7 +67,7 @@ def _of_allgather(collective: Collective, operator: Any, incoming: list[Any]) ->
 def _of_broadcast(collective: Collective, operator: Any, incoming: list[Any]) -> list[Any]:
     """The average over all ranks on the root, zero elsewhere."""
     averaged = _average(collective, incoming)
-    if started_carrier().rank() != collective.root_rank:
+    if started_backend().rank() != collective.root_rank:
         averaged = [tf.zeros_like(one) for one in averaged]
     return _like(averaged, operator)
 

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.tensorflow.backend.interface import started_carrier
+from hvd_order.tensorflow.backend.interface import started_backend
 from hvd_order.tensorflow.ops.collectives import broadcast_
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set, number_of
 
@@ -85,7 +85,7 @@ def broadcast_object(
         HorovodInternalError: the root's object cannot be pickled (raised on every rank).
     """
     number = number_of(process_set)
-    return started_carrier().broadcast_object(obj, root_rank, name, number)
+    return started_backend().broadcast_object(obj, root_rank, name, number)
 
 
 def broadcast_object_fn(
@@ -105,4 +105,4 @@ def allgather_object(
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
     """Every rank's object, in rank order, on every rank; they travel pickled."""
-    return started_carrier().allgather_object(obj, name, number_of(process_set))
+    return started_backend().allgather_object(obj, name, number_of(process_set))

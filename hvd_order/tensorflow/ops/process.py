@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.tensorflow.backend import op_library
-from hvd_order.tensorflow.backend.interface import carrier, started_carrier
+from hvd_order.tensorflow.backend.interface import backend, started_backend
 from hvd_order.tensorflow.ops import requests
 from hvd_order.tensorflow.ops.call_order import refuse_in_data_functions
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, add_process_set, forget_all
@@ -78,7 +78,7 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
         return
     library = op_library.load()  # before the others wait for this rank
     refuse_in_data_functions()
-    carries = carrier()
+    carries = backend()
     carries.init(comm)
     library.set_engine_api(carries.engine_api())
     requests.start_serving(library, carries)
@@ -107,7 +107,7 @@ def shutdown() -> None:
             callback()
     except HvdOrderError as error:
         _log.warning("the updates of the last step were not applied: %s", error)
-    started_carrier().shutdown()
+    started_backend().shutdown()
 
 
 def is_initialized() -> bool:
@@ -117,32 +117,32 @@ def is_initialized() -> bool:
 
 def rank() -> int:
     """This process's number, from 0 to ``size() - 1``."""
-    return started_carrier().rank()
+    return started_backend().rank()
 
 
 def size() -> int:
     """How many processes the job has."""
-    return started_carrier().size()
+    return started_backend().size()
 
 
 def local_rank() -> int:
     """This process's number among those of its host."""
-    return started_carrier().local_rank()
+    return started_backend().local_rank()
 
 
 def local_size() -> int:
     """How many processes of the job this host has."""
-    return started_carrier().local_size()
+    return started_backend().local_size()
 
 
 def cross_rank() -> int:
     """This host's number among the hosts that have a process of this local rank."""
-    return started_carrier().cross_rank()
+    return started_backend().cross_rank()
 
 
 def cross_size() -> int:
     """How many hosts have a process of this local rank."""
-    return started_carrier().cross_size()
+    return started_backend().cross_size()
 
 
 def is_homogeneous() -> bool:
@@ -152,42 +152,42 @@ def is_homogeneous() -> bool:
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Begins to record when slices travel; `stop_timeline` writes it on rank 0."""
-    started_carrier().start_timeline(file_path, mark_cycles)
+    started_backend().start_timeline(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
     """Writes what was recorded."""
-    started_carrier().stop_timeline()
+    started_backend().stop_timeline()
 
 
 def mpi_threads_supported() -> bool:
     """Whether MPI may be used beside; an error where MPI is not in use."""
-    return bool(carrier().supports("mpi_threads_supported"))
+    return bool(backend().supports("mpi_threads_supported"))
 
 
 def mpi_enabled() -> bool:
     """Whether this job communicates over MPI."""
-    return bool(carrier().supports("mpi_enabled"))
+    return bool(backend().supports("mpi_enabled"))
 
 
 def mpi_built() -> bool:
     """Whether what carries bytes has MPI."""
-    return bool(carrier().supports("mpi_built"))
+    return bool(backend().supports("mpi_built"))
 
 
 def gloo_enabled() -> bool:
     """Whether Gloo can be used."""
-    return bool(carrier().supports("gloo_enabled"))
+    return bool(backend().supports("gloo_enabled"))
 
 
 def gloo_built() -> bool:
     """Whether what carries bytes has Gloo."""
-    return bool(carrier().supports("gloo_built"))
+    return bool(backend().supports("gloo_built"))
 
 
 def nccl_built() -> int:
     """NCCL's version as one number, 0 without NCCL."""
-    return carrier().supports("nccl_built")
+    return backend().supports("nccl_built")
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
@@ -207,9 +207,9 @@ def ccl_built() -> bool:
 
 def cuda_built() -> bool:
     """Whether what carries bytes was built for CUDA."""
-    return bool(carrier().supports("cuda_built"))
+    return bool(backend().supports("cuda_built"))
 
 
 def rocm_built() -> bool:
     """Whether what carries bytes was built for ROCm."""
-    return bool(carrier().supports("rocm_built"))
+    return bool(backend().supports("rocm_built"))

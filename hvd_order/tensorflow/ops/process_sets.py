@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.process_set import RankSet
-from hvd_order.tensorflow.backend.interface import started_carrier
+from hvd_order.tensorflow.backend.interface import started_backend
 
 __all__ = [
     "ProcessSet",
@@ -24,7 +24,7 @@ class ProcessSet(RankSet):
 
     @staticmethod
     def _own_rank() -> int:
-        return started_carrier().rank()
+        return started_backend().rank()
 
     def __str__(self) -> str:
         ranks = "all" if self is global_process_set else self.ranks
@@ -38,7 +38,7 @@ class _GlobalProcessSet(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:
-        return list(range(started_carrier().size()))
+        return list(range(started_backend().size()))
 
 
 global_process_set: ProcessSet = _GlobalProcessSet()
@@ -58,7 +58,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    process_set.process_set_id = started_carrier().add_process_set(process_set.ranks)
+    process_set.process_set_id = started_backend().add_process_set(process_set.ranks)
     _registered[process_set.process_set_id] = process_set
     return process_set
 
@@ -72,7 +72,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     number = process_set.process_set_id
     if number is None or _registered.get(number) is not process_set:
         return False
-    removed = started_carrier().remove_process_set(number)
+    removed = started_backend().remove_process_set(number)
     del _registered[number]
     process_set.process_set_id = None
     return removed
@@ -92,7 +92,7 @@ def number_of(process_set: ProcessSet) -> int:
         NotInitialized: before ``init()``.
         InvalidUsage: the set is not registered, or this process is no member.
     """
-    rank = started_carrier().rank()
+    rank = started_backend().rank()
     number = process_set.process_set_id
     if number is None or (number and _registered.get(number) is not process_set):
         raise InvalidUsage(

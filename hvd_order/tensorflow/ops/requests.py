@@ -1,7 +1,7 @@
-"""Collectives that operators of graphs ask for, handed to the carrier.
+"""Collectives that operators of graphs ask for, handed to the backend.
 
 An operator holds a number that stands for a `Collective`. When TensorFlow executes it, the library
-of operators queues the call; a thread fetches it here and starts it with the carrier, in the order
+of operators queues the call; a thread fetches it here and starts it with the backend, in the order
 of execution, and another waits for its end. No thread of TensorFlow is ever blocked, so collectives
 that wait for each other cannot use all of them up.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from hvd_order.tensorflow.backend.failures import code_of
-from hvd_order.tensorflow.backend.interface import Carrier, Collective, HostTensor
+from hvd_order.tensorflow.backend.interface import Backend, Collective, HostTensor
 from hvd_order.tensorflow.backend.op_library import NativeTensor, OpLibrary
 
 __all__ = [
@@ -103,9 +103,9 @@ class _Waiters:
 class _Server:
     """The thread that serves the operators from ``init()`` to ``shutdown()``."""
 
-    def __init__(self, library: OpLibrary, carrier: Carrier) -> None:
+    def __init__(self, library: OpLibrary, backend: Backend) -> None:
         self._native = library.native
-        self._carrier = carrier
+        self._backend = backend
         self._waiters = _Waiters()
         self._native.hvdo_open_collectives()
         self._thread = threading.Thread(
@@ -114,7 +114,7 @@ class _Server:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends what has not been started; the rest ends with the carrier."""
+        """Ends what has not been started; the rest ends with the backend."""
         self._native.hvdo_close_collectives()
         self._thread.join()
         self._waiters.stop()
@@ -124,7 +124,7 @@ class _Server:
             try:
                 tensors = self._inputs(call)
                 collective = collective_of(self._native.hvdo_call_description(call))
-                finish = self._carrier.start(collective, tensors)
+                finish = self._backend.start(collective, tensors)
                 _count(collective)
             except Exception as error:
                 self._fail(call, error)
@@ -181,10 +181,10 @@ def _packed(tensor: HostTensor) -> NativeTensor:
 _server: _Server | None = None
 
 
-def start_serving(library: OpLibrary, carrier: Carrier) -> None:
+def start_serving(library: OpLibrary, backend: Backend) -> None:
     """Has collectives of operators carried out from now on."""
     global _server
-    _server = _Server(library, carrier)
+    _server = _Server(library, backend)
 
 
 def stop_serving() -> None:

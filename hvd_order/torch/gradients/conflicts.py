@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.errors import HvdOrderError, InvalidUsage
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
@@ -32,8 +32,8 @@ __all__: list[str] = []
 class Exchange(Protocol):
     """What is needed of a GradientExchange."""
 
-    def slot_of(self, parameter: torch.Tensor) -> Slot | None:
-        """The slot of a parameter, None if this exchange does not know it."""
+    def entry_of(self, parameter: torch.Tensor) -> ParameterEntry | None:
+        """The entry of a parameter, None if this exchange does not know it."""
 
     def flush(self) -> None:
         """Finishes every outstanding update."""
@@ -44,17 +44,17 @@ _living: weakref.WeakSet[Exchange] = weakref.WeakSet()
 _in_doubt: weakref.WeakSet[Exchange] = weakref.WeakSet()  # share a parameter, or have done so
 
 
-def register(exchange: Exchange, slots: Sequence[Slot]) -> None:
+def register(exchange: Exchange, entries: Sequence[ParameterEntry]) -> None:
     """Says that an exchange averages gradients of these parameters until it is collected."""
     _living.add(exchange)
-    others = [other for _, other in _with_others(exchange, slots)]
+    others = [other for _, other in _with_others(exchange, entries)]
     if not others:
         return
     while others:
         with contextlib.suppress(HvdOrderError):  # of a job that is over
             others.pop().flush()  # updates that it has yet to make would hold it
     gc.collect()
-    _in_doubt.update(other for _, other in _with_others(exchange, slots))
+    _in_doubt.update(other for _, other in _with_others(exchange, entries))
     if _in_doubt:
         _in_doubt.add(exchange)
 
@@ -70,68 +70,72 @@ def in_doubt(exchange: Exchange) -> bool:
     return exchange in _in_doubt
 
 
-def refuse(exchange: Exchange, slots: Sequence[Slot], rank: int) -> None:
+def refuse(exchange: Exchange, entries: Sequence[ParameterEntry], rank: int) -> None:
     """Raises if somebody else averages gradients of these parameters.
 
     Raises:
         InvalidUsage: names the parameter, the other one, and the cure.
     """
-    for slot, _ in _with_others(exchange, slots):
+    for entry, _ in _with_others(exchange, entries):
         raise InvalidUsage(
-            f"rank {rank}: parameter '{slot.name}' belongs to two distributed optimizers: its "
+            f"rank {rank}: parameter '{entry.name}' belongs to two distributed optimizers: its "
             "gradients would be averaged twice. Wrap one optimizer for a parameter; to replace an "
             "old one delete it first, with all that holds it (a scheduler, a list)"
         )
     _in_doubt.discard(exchange)
-    _refuse_wrapped(slots, rank, _wrapper_types())
+    _refuse_wrapped(entries, rank, _wrapper_types())
 
 
-def refuse_sharded(slots: Sequence[Slot], rank: int) -> None:
+def refuse_sharded(entries: Sequence[ParameterEntry], rank: int) -> None:
     """Raises if FSDP has these parameters; their pieces differ, so no model can be made of them.
 
     Raises:
         InvalidUsage: as `refuse`.
     """
-    for slot in slots:
-        if type(slot.parameter).__name__ == "DTensor":
+    for entry in entries:
+        if type(entry.parameter).__name__ == "DTensor":
             raise InvalidUsage(
-                f"rank {rank}: parameter '{slot.name}' is sharded by fully_shard(), which averages "
-                "its gradients as well. Train the model without fully_shard(), or without "
+                f"rank {rank}: parameter '{entry.name}' is sharded by fully_shard(), which "
+                "averages its gradients as well. Train the model without fully_shard(), or without "
                 f"DistributedOptimizer{_ACCELERATE_FSDP if 'accelerate' in sys.modules else ''}"
             )
-    _refuse_wrapped(slots, rank, _fsdp())
+    _refuse_wrapped(entries, rank, _fsdp())
 
 
-def _refuse_wrapped(slots: Sequence[Slot], rank: int, wrappers: tuple[type, ...]) -> None:
-    if _find_wrapper(slots, wrappers) is None:
+def _refuse_wrapped(
+    entries: Sequence[ParameterEntry], rank: int, wrappers: tuple[type, ...]
+) -> None:
+    if _find_wrapper(entries, wrappers) is None:
         return
     gc.collect()  # one that nobody can reach any more is none
-    if (found := _find_wrapper(slots, wrappers)) is not None:
+    if (found := _find_wrapper(entries, wrappers)) is not None:
         raise InvalidUsage(_explain(*found, rank))
 
 
-def _with_others(exchange: Exchange, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Exchange]]:
+def _with_others(
+    exchange: Exchange, entries: Sequence[ParameterEntry]
+) -> Iterator[tuple[ParameterEntry, Exchange]]:
     """The other exchanges that have any of these parameters, each with one of them."""
     for other in list(_living):
         if other is not exchange:
-            shared = (slot for slot in slots if other.slot_of(slot.parameter) is not None)
-            if (slot := next(shared, None)) is not None:
-                yield slot, other
+            shared = (entry for entry in entries if other.entry_of(entry.parameter) is not None)
+            if (entry := next(shared, None)) is not None:
+                yield entry, other
 
 
 # ---- what others have made --------------------------------------------------------------------
 
 
 def _find_wrapper(
-    slots: Sequence[Slot], wrappers: tuple[type, ...]
-) -> tuple[torch.nn.Module | torch.optim.Optimizer, Slot] | None:
+    entries: Sequence[ParameterEntry], wrappers: tuple[type, ...]
+) -> tuple[torch.nn.Module | torch.optim.Optimizer, ParameterEntry] | None:
     if not wrappers:
         return None
-    by_id = {id(slot.parameter): slot for slot in slots}
+    by_id = {id(entry.parameter): entry for entry in entries}
     for wrapper in _objects(wrappers):
         for parameter in _averaged_by(wrapper):
-            if (slot := by_id.get(id(parameter))) is not None:
-                return wrapper, slot
+            if (entry := by_id.get(id(parameter))) is not None:
+                return wrapper, entry
     return None
 
 
@@ -214,18 +218,18 @@ _MAKERS = (
 )
 
 
-def _explain(wrapper: Any, slot: Slot, rank: int) -> str:
+def _explain(wrapper: Any, entry: ParameterEntry, rank: int) -> str:
     if isinstance(wrapper, torch.optim.Optimizer):
         return (
-            f"rank {rank}: parameter '{slot.name}' belongs to an optimizer that Horovod's own "
+            f"rank {rank}: parameter '{entry.name}' belongs to an optimizer that Horovod's own "
             "DistributedOptimizer has made: its gradients would be averaged twice. Wrap the plain "
             "optimizer, and import one of both libraries (HVD_ORDER_ALIAS=1 gives hvd_order to "
             "those who import horovod)"
         )
     kind = type(wrapper).__name__
     what = (
-        f"rank {rank}: parameter '{slot.name}' is in a {kind} module, which averages its gradients "
-        "as well: they would be averaged twice. "
+        f"rank {rank}: parameter '{entry.name}' is in a {kind} module, which averages its "
+        "gradients as well: they would be averaged twice. "
     )
     return what + (
         _who_made(wrapper)

@@ -10,11 +10,11 @@ from torch.optim import Optimizer
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import timeline
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
-from hvd_order.torch.parameters.entry import Slot
-from hvd_order.torch.parameters.entry_table import SlotTable
+from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.read_guard import Guard, arm_parameter, disarm_parameter
 from hvd_order.torch.updates import optimizer_class, overlap, partial_step
-from hvd_order.torch.updates.update_budget import Portion
+from hvd_order.torch.updates.update_budget import UpdateBudget
 
 __all__: list[str] = []
 
@@ -25,14 +25,14 @@ _REACHED = {
 }
 
 
-class OutstandingUpdates:
+class DeferredUpdates:
     """Updates of one step, each applied by the user's own optimizer, as it was set at that step.
 
     The exchange's lock is held in all methods.
     """
 
     def __init__(
-        self, step: partial_step.InnerStep, transfer: GradientTransfer, table: SlotTable
+        self, step: partial_step.InnerStep, transfer: GradientTransfer, table: EntryTable
     ) -> None:
         """Nothing is outstanding.
 
@@ -42,12 +42,12 @@ class OutstandingUpdates:
         self._inner_step = step
         self._transfer = transfer
         self._table = table
-        self._pending: list[Slot] = []  # in consumption order
-        self._portion = Portion()
+        self._pending: list[ParameterEntry] = []  # in consumption order
+        self._budget = UpdateBudget()
         # Holds the optimizer while updates are outstanding: dropping it must not lose them.
         self._recorded: partial_step.RecordedStep | None = None
 
-    def put_off(self, optimizer: Optimizer, guard: Guard) -> Mapping[Slot, str]:
+    def put_off(self, optimizer: Optimizer, guard: Guard) -> Mapping[ParameterEntry, str]:
         """Puts off the updates of all parameters that only their known readers can see.
 
         Args:
@@ -56,72 +56,72 @@ class OutstandingUpdates:
         Returns:
             Those that were updated at once, with the reason.
         """
-        slots = self._table.slots
+        entries = self._table.entries
         self._recorded = partial_step.RecordedStep(optimizer, self._inner_step)
-        self._pending = sorted(slots, key=lambda slot: slot.tensor)
-        for slot in slots:
-            slot.update_pending = True
-        at_once = _reasons(optimizer, slots)
-        for slot in slots:
-            if not arm_parameter(slot.parameter, guard):
-                at_once.setdefault(slot, overlap.OWN_CLASS)
-            elif slot not in at_once:
-                slot.lock()
-        if slots:
+        self._pending = sorted(entries, key=lambda entry: entry.tensor)
+        for entry in entries:
+            entry.update_pending = True
+        at_once = _reasons(optimizer, entries)
+        for entry in entries:
+            if not arm_parameter(entry.parameter, guard):
+                at_once.setdefault(entry, overlap.OWN_CLASS)
+            elif entry not in at_once:
+                entry.lock()
+        if entries:
             optimizer_class.guard(optimizer)
         if at_once:
             self.apply(at_once)
         return at_once
 
-    def flush(self) -> Sequence[Slot]:
+    def flush(self) -> Sequence[ParameterEntry]:
         """Applies all that are outstanding, and returns which these were."""
         outstanding = self._pending
         if outstanding:
             self.apply(outstanding)
         return outstanding
 
-    def apply(self, slots: Iterable[Slot]) -> None:
-        """Waits for the gradients of ``slots`` and updates their parameters."""
+    def apply(self, entries: Iterable[ParameterEntry]) -> None:
+        """Waits for the gradients of ``entries`` and updates their parameters."""
         recorded = self._recorded
-        slots = list(slots)
+        entries = list(entries)
         # Readers on other threads find the parameters pending, and wait for the exchange's lock,
         # until all is done; this thread passes the class by.
         with native.CleanRoom(), torch._C.DisableTorchFunctionSubclass():
-            self._transfer.finish(slots)
-            for slot in slots:
-                slot.update_pending = False
-            self._pending = [slot for slot in self._pending if slot.update_pending]
+            self._transfer.finish(entries)
+            for entry in entries:
+                entry.update_pending = False
+            self._pending = [entry for entry in self._pending if entry.update_pending]
             try:
-                self._update(slots)
+                self._update(entries)
             finally:
-                for slot in slots:
-                    disarm_parameter(slot.parameter)
-                    slot.begin_step(self._table.passes)
+                for entry in entries:
+                    disarm_parameter(entry.parameter)
+                    entry.begin_step(self._table.passes)
         if not self._pending and recorded is not None:
             optimizer_class.unguard(recorded.optimizer)
             self._recorded = None
 
-    def _update(self, slots: Sequence[Slot]) -> None:
-        due: list[Slot] = []
+    def _update(self, entries: Sequence[ParameterEntry]) -> None:
+        due: list[ParameterEntry] = []
         gradients_before: list[torch.Tensor | None] = []
-        for slot in slots:
-            slot.unlock()
-            if slot.used:
-                due.append(slot)
-                gradients_before.append(slot.parameter.grad)
-                if not slot.sparse:
-                    slot.parameter.grad = slot.gradient
+        for entry in entries:
+            entry.unlock()
+            if entry.used:
+                due.append(entry)
+                gradients_before.append(entry.parameter.grad)
+                if not entry.sparse:
+                    entry.parameter.grad = entry.gradient
         if due:
             recorded = self._recorded
             assert recorded is not None
-            with timeline.span("update", "update", tensors=len(due)), self._portion.timed(due):
-                recorded.run(slot.parameter for slot in due)
-        for slot, before in zip(due, gradients_before, strict=True):
+            with timeline.span("update", "update", tensors=len(due)), self._budget.timed(due):
+                recorded.run(entry.parameter for entry in due)
+        for entry, before in zip(due, gradients_before, strict=True):
             # A gradient that only other ranks had stays, as all do until they are cleared.
-            if not (slot.absent and not slot.cleared):
-                slot.parameter.grad = before
+            if not (entry.absent and not entry.cleared):
+                entry.parameter.grad = before
 
-    def bring_up_to_date(self, wanted: Sequence[Slot]) -> Sequence[Slot]:
+    def bring_up_to_date(self, wanted: Sequence[ParameterEntry]) -> Sequence[ParameterEntry]:
         """Applies those of ``wanted`` as soon as it can, and puts the wait for them to use.
 
         Returns:
@@ -130,7 +130,7 @@ class OutstandingUpdates:
         before = self._pending
         arrived = self._transfer.arrived()
         while not all(map(arrived, wanted)):
-            portion = self._portion.of(filter(arrived, self._pending))
+            portion = self._budget.of(filter(arrived, self._pending))
             if not portion:
                 break
             self.apply(portion)
@@ -138,53 +138,53 @@ class OutstandingUpdates:
         self._transfer.finish(wanted)
         # Some that are read next come along.
         self.apply(dict.fromkeys(
-            [slot for slot in wanted if slot.update_pending]
-            + self._portion.of(filter(arrived, self._pending))
+            [entry for entry in wanted if entry.update_pending]
+            + self._budget.of(filter(arrived, self._pending))
         ))  # fmt: skip
-        return [slot for slot in before if not slot.update_pending and slot not in wanted]
+        return [entry for entry in before if not entry.update_pending and entry not in wanted]
 
-    def clear(self, slot: Slot, set_to_none: bool) -> bool:
+    def clear(self, entry: ParameterEntry, set_to_none: bool) -> bool:
         """Clears ``.grad`` of a parameter whose update is outstanding.
 
         Returns:
             Whether that is done; else the ordinary way has become right.
         """
-        parameter = slot.parameter
-        if slot.absent:
+        parameter = entry.parameter
+        if entry.absent:
             # Whether there is a gradient to zero depends on the other ranks; none needs no answer.
             if not set_to_none:
-                self.apply([slot])
+                self.apply([entry])
                 return False
-            slot.cleared = True
+            entry.cleared = True
         else:
             with torch._C.DisableTorchFunctionSubclass():  # the answer is known here
                 if parameter.grad is not None:
-                    parameter.grad = None if set_to_none else torch.zeros_like(slot.gradient)
+                    parameter.grad = None if set_to_none else torch.zeros_like(entry.gradient)
         return True
 
 
-def _reasons(optimizer: Optimizer, slots: Sequence[Slot]) -> dict[Slot, str]:
+def _reasons(optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> dict[ParameterEntry, str]:
     """Whose update must not wait, since somebody could see that it does, and why.
 
     Who reaches a parameter's memory otherwise, or what the optimizer keeps about it, may do so at
     any time, without our knowledge. What comes into being later goes through the read guard first.
     """
-    parameters = [slot.parameter for slot in slots]
-    reasons: dict[Slot, str] = {}
-    for slot, reach, state_private in zip(
-        slots,
+    parameters = [entry.parameter for entry in entries]
+    reasons: dict[ParameterEntry, str] = {}
+    for entry, reach, state_private in zip(
+        entries,
         native.reach(parameters),
         native.state_private(optimizer, parameters),
         strict=True,
     ):
         if (
-            slot.sparse
+            entry.sparse
         ):  # its gradient has no place of its own in which it could outlive zero_grad()
-            reasons[slot] = overlap.SPARSE
-        elif not slot.deferrable:
-            reasons[slot] = overlap.UNSEEN
+            reasons[entry] = overlap.SPARSE
+        elif not entry.deferrable:
+            reasons[entry] = overlap.UNSEEN
         elif reach != native.Reach.ALONE:
-            reasons[slot] = _REACHED[reach]
+            reasons[entry] = _REACHED[reach]
         elif not state_private:
-            reasons[slot] = overlap.STATE_HELD
+            reasons[entry] = overlap.STATE_HELD
     return reasons

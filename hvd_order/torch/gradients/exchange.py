@@ -29,16 +29,16 @@ from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.requests.step_log import StepLogs
 from hvd_order.errors import InvalidUsage, StaleRead
 from hvd_order.torch.gradients import conflicts
-from hvd_order.torch.gradients.deferred_updates import OutstandingUpdates
+from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT
 from hvd_order.torch.gradients.rank_check import RankCheck
 from hvd_order.torch.gradients.step_gradients import StepGradients
-from hvd_order.torch.gradients.warm_up import Learning
+from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.compiled_regions import Enter
-from hvd_order.torch.parameters.entry import Slot
-from hvd_order.torch.parameters.entry_table import SlotTable
+from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.read_guard import Guard, hand_to
 from hvd_order.torch.updates import clean_room, overlap, partial_step
 from hvd_order.torch.updates.overlap import Overlap, OverlapReport
@@ -62,8 +62,8 @@ class GradientExchange:
         self,
         optimizer: Optimizer,
         step: partial_step.InnerStep,
-        slots: Sequence[Slot],
-        frozen: Sequence[Slot],
+        entries: Sequence[ParameterEntry],
+        frozen: Sequence[ParameterEntry],
         host: EngineHost,
         transfer: GradientTransfer,
         steps: StepLogs,
@@ -74,7 +74,7 @@ class GradientExchange:
         """Collective: registers the model on every rank.
 
         Args:
-            slots: the trainable parameters.
+            entries: the trainable parameters.
             frozen: the others, which may become trainable later.
             steps: where the exchange says what it does, for ranks that have joined.
             passes: backward passes whose gradients add up before they are exchanged.
@@ -95,13 +95,13 @@ class GradientExchange:
             if host.rank == 0:
                 tell(self.separability)
         self._sender = transfer.model.sender
-        self._table = SlotTable(passes)
+        self._table = EntryTable(passes)
         enter = _enter(weakref.ref(self))
-        self._learning = Learning(host, transfer, enter)
-        self._gradients = StepGradients(host, transfer, self._table, self._learning, self._log)
-        self._updates = OutstandingUpdates(step, transfer, self._table)
+        self._warm_up = WarmUp(host, transfer, enter)
+        self._gradients = StepGradients(host, transfer, self._table, self._warm_up, self._log)
+        self._updates = DeferredUpdates(step, transfer, self._table)
         self._guard = ExchangeGuard(
-            self._lock, self._table, transfer, self._learning, self._gradients, self._updates,
+            self._lock, self._table, transfer, self._warm_up, self._gradients, self._updates,
             enter,
         )  # fmt: skip
         self._overlap = Overlap(host.context.rank)
@@ -109,28 +109,28 @@ class GradientExchange:
         self._alone = False  # nobody else averages gradients of these parameters
         weakref.finalize(self, _remove, self._hooks).atexit = False
         self._table.add_frozen(frozen)
-        self._add(slots)
-        self._learning.start(self._table.slots)
+        self._add(entries)
+        self._warm_up.start(self._table.entries)
         self._rank_check = RankCheck(host, optimizer, self._table)
         live_exchanges.add(self)
 
     # ---- parameters ---------------------------------------------------------------------------
 
-    def _add(self, slots: Sequence[Slot]) -> None:
+    def _add(self, entries: Sequence[ParameterEntry]) -> None:
         self._alone = False
-        conflicts.refuse_sharded(slots, self._host.context.rank)
-        self._table.add(slots)
-        conflicts.register(self, slots)
-        for slot in slots:
+        conflicts.refuse_sharded(entries, self._host.context.rank)
+        self._table.add(entries)
+        conflicts.register(self, entries)
+        for entry in entries:
             hook = self._sender.hook(
-                slot,
+                entry,
                 guard=weakref.ref(self._guard),
-                otherwise=_hook(weakref.ref(self), weakref.ref(slot)),
+                otherwise=_hook(weakref.ref(self), weakref.ref(entry)),
             )
-            self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))
-        self._device_types = {slot.parameter.device.type for slot in self._table.slots}
+            self._hooks.append(entry.parameter.register_post_accumulate_grad_hook(hook))
+        self._device_types = {entry.parameter.device.type for entry in self._table.entries}
 
-    def add_slots(self, slots: Sequence[Slot]) -> None:
+    def add_entries(self, entries: Sequence[ParameterEntry]) -> None:
         """Takes in parameters that the optimizer got later. Collective."""
         with self._lock:
             self.flush()
@@ -139,26 +139,28 @@ class GradientExchange:
                     "parameters can be added only between step() and the next backward(); "
                     "gradients are on their way"
                 )
-            self._take_in([slot for slot in slots if slot.parameter.requires_grad])
-            self._table.add_frozen([slot for slot in slots if not slot.parameter.requires_grad])
+            self._take_in([entry for entry in entries if entry.parameter.requires_grad])
+            self._table.add_frozen(
+                [entry for entry in entries if not entry.parameter.requires_grad]
+            )
 
-    def _take_in(self, slots: Sequence[Slot]) -> None:
+    def _take_in(self, entries: Sequence[ParameterEntry]) -> None:
         self._steps.check_nobody_joined("parameters are added, unfrozen or converted")
-        self._add(slots)
-        self._learning.start(self._table.slots)
+        self._add(entries)
+        self._warm_up.start(self._table.entries)
 
     def set_passes(self, passes: int) -> None:
         """Changes the number of backward passes from the next step on."""
         with self._lock:
             self._table.set_passes(passes)
 
-    def slot_of(self, parameter: torch.Tensor) -> Slot | None:
-        """The slot of a parameter, None if this exchange does not know it."""
+    def entry_of(self, parameter: torch.Tensor) -> ParameterEntry | None:
+        """The entry of a parameter, None if this exchange does not know it."""
         return self._table.of(parameter)
 
     # ---- gradients ----------------------------------------------------------------------------
 
-    def _on_gradient(self, slot: Slot) -> None:
+    def _on_gradient(self, entry: ParameterEntry) -> None:
         """The first gradient of a backward pass, or one that the sender leaves to us."""
         # No mode of the program's sees what is done here.
         with self._lock, native.CleanRoom():
@@ -167,9 +169,9 @@ class GradientExchange:
                 self._begin_step()
             elif self._gradients.fresh or self._gradients.synchronized:
                 self._begin_step()
-            if slot.late:
+            if entry.late:
                 raise StaleRead(
-                    f"the forward pass read parameter '{slot.name}' before the update of the last "
+                    f"the forward pass read parameter '{entry.name}' before the update of the last "
                     f"step had been applied (rank {self._host.context.rank}): a reader in C++ that "
                     "hvd_order could not see. Set HVD_ORDER_CROSS_ITERATION=0, or call "
                     "optimizer.flush() before that read."
@@ -178,11 +180,11 @@ class GradientExchange:
                 self._sender.in_backward = True
                 self._gradients.begin_pass()
                 torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
-            if slot.sent:
-                raise AssertionError(TOO_MANY_PASSES.format(name=slot.name))
-            slot.passes_to_go -= 1
-            if slot.passes_to_go == 0:
-                self._gradients.send(slot, self._guard)
+            if entry.sent:
+                raise AssertionError(TOO_MANY_PASSES.format(name=entry.name))
+            entry.passes_to_go -= 1
+            if entry.passes_to_go == 0:
+                self._gradients.send(entry, self._guard)
 
     def _end_of_backward(self) -> None:
         self._sender.in_backward = False
@@ -190,16 +192,16 @@ class GradientExchange:
     def _begin_step(self) -> None:
         """The first gradient after step(): nothing of the last step may be outstanding."""
         if not self._alone or conflicts.in_doubt(self):
-            conflicts.refuse(self, self._table.slots, self._host.context.rank)
+            conflicts.refuse(self, self._table.entries, self._host.context.rank)
             self._alone = True
-        self._learning.gradient_came(self._table.slots)
-        for slot in self._updates.flush():
-            slot.late = True
+        self._warm_up.gradient_came(self._table.entries)
+        for entry in self._updates.flush():
+            entry.late = True
         self._rank_check.begin_step()
         if self._gradients.synchronized:  # and no step() followed: the gradients were given up
             self._gradients.reset()
         unfrozen = self._table.take_unfrozen()
-        if unfrozen or not self._transfer.model.put_in_place(self._table.slots):
+        if unfrozen or not self._transfer.model.put_in_place(self._table.entries):
             self._take_in(unfrozen)
         self._gradients.begin()
         self._transfer.model.begin_step()
@@ -250,7 +252,7 @@ class GradientExchange:
                     self._gradients.finish(self._guard)
                 with timeline.span("update", "update"):
                     self._inner_step(optimizer)
-                at_once = dict.fromkeys(self._table.slots, reason)
+                at_once = dict.fromkeys(self._table.entries, reason)
             self._end_step(at_once)
         return loss
 
@@ -258,7 +260,7 @@ class GradientExchange:
         """Why the whole update is made in this ``step()``; None: it may wait for its readers."""
         if not self.separability.separable:
             return self.separability.reason
-        if not self._learning.order.complete:
+        if not self._warm_up.order.complete:
             return overlap.LEARNING
         if self._gradients.synchronized:
             return overlap.GRADIENTS_READ
@@ -284,17 +286,17 @@ class GradientExchange:
         assert optimizer is not None
         loss = self._inner_step(optimizer, synchronized_closure)
         with self._lock:
-            self._end_step(dict.fromkeys(self._table.slots, overlap.CLOSURE))
+            self._end_step(dict.fromkeys(self._table.entries, overlap.CLOSURE))
         return loss
 
-    def _end_step(self, at_once: Mapping[Slot, str], joined: bool = False) -> None:
-        self._overlap.note(self._table.slots, at_once, self._learning.order.complete)
+    def _end_step(self, at_once: Mapping[ParameterEntry, str], joined: bool = False) -> None:
+        self._overlap.note(self._table.entries, at_once, self._warm_up.order.complete)
         self._gradients.end()
         # First of all: afterwards parameters are watched, and this is no reader to learn from.
         self._rank_check.step_taken(absent=joined)
-        if not self._learning.order.complete:
+        if not self._warm_up.order.complete:
             self._guard.find_compiled_regions()
-        self._learning.step_taken(self._table.slots, self._guard, self.flush)
+        self._warm_up.step_taken(self._table.entries, self._guard, self.flush)
 
     @property
     def overlap_report(self) -> OverlapReport:
@@ -304,7 +306,7 @@ class GradientExchange:
     def flush(self) -> None:
         """Finishes every outstanding update."""
         with self._lock:
-            self._learning.watch_again(self._updates.flush(), self._guard)
+            self._warm_up.watch_again(self._updates.flush(), self._guard)
 
     def fetch_state(self) -> None:
         """The same, and brings the optimizer's state back from servers that keep it."""
@@ -350,7 +352,7 @@ class GradientExchange:
                 self._gradients.give_up()
             elif event == "sparse":
                 self._log.note(event)
-                self._transfer.find_sparse(self._table.slots, absent=True)
+                self._transfer.find_sparse(self._table.entries, absent=True)
             elif event == "loss":
                 self._log.note(event)
                 registration.average_loss(self._host, None, absent=True)
@@ -374,7 +376,7 @@ class GradientExchange:
         """Finishes outstanding updates and leaves plain parameters; no step will follow."""
         with self._lock:
             self.flush()
-            self._learning.end(self._table.slots)
+            self._warm_up.end(self._table.entries)
 
     def hold(self) -> None:
         """Keeps other threads out, once they have left."""
@@ -391,18 +393,18 @@ class GradientExchange:
             The optimizer, if it is still there.
         """
         _remove(self._hooks)
-        self._learning.end(self._table.slots)
-        for slot in self._table.slots:
-            hand_to(slot.parameter, guard)
-            hand_to(slot.gradient, guard)
+        self._warm_up.end(self._table.entries)
+        for entry in self._table.entries:
+            hand_to(entry.parameter, guard)
+            hand_to(entry.gradient, guard)
         return self._optimizer()
 
-    def slot_name(self, tensor: torch.Tensor) -> str:
+    def entry_name(self, tensor: torch.Tensor) -> str:
         """The name of the parameter that `tensor` is, or is the gradient of."""
         return next(
-            slot.name
-            for slot in self._table.slots
-            if tensor is slot.parameter or tensor is slot.gradient
+            entry.name
+            for entry in self._table.entries
+            if tensor is entry.parameter or tensor is entry.gradient
         )
 
     # ---- zero_grad ----------------------------------------------------------------------------
@@ -430,15 +432,15 @@ class GradientExchange:
         Returns:
             Whether that was necessary; else the ordinary way is right.
         """
-        slot = self._table.of(parameter)
-        if slot is None:
+        entry = self._table.of(parameter)
+        if entry is None:
             return False
         with self._lock:  # another thread's read may be updating it right now
-            if not slot.update_pending:
+            if not entry.update_pending:
                 return False
-            if self._updates.clear(slot, set_to_none):
+            if self._updates.clear(entry, set_to_none):
                 return True
-            self._learning.watch_again([slot], self._guard)  # it is updated, and has not been read
+            self._warm_up.watch_again([entry], self._guard)  # it is updated, and has not been read
             return False
 
 
@@ -454,11 +456,11 @@ def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:
 
 
 def _hook(
-    exchange: weakref.ref[GradientExchange], slot: weakref.ref[Slot]
+    exchange: weakref.ref[GradientExchange], entry: weakref.ref[ParameterEntry]
 ) -> Callable[[torch.Tensor], None]:
     def on_gradient(_: torch.Tensor) -> None:
         conflicts.collect_garbage()
-        alive, mine = exchange(), slot()
+        alive, mine = exchange(), entry()
         if alive is not None and mine is not None:
             alive._on_gradient(mine)
 

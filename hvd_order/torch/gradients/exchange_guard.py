@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import torch
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.gradients.deferred_updates import OutstandingUpdates
+from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.step_gradients import StepGradients
-from hvd_order.torch.gradients.warm_up import Learning
+from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.compiled_regions import CompiledRegions, Enter
-from hvd_order.torch.parameters.entry import Slot
-from hvd_order.torch.parameters.entry_table import SlotTable
+from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.read_guard import disarm_gradient, disarm_parameter, is_armed
 
 __all__: list[str] = []
@@ -29,11 +29,11 @@ class ExchangeGuard:
     def __init__(
         self,
         lock: threading.RLock,
-        table: SlotTable,
+        table: EntryTable,
         transfer: GradientTransfer,
-        learning: Learning,
+        warm_up: WarmUp,
         gradients: StepGradients,
-        updates: OutstandingUpdates,
+        updates: DeferredUpdates,
         enter: Enter,
     ) -> None:
         """Nothing is armed yet.
@@ -44,7 +44,7 @@ class ExchangeGuard:
         self._lock = lock
         self._table = table
         self._transfer = transfer
-        self._learning = learning
+        self._warm_up = warm_up
         self._gradients = gradients
         self._updates = updates
         self._regions = CompiledRegions(enter)
@@ -54,43 +54,43 @@ class ExchangeGuard:
         with self._lock:
             wanted = []
             for parameter in parameters:
-                slot = self._table.of(parameter)
-                assert slot is not None  # it was armed for us
-                self._learning.was_read(slot)
-                if slot.update_pending:
-                    wanted.append(slot)
+                entry = self._table.of(parameter)
+                assert entry is not None  # it was armed for us
+                self._warm_up.was_read(entry)
+                if entry.update_pending:
+                    wanted.append(entry)
                 else:
                     disarm_parameter(parameter)
             if wanted:
                 others = self._updates.bring_up_to_date(wanted)
-                self._learning.watch_again(others, self)
+                self._warm_up.watch_again(others, self)
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
         """``.grad`` of a pending parameter is looked at or set."""
         with self._lock:
-            slot = self._table.of(parameter)
+            entry = self._table.of(parameter)
             # Whether it is None depends on the other ranks.
-            if slot is not None and slot.update_pending and slot.absent and not slot.cleared:
-                self._updates.apply([slot])
-                self._learning.watch_again([slot], self)  # it has not been read
+            if entry is not None and entry.update_pending and entry.absent and not entry.cleared:
+                self._updates.apply([entry])
+                self._warm_up.watch_again([entry], self)  # it has not been read
 
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients."""
         with self._lock:
             wanted = {id(gradient) for gradient in gradients}
-            slots = [slot for slot in self._table.slots if id(slot.gradient) in wanted]
-            outstanding = [slot for slot in slots if slot.update_pending]
+            entries = [entry for entry in self._table.entries if id(entry.gradient) in wanted]
+            outstanding = [entry for entry in entries if entry.update_pending]
             if outstanding:
                 self._updates.apply(outstanding)
-                self._learning.watch_again(outstanding, self)
+                self._warm_up.watch_again(outstanding, self)
             if self._gradients.in_backward:
-                self._check_all_sent(slots)
-                self._transfer.finish(slots)
+                self._check_all_sent(entries)
+                self._transfer.finish(entries)
             elif not self._gradients.fresh and not self._gradients.synchronized:
                 self.refuse_on_servers()
                 self._gradients.finish(self)
-            for slot in slots:
-                disarm_gradient(slot.gradient)
+            for entry in entries:
+                disarm_gradient(entry.gradient)
 
     def refuse_on_servers(self) -> None:
         """Raises where there will be no gradient to read: servers answer with parameters."""
@@ -100,9 +100,9 @@ class ExchangeGuard:
                 "they come. To clip or unscale them set HVD_ORDER_PS_UPDATE=worker"
             )
 
-    def _check_all_sent(self, read: Sequence[Slot]) -> None:
+    def _check_all_sent(self, read: Sequence[ParameterEntry]) -> None:
         """Raises rather than wait for gradients that the waiting backward pass has yet to make."""
-        if read and not all(slot.sent for slot in self._table.slots):
+        if read and not all(entry.sent for entry in self._table.entries):
             raise InvalidUsage(
                 f"the gradient of '{read[0].name}' was read in the middle of the backward pass, "
                 "where it is still being summed over the ranks; read it after backward(), or use "
@@ -111,7 +111,7 @@ class ExchangeGuard:
 
     def find_compiled_regions(self) -> None:
         """Looks for compiled modules, whose graphs must not meet an armed parameter."""
-        self._regions.find(self._table.slots)
+        self._regions.find(self._table.entries)
 
     def enter_region(self, parameters: list[torch.Tensor]) -> None:
         """Code that reads ``parameters`` where Python does not see it is about to run."""

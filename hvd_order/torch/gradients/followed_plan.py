@@ -8,19 +8,19 @@ from dataclasses import replace
 
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.plan.files.plan_file import Confirmed, Plan
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
 
 
-def fitting(host: EngineHost, slots: Sequence[Slot]) -> Plan | None:
+def fitting(host: EngineHost, entries: Sequence[ParameterEntry]) -> Plan | None:
     """The job's plan if it is for this model; the same on every rank. Rank 0 warns if it is not."""
     plan = host.plan
     if plan is None:
         return None
-    differences = plan.differences({slot.name: slot.size_bytes for slot in slots})
+    differences = plan.differences({entry.name: entry.size_bytes for entry in entries})
     if not differences:
         return plan
     if host.rank == 0:
@@ -33,8 +33,10 @@ def fitting(host: EngineHost, slots: Sequence[Slot]) -> Plan | None:
     return None
 
 
-def in_order(plan: Plan | None, unseen: Sequence[Slot], seen: Sequence[Slot]) -> list[Slot]:
-    """The slots as they are laid out.
+def in_order(
+    plan: Plan | None, unseen: Sequence[ParameterEntry], seen: Sequence[ParameterEntry]
+) -> list[ParameterEntry]:
+    """The entries as they are laid out.
 
     Args:
         plan: one that fits, or None.
@@ -43,10 +45,10 @@ def in_order(plan: Plan | None, unseen: Sequence[Slot], seen: Sequence[Slot]) ->
     """
     if plan is None:
         return [*unseen, *seen]
-    slots = {slot.name: slot for slot in (*unseen, *seen)}
-    planned = [slots[name] for name in plan.in_order(list(slots))]
+    entries = {entry.name: entry for entry in (*unseen, *seen)}
+    planned = [entries[name] for name in plan.in_order(list(entries))]
     at_once = set(unseen)
-    return sorted(planned, key=lambda slot: slot not in at_once)
+    return sorted(planned, key=lambda entry: entry not in at_once)
 
 
 def note(host: EngineHost, confirmed: Confirmed) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from hvd_order import _torch as native
 from hvd_order.torch.collectives.compression import Compressor
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
@@ -30,19 +30,19 @@ class GradientBuffers:
 
     def __init__(
         self,
-        slots: Sequence[Slot],
+        entries: Sequence[ParameterEntry],
         compression: type[Compressor],
         slice_bytes: int,
     ) -> None:
-        """Lays out ``slots``, which come in consumption order, and points each at its place."""
-        samples = [_wire_sample(slot.parameter, compression) for slot in slots]
+        """Lays out ``entries``, which come in consumption order, and points each at its place."""
+        samples = [_wire_sample(entry.parameter, compression) for entry in entries]
         kinds: dict[tuple[torch.device, torch.dtype], int] = {}
         tensors = []
-        for slot, sample in zip(slots, samples, strict=True):
-            buffer = kinds.setdefault((slot.parameter.device, sample.dtype), len(kinds))
+        for entry, sample in zip(entries, samples, strict=True):
+            buffer = kinds.setdefault((entry.parameter.device, sample.dtype), len(kinds))
             size = (sample.numel() + 1) * sample.element_size()
             size = (size + _ALIGNMENT_BYTES - 1) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
-            tensors.append((slot.name, size, buffer))
+            tensors.append((entry.name, size, buffer))
         self._tensors = tensors
         self.layout = native.SliceLayout(tensors, slice_bytes)
         self.flat = [
@@ -51,29 +51,29 @@ class GradientBuffers:
         ]
         flags: list[list[int]] = [[] for _ in self.flat]
         self._samples = samples
-        for tensor, (slot, sample) in enumerate(zip(slots, samples, strict=True)):
-            slot.tensor = tensor
-            self.put_in_place(slot)
-            end = self._offset(slot) + tensors[tensor][1] // sample.element_size() - 1
-            slot.use_flag = self.flat[tensors[tensor][2]][end : end + 1]
+        for tensor, (entry, sample) in enumerate(zip(entries, samples, strict=True)):
+            entry.tensor = tensor
+            self.put_in_place(entry)
+            end = self._offset(entry) + tensors[tensor][1] // sample.element_size() - 1
+            entry.use_flag = self.flat[tensors[tensor][2]][end : end + 1]
             flags[tensors[tensor][2]].append(end)
         self._flags = [
             torch.tensor(places, device=flat.device)
             for places, flat in zip(flags, self.flat, strict=True)
         ]
 
-    def _offset(self, slot: Slot) -> int:
+    def _offset(self, entry: ParameterEntry) -> int:
         """In elements, in its buffer."""
-        sample = self._samples[slot.tensor]
-        return self.layout.tensor_offset(slot.tensor) // sample.element_size()
+        sample = self._samples[entry.tensor]
+        return self.layout.tensor_offset(entry.tensor) // sample.element_size()
 
-    def put_in_place(self, slot: Slot) -> None:
-        """Points ``slot`` at its place, again if the program has moved its gradient elsewhere."""
-        sample = self._samples[slot.tensor]
-        flat = self.flat[self._tensors[slot.tensor][2]]
-        slot.wire = native.place_in(flat, sample.shape, sample.stride(), self._offset(slot))
-        same = sample.dtype == slot.parameter.dtype and sample.shape == slot.parameter.shape
-        slot.gradient = slot.wire if same else torch.zeros_like(slot.parameter)
+    def put_in_place(self, entry: ParameterEntry) -> None:
+        """Points ``entry`` at its place, again if the program has moved its gradient elsewhere."""
+        sample = self._samples[entry.tensor]
+        flat = self.flat[self._tensors[entry.tensor][2]]
+        entry.wire = native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
+        same = sample.dtype == entry.parameter.dtype and sample.shape == entry.parameter.shape
+        entry.gradient = entry.wire if same else torch.zeros_like(entry.parameter)
 
     def recut(self, slice_bytes: int) -> None:
         """Cuts the same places into other slices."""

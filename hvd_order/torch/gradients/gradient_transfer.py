@@ -18,7 +18,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.gradients import sparse
 from hvd_order.torch.gradients.registered_model import RegisteredModel
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import (
     Guard,
     InFlightGradient,
@@ -63,140 +63,142 @@ class GradientTransfer:
 
     # ---- out ----------------------------------------------------------------------------------
 
-    def send(self, slot: Slot, guard: Guard, learning: bool) -> None:
+    def send(self, entry: ParameterEntry, guard: Guard, warm_up: bool) -> None:
         """Puts ``parameter.grad`` in its place and hands it to the engine.
 
         Args:
             guard: asked to finish when somebody reads the gradient meanwhile.
-            learning: the model's parameters are still being watched, so one may turn out sparse.
+            warm_up: the model's parameters are still being watched, so one may turn out sparse.
         """
-        gradient = slot.parameter.grad
+        gradient = entry.parameter.grad
         assert gradient is not None
         if type(gradient) is InFlightGradient:
             raise InvalidUsage(
-                f"parameter '{slot.name}' belongs to two distributed optimizers; drop the old one "
+                f"parameter '{entry.name}' belongs to two distributed optimizers; drop the old one "
                 "before backward()"
             )
         if gradient.is_sparse:
             if not self._sparse_as_dense:
-                self._leave_to_sparse(slot, learning)
+                self._leave_to_sparse(entry, warm_up)
                 return
             gradient = gradient.to_dense()
-        if not slot.in_place and not self.model.put_in_place([slot]):
+        if not entry.in_place and not self.model.put_in_place([entry]):
             raise InvalidUsage(
-                f"parameter '{slot.name}' became {slot.parameter.dtype} on "
-                f"{slot.parameter.device} in the middle of a step; convert the model between "
+                f"parameter '{entry.name}' became {entry.parameter.dtype} on "
+                f"{entry.parameter.device} in the middle of a step; convert the model between "
                 "step() and the next backward()"
             )
-        slot.sent = True
-        slot.ready_s = time.monotonic()
+        entry.sent = True
+        entry.ready_s = time.monotonic()
         done = (
-            gradient is not slot.wire
-            and slot.gradient is slot.wire
-            and self.model.sender.send(slot, gradient)
+            gradient is not entry.wire
+            and entry.gradient is entry.wire
+            and self.model.sender.send(entry, gradient)
         )
         if not done:
             with torch.no_grad():
-                self._put_on_wire(slot, gradient)
-            self.model.hand_over(slot)
-        slot.parameter.grad = slot.gradient
-        arm_gradient(slot.gradient, guard)
+                self._put_on_wire(entry, gradient)
+            self.model.hand_over(entry)
+        entry.parameter.grad = entry.gradient
+        arm_gradient(entry.gradient, guard)
 
-    def _put_on_wire(self, slot: Slot, gradient: torch.Tensor) -> None:
-        if gradient is slot.wire:
+    def _put_on_wire(self, entry: ParameterEntry, gradient: torch.Tensor) -> None:
+        if gradient is entry.wire:
             if self._prescale != 1.0:
                 gradient.mul_(self._prescale)
-        elif slot.gradient is slot.wire:
-            torch.mul(gradient, self._prescale, out=slot.wire)
+        elif entry.gradient is entry.wire:
+            torch.mul(gradient, self._prescale, out=entry.wire)
         else:
-            if gradient is not slot.gradient:
-                slot.gradient.copy_(gradient)
+            if gradient is not entry.gradient:
+                entry.gradient.copy_(gradient)
             if self._prescale != 1.0:
-                slot.gradient.mul_(self._prescale)
-            travelling, slot.compression_context = self._compression.compress(slot.gradient)
-            slot.wire.copy_(travelling)
+                entry.gradient.mul_(self._prescale)
+            travelling, entry.compression_context = self._compression.compress(entry.gradient)
+            entry.wire.copy_(travelling)
 
-    def _leave_to_sparse(self, slot: Slot, learning: bool) -> None:
-        if not slot.sparse and not learning:
+    def _leave_to_sparse(self, entry: ParameterEntry, warm_up: bool) -> None:
+        if not entry.sparse and not warm_up:
             raise InvalidUsage(
-                f"the gradient of '{slot.name}' became sparse after the first two steps; pass "
+                f"the gradient of '{entry.name}' became sparse after the first two steps; pass "
                 "sparse_as_dense=True to DistributedOptimizer"
             )
-        if slot.placed:
-            self.send_absent(slot)  # its place in the buffers must not hold up its neighbours
-        slot.sent = True
+        if entry.placed:
+            self.send_absent(entry)  # its place in the buffers must not hold up its neighbours
+        entry.sent = True
 
-    def send_absent(self, slot: Slot) -> None:
+    def send_absent(self, entry: ParameterEntry) -> None:
         """Tells the others that this rank has no gradient for the parameter."""
-        slot.absent = True
-        slot.sent = True
-        if not slot.placed:
+        entry.absent = True
+        entry.sent = True
+        if not entry.placed:
             return
         with torch.no_grad():
-            slot.wire.zero_()
-            slot.use_flag.zero_()
-        slot.ready_s = time.monotonic()
-        self.model.hand_over(slot)
+            entry.wire.zero_()
+            entry.use_flag.zero_()
+        entry.ready_s = time.monotonic()
+        self.model.hand_over(entry)
 
     # ---- in -----------------------------------------------------------------------------------
 
-    def finish(self, slots: Iterable[Slot]) -> None:
+    def finish(self, entries: Iterable[ParameterEntry]) -> None:
         """Waits for the sums and makes them visible. Raises the engine's failure."""
         travelling = self.model.travelling()
-        for slot in slots:
-            if slot.finished or not slot.sent:
+        for entry in entries:
+            if entry.finished or not entry.sent:
                 continue
-            if slot.placed and travelling(slot):
-                with timeline.span("wait", slot.name):
-                    self.model.wait(slot)
-            if not slot.sparse:
-                self._take_off_wire(slot)
-            slot.finished = True
+            if entry.placed and travelling(entry):
+                with timeline.span("wait", entry.name):
+                    self.model.wait(entry)
+            if not entry.sparse:
+                self._take_off_wire(entry)
+            entry.finished = True
 
-    def arrived(self) -> Callable[[Slot], bool]:
+    def arrived(self) -> Callable[[ParameterEntry], bool]:
         """Which gradients can be finished at this moment without a wait."""
         travelling = self.model.travelling()
-        return lambda slot: slot.finished or not travelling(slot)
+        return lambda entry: entry.finished or not travelling(entry)
 
-    def _take_off_wire(self, slot: Slot) -> None:
+    def _take_off_wire(self, entry: ParameterEntry) -> None:
         # Other threads' readers find it on its way until it is complete.
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             try:
-                self._complete(slot)
+                self._complete(entry)
             finally:
-                disarm_gradient(slot.gradient)
+                disarm_gradient(entry.gradient)
 
-    def _complete(self, slot: Slot) -> None:
-        if slot.absent:
-            slot.used = bool(slot.use_flag.item() > 0)
-            if not slot.used and not self.model.on_servers:
+    def _complete(self, entry: ParameterEntry) -> None:
+        if entry.absent:
+            entry.used = bool(entry.use_flag.item() > 0)
+            if not entry.used and not self.model.on_servers:
                 return
-            slot.used = True
-        if slot.gradient is not slot.wire:
-            slot.gradient.copy_(self._compression.decompress(slot.wire, slot.compression_context))
+            entry.used = True
+        if entry.gradient is not entry.wire:
+            entry.gradient.copy_(
+                self._compression.decompress(entry.wire, entry.compression_context)
+            )
         if self._postscale != 1.0:
-            slot.gradient.mul_(self._postscale)
+            entry.gradient.mul_(self._postscale)
 
-    def find_sparse(self, slots: Sequence[Slot], absent: bool = False) -> None:
+    def find_sparse(self, entries: Sequence[ParameterEntry], absent: bool = False) -> None:
         """Learns whose gradients are sparse on any rank; collective.
 
         Args:
             absent: this rank has joined and has no gradients.
         """
-        found = [i for i, slot in enumerate(slots) if not absent and _has_sparse_gradient(slot)]
+        found = [i for i, entry in enumerate(entries) if not absent and _has_sparse_gradient(entry)]
         for i in registration.union(self._host, found):
-            slots[i].sparse = True
+            entries[i].sparse = True
 
-    def finish_sparse(self, slots: Sequence[Slot]) -> None:
-        """Exchanges the sparse gradients among ``slots``; collective where any exist."""
-        for slot in slots:
-            if slot.sparse:
-                slot.used = sparse.exchange(
-                    slot.parameter, self._prescale * self._postscale, self._process_set
+    def finish_sparse(self, entries: Sequence[ParameterEntry]) -> None:
+        """Exchanges the sparse gradients among ``entries``; collective where any exist."""
+        for entry in entries:
+            if entry.sparse:
+                entry.used = sparse.exchange(
+                    entry.parameter, self._prescale * self._postscale, self._process_set
                 )
-                slot.finished = True
+                entry.finished = True
 
 
-def _has_sparse_gradient(slot: Slot) -> bool:
-    gradient = slot.parameter.grad
+def _has_sparse_gradient(entry: ParameterEntry) -> bool:
+    gradient = entry.parameter.grad
     return gradient is not None and gradient.is_sparse

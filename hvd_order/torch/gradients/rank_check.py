@@ -24,7 +24,7 @@ from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.errors import RanksDiffer
 from hvd_order.same_model import check_same_optimizer, first_difference
 from hvd_order.torch.gradients.checksum import checksums
-from hvd_order.torch.parameters.entry_table import SlotTable
+from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.updates import optimizer_facts
 
 __all__: list[str] = []
@@ -56,7 +56,7 @@ class RankCheck:
     Ranks of asynchronous parameter servers differ by design, and never talk here.
     """
 
-    def __init__(self, host: EngineHost, optimizer: Optimizer, table: SlotTable) -> None:
+    def __init__(self, host: EngineHost, optimizer: Optimizer, table: EntryTable) -> None:
         """Collective: compares the optimizers' classes.
 
         Hyper-parameters are not compared yet: a checkpoint may be loaded on one rank and broadcast
@@ -112,12 +112,12 @@ class RankCheck:
         optimizer = self._optimizer()
         if optimizer is None:  # dropped, with parameters that still get gradients
             return None
-        slots = self._table.everything
-        sums = checksums([slot.parameter for slot in slots])
+        entries = self._table.everything
+        sums = checksums([entry.parameter for entry in entries])
         return _Facts(
             steps,
             {**optimizer_facts.class_of(optimizer), **optimizer_facts.hyper_parameters(optimizer)},
-            {slot.name: value for slot, value in zip(slots, sums, strict=True)},
+            {entry.name: value for entry, value in zip(entries, sums, strict=True)},
         )
 
     def _find_difference(self, everyone: list[_Facts | None]) -> None:

@@ -11,10 +11,10 @@ from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, static_plan
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.errors import HvdOrderError
-from hvd_order.plan.link.cut import Cut, Link
+from hvd_order.plan.link.cut import Cut, LinkModel
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.updates.server_update import ServerUpdate
 
@@ -49,17 +49,17 @@ class RegisteredModel:
         self._alone = False
         self._forget: weakref.finalize[..., RegisteredModel] | None = None
         self._buffers: GradientBuffers
-        self._in_order: list[Slot] = []
+        self._in_order: list[ParameterEntry] = []
         self.server_update: ServerUpdate | None = None
 
-    def register(self, slots: Sequence[Slot], observed: bool, on_servers: bool) -> None:
-        """Lays out the gradients of ``slots`` in the given order, that of rank 0, on all ranks.
+    def register(self, entries: Sequence[ParameterEntry], observed: bool, on_servers: bool) -> None:
+        """Lays out the gradients of ``entries`` in the given order, that of rank 0, on all ranks.
 
         Collective. Nothing may be in flight.
 
         Args:
-            slots: in consumption order, as far as it is known.
-            observed: the slots hold the times of a real step, from which a plan can be made.
+            entries: in consumption order, as far as it is known.
+            observed: the entries hold the times of a real step, from which a plan can be made.
             on_servers: servers that can update the parameters are to do so from now on.
 
         Raises:
@@ -69,9 +69,10 @@ class RegisteredModel:
         if self.server_update is not None:
             self.server_update.active = on_servers
         agreed = registration.agree(
-            self._host, [(s.name, tuple(s.parameter.shape), str(s.parameter.dtype)) for s in slots]
+            self._host,
+            [(s.name, tuple(s.parameter.shape), str(s.parameter.dtype)) for s in entries],
         )
-        self._in_order = [slots[i] for i in agreed.order]
+        self._in_order = [entries[i] for i in agreed.order]
         self._buffers = GradientBuffers(
             self._in_order, self._compression, self._host.cut.slice_bytes
         )
@@ -166,14 +167,14 @@ class RegisteredModel:
         link = self._host.known_link
         plan = static_plan.replay(
             self._buffers.layout,
-            [slot.ready_s for slot in self._in_order],
+            [entry.ready_s for entry in self._in_order],
             self._pace() if link is None else link,
             self._host.cut,
         )
         mine_and_theirs: list[list[int]] = registration.gather(self._host, plan)
         return mine_and_theirs[0]
 
-    def _pace(self) -> Link:
+    def _pace(self) -> LinkModel:
         """What a byte costs, from the gradients themselves, until the transport is measured."""
         self._add(static_plan.arrival_plan(self._buffers.layout))
         pace = static_plan.seconds_per_byte(
@@ -182,42 +183,42 @@ class RegisteredModel:
             wait=lambda tensor: self.wait(self._in_order[tensor]),
         )
         self._remove()
-        return Link(0.0, 0.0, pace)
+        return LinkModel(0.0, 0.0, pace)
 
     def raise_use_flags(self) -> None:
         """Sets the use flag of every gradient to 1."""
         self._buffers.raise_use_flags()
 
-    def put_in_place(self, slots: Sequence[Slot]) -> bool:
+    def put_in_place(self, entries: Sequence[ParameterEntry]) -> bool:
         """Takes back places from which the program has moved gradients (``model.float()``).
 
         Returns:
             Whether that is enough; else parameters are of another type or device than their
             places, and the model must be registered anew.
         """
-        placed = [slot for slot in slots if slot.placed]
-        found = native.places(placed, [slot.parameter for slot in placed])
+        placed = [entry for entry in entries if entry.placed]
+        found = native.places(placed, [entry.parameter for entry in placed])
         if found == native.Places.LEFT:
-            for slot in placed:
-                if not slot.in_place:
-                    self._buffers.put_in_place(slot)
+            for entry in placed:
+                if not entry.in_place:
+                    self._buffers.put_in_place(entry)
         return found != native.Places.UNFIT
 
-    def hand_over(self, slot: Slot) -> None:
-        """Tells the engine that the gradient lies in ``slot.wire``."""
+    def hand_over(self, entry: ParameterEntry) -> None:
+        """Tells the engine that the gradient lies in ``entry.wire``."""
         native.tensor_ready(
-            self._host.engine, self._host.transport, self._model, slot.tensor, slot.wire
+            self._host.engine, self._host.transport, self._model, entry.tensor, entry.wire
         )
 
-    def wait(self, slot: Slot) -> None:
+    def wait(self, entry: ParameterEntry) -> None:
         """Waits for the sum of a gradient. Raises the engine's failure."""
-        self._host.engine.wait(self._model, slot.tensor)
+        self._host.engine.wait(self._model, entry.tensor)
 
-    def travelling(self) -> Callable[[Slot], bool]:
+    def travelling(self) -> Callable[[ParameterEntry], bool]:
         """Which gradients are under way at this moment."""
         self._host.copier.release()
         pending = self._host.engine.pending(self._model)
-        return lambda slot: bool(pending[slot.tensor])
+        return lambda entry: bool(pending[entry.tensor])
 
 
 def _forget(host: EngineHost, model: int) -> None:

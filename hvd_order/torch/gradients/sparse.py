@@ -43,11 +43,11 @@ def sparse_allreduce_async(
         raise InvalidUsage("expected a sparse COO tensor; use allreduce_async for dense ones")
     if chosen not in (reduce_ops.Average, reduce_ops.Sum):
         raise InvalidUsage(f"op is hvd.{chosen.name}; sparse tensors take hvd.Average or hvd.Sum")
-    entries = tensor.detach()
+    coo = tensor.detach()
     indices = single.allgather_async(
-        entries._indices().t().contiguous(), f"{name}.indices", process_set
+        coo._indices().t().contiguous(), f"{name}.indices", process_set
     )
-    values = single.allgather_async(entries._values(), f"{name}.values", process_set)
+    values = single.allgather_async(coo._values(), f"{name}.values", process_set)
 
     def wait() -> torch.Tensor:
         all_values = single.synchronize(values)

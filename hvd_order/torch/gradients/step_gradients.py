@@ -7,9 +7,9 @@ from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.requests.step_log import StepLog
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
-from hvd_order.torch.gradients.warm_up import Learning
-from hvd_order.torch.parameters.entry import Slot
-from hvd_order.torch.parameters.entry_table import SlotTable
+from hvd_order.torch.gradients.warm_up import WarmUp
+from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.read_guard import Guard
 
 __all__: list[str] = []
@@ -30,8 +30,8 @@ class StepGradients:
         self,
         host: EngineHost,
         transfer: GradientTransfer,
-        table: SlotTable,
-        learning: Learning,
+        table: EntryTable,
+        warm_up: WarmUp,
         log: StepLog,
     ) -> None:
         """No step has begun."""
@@ -41,10 +41,10 @@ class StepGradients:
         self._host = host
         self._transfer = transfer
         self._table = table
-        self._learning = learning
+        self._warm_up = warm_up
         self._log = log
         self._sender = transfer.model.sender  # knows whether a backward pass runs
-        self._first_sent: Slot | None = None  # of the gradients of this step
+        self._first_sent: ParameterEntry | None = None  # of the gradients of this step
         self._begun_at = 0  # the host's count of steps then
 
     @property
@@ -60,7 +60,7 @@ class StepGradients:
 
     def begin_pass(self) -> None:
         """A backward pass has given its first gradient; what comes now may be sent unseen."""
-        if any(slot.passes_to_go == 1 for slot in self._table.slots):
+        if any(entry.passes_to_go == 1 for entry in self._table.entries):
             self._announce()
 
     def _announce(self) -> None:
@@ -68,52 +68,52 @@ class StepGradients:
             self.announced = True
             self._log.note("begin")
 
-    def send(self, slot: Slot, guard: Guard) -> None:
+    def send(self, entry: ParameterEntry, guard: Guard) -> None:
         """Sends a gradient; ``guard`` is asked to finish it when somebody reads it meanwhile."""
         self._announce()
-        self._transfer.send(slot, guard, learning=not self._learning.order.complete)
-        if self._first_sent is None and slot.parameter.grad is slot.gradient:
-            self._first_sent = slot
+        self._transfer.send(entry, guard, warm_up=not self._warm_up.order.complete)
+        if self._first_sent is None and entry.parameter.grad is entry.gradient:
+            self._first_sent = entry
 
     def send_the_rest(self, guard: Guard) -> None:
         """Sends what no hook has sent: set by hand, left from an unfinished pass, or absent."""
         self._announce()
-        for slot in self._table.slots:
-            if slot.sent:
+        for entry in self._table.entries:
+            if entry.sent:
                 continue
-            if slot.parameter.grad is not None:
-                self.send(slot, guard)
+            if entry.parameter.grad is not None:
+                self.send(entry, guard)
             else:
-                self._transfer.send_absent(slot)
+                self._transfer.send_absent(entry)
 
     def send_nothing(self) -> None:
         """This rank has no more gradients for this step."""
         self._announce()
-        for slot in self._table.slots:
-            if not slot.sent:
-                self._transfer.send_absent(slot)
+        for entry in self._table.entries:
+            if not entry.sent:
+                self._transfer.send_absent(entry)
 
     def spare_own(self) -> None:
         """Moves the program's own gradients to where the sums of others do not overwrite them."""
-        for slot in self._table.slots:
-            if slot.parameter.grad is slot.gradient:
-                slot.parameter.grad = slot.gradient.clone()
+        for entry in self._table.entries:
+            if entry.parameter.grad is entry.gradient:
+                entry.parameter.grad = entry.gradient.clone()
 
     def finish_sparse(self) -> None:
         """Exchanges the sparse gradients. Collective while the model is learnt, or with any."""
-        if not self._learning.order.complete:
+        if not self._warm_up.order.complete:
             self._log.note("sparse")
-            self._transfer.find_sparse(self._table.slots)
-        self._transfer.finish_sparse(self._table.slots)
+            self._transfer.find_sparse(self._table.entries)
+        self._transfer.finish_sparse(self._table.entries)
 
     def finish(self, guard: Guard) -> None:
         """Sends the rest and waits for all sums; they are in ``.grad`` then."""
         self.send_the_rest(guard)
         self.finish_sparse()
-        self._transfer.finish(self._table.slots)
-        for slot in self._table.slots:
-            if slot.absent and slot.used and not slot.sparse:
-                slot.parameter.grad = slot.gradient
+        self._transfer.finish(self._table.entries)
+        for entry in self._table.entries:
+            if entry.absent and entry.used and not entry.sparse:
+                entry.parameter.grad = entry.gradient
         self.synchronized = True
 
     def reset(self) -> None:
@@ -133,7 +133,7 @@ class StepGradients:
 
     def drop(self) -> None:
         """Lets what was sent of a step that will not come arrive, and forgets it."""
-        self._transfer.finish(self._table.slots)
+        self._transfer.finish(self._table.entries)
         self.reset()
 
     def give_up(self) -> None:
@@ -159,28 +159,30 @@ class StepGradients:
     def set_by_hand(self) -> bool:
         """Whether the program has put gradients where no backward pass did."""
         return any(
-            slot.parameter.grad is not None and slot.parameter.grad is not slot.gradient
-            for slot in self._table.slots
-            if not slot.sparse and not slot.update_pending
+            entry.parameter.grad is not None and entry.parameter.grad is not entry.gradient
+            for entry in self._table.entries
+            if not entry.sparse and not entry.update_pending
         )
 
     def replaced(self) -> bool:
         """Whether the program has put something else where gradients of this step were, or None."""
         return any(
-            slot.parameter.grad is not slot.gradient
-            for slot in self._table.slots
-            if slot.sent and not slot.absent and not slot.sparse
+            entry.parameter.grad is not entry.gradient
+            for entry in self._table.entries
+            if entry.sent and not entry.absent and not entry.sparse
         )
 
     def check_hooks(self) -> None:
         """Raises InvalidUsage where gradients come unseen: who reads one before ``step()``, to clip
         it say, would find this rank's own.
         """
-        slots = self._table.slots
-        for slot, hooked in zip(slots, native.hooked([s.parameter for s in slots]), strict=True):
+        entries = self._table.entries
+        for entry, hooked in zip(
+            entries, native.hooked([s.parameter for s in entries]), strict=True
+        ):
             if not hooked:
                 raise InvalidUsage(
-                    f"parameter '{slot.name}' has been given another tensor "
+                    f"parameter '{entry.name}' has been given another tensor "
                     "(torch.utils.swap_tensors, or a conversion of the model with "
                     "torch.__future__.set_swap_module_params_on_conversion), and has lost what "
                     "sends its gradient; do that before DistributedOptimizer"
@@ -191,4 +193,4 @@ class StepGradients:
 
         A by-product is what came before another optimizer has stepped.
         """
-        return self._host.steps != self._begun_at or not any(s.sent for s in self._table.slots)
+        return self._host.steps != self._begun_at or not any(s.sent for s in self._table.entries)

@@ -12,7 +12,7 @@ from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.tuning import Tuning
 from hvd_order.torch.parameters.compiled_regions import Enter
 from hvd_order.torch.parameters.consumption import ReadOrder
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.hidden_readers import HiddenReaders
 from hvd_order.torch.parameters.read_guard import Guard, arm_parameter, disarm_parameter
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("hvd_order")
 _FIRST_TALK = 4  # steps, then twice as many each time; the two steps before are watched
 
 
-class Learning:
+class WarmUp:
     """Registers the model: first in the order of its parameters, then in consumption order.
 
     The exchange's lock is held in all methods.
@@ -45,76 +45,78 @@ class Learning:
         self._tuning: Tuning | None = None
         self._steps = 0  # since the beginning, or since it began anew
         self._next_talk = _FIRST_TALK
-        self._in_use: list[Slot] = []
-        self._read_lately: list[Slot] = []
+        self._in_use: list[ParameterEntry] = []
+        self._read_lately: list[ParameterEntry] = []
 
-    def start(self, slots: Sequence[Slot]) -> None:
+    def start(self, entries: Sequence[ParameterEntry]) -> None:
         """Begins, or begins anew when parameters have come. Collective."""
         self.order = ReadOrder()
         self.hidden.close()
         self._steps = 0
         self._next_talk = _FIRST_TALK
-        for slot in slots:
-            slot.deferrable = False
-        self._register(slots, on_servers=False)
+        for entry in entries:
+            entry.deferrable = False
+        self._register(entries, on_servers=False)
 
-    def _register(self, order: Sequence[Slot], on_servers: bool) -> None:
-        for slot in order:
-            slot.placed = not slot.sparse
-        dense = [slot for slot in order if slot.placed]
+    def _register(self, order: Sequence[ParameterEntry], on_servers: bool) -> None:
+        for entry in order:
+            entry.placed = not entry.sparse
+        dense = [entry for entry in order if entry.placed]
         self._transfer.model.register(dense, observed=self.order.complete, on_servers=on_servers)
         self._in_use = list(order)
 
     # ---- reads --------------------------------------------------------------------------------
 
-    def was_read(self, slot: Slot) -> None:
-        """``slot``, which is armed, is read from Python, or is about to be read in a module."""
+    def was_read(self, entry: ParameterEntry) -> None:
+        """``entry``, which is armed, is read from Python, or is about to be read in a module."""
         if self.order.watching:
-            self.order.note(slot)
-            self.hidden.note(slot)
-            self._read_lately.append(slot)
+            self.order.note(entry)
+            self.hidden.note(entry)
+            self._read_lately.append(entry)
 
-    def end(self, slots: Sequence[Slot]) -> None:
+    def end(self, entries: Sequence[ParameterEntry]) -> None:
         """Ends the watch, if there is one; nothing more is learnt."""
         self.order.close()
         self.hidden.stop()
-        for slot in slots:
-            if not slot.update_pending:
-                disarm_parameter(slot.parameter)
+        for entry in entries:
+            if not entry.update_pending:
+                disarm_parameter(entry.parameter)
 
-    def gradient_came(self, slots: Sequence[Slot]) -> None:
+    def gradient_came(self, entries: Sequence[ParameterEntry]) -> None:
         """Ends the watch: whoever reads from now on reads for the backward pass."""
-        for slot in slots:
-            disarm_parameter(slot.parameter)
+        for entry in entries:
+            disarm_parameter(entry.parameter)
         if self.order.watching:
             found = self.hidden.prove()
-            for slot, reads in found.finished_at.items():
-                self.order.note(slot, reads)
+            for entry, reads in found.finished_at.items():
+                self.order.note(entry, reads)
             self.order.close()
             self._read_lately.clear()
-            for slot in self.order.seen:
-                slot.deferrable = slot not in found.unknown
+            for entry in self.order.seen:
+                entry.deferrable = entry not in found.unknown
 
-    def watch_again(self, slots: Iterable[Slot], guard: Guard) -> None:
+    def watch_again(self, entries: Iterable[ParameterEntry], guard: Guard) -> None:
         """While the order is being watched, does so for updates that came before their readers."""
         if self.order.watching:
-            for slot in slots:
-                arm_parameter(slot.parameter, guard)
+            for entry in entries:
+                arm_parameter(entry.parameter, guard)
 
-    def _watch(self, slots: Sequence[Slot], guard: Guard) -> None:
+    def _watch(self, entries: Sequence[ParameterEntry], guard: Guard) -> None:
         self.order.watch()
-        self.watch_again(slots, guard)
+        self.watch_again(entries, guard)
 
         def boundary() -> int:
             self.watch_again(self._read_lately, guard)
             self._read_lately.clear()
             return self.order.reads
 
-        self.hidden.watch(slots, boundary)
+        self.hidden.watch(entries, boundary)
 
     # ---- steps --------------------------------------------------------------------------------
 
-    def step_taken(self, slots: Sequence[Slot], guard: Guard, flush: Callable[[], object]) -> None:
+    def step_taken(
+        self, entries: Sequence[ParameterEntry], guard: Guard, flush: Callable[[], object]
+    ) -> None:
         """Watches who reads what after the first step, and takes that as order after the second.
 
         Afterwards slice size and credit are tried out, and the order is confirmed. Collective in
@@ -126,37 +128,37 @@ class Learning:
         """
         self._steps += 1
         if self._steps == 1:
-            self._watch(slots, guard)
+            self._watch(entries, guard)
             return
         if self._steps == 2:
-            self._take_order(slots)
+            self._take_order(entries)
         else:
             if self._tuning is not None:
                 self._tuning.step_taken(flush)
             if self._confirms and self._next_talk - self._steps in (0, 1):
                 self._confirm_order(flush)
         if self._confirms and self._next_talk - self._steps in (1, 2):
-            self._watch(slots, guard)
+            self._watch(entries, guard)
 
     @property
     def _confirms(self) -> bool:
         """Whether the order may change. A plan says which it is; with servers, ranks go apart."""
         return self._host.plan is None and self._host.servers is None
 
-    def _take_order(self, slots: Sequence[Slot]) -> None:
+    def _take_order(self, entries: Sequence[ParameterEntry]) -> None:
         # Those whose reader is not known are updated in step(): they are needed first of all.
-        unseen = [slot for slot in slots if not slot.deferrable]
-        seen = [slot for slot in self.order.seen if slot.deferrable]
-        plan = followed_plan.fitting(self._host, slots)
+        unseen = [entry for entry in entries if not entry.deferrable]
+        seen = [entry for entry in self.order.seen if entry.deferrable]
+        plan = followed_plan.fitting(self._host, entries)
         if self._transfer.model.server_update is not None:
-            misuse.refuse_sparse([slot.name for slot in slots if slot.sparse])
+            misuse.refuse_sparse([entry.name for entry in entries if entry.sparse])
         order = followed_plan.in_order(plan, unseen, seen)
         self.order.take(order)
         self._register(order, on_servers=True)
         # One engine has one credit: with several optimizers the first one's choice is for all.
         if self._transfer.model.alone and not self._host.tuned:
             self._host.tuned = True
-            device = slots[0].parameter.device
+            device = entries[0].parameter.device
             self._tuning = Tuning(self._host, self._transfer.model, device, plan)
 
     def _confirm_order(self, flush: Callable[[], object]) -> None:

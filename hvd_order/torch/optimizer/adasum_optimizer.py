@@ -22,7 +22,7 @@ from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.collectives.grouped import grouped_allreduce_async_
 from hvd_order.torch.collectives.single import synchronize
 from hvd_order.torch.gradients.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT, check_passes
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.updates import optimizer_class, partial_step
 
 __all__: list[str] = []
@@ -33,23 +33,23 @@ _made: Counter[int | None] = Counter()  # by process set, whose ranks make the s
 class _Passes:
     """Counts the backward passes since the last step."""
 
-    def __init__(self, slots: Sequence[Slot], allowed: int) -> None:
+    def __init__(self, entries: Sequence[ParameterEntry], allowed: int) -> None:
         self.allowed = allowed
         self._counts: dict[str, int] = {}
-        hooks = [self._hook(slot) for slot in slots if slot.parameter.requires_grad]
+        hooks = [self._hook(entry) for entry in entries if entry.parameter.requires_grad]
         weakref.finalize(self, _remove, hooks).atexit = False
 
-    def _hook(self, slot: Slot) -> Any:
+    def _hook(self, entry: ParameterEntry) -> Any:
         weak = weakref.ref(self)
 
         def count(_: torch.Tensor) -> None:
             passes = weak()
             if passes is not None:
-                passes._one_more(slot.name)
+                passes._request_server(entry.name)
 
-        return slot.parameter.register_post_accumulate_grad_hook(count)
+        return entry.parameter.register_post_accumulate_grad_hook(count)
 
-    def _one_more(self, name: str) -> None:
+    def _request_server(self, name: str) -> None:
         self._counts[name] = self._counts.get(name, 0) + 1
         if self._counts[name] > self.allowed:
             raise AssertionError(TOO_MANY_PASSES.format(name=name))
@@ -68,7 +68,7 @@ class _AdasumMethods:
     _hvd_base: type[Optimizer]
     _hvd_exchange: None
     _hvd_passes: _Passes
-    _hvd_slots: list[Slot]
+    _hvd_entries: list[ParameterEntry]
     _hvd_name: str
     _hvd_compression: type[Compressor]
     _hvd_process_set: ProcessSet
@@ -84,7 +84,7 @@ class _AdasumMethods:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        parameters = [s.parameter for s in self._hvd_slots if s.parameter.requires_grad]
+        parameters = [s.parameter for s in self._hvd_entries if s.parameter.requires_grad]
         before = [p.detach().clone(memory_format=torch.preserve_format) for p in parameters]
         partial_step.inner_step(self._hvd_base)(self)
         self._hvd_passes.clear()
@@ -137,10 +137,10 @@ class _AdasumMethods:
         """As the optimizer's own. Every rank adds the same parameters."""
         cast("Any", self._hvd_base).add_param_group(self, param_group)
         added = cast("Any", self).param_groups[-1]["params"]
-        first = len(self._hvd_slots)
-        self._hvd_slots += [Slot(p, f"added.{first + i}") for i, p in enumerate(added)]
-        self._parameter_names.update({s.parameter: s.name for s in self._hvd_slots[first:]})
-        self._hvd_passes = _Passes(self._hvd_slots, self._hvd_passes.allowed)
+        first = len(self._hvd_entries)
+        self._hvd_entries += [ParameterEntry(p, f"added.{first + i}") for i, p in enumerate(added)]
+        self._parameter_names.update({s.parameter: s.name for s in self._hvd_entries[first:]})
+        self._hvd_passes = _Passes(self._hvd_entries, self._hvd_passes.allowed)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the user's own class."""
@@ -149,7 +149,7 @@ class _AdasumMethods:
 
 def distribute(
     optimizer: Optimizer,
-    slots: list[Slot],
+    entries: list[ParameterEntry],
     compression: type[Compressor],
     passes: int,
     process_set: ProcessSet,
@@ -163,8 +163,8 @@ def distribute(
     optimizer_class.give_methods(optimizer, _AdasumMethods)
     changed = cast("Any", optimizer)
     changed._hvd_exchange = None
-    changed._hvd_passes = _Passes(slots, passes)
-    changed._hvd_slots = slots
+    changed._hvd_passes = _Passes(entries, passes)
+    changed._hvd_entries = entries
     changed._hvd_name = f"adasum_optimizer.{_made[process_set.process_set_id]}"
     _made[process_set.process_set_id] += 1
     changed._hvd_compression = compression

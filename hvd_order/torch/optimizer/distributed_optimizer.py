@@ -23,7 +23,7 @@ from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.misuse import check_passes
 from hvd_order.torch.optimizer import adasum_optimizer
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.updates import optimizer_class, partial_step
 from hvd_order.torch.updates.overlap import OverlapReport
 from hvd_order.torch.updates.server_update import ServerUpdate
@@ -150,7 +150,7 @@ class _Distributed:
         named = list(zip(group["params"], names, strict=True))
         self._parameter_names.update(named)
         if self._hvd_exchange is not None:
-            self._hvd_exchange.add_slots([Slot(p, name) for p, name in named])
+            self._hvd_exchange.add_entries([ParameterEntry(p, name) for p, name in named])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the user's own class, with finished updates."""
@@ -212,16 +212,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     number = require_registered(process_set)
     _check_groups(num_groups, groups)
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
-    slots = _slots(optimizer, named_parameters)
+    entries = _entries(optimizer, named_parameters)
     step = partial_step.inner_step(type(optimizer))
     if sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam):
         step = sparse.with_sparse_gradients(step)
     size = len(process_set.ranks) if process_set.included() else 1
     if op == Adasum and size > 1:
         adasum_optimizer.distribute(
-            optimizer, slots, compression, backward_passes_per_step, process_set
+            optimizer, entries, compression, backward_passes_per_step, process_set
         )
-        cast("Any", optimizer)._parameter_names = {slot.parameter: slot.name for slot in slots}
+        cast("Any", optimizer)._parameter_names = {entry.parameter: entry.name for entry in entries}
         return optimizer
 
     exchange = None
@@ -243,8 +243,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         exchange = GradientExchange(
             optimizer,
             step,
-            [slot for slot in slots if slot.parameter.requires_grad],
-            [slot for slot in slots if not slot.parameter.requires_grad],
+            [entry for entry in entries if entry.parameter.requires_grad],
+            [entry for entry in entries if not entry.parameter.requires_grad],
             host,
             GradientTransfer(host, compression, prescale, postscale, sparse_as_dense, process_set),
             ranks.steps,
@@ -254,7 +254,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     optimizer_class.give_methods(optimizer, _Distributed)
     cast("Any", optimizer)._hvd_exchange = exchange
-    cast("Any", optimizer)._parameter_names = {slot.parameter: slot.name for slot in slots}
+    cast("Any", optimizer)._parameter_names = {entry.parameter: entry.name for entry in entries}
     return optimizer
 
 
@@ -303,9 +303,9 @@ def _check_groups(num_groups: int, groups: object) -> None:
         seen.add(id(parameter))
 
 
-def _slots(
+def _entries(
     optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> list[Slot]:
+) -> list[ParameterEntry]:
     """The parameters of the optimizer with their names, in the order of ``named_parameters``."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if named_parameters is None:
@@ -337,4 +337,6 @@ def _slots(
             + ". Name every parameter of the optimizer, or none."
         )
     mine = {id(p) for p in parameters}
-    return [Slot(cast("torch.nn.Parameter", p), name) for name, p in named if id(p) in mine]
+    return [
+        ParameterEntry(cast("torch.nn.Parameter", p), name) for name, p in named if id(p) in mine
+    ]

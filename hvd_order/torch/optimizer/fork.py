@@ -40,7 +40,7 @@ class _ChildGuard:
 
     def _refuse(self, what: str, tensor: torch.Tensor) -> NoReturn:
         raise InvalidUsage(
-            f"{what} '{self._exchange.slot_name(tensor)}' was not complete when this process "
+            f"{what} '{self._exchange.entry_name(tensor)}' was not complete when this process "
             f"({os.getpid()}) was forked from rank {self._rank}, and the rank's engine, which "
             "completes it, is not here: fork after step(), or read it before the fork"
         )
@@ -74,7 +74,7 @@ class _NoExchange:
         """The same."""
         self._refuse("optimizer.synchronize()")
 
-    def add_slots(self, slots: Any) -> NoReturn:
+    def add_entries(self, entries: Any) -> NoReturn:
         """The same."""
         self._refuse("optimizer.add_param_group()")
 
@@ -94,7 +94,7 @@ class _NoExchange:
         """Leaves it to the user's own optimizer."""
         return False
 
-    def slot_of(self, parameter: torch.Tensor) -> None:
+    def entry_of(self, parameter: torch.Tensor) -> None:
         """No parameter is watched."""
 
 

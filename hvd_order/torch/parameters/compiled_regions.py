@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
@@ -33,14 +33,14 @@ class CompiledRegions:
         self._enter = torch._dynamo.disable(enter)
         self._undo: list[Callable[[], Any]] = []
 
-    def find(self, slots: Sequence[Slot]) -> None:
+    def find(self, entries: Sequence[ParameterEntry]) -> None:
         """Finds the compiled modules that own any of the parameters; call after they have run once.
 
         The user hands us parameters, not modules, so this asks the garbage collector; it costs some
         hundredths of a second, in the first two steps.
         """
         self.close()
-        known = {id(slot.parameter) for slot in slots}
+        known = {id(entry.parameter) for entry in entries}
         for module in [o for o in gc.get_objects() if issubclass(type(o), torch.nn.Module)]:
             parameters: list[torch.Tensor] | None = None
             compiled_in_place = module._compiled_call_impl is not None

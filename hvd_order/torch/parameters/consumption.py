@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
@@ -32,8 +32,8 @@ class ReadOrder:
         """Nothing is known yet."""
         self.watching = False
         self.complete = False
-        self.estimate: list[Slot] = []
-        self._seen: dict[Slot, float] = {}  # by their first read
+        self.estimate: list[ParameterEntry] = []
+        self._seen: dict[ParameterEntry, float] = {}  # by their first read
 
     def watch(self) -> None:
         """Begins to watch."""
@@ -45,26 +45,26 @@ class ReadOrder:
         """How many parameters have been read while watching."""
         return len(self._seen)
 
-    def note(self, slot: Slot, reads: int | None = None) -> None:
-        """A read of ``slot``; only the first one while watching counts.
+    def note(self, entry: ParameterEntry, reads: int | None = None) -> None:
+        """A read of ``entry``; only the first one while watching counts.
 
         Args:
             reads: how many parameters had been read before; None: all that are known.
         """
         if self.watching:
             place = len(self._seen) if reads is None else reads - 0.5
-            self._seen[slot] = min(place, self._seen.get(slot, place))
+            self._seen[entry] = min(place, self._seen.get(entry, place))
 
     def close(self) -> None:
         """A gradient has come: whoever reads from now on reads for the backward pass."""
         self.watching = False
 
     @property
-    def seen(self) -> list[Slot]:
+    def seen(self) -> list[ParameterEntry]:
         """What was read while watching, in order."""
         return sorted(self._seen, key=self._seen.__getitem__)
 
-    def take(self, order: Sequence[Slot]) -> None:
+    def take(self, order: Sequence[ParameterEntry]) -> None:
         """Takes the first estimate."""
         self.watching = False
         self.complete = True
@@ -84,17 +84,17 @@ class ReadOrder:
         return is_right
 
 
-def merge(order: Sequence[Slot], seen: Sequence[Slot]) -> list[Slot]:
+def merge(order: Sequence[ParameterEntry], seen: Sequence[ParameterEntry]) -> list[ParameterEntry]:
     """``seen`` in its order; what it lacks stays behind its predecessor in ``order``."""
     is_seen = set(seen)
-    behind: dict[Slot | None, list[Slot]] = {}
-    last: Slot | None = None
-    for slot in order:
-        if slot in is_seen:
-            last = slot
+    behind: dict[ParameterEntry | None, list[ParameterEntry]] = {}
+    last: ParameterEntry | None = None
+    for entry in order:
+        if entry in is_seen:
+            last = entry
         else:
-            behind.setdefault(last, []).append(slot)
+            behind.setdefault(last, []).append(entry)
     merged = list(behind.get(None, ()))
-    for slot in seen:
-        merged += [slot, *behind.get(slot, ())]
+    for entry in seen:
+        merged += [entry, *behind.get(entry, ())]
     return merged

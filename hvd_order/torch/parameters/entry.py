@@ -21,7 +21,7 @@ _LOCKED = (
 
 
 @dataclass(eq=False)
-class Slot(native.GradientSlot):
+class ParameterEntry(native.GradientEntry):
     """One parameter, its gradient's place in the buffers, and where both are in the step.
 
     Attributes:
@@ -67,7 +67,7 @@ class Slot(native.GradientSlot):
             self._lock = None
 
     def begin_step(self, passes: int) -> None:
-        """Makes the slot ready for the gradients of the next step."""
+        """Makes the entry ready for the gradients of the next step."""
         self.passes_to_go = passes
         self.sent = False
         self.late = False

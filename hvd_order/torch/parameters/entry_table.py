@@ -6,62 +6,62 @@ from collections.abc import Iterable
 
 import torch
 
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
 
-class SlotTable:
-    """The slots of one optimizer.
+class EntryTable:
+    """The entries of one optimizer.
 
     Attributes:
-        slots: of the trainable parameters.
+        entries: of the trainable parameters.
         passes: backward passes whose gradients add up before they are exchanged.
     """
 
     def __init__(self, passes: int) -> None:
         """Begins empty."""
-        self.slots: list[Slot] = []
+        self.entries: list[ParameterEntry] = []
         self.passes = passes
-        self._frozen: list[Slot] = []
-        self._by_parameter: dict[int, Slot] = {}
+        self._frozen: list[ParameterEntry] = []
+        self._by_parameter: dict[int, ParameterEntry] = {}
 
     @property
-    def everything(self) -> list[Slot]:
-        """All slots, those of frozen parameters as well."""
-        return [*self.slots, *self._frozen]
+    def everything(self) -> list[ParameterEntry]:
+        """All entries, those of frozen parameters as well."""
+        return [*self.entries, *self._frozen]
 
-    def of(self, parameter: torch.Tensor) -> Slot | None:
-        """The slot of a parameter; None if that is not trained here."""
+    def of(self, parameter: torch.Tensor) -> ParameterEntry | None:
+        """The entry of a parameter; None if that is not trained here."""
         return self._by_parameter.get(id(parameter))
 
-    def add(self, slots: Iterable[Slot]) -> None:
+    def add(self, entries: Iterable[ParameterEntry]) -> None:
         """Takes in trainable parameters."""
-        for slot in slots:
-            slot.begin_step(self.passes)
-            self.slots.append(slot)
-            self._by_parameter[id(slot.parameter)] = slot
+        for entry in entries:
+            entry.begin_step(self.passes)
+            self.entries.append(entry)
+            self._by_parameter[id(entry.parameter)] = entry
 
-    def add_frozen(self, slots: Iterable[Slot]) -> None:
+    def add_frozen(self, entries: Iterable[ParameterEntry]) -> None:
         """Keeps parameters that may become trainable later."""
-        self._frozen += slots
+        self._frozen += entries
 
-    def take_unfrozen(self) -> list[Slot]:
+    def take_unfrozen(self) -> list[ParameterEntry]:
         """Those of the frozen ones that have become trainable; they are forgotten here."""
-        trainable = [slot for slot in self._frozen if slot.parameter.requires_grad]
+        trainable = [entry for entry in self._frozen if entry.parameter.requires_grad]
         if trainable:
-            self._frozen = [slot for slot in self._frozen if slot not in trainable]
+            self._frozen = [entry for entry in self._frozen if entry not in trainable]
         return trainable
 
     def begin_step(self) -> None:
-        """Makes slots ready for the gradients of a step, except where an update is outstanding."""
-        for slot in self.slots:
-            if not slot.update_pending:
-                slot.begin_step(self.passes)
+        """Prepares entries for the gradients of a step, except those with a deferred update."""
+        for entry in self.entries:
+            if not entry.update_pending:
+                entry.begin_step(self.passes)
 
     def set_passes(self, passes: int) -> None:
         """Changes the number of backward passes, for gradients that have not been sent as well."""
         self.passes = passes
-        for slot in self.slots:
-            if not slot.sent:
-                slot.passes_to_go = passes
+        for entry in self.entries:
+            if not entry.sent:
+                entry.passes_to_go = passes

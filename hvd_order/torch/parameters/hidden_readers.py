@@ -26,7 +26,7 @@ from torch.nn.modules import module as module_hooks
 
 from hvd_order import _torch as native
 from hvd_order.torch.parameters.compiled_regions import Enter
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
@@ -47,7 +47,7 @@ class _Call:
     depth: int
     first: int
     end: int | None = None
-    read: set[Slot] = field(default_factory=set)
+    read: set[ParameterEntry] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Proof:
         unknown: those that were read outside of any module.
     """
 
-    finished_at: dict[Slot, int] = field(default_factory=dict)
-    unknown: set[Slot] = field(default_factory=set)
+    finished_at: dict[ParameterEntry, int] = field(default_factory=dict)
+    unknown: set[ParameterEntry] = field(default_factory=set)
 
 
 class HiddenReaders:
@@ -81,22 +81,24 @@ class HiddenReaders:
             weakref.finalize(self, _remove, handles).atexit = False
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
-        self._outside: set[Slot] = set()
-        self._slots: dict[int, Slot] = {}  # that no call has consumed so far, by parameter
-        self._consumed: dict[Slot, int] = {}  # number of the first node that did
+        self._outside: set[ParameterEntry] = set()
+        self._entries: dict[
+            int, ParameterEntry
+        ] = {}  # that no call has consumed so far, by parameter
+        self._consumed: dict[ParameterEntry, int] = {}  # number of the first node that did
         self._thread = 0
         self._boundary: Callable[[], int] = int
 
-    def watch(self, slots: Iterable[Slot], boundary: Callable[[], int]) -> None:
+    def watch(self, entries: Iterable[ParameterEntry], boundary: Callable[[], int]) -> None:
         """Watches all module calls until :meth:`prove` or :meth:`stop`.
 
         Args:
-            slots: whose parameters' readers are looked for.
+            entries: whose parameters' readers are looked for.
             boundary: called at each entry and exit, so that reads in each call are seen anew;
                 returns how many reads have been seen.
         """
         self.stop()
-        self._slots = {id(slot.parameter): slot for slot in slots}
+        self._entries = {id(entry.parameter): entry for entry in entries}
         self._boundary = boundary
         self._thread = threading.get_ident()
         # torch's list of these hooks must not keep this alive.
@@ -141,14 +143,14 @@ class HiddenReaders:
             if call.module() is module:
                 break
         # At once: who kept the graph until the next gradient would keep its activations.
-        if not self._open and self._slots:
-            self._consumed |= _first_consumers(_nodes(result), self._slots)
-            for slot in self._consumed:
-                self._slots.pop(id(slot.parameter), None)
+        if not self._open and self._entries:
+            self._consumed |= _first_consumers(_nodes(result), self._entries)
+            for entry in self._consumed:
+                self._entries.pop(id(entry.parameter), None)
 
-    def note(self, slot: Slot) -> None:
-        """``slot`` is read from Python."""
-        (self._open[-1].read if self._open else self._outside).add(slot)
+    def note(self, entry: ParameterEntry) -> None:
+        """``entry`` is read from Python."""
+        (self._open[-1].read if self._open else self._outside).add(entry)
 
     def stop(self) -> None:
         """Ends the watch."""
@@ -156,34 +158,34 @@ class HiddenReaders:
         self._calls.clear()
         self._open.clear()
         self._outside.clear()
-        self._slots.clear()
+        self._entries.clear()
         self._consumed.clear()
 
     def prove(self) -> Proof:
         """Ends the watch, and has modules finish what they read unseen."""
         proof = Proof()
-        for slot, number in self._consumed.items():
+        for entry, number in self._consumed.items():
             inside = [c for c in self._calls if c.first <= number < (c.end or 0)]
             inside.sort(key=lambda c: c.depth, reverse=True)
-            if slot in (inside[0].read if inside else self._outside):
+            if entry in (inside[0].read if inside else self._outside):
                 continue
             for call in inside:
                 module = call.module()
                 # TorchScript's have no hooks; what calls them has.
                 if module is not None and not isinstance(module, torch.jit.ScriptModule):
-                    proof.finished_at[slot] = call.place
-                    self._finish_at(module, slot)
+                    proof.finished_at[entry] = call.place
+                    self._finish_at(module, entry)
                     break
             else:
-                proof.unknown.add(slot)
+                proof.unknown.add(entry)
         self.stop()
         return proof
 
-    def _finish_at(self, module: torch.nn.Module, slot: Slot) -> None:
-        entry = self._finished_at.get(id(module))
-        if entry is None or entry.module() is not module:
-            entry = self._finished_at[id(module)] = _Entry(weakref.ref(module))
-        entry.parameters.setdefault(slot, slot.parameter)
+    def _finish_at(self, module: torch.nn.Module, entry: ParameterEntry) -> None:
+        at_entry = self._finished_at.get(id(module))
+        if at_entry is None or at_entry.module() is not module:
+            at_entry = self._finished_at[id(module)] = _Entry(weakref.ref(module))
+        at_entry.parameters.setdefault(entry, entry.parameter)
         if not self._hooks:
             self._hooks.append(_finish_at_entry(self._finished_at, self._enter))
 
@@ -199,7 +201,7 @@ class _Entry:
     """What is finished whenever a module is entered."""
 
     module: weakref.ref[torch.nn.Module]
-    parameters: dict[Slot, torch.Tensor] = field(default_factory=dict)
+    parameters: dict[ParameterEntry, torch.Tensor] = field(default_factory=dict)
 
 
 def _finish_at_entry(finished_at: dict[int, _Entry], enter: Enter) -> Any:
@@ -209,10 +211,10 @@ def _finish_at_entry(finished_at: dict[int, _Entry], enter: Enter) -> Any:
         # A compiled region finishes at its own entry what it reads.
         if torch.compiler.is_compiling():
             return
-        entry = finished_at.get(id(module))
-        if entry is not None and entry.module() is module:
+        at_entry = finished_at.get(id(module))
+        if at_entry is not None and at_entry.module() is module:
             with native.CleanRoom():
-                enter(list(entry.parameters.values()))
+                enter(list(at_entry.parameters.values()))
 
     _say_nothing_of_hooks()
     return module_hooks.register_module_forward_pre_hook(before)
@@ -235,9 +237,11 @@ def _remove(handles: list[Any]) -> None:
         handles.pop().remove()
 
 
-def _first_consumers(made: Iterable[Any], slots: Mapping[int, Slot]) -> dict[Slot, int]:
+def _first_consumers(
+    made: Iterable[Any], entries: Mapping[int, ParameterEntry]
+) -> dict[ParameterEntry, int]:
     """The number of the first node that consumes each parameter, of those that led to ``made``."""
-    first: dict[Slot, int] = {}
+    first: dict[ParameterEntry, int] = {}
     todo = list(made)
     seen = set(todo)
     while todo:
@@ -250,9 +254,9 @@ def _first_consumers(made: Iterable[Any], slots: Mapping[int, Slot]) -> dict[Slo
                 if source not in seen:
                     seen.add(source)
                     todo.append(source)
-            elif (slot := slots.get(id(variable))) is not None:
+            elif (entry := entries.get(id(variable))) is not None:
                 number = node._sequence_nr()
-                first[slot] = min(first.get(slot, number), number)
+                first[entry] = min(first.get(entry, number), number)
     return first
 
 

@@ -237,7 +237,7 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
         return False
     try:
         parameter.__class__ = pending
-    except TypeError:  # the subclass has slots of its own
+    except TypeError:  # the subclass has __slots__ of its own
         _PENDING[type(parameter)] = None
         return False
     setattr(parameter, GUARD, guard)

@@ -22,7 +22,7 @@ from hvd_order.c10d.job import process
 from hvd_order.c10d.process_sets import init
 from hvd_order.launch.environment import rank_info
 from hvd_order.plan.files.profile import MeasuredLink, Profile, read_profile
-from hvd_order.plan.link.cut import Link
+from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.link.link_fit import Stream, fit_link
 from hvd_order.torch.collectives.functions import broadcast_object
 
@@ -105,7 +105,7 @@ def measure_link(on_device: bool) -> MeasuredLink:
     return MeasuredLink(link, host.size, _back_end(context.backend, device))
 
 
-def _fitted(host: EngineHost, device: torch.device) -> Link:
+def _fitted(host: EngineHost, device: torch.device) -> LinkModel:
     """Times all-reduces of several sizes, more and larger ones than training could afford."""
     buffer = torch.zeros(max(count * size for count, size in _STREAMS) // 4, device=device)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__ = ["NotDeferred", "OverlapReport"]
 
@@ -107,22 +107,24 @@ class Overlap:
         self._steps = 0
         self._told: frozenset[str] = frozenset()
 
-    def note(self, slots: Iterable[Slot], reasons: Mapping[Slot, str], learnt: bool) -> None:
+    def note(
+        self, entries: Iterable[ParameterEntry], reasons: Mapping[ParameterEntry, str], learnt: bool
+    ) -> None:
         """One ``step()``.
 
         Args:
-            slots: all of the model.
+            entries: all of the model.
             reasons: of those that were updated at once.
             learnt: the steps in which nothing is deferred are over.
         """
-        slots = list(slots)
-        by_reason: dict[str, list[Slot]] = {}
-        for slot, reason in reasons.items():
-            by_reason.setdefault(reason, []).append(slot)
-        at_once_bytes = sum(slot.size_bytes for slot in reasons)
-        total_bytes = sum(slot.size_bytes for slot in slots)
+        entries = list(entries)
+        by_reason: dict[str, list[ParameterEntry]] = {}
+        for entry, reason in reasons.items():
+            by_reason.setdefault(reason, []).append(entry)
+        at_once_bytes = sum(entry.size_bytes for entry in reasons)
+        total_bytes = sum(entry.size_bytes for entry in entries)
         self.report = OverlapReport(
-            len(slots), total_bytes, len(slots) - len(reasons), total_bytes - at_once_bytes,
+            len(entries), total_bytes, len(entries) - len(reasons), total_bytes - at_once_bytes,
             {
                 reason: NotDeferred(tuple(s.name for s in group), sum(s.size_bytes for s in group))
                 for reason, group in by_reason.items()

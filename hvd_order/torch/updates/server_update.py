@@ -18,7 +18,7 @@ from hvd_order import _torch as native
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.parameter_server.client import ParameterServers
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.updates.partial_step import InnerStep
 
 __all__: list[str] = []
@@ -122,7 +122,7 @@ class ServerUpdate:
 
     # ---- state --------------------------------------------------------------------------------
 
-    def parameters(self, slots: Sequence[Slot]) -> list[tuple[int, int]]:
+    def parameters(self, entries: Sequence[ParameterEntry]) -> list[tuple[int, int]]:
         """Elements and group of each parameter, for servers; empty while they only sum.
 
         Raises:
@@ -133,17 +133,17 @@ class ServerUpdate:
             for number, group in enumerate(self._optimizer.param_groups)
             for parameter in group["params"]
         }
-        for slot in slots:
-            if slot.parameter.dtype != torch.float32 or slot.wire.dtype != torch.float32:
+        for entry in entries:
+            if entry.parameter.dtype != torch.float32 or entry.wire.dtype != torch.float32:
                 raise InvalidUsage(
-                    f"servers update parameters of float32, but '{slot.name}' travels as "
-                    f"{slot.wire.dtype}: set HVD_ORDER_PS_UPDATE=worker"
+                    f"servers update parameters of float32, but '{entry.name}' travels as "
+                    f"{entry.wire.dtype}: set HVD_ORDER_PS_UPDATE=worker"
                 )
         if not self.active:
             return []
-        return [(slot.parameter.numel(), groups[id(slot.parameter)]) for slot in slots]
+        return [(entry.parameter.numel(), groups[id(entry.parameter)]) for entry in entries]
 
-    def begin(self, model: int, slots: Sequence[Slot]) -> None:
+    def begin(self, model: int, entries: Sequence[ParameterEntry]) -> None:
         """Worker 0 hands over parameters and state; the model has just been registered."""
         if not self.active or self._rank != 0:
             return
@@ -152,16 +152,16 @@ class ServerUpdate:
         parts = _PARAMETERS + 1 + (most if steps else 0)
         for part in range(_PARAMETERS, parts):
             with torch.no_grad():
-                for slot in slots:
-                    value: Any = slot.parameter
+                for entry in entries:
+                    value: Any = entry.parameter
                     if part > _PARAMETERS:
-                        name = _nth(names[slot.parameter], part - _PARAMETERS - 1)
-                        value = self._optimizer.state.get(slot.parameter, {}).get(name)
-                    slot.wire.copy_(value) if value is not None else slot.wire.zero_()
+                        name = _nth(names[entry.parameter], part - _PARAMETERS - 1)
+                        value = self._optimizer.state.get(entry.parameter, {}).get(name)
+                    entry.wire.copy_(value) if value is not None else entry.wire.zero_()
             self._servers.transport.begin_with_buffers(model, part, parts, steps)
         self._tell(model)
 
-    def fetch(self, model: int, slots: Sequence[Slot]) -> None:
+    def fetch(self, model: int, entries: Sequence[ParameterEntry]) -> None:
         """Brings parameters and state back from the servers. Nothing may be under way."""
         if not self.active:
             return
@@ -170,17 +170,17 @@ class ServerUpdate:
         for part in range(_PARAMETERS, _PARAMETERS + 1 + most):
             self._servers.transport.pull(model, part, self._timeout_s)
             with torch.no_grad():
-                for slot in slots:
+                for entry in entries:
                     if part == _PARAMETERS:
-                        slot.parameter.copy_(slot.wire)
+                        entry.parameter.copy_(entry.wire)
                         continue
-                    name = _nth(names[slot.parameter], part - _PARAMETERS - 1)
+                    name = _nth(names[entry.parameter], part - _PARAMETERS - 1)
                     if name is not None:
-                        self._optimizer.state[slot.parameter][name] = slot.wire.clone()
+                        self._optimizer.state[entry.parameter][name] = entry.wire.clone()
         steps = self._servers.transport.steps(model)
         if self._kind != "sgd":
-            for slot in slots:
-                self._optimizer.state[slot.parameter]["step"] = torch.tensor(float(steps))
+            for entry in entries:
+                self._optimizer.state[entry.parameter]["step"] = torch.tensor(float(steps))
 
     def _moments(self) -> dict[torch.Tensor, list[str]]:
         """Names of each parameter's state."""

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
@@ -14,7 +14,7 @@ _AIM_S = 1e-3  # a reader whose gradient comes meanwhile is late by half of it
 _FIRST_BYTES = 2**20
 
 
-class Portion:
+class UpdateBudget:
     """Some parameters whose update takes about a millisecond of the calling thread.
 
     Updates cost the time of their bytes on a CPU, and next to nothing but the call on an
@@ -25,23 +25,23 @@ class Portion:
         """Begins with a MiB."""
         self._bytes: float = _FIRST_BYTES
 
-    def of(self, slots: Iterable[Slot]) -> list[Slot]:
-        """The first of ``slots``, as many as are worth one update; at least one if there is any."""
+    def of(self, entries: Iterable[ParameterEntry]) -> list[ParameterEntry]:
+        """The first of ``entries`` that fit into one update; at least one if there is any."""
         taken = []
         room = self._bytes
-        for slot in slots:
-            taken.append(slot)
-            room -= slot.size_bytes
+        for entry in entries:
+            taken.append(entry)
+            room -= entry.size_bytes
             if room <= 0:
                 break
         return taken
 
     @contextlib.contextmanager
-    def timed(self, slots: Sequence[Slot]) -> Iterator[None]:
-        """Learns from the update of ``slots`` that runs in this context."""
+    def timed(self, entries: Sequence[ParameterEntry]) -> Iterator[None]:
+        """Learns from the update of ``entries`` that runs in this context."""
         begin = time.monotonic()
         yield
-        too_small = sum(slot.size_bytes for slot in slots) < self._bytes / 2
+        too_small = sum(entry.size_bytes for entry in entries) < self._bytes / 2
         factor = _AIM_S / max(time.monotonic() - begin, 1e-9)
         if not (too_small and factor > 1):
             self._bytes *= min(max(factor, 0.5), 2.0)

@@ -1,1 +1,1 @@
-"""MPI, through mpi4py, as the carrier: for TensorFlow without PyTorch (carrier.py is the seam)."""
+"""MPI, through mpi4py, as the backend: for TensorFlow without PyTorch (backend.py is the seam)."""

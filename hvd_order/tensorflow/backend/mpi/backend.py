@@ -1,4 +1,4 @@
-"""The functions of `hvd_order.tensorflow.backend.interface.Carrier`, over MPI."""
+"""The functions of `hvd_order.tensorflow.backend.interface.Backend`, over MPI."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from hvd_order import _core as native
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.link.cut import PROBE_BYTES, Cut, best_cut, hold_lead_s, measured_link
+from hvd_order.plan.link.cut import PROBE_BYTES, Cut, best_cut, measured_link, reservation_lead_s
 from hvd_order.same_model import check_same
 from hvd_order.tensorflow.backend.interface import Gradient
 from hvd_order.tensorflow.backend.layout import Arrangement
@@ -128,7 +128,9 @@ class SetEngine:
             self._config.slice_bytes, self._config.credit_bytes, self._config.policy
         )
         self._cut, link = self._objects.gather((cut, link), _FIRST_STEP)[0]
-        self.engine.retune(self._policy, self._cut.credit_bytes, hold_lead_s(link, self._cut))
+        self.engine.retune(
+            self._policy, self._cut.credit_bytes, reservation_lead_s(link, self._cut)
+        )
 
 
 class MpiGradients:
@@ -147,21 +149,21 @@ class MpiGradients:
         self._engine: SetEngine | None = engine
         self._model = model
         self._flat = flat  # keeps the memory
-        self._handover = native.Handover(engine.engine, model, places)
+        self._queue = native.OpGradientQueue(engine.engine, model, places)
 
     @property
     def number(self) -> int:
         """By which operators know it."""
-        return self._handover.number
+        return self._queue.number
 
     @property
     def posts(self) -> int:
         """How many gradients this process has posted."""
-        return self._handover.posts
+        return self._queue.posts
 
     def close(self) -> None:
         """Ends what is under way with an error; a second call does nothing."""
-        self._handover.close()
+        self._queue.close()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.forget(self._model)

@@ -1,0 +1,79 @@
+#include "c10d/c10d_transport.h"
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+#include "c10d/stream_event.h"
+
+namespace hvd_order {
+
+namespace {
+
+std::exception_ptr errorOf(const c10::ivalue::Future& future) {
+  try {
+    std::rethrow_exception(future.exception_ptr());
+  } catch (const std::exception& e) {
+    return collectiveError(e.what());
+  } catch (...) {
+    return collectiveError("unknown error");
+  }
+}
+
+} // namespace
+
+C10dTransport::C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group)
+    : group_(std::move(group)) {}
+
+void C10dTransport::allReduce(const at::Tensor& tensor, const std::string& /*name*/, Done done) {
+  std::vector<at::Tensor> tensors{tensor};
+  const c10::Device device = tensor.device();
+  if (device.is_cpu()) {
+    const auto work = group_->allreduce(tensors);
+    work->getFuture()->addCallback([done = std::move(done)](c10::ivalue::Future& future) {
+      done(future.hasError() ? errorOf(future) : nullptr);
+    });
+    return;
+  }
+  const c10::Stream stream = transferStream(device);
+  const c10::StreamGuard guard(stream);
+  const auto work = group_->allreduce(tensors);
+  // The future completes when the work is enqueued (NCCL) or has run on the host (Gloo); only then
+  // can its device part be waited for.
+  work->getFuture()->addCallback([self = shared_from_this(), stream, work,
+                                  done = std::move(done)](c10::ivalue::Future& future) {
+    if (future.hasError()) {
+      done(errorOf(future));
+      return;
+    }
+    const c10::StreamGuard callbackGuard(stream);
+    work->synchronize(); // orders `stream`, not this thread, behind the work
+    self->watcher().add(
+        kDoneQueue, std::make_unique<StreamEvent>(stream),
+        [done, work](const std::exception_ptr& error) { done(error); });
+  });
+}
+
+void C10dTransport::abort() noexcept {
+  try {
+    group_->abort();
+  } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+    // Some back ends cannot; their work then ends with the group's own timeout.
+  }
+}
+
+c10::Stream C10dTransport::transferStream(const c10::Device& device) {
+  const std::scoped_lock lock(mutex_);
+  const auto known = std::find_if(
+      transferStreams_.begin(), transferStreams_.end(),
+      [&](const c10::Stream& stream) { return stream.device() == device; });
+  if (known != transferStreams_.end()) {
+    return *known;
+  }
+  const c10::impl::VirtualGuardImpl backend(device.type());
+  transferStreams_.push_back(backend.getStreamFromGlobalPool(device, /*isHighPriority=*/true));
+  return transferStreams_.back();
+}
+
+} // namespace hvd_order

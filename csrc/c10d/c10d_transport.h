@@ -1,0 +1,36 @@
+#pragma once
+
+#include <c10/core/Stream.h>
+
+#include <memory>
+#include <mutex>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
+
+#include "c10d/torch_transport.h"
+
+namespace hvd_order {
+
+/// Carries slices over a torch.distributed process group, whatever its back end.
+///
+/// On the CPU a slice is done when its work's future completes. On a device, work is enqueued on a
+/// stream of its own, and the slice is done when an event behind it has happened; readiness of a
+/// gradient is an event too (`whenReady`), since the hook fires when the kernel is enqueued, not
+/// when it has run.
+class C10dTransport final : public TorchTransport,
+                            public std::enable_shared_from_this<C10dTransport> {
+ public:
+  explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+  void abort() noexcept override;
+
+ private:
+  void allReduce(const at::Tensor& tensor, const std::string& name, Done done) override;
+  c10::Stream transferStream(const c10::Device& device);
+
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::mutex mutex_;                         // guards what follows
+  std::vector<c10::Stream> transferStreams_; // one for each device in use
+};
+
+} // namespace hvd_order

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace hvd_order {
+
+/// Copies large gradients of the CPU into their buffers beside the backward pass, as a device's
+/// stream would: the training thread goes on at once.
+///
+/// Thread safety: every method may be called from any thread.
+class GradientCopier final {
+ public:
+  using Then = std::function<void()>;
+
+  GradientCopier() = default;
+  ~GradientCopier();
+  GradientCopier(const GradientCopier&) = delete;
+  GradientCopier& operator=(const GradientCopier&) = delete;
+
+  /// Whether `copy` can do it, and it is worth another thread's attention.
+  [[nodiscard]] static bool takes(const at::Tensor& to, const at::Tensor& from);
+
+  /// to = scale * from, one after the other, in the order of the calls; then calls `then`. `from`
+  /// is kept until `release`.
+  void copy(at::Tensor to, at::Tensor from, double scale, Then then);
+
+  /// Lets go of what has been copied. A tensor that Python knows must be let go by a thread that
+  /// holds the GIL, which the copying thread never does.
+  void release();
+
+ private:
+  struct Order {
+    at::Tensor to;
+    at::Tensor from;
+    double scale = 1.0;
+    Then then;
+  };
+
+  void run();
+
+  std::mutex mutex_; // guards all below; not held while copying
+  std::condition_variable wakeUp_;
+  std::deque<Order> orders_;
+  std::vector<at::Tensor> copied_;
+  bool stop_ = false;
+  std::thread thread_; // from the first order on
+};
+
+} // namespace hvd_order

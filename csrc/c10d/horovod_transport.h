@@ -1,0 +1,49 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "c10d/torch_transport.h"
+
+namespace hvd_order {
+
+/// Carries slices over Horovod's own engine, whatever that was built with: Gloo, MPI, NCCL.
+///
+/// Horovod has no interface for other C++ code, but its extension for PyTorch exports the functions
+/// behind its Python ones; they are looked up by name, and called without Python's lock. A handle
+/// can only be asked whether it is done, so a thread asks while something is in flight.
+class HorovodTransport final : public TorchTransport,
+                               public std::enable_shared_from_this<HorovodTransport> {
+ public:
+  /// @param library path of Horovod's extension (mpi_lib_v2), initialized by the caller.
+  /// @param gpuOnHost the library was built without operations for GPUs: tensors of a device travel
+  ///   through the host's memory.
+  /// @throws InvalidUsage if it is no such library.
+  HorovodTransport(const std::string& library, bool gpuOnHost);
+
+  /// Does nothing: what is in flight ends when Horovod notices that a rank is gone.
+  void abort() noexcept override {}
+
+ private:
+  using AllReduce = int(at::Tensor, at::Tensor, int, const std::string&, int, double, double, int);
+  using Poll = int(int);
+  using WaitAndClear = void(int);
+
+  class Handle;
+
+  void allReduce(const at::Tensor& tensor, const std::string& name, Done done) override;
+  std::size_t takeQueue();
+  void giveBack(std::size_t queue);
+
+  AllReduce* allReduceOnHost_;
+  AllReduce* allReduceOnDevice_;
+  Poll* poll_;
+  WaitAndClear* waitAndClear_;
+
+  std::mutex mutex_;       // guards `busy_`
+  std::vector<bool> busy_; // queues of the watcher, one for each handle in flight
+  EventWatcher handles_;
+};
+
+} // namespace hvd_order

@@ -1,0 +1,281 @@
+#include "engine/op_gradient_queue.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+
+// The engine tells under its locks that a tensor has settled, so that moment only queues the
+// position; the thread of this object calls the taker. Nothing of the engine is called under
+// mutex_.
+
+namespace hvd_order {
+
+namespace {
+
+std::exception_ptr closedError() {
+  return std::make_exception_ptr(
+      InvalidUsage("the exchange of these gradients has ended; call init() and trace again"));
+}
+
+// Takes the sums of zeros.
+class Nobody final : public OpGradientQueue::Taker {
+ public:
+  void receive(const std::byte* /*sum*/, std::size_t /*sizeBytes*/) override {}
+  void finish(const std::exception_ptr& /*error*/) override {}
+};
+
+} // namespace
+
+std::shared_ptr<OpGradientQueue>
+OpGradientQueue::create(std::shared_ptr<Engine> engine, ModelId model, std::vector<Place> places) {
+  std::shared_ptr<OpGradientQueue> made(
+      new OpGradientQueue(std::move(engine), model, std::move(places)));
+  made->thread_ = std::thread([made] { made->run(); });
+  return made;
+}
+
+OpGradientQueue::OpGradientQueue(
+    std::shared_ptr<Engine> engine,
+    ModelId model,
+    std::vector<Place> places)
+    : engine_(std::move(engine)), model_(model) {
+  for (Place& place : places) {
+    positions_.emplace_back().place = std::move(place);
+  }
+}
+
+void OpGradientQueue::post(std::size_t position, const void* gradient, std::size_t sizeBytes) {
+  const Place* place = nullptr;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (closed_) {
+      std::rethrow_exception(closedError());
+    }
+    if (position >= positions_.size()) {
+      throw InvalidUsage(concat("there is no gradient number ", position));
+    }
+    place = &positions_[position].place; // never moves
+    if (sizeBytes != place->sizeBytes) {
+      throw InvalidUsage(concat(
+          "the gradient of '", place->name, "' has ", sizeBytes, " bytes, expected ",
+          place->sizeBytes));
+    }
+    if (positions_[position].posted) {
+      throw InvalidUsage(concat(
+          "the gradient of '", place->name,
+          "' came again before its sum was taken: the last step was not finished"));
+    }
+    begin(positions_[position]);
+    ++posts_;
+  }
+  std::memcpy(place->memory, gradient, sizeBytes);
+  engine_->tensorReady({model_, place->tensor});
+}
+
+void OpGradientQueue::take(std::size_t position, std::unique_ptr<Taker> taker) {
+  TensorId tensor = 0;
+  try {
+    const std::scoped_lock lock(mutex_);
+    tensor = accept(position, taker);
+  } catch (...) {
+    taker->finish(std::current_exception());
+    return;
+  }
+  listen(position, tensor);
+}
+
+void OpGradientQueue::listen(std::size_t position, TensorId tensor) {
+  engine_->then({model_, tensor}, [weak = weak_from_this(), position](const std::exception_ptr& e) {
+    if (const auto self = weak.lock()) {
+      self->settled(position, e);
+    }
+  });
+}
+
+// Called under the lock.
+void OpGradientQueue::begin(Position& position) {
+  position.posted = true;
+  ++position.rounds;
+  if (position.rounds > rounds_) {
+    rounds_ = position.rounds;
+    changed_.notify_all();
+  }
+}
+
+// Called under the lock. Takes the taker, or throws and leaves it.
+TensorId OpGradientQueue::accept(std::size_t position, std::unique_ptr<Taker>& taker) {
+  if (closed_) {
+    std::rethrow_exception(closedError());
+  }
+  if (position >= positions_.size()) {
+    throw InvalidUsage(concat("there is no gradient number ", position));
+  }
+  Position& own = positions_[position];
+  if (!own.posted || own.taker) {
+    throw InvalidUsage(concat(
+        "the sum of '", own.place.name, "' was asked for ",
+        own.posted ? "twice" : "before its gradient came"));
+  }
+  own.taker = std::move(taker);
+  return own.place.tensor;
+}
+
+void OpGradientQueue::settled(std::size_t position, const std::exception_ptr& error) {
+  const std::scoped_lock lock(mutex_);
+  settled_.push_back({position, error});
+  wakeUp_.notify_one();
+}
+
+void OpGradientQueue::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wakeUp_.wait(lock, [this] { return closed_ || !settled_.empty(); });
+    if (settled_.empty()) {
+      break;
+    }
+    const Settled next = std::move(settled_.front());
+    settled_.pop_front();
+    deliver(lock, next);
+  }
+  for (std::size_t position = 0; position < positions_.size(); ++position) {
+    deliver(lock, {position, closedError()});
+  }
+}
+
+// Called under the lock; lets go of it to call the taker.
+void OpGradientQueue::deliver(std::unique_lock<std::mutex>& lock, const Settled& settled) {
+  Position& position = positions_[settled.position];
+  std::unique_ptr<Taker> taker = std::exchange(position.taker, nullptr);
+  if (!taker) {
+    return; // `close` has come first
+  }
+  std::exception_ptr error = settled.error;
+  lock.unlock();
+  if (!error) {
+    try {
+      taker->receive(position.place.memory, position.place.sizeBytes);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  lock.lock();
+  position.posted = false;
+  if (error) {
+    position.wanted = position.rounds; // nothing can be sent any more
+  }
+  const bool again = position.rounds < position.wanted && !closed_;
+  if (again) {
+    position.taker = std::make_unique<Nobody>();
+    begin(position);
+  }
+  lock.unlock();
+  taker->finish(error);
+  taker.reset();
+  if (again) {
+    try {
+      sendZeros(settled.position);
+    } catch (...) { // NOLINT(bugprone-empty-catch): whoever waits for these sums is told by others
+    }
+  }
+  lock.lock();
+  changed_.notify_all();
+}
+
+void OpGradientQueue::standIn(std::uint64_t round) {
+  std::vector<std::size_t> idle;
+  std::vector<std::size_t> untaken;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (closed_) {
+      std::rethrow_exception(closedError());
+    }
+    if (round > rounds_) {
+      rounds_ = round;
+      changed_.notify_all();
+    }
+    for (std::size_t position = 0; position < positions_.size(); ++position) {
+      Position& own = positions_[position];
+      own.wanted = std::max(own.wanted, round);
+      if (!own.posted && own.rounds < own.wanted) {
+        own.taker = std::make_unique<Nobody>();
+        begin(own);
+        idle.push_back(position);
+      } else if (own.posted && !own.taker) {
+        own.taker = std::make_unique<Nobody>();
+        untaken.push_back(position);
+      }
+    }
+  }
+  for (const std::size_t position : untaken) {
+    listen(position, positions_[position].place.tensor);
+  }
+  std::exception_ptr error;
+  for (const std::size_t position : idle) {
+    try {
+      sendZeros(position);
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+  if (error) {
+    std::rethrow_exception(error);
+  }
+}
+
+// The position has begun, and nobody takes its sum.
+void OpGradientQueue::sendZeros(std::size_t position) {
+  const Place& place = positions_[position].place; // never moves
+  std::memset(place.memory, 0, place.sizeBytes);
+  try {
+    engine_->tensorReady({model_, place.tensor});
+  } catch (...) { // the engine has failed
+    const std::scoped_lock lock(mutex_);
+    positions_[position].taker.reset();
+    positions_[position].posted = false;
+    positions_[position].wanted = positions_[position].rounds;
+    throw;
+  }
+  listen(position, place.tensor);
+}
+
+std::uint64_t OpGradientQueue::rounds() const {
+  const std::scoped_lock lock(mutex_);
+  return rounds_;
+}
+
+std::optional<std::uint64_t> OpGradientQueue::waitForRound(std::uint64_t known) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return closed_ || rounds_ > known; });
+  return closed_ ? std::nullopt : std::optional(rounds_);
+}
+
+void OpGradientQueue::waitUntilIdle() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] {
+    return closed_ ||
+        std::ranges::none_of(positions_, [](const Position& position) { return position.posted; });
+  });
+}
+
+void OpGradientQueue::close() noexcept {
+  std::thread thread;
+  {
+    const std::scoped_lock lock(mutex_);
+    closed_ = true;
+    wakeUp_.notify_one();
+    changed_.notify_all();
+    thread = std::exchange(thread_, std::thread());
+  }
+  if (thread.joinable()) {
+    thread.join();
+  }
+}
+
+std::uint64_t OpGradientQueue::posts() const {
+  const std::scoped_lock lock(mutex_);
+  return posts_;
+}
+
+} // namespace hvd_order

@@ -1,0 +1,100 @@
+#include "scheduler/link_reservation.h"
+
+#include <algorithm>
+
+namespace hvd_order {
+
+void LinkReservation::retune(std::chrono::nanoseconds lead, ByteCount creditBytes) {
+  lead_ = lead;
+  limitBytes_ = creditBytes / 8;
+}
+
+void LinkReservation::addModel(ModelId model, const SliceLayout& layout) {
+  Model& added = models_[model];
+  added.firstSliceBytes = layout.slices().empty() ? 0 : layout.slices().front().sizeBytes;
+  added.readyAt.assign(layout.tensors().size(), {});
+  added.steps.assign(layout.tensors().size(), 0);
+}
+
+void LinkReservation::removeModel(ModelId model) {
+  models_.erase(model);
+}
+
+bool LinkReservation::ready(
+    TensorKey tensor,
+    const std::vector<SliceKey>& slices,
+    Clock::time_point now) {
+  Model& model = models_.at(tensor.model);
+  model.readyAt[tensor.tensor] = now;
+  const std::uint32_t step = ++model.steps[tensor.tensor];
+  // Slices are numbered in consumption order.
+  const auto first = std::ranges::find_if(slices, [](SliceKey slice) { return slice.index == 0; });
+  if (first != slices.end()) {
+    ++model.firstSlices;
+    model.trigger = triggerOf(model, now);
+    return firstSliceReady(*first, model.firstSliceBytes, now);
+  }
+  // In an unusual step the first slice may have come before: nothing would end the reservation.
+  const bool isToCome = model.firstSlices < step;
+  if (on_ || tensor.tensor != model.trigger || !isToCome) {
+    return false;
+  }
+  on_ = true;
+  return true;
+}
+
+bool LinkReservation::firstSliceReady(SliceKey slice, ByteCount bytes, Clock::time_point now) {
+  if (!on_) {
+    return false;
+  }
+  if (bytes > limitBytes_) {
+    return end(); // it is as large as those it would be protected from
+  }
+  alone_ = slice;
+  aloneUntil_ = now + lead_;
+  return true;
+}
+
+bool LinkReservation::done(SliceKey slice) {
+  return slice == alone_ && end();
+}
+
+bool LinkReservation::someoneWaits() {
+  return on_ && !alone_ && end();
+}
+
+bool LinkReservation::expire(Clock::time_point now) {
+  return alone_ && now >= aloneUntil_ && end();
+}
+
+bool LinkReservation::end() {
+  on_ = false;
+  alone_.reset();
+  return true;
+}
+
+/// The last tensor that was ready a lead before the first slice. Where layers are so few or slow
+/// that it came more than two leads before, the next one: a reservation that long costs more than
+/// it saves.
+std::optional<TensorId> LinkReservation::triggerOf(
+    const Model& model,
+    Clock::time_point firstSliceAt) const {
+  if (lead_.count() == 0) {
+    return std::nullopt;
+  }
+  const Clock::time_point latest = firstSliceAt - lead_;
+  std::optional<TensorId> before;
+  std::optional<TensorId> after;
+  for (TensorId tensor = 0; tensor < model.readyAt.size(); ++tensor) {
+    const Clock::time_point at = model.readyAt[tensor];
+    if (at <= latest && (!before || at > model.readyAt[*before])) {
+      before = tensor;
+    } else if (at > latest && (!after || at < model.readyAt[*after])) {
+      after = tensor;
+    }
+  }
+  const bool isEarly = before && model.readyAt[*before] < latest - lead_;
+  return isEarly ? after : before;
+}
+
+} // namespace hvd_order

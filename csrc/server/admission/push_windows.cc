@@ -1,0 +1,65 @@
+#include "server/admission/push_windows.h"
+
+#include "server/slice/served_slice.h"
+
+namespace hvd_order {
+
+namespace {
+constexpr double kNewest = 0.25; // share of the newest measurement in a sender's rate
+} // namespace
+
+double PushWindows::expectedSeconds(int sender, ByteCount bytes) const {
+  const std::scoped_lock lock(mutex_);
+  const auto found = senders_.find(sender);
+  const Sender each = found == senders_.end() ? Sender{} : found->second;
+  return static_cast<double>(each.bytes + bytes) / (each.rate > 0 ? each.rate : 1);
+}
+
+bool PushWindows::take(int sender, ByteCount bytes, double now) {
+  const std::scoped_lock lock(mutex_);
+  Sender& each = senders_[sender];
+  if (each.admitted >= kMostAdmitted) {
+    return false;
+  }
+  if (each.admitted++ == 0) {
+    each.since = now;
+  }
+  each.bytes += bytes;
+  return true;
+}
+
+void PushWindows::giveBack(int sender, ByteCount bytes, bool came, double now) {
+  const std::scoped_lock lock(mutex_);
+  Sender& each = senders_[sender];
+  --each.admitted;
+  each.bytes -= bytes;
+  if (came && now > each.since) {
+    const double rate = static_cast<double>(bytes) / (now - each.since);
+    each.rate = each.rate > 0 ? each.rate + kNewest * (rate - each.rate) : rate;
+    each.since = now;
+  }
+}
+
+void PushWindows::await(
+    const std::vector<int>& senders,
+    const std::shared_ptr<ServedSlice>& slice) {
+  const std::scoped_lock lock(mutex_);
+  for (const int sender : senders) {
+    senders_[sender].waiting[slice->key()] = slice;
+  }
+}
+
+std::shared_ptr<ServedSlice> PushWindows::next(int sender) {
+  const std::scoped_lock lock(mutex_);
+  Sender& each = senders_[sender];
+  while (each.admitted < kMostAdmitted && !each.waiting.empty()) {
+    const auto slice = each.waiting.begin()->second.lock();
+    each.waiting.erase(each.waiting.begin());
+    if (slice) {
+      return slice;
+    }
+  }
+  return nullptr;
+}
+
+} // namespace hvd_order

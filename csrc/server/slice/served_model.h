@@ -1,0 +1,85 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <vector>
+
+#include "server/admission/push_windows.h"
+#include "server/slice/options.h"
+#include "server/slice/served_slice.h"
+#include "server/wire/peers.h"
+#include "server/wire/routes.h"
+
+namespace hvd_order {
+
+/// What all models of a server share; outlives them.
+struct ServerRoom {
+  explicit ServerRoom(ServerOptions given) : options(std::move(given)) {}
+
+  /// Where a slice stands among what waits for a line; the first goes first.
+  [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const {
+    return options.ordered ? std::uint64_t{slice} + 1 : 1;
+  }
+
+  const ServerOptions options;
+  Peers peers;
+  PushWindows windows;       // of workers, by rank
+  PushWindows helperWindows; // by server
+  Routes routes;
+};
+
+/// One layout of a model on a server: its slices, the rules of their updates, and the map that says
+/// who holds them.
+///
+/// Thread safety: all methods may be called from any thread.
+class ServedModel final : public std::enable_shared_from_this<ServedModel> {
+ public:
+  ServedModel(
+      ServerRoom& sharedRoom,
+      ModelId number,
+      std::uint32_t layoutNumber,
+      Registration shapes);
+  ServedModel(const ServedModel&) = delete;
+  ServedModel& operator=(const ServedModel&) = delete;
+
+  /// @throws FrameError if there is no such slice.
+  [[nodiscard]] ServedSlice& slice(SliceIndex index) const;
+  [[nodiscard]] const std::vector<std::unique_ptr<ServedSlice>>& slices() const {
+    return slices_;
+  }
+  [[nodiscard]] FrameHeader about(FrameKind kind, SliceIndex slice) const {
+    return {.kind = kind, .model = id, .layout = layout, .slice = slice};
+  }
+
+  // What workers say of the whole model.
+  void setRules(const FrameHeader& header, const Payload& payload);
+  void setMap(Peer from, const FrameHeader& header, const Payload& payload);
+  void switched(int worker, std::uint32_t map);
+
+  void settle();
+  void serverGone(ServerId server);
+  void retire();
+
+  ServerRoom& room;
+  const ModelId id;
+  const std::uint32_t layout;
+  const Registration registration;
+
+  mutable std::shared_mutex rulesMutex; ///< guards `rules`; taken after a slice's
+  RuleBook rules;
+
+ private:
+  [[nodiscard]] bool allSwitched() const;
+
+  static constexpr std::size_t kRulesKept = 64;
+
+  std::vector<std::unique_ptr<ServedSlice>> slices_;
+  std::mutex mutex_; // guards what follows; taken before a slice's
+  std::uint32_t map_ = 0;
+  bool mapped_ = false;
+  Payload places_;                        // of the map, as it came
+  std::vector<std::uint32_t> switchedTo_; // by worker: version of its map
+};
+
+} // namespace hvd_order

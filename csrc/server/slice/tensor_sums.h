@@ -1,0 +1,35 @@
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "server/slice/held_slice.h"
+
+namespace hvd_order {
+
+/// Sums over all workers of tensors that belong to no model, told apart by a name of the workers'.
+///
+/// Thread safety: all methods may be called from any thread.
+class TensorSums {
+ public:
+  explicit TensorSums(int workers) : workers_(workers) {}
+
+  /// @return the sum once every worker's tensor has come.
+  /// @throws FrameError if the tensor is none, or not like the other workers'.
+  std::optional<Payload> add(int worker, std::uint64_t name, std::uint32_t type, Payload tensor);
+
+ private:
+  static constexpr std::size_t kMost = 4096; // at a time
+
+  struct Sum {
+    SliceShape shape;
+    std::unique_ptr<HeldSlice> held;
+  };
+
+  const int workers_;
+  std::mutex mutex_; // guards what follows
+  std::map<std::uint64_t, Sum> sums_;
+};
+
+} // namespace hvd_order

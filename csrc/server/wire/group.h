@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "server/wire/payload.h"
+#include "server/wire/registration.h"
+
+namespace hvd_order {
+
+/// A worker's update of one slice.
+struct Member {
+  int worker;
+  Round round;
+  friend bool operator==(const Member&, const Member&) = default;
+};
+
+/// Which updates a helper adds up, and with whom it has to do with them; as a header's `argument`.
+struct GroupOf {
+  ServerId server; ///< the owner, to the helper; the helper, to a worker
+  std::uint16_t members;
+  std::uint32_t number; ///< counts the slice's groups at its owner
+};
+constexpr std::uint64_t argumentOf(const GroupOf& group) {
+  return std::uint64_t{group.server} << 48 | std::uint64_t{group.members} << 32 | group.number;
+}
+constexpr GroupOf groupOf(std::uint64_t argument) {
+  return {
+      static_cast<ServerId>(argument >> 48), static_cast<std::uint16_t>(argument >> 32),
+      static_cast<std::uint32_t>(argument)};
+}
+
+/// Bytes that the members add to their sum.
+constexpr std::size_t membersBytes(std::size_t members) {
+  return members * (sizeof(std::uint32_t) + sizeof(Round));
+}
+/// The sum of several updates with its members, by rank, behind it, as servers send it.
+Payload withMembers(const Payload& sum, std::span<const Member> members);
+/// The two again. @throws FrameError if it is no such thing.
+std::pair<Payload, std::vector<Member>>
+splitMembers(const Payload& payload, std::size_t sumBytes, int workers);
+
+} // namespace hvd_order

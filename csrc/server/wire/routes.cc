@@ -1,0 +1,45 @@
+#include "server/wire/routes.h"
+
+#include <limits>
+
+namespace hvd_order {
+
+ServerId Routes::best(std::size_t updates, const std::vector<ServerId>& helpers) const {
+  const std::scoped_lock lock(mutex_);
+  const auto secondsOf = [&](ServerId server) {
+    const auto way = ways_.find(server);
+    if (way == ways_.end() || admissions_ - way->second.taken > kPatience) {
+      return 0.0; // is due to be tried
+    }
+    // From one that is being tried for the first time nothing has come yet.
+    return way->second.secondsPerByte > 0 ? way->second.secondsPerByte
+                                          : std::numeric_limits<double>::max();
+  };
+  ServerId best = kDirect;
+  double least = secondsOf(kDirect) * (2 - 1 / static_cast<double>(updates));
+  for (const ServerId helper : helpers) {
+    if (const double seconds = secondsOf(helper); seconds < least) {
+      least = seconds;
+      best = helper;
+    }
+  }
+  return best;
+}
+
+void Routes::taken(ServerId way) {
+  const std::scoped_lock lock(mutex_);
+  ways_[way].taken = ++admissions_;
+}
+
+void Routes::took(ServerId way, double secondsPerByte) {
+  const std::scoped_lock lock(mutex_);
+  double& known = ways_[way].secondsPerByte;
+  known = known > 0 ? known + kNewest * (secondsPerByte - known) : secondsPerByte;
+}
+
+void Routes::gone(ServerId helper) {
+  const std::scoped_lock lock(mutex_);
+  ways_.erase(helper);
+}
+
+} // namespace hvd_order

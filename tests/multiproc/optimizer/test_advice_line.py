@@ -1,0 +1,74 @@
+"""What a run says about its own order, once."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import pytest
+import torch
+from helpers.ranks import RankPool
+from torch import nn
+
+import hvd_order.torch as hvd
+from hvd_order.c10d.engine import link_probe
+from hvd_order.plan.link.cut import LinkModel
+
+LINK = LinkModel(latency_s=1e-4, slice_cost_s=5e-5, seconds_per_byte=1e-9)
+
+
+class Kept(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def body_train(env: dict[str, str], steps: int) -> list[str]:
+    hvd.shutdown()
+    logger, kept = logging.getLogger("hvd_order"), Kept()
+    level = logger.level
+    logger.addHandler(kept)
+    logger.setLevel(logging.INFO)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            # Whether anything is tried depends on it, and a busy machine measures anything.
+            patch.setattr(link_probe, "measure", lambda *_: LINK)
+            hvd.init()
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(300, 800), nn.ReLU(), nn.Linear(800, 10))
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=1e-3),
+                named_parameters=model.named_parameters(),
+            )
+            for _ in range(steps):
+                optimizer.zero_grad()
+                model(torch.randn(4, 300)).square().mean().backward()
+                optimizer.step()
+            hvd.shutdown()
+    finally:
+        logger.removeHandler(kept)
+        logger.setLevel(level)
+    return [line for line in kept.lines if "of gradients need" in line]
+
+
+@pytest.mark.parametrize(
+    ("env", "steps", "begins"),
+    [({}, 60, "a step takes"), ({"HVD_ORDER_TUNE": "0"}, 6, "0.99")],
+    ids=["behind the trials", "without trials"],
+)
+def test_rank_0_says_once_what_order_can_gain(
+    two_ranks: RankPool, env: dict[str, str], steps: int, begins: str
+) -> None:
+    (line,), nothing = two_ranks.run(body_train, env, steps)
+    assert nothing == []
+    assert line.startswith(begins)
+    assert re.search(r"0\.99\d MB of gradients", line)
+    assert "(2 ranks)" in line
+    assert "hvd-order advise" in line

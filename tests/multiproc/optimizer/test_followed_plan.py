@@ -1,0 +1,341 @@
+"""Runs follow a plan file, confirm it, start from what was confirmed, and notice when it ages."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import RankPool
+from torch import nn
+
+import hvd_order.torch as hvd
+from hvd_order._core import SliceLayout
+from hvd_order.c10d.engine import link_probe
+from hvd_order.c10d.engine.engine_host import running_host
+from hvd_order.errors import InvalidUsage
+from hvd_order.plan.files.plan_file import AgreementName, Candidate, Confirmed, Plan, read_plan
+from hvd_order.plan.graph.graph import Parameter
+from hvd_order.plan.link import watch
+from hvd_order.plan.link.cut import Cut, LinkModel
+from hvd_order.predict.network import Network
+from hvd_order.predict.tune import tune
+from hvd_order.torch.profile.profiler import record_profile
+
+KIB = 2**10
+LINK = LinkModel(2e-4, 1e-4, 1e-9)
+SHORT = 8  # steps: two to learn, one to change the cut, some to look at
+LONG = 90  # more than all trials take
+
+
+class Network4(nn.Module):
+    """Four layers; any of them can be told to sleep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+        self.sleep_s = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            if i == 2 and self.sleep_s:
+                time.sleep(self.sleep_s)
+            x = layer(x).relu()
+        return x
+
+
+def parameters() -> tuple[Parameter, ...]:
+    return tuple(Parameter(n, p.nbytes) for n, p in Network4().named_parameters())
+
+
+def plan_of(cut: Cut, *rivals: Cut, **more: Any) -> Plan:
+    candidates = tuple(Candidate(each, 0.01 * (i + 1)) for i, each in enumerate((cut, *rivals)))
+    agreement: AgreementName = more.pop("agreement", "leader")
+    order = more.pop("parameters", parameters())
+    return Plan("four layers", 2, LINK, "by hand", order, agreement, candidates, 0.005, **more)
+
+
+class Keep(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+Run = tuple[list[Any], list[str], str]
+
+
+def train(env: dict[str, str], sleeps: Iterable[float], trace: str | None, traced_from: int) -> Run:
+    """Takes a step for each of ``sleeps``, in which the third layer sleeps so long.
+
+    Args:
+        trace: file for a timeline that begins with step ``traced_from``.
+
+    Returns:
+        Each step's cut, what was logged, and the agreement.
+    """
+    hvd.shutdown()
+    keep = Keep()
+    logger = logging.getLogger("hvd_order")
+    logger.addHandler(keep)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            # What is tried depends on it, and a busy machine measures anything.
+            patch.setattr(link_probe, "measure", lambda *_: LINK)
+            hvd.init()
+            model = Network4()
+            optimizer = hvd.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=1e-3),
+                named_parameters=model.named_parameters(),
+            )
+            cuts = []
+            host = running_host()
+            assert host is not None
+            for step, model.sleep_s in enumerate(sleeps):
+                if trace is not None and step == traced_from:
+                    optimizer.flush()
+                    hvd.start_timeline(trace)
+                optimizer.zero_grad()
+                x = torch.randn(
+                    4, 256, generator=torch.Generator().manual_seed(step + 7 * hvd.rank())
+                )
+                model(x).square().mean().backward()
+                optimizer.step()
+                cuts.append(host.cut)
+            optimizer.flush()
+            hvd.stop_timeline()
+            hvd.shutdown()
+            return cuts, keep.lines, host.agreement
+    finally:
+        logger.removeHandler(keep)
+        logger.setLevel(level)
+
+
+def body_train(env: dict[str, str], steps: int, trace: str | None = None) -> Run:
+    """As many steps, with a timeline of the last three."""
+    return train(env, [0.0] * steps, trace, steps - 3)
+
+
+def sent(trace: Path, rank: int) -> list[str]:
+    """Names of slices in the order in which a rank issued them."""
+    text = trace.with_name(trace.name.replace("{rank}", str(rank))).read_text()
+    spans = [event for event in json.loads(text)["traceEvents"] if event.get("cat") == "transfer"]
+    return [event["name"] for event in sorted(spans, key=lambda event: event["ts"])]
+
+
+def slice_names(order: tuple[Parameter, ...], slice_bytes: int) -> list[str]:
+    """Of the engine's layout: a gradient's place ends with its use flag and is aligned."""
+    tensors = [(p.name, (p.size_bytes // 64 + 1) * 64, 0) for p in order]
+    layout = SliceLayout(tensors, slice_bytes)
+    return [layout.slice_name(i) for i in range(len(layout.slices))]
+
+
+def test_planned_agreement_sends_exactly_what_the_plan_lists(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    order = parameters()[::-1]  # not what the forward pass would suggest
+    names = slice_names(order, 64 * KIB)
+    issue_order = (*names[1::2], *names[::2])  # nor what any policy would
+    file, trace = tmp_path / "plan.json", tmp_path / "trace{rank}.json"
+    cut = Cut(64 * KIB, 128 * KIB)
+    plan_of(
+        cut, agreement="planned", parameters=order, issue_order=issue_order,
+        confirmed=Confirmed(cut, 0.01, 2),
+    ).write(file)  # fmt: skip
+    results = two_ranks.run(body_train, {"HVD_ORDER_PLAN": str(file)}, SHORT, str(trace))
+    for rank, (cuts, _, agreement) in enumerate(results):
+        assert agreement == "planned"
+        assert cuts[-1] == cut
+        assert sent(trace, rank) == 3 * list(issue_order)
+
+
+def test_priorities_are_the_plans_and_variables_that_are_set_win(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    order = parameters()[::-1]
+    file, trace = tmp_path / "plan.json", tmp_path / "trace{rank}.json"
+    plan_of(Cut(64 * KIB, 256 * KIB), agreement="planned", parameters=order).write(file)
+    env = {
+        "HVD_ORDER_PLAN": str(file),
+        "HVD_ORDER_AGREEMENT": "leader",
+        "HVD_ORDER_SLICE_BYTES": "128KiB",
+        "HVD_ORDER_CREDIT_BYTES": "128KiB",
+    }
+    results = two_ranks.run(body_train, env, SHORT, str(trace))
+    for rank, (cuts, _, agreement) in enumerate(results):
+        assert (cuts[-1], agreement) == (Cut(128 * KIB, 128 * KIB), "leader")
+        events = json.loads((tmp_path / f"trace{rank}.json").read_text())["traceEvents"]
+        priority = {e["args"]["priority"]: e["name"] for e in events if e.get("cat") == "transfer"}
+        assert [priority[i] for i in sorted(priority)] == slice_names(order, 128 * KIB)
+
+
+def other_size(plan: Plan) -> Plan:
+    first, *rest = plan.parameters
+    return replace(plan, parameters=(replace(first, size_bytes=12), *rest))
+
+
+def other_slices(plan: Plan) -> Plan:
+    return replace(plan, agreement="planned", issue_order=("a", "b"))
+
+
+def test_a_plan_of_another_model_is_named_and_left_alone(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    other_size(plan_of(Cut(64 * KIB, 128 * KIB))).write(file)
+    before = file.read_text()
+    env = {"HVD_ORDER_PLAN": str(file), "HVD_ORDER_TUNE": "0"}
+    (cuts, lines, _), (other_cuts, other_lines, _) = two_ranks.run(body_train, env, SHORT)
+    assert "'layers.0.weight' has 262144 bytes, in the plan 12" in lines[0]
+    assert str(file) in lines[0]
+    assert other_lines == []
+    assert cuts == other_cuts
+    assert cuts[-1] != Cut(64 * KIB, 128 * KIB)
+    assert file.read_text() == before
+
+
+def test_an_order_of_other_slices_is_replaced(two_ranks: RankPool, tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    other_slices(plan_of(Cut(64 * KIB, 128 * KIB))).write(file)
+    env = {"HVD_ORDER_PLAN": str(file), "HVD_ORDER_TUNE": "0"}
+    (cuts, lines, agreement), _ = two_ranks.run(body_train, env, SHORT)
+    assert (cuts[-1], agreement) == (Cut(64 * KIB, 128 * KIB), "planned")
+    assert "the plan orders 2 slices" in lines[0]
+
+
+def body_refused(file: str) -> str:
+    with pytest.raises(InvalidUsage) as raised:
+        body_train({"HVD_ORDER_PLAN": file}, SHORT)
+    hvd.shutdown()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "No such file"), ("{}", 'no plan: it does not say "format": "hvd_order plan"')],
+    ids=["missing", "no plan"],
+)
+def test_a_file_that_is_no_plan_ends_the_run_on_every_rank(
+    two_ranks: RankPool, tmp_path: Path, content: str | None, message: str
+) -> None:
+    file = tmp_path / "plan.json"
+    if content is not None:
+        file.write_text(content)
+    texts = two_ranks.run(body_refused, str(file))
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("HVD_ORDER_PLAN: ")
+    assert message in texts[0]
+    assert str(file) in texts[0]
+
+
+def body_profile(steps: int) -> Any:
+    """What ``hvd-order profile`` records, of one process."""
+    model = Network4()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4, 256)).square().mean().backward()
+        optimizer.step()
+
+    return record_profile(step, model.named_parameters(), "four layers", runs=steps).graph("median")
+
+
+@pytest.mark.timeout(240)
+def test_a_tuned_plan_is_tried_confirmed_and_then_taken(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    graph = two_ranks.run(body_profile, 5)[0]
+    file = tmp_path / "plan.json"
+    plan = tune(graph, Network.of_ring(2, 2e9, 1e-4), "four layers").plan
+    plan = replace(plan, candidates=(plan.candidates[0], Candidate(Cut(48 * KIB, 48 * KIB), 1.0)))
+    plan.write(file)
+    assert [p.name for p in plan.parameters] == [p.name for p in parameters()]
+
+    env = {"HVD_ORDER_PLAN": str(file)}
+    (cuts, lines, _), (other_cuts, other_lines, _) = two_ranks.run(body_train, env, LONG)
+    assert cuts == other_cuts
+    assert {candidate.cut for candidate in plan.candidates} < set(cuts)
+    assert cuts[2] == plan.candidates[0].cut  # the plan's is the first
+    assert any(cut.policy == "arrival" for cut in cuts)  # those of runs without plan come as well
+    assert lines[0].startswith(f"following the plan {file}: slices of")
+    assert "to be tried" in lines[0]
+    assert sum(line.startswith("chosen:") for line in lines) == 1
+    assert other_lines == []
+    confirmed = read_plan(file).confirmed
+    assert confirmed is not None
+    assert (confirmed.cut, confirmed.ranks) == (cuts[-1], 2)
+    assert 1e-4 < confirmed.step_s < 1.0
+    assert replace(read_plan(file), confirmed=None) == plan
+
+    (cuts, lines, _), _ = two_ranks.run(body_train, env, LONG)
+    assert set(cuts[2:]) == {confirmed.cut}
+    assert "without trials" in lines[0]
+
+
+BEFORE_S, AFTER_S = 0.01, 0.04
+MOST = 1000  # steps until the trials must have been held again
+
+
+def sleeps_longer_later() -> Iterator[float]:
+    """More sleep once the choice has stood for some steps, until trials have begun and ended.
+
+    What the ranks decide together decides here too, so all of them see the same.
+    """
+    steady = 0
+    for _ in range(MOST):
+        yield BEFORE_S
+        host = running_host()
+        assert host is not None
+        steady = steady + 1 if host.settled else 0
+        if steady == 50:
+            break
+    begun = False
+    for _ in range(MOST):
+        yield AFTER_S
+        begun |= not host.settled
+        if begun and host.settled:
+            return
+
+
+def body_drift(env: dict[str, str]) -> Run:
+    """Looks come every 30 steps instead of twice a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch, "INTERVAL_S", 0.0)
+        patch.setattr(watch, "LEAST_STEPS", 30)
+        return train(env, sleeps_longer_later(), None, 0)
+
+
+@pytest.mark.timeout(240)
+def test_trials_begin_again_on_all_ranks_when_a_layer_takes_longer(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    plan_of(Cut(128 * KIB, 256 * KIB)).write(file)
+    env = {"HVD_ORDER_PLAN": str(file)}
+    (cuts, lines, _), (other_cuts, other_lines, _) = two_ranks.run(body_drift, env, timeout=150)
+    assert cuts == other_cuts
+    again = [line for line in lines if line.endswith("trying again")]
+    assert float(again[-1].split()[2]) >= AFTER_S  # "steps take 0.041 s, where they took ..."
+    assert other_lines == []
+    trials = cuts[-7 * 4 :]  # of the first candidates, at least four
+    assert len(set(trials)) >= 3
+    assert any(cut.policy == "arrival" for cut in trials)
+    assert sum(line.startswith("chosen:") for line in lines) == len(again) + 1
+    confirmed = read_plan(file).confirmed
+    assert confirmed is not None
+    assert confirmed.cut == cuts[-1]
+    assert confirmed.step_s >= AFTER_S
