@@ -1,5 +1,5 @@
 # make build    environment and extensions        make test     everything a change must pass
-# make demo     train a small GPT on two workers  make lint     style, types, import rules
+# make demo     DDP and hvd_order side by side  make lint     style, types, import rules
 # make sanitize C++ tests under ThreadSanitizer and AddressSanitizer
 # make fuzz     arbitrary bytes into what reads bytes of others (needs clang++)
 # make chaos    faults at random in real jobs: MINUTES=10 SEED=1
@@ -108,11 +108,7 @@ dev: $(DEV_STAMP) $(TENSORFLOW_STAMP)
 	@$(MAKE) --no-print-directory build
 
 demo: build
-	"$(BIN)/hvd-order" demo $(if $(QUICK),--quick)
-	@echo; echo "Two emulated hosts at 1 Gbit/s (see benchmarks/side_by_side), where this machine permits:"
-	@"$(BIN)/hvd-order" bench --models densenet121 --systems ddp hvd_order --name demo \
-	  $(if $(QUICK),--rounds 1 --steps 2,--rounds 2) \
-	  || [ $$? -eq 2 ]
+	@"$(BIN)/python" benchmarks/demo/main.py $(if $(QUICK),--quick)
 
 bench: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_benchmarks
@@ -123,10 +119,19 @@ horovod: build
 	@VENV="$(VENV)" JOBS="$(JOBS)" bash scripts/build_horovod.sh
 
 # ------------------------------------------------------------------------------ checks
+# Tests of jobs mostly wait, so lint and the tests of logic run beside them.
+LOGIC_TESTS = tests/unit tests/property tests/test_import_rules.py tests/test_stub_matches.py
+JOB_TESTS = tests/chaos tests/hosts tests/multiproc tests/parity tests/random_programs tests/reference
+LOGIC_LOG = build/test-logic.log
 test: dev
 	@$(MAKE) --no-print-directory cpp-test
-	@$(MAKE) --no-print-directory lint
-	"$(BIN)/python" -m pytest tests
+	@echo "lint and tests of logic: $(LOGIC_LOG), shown at the end"
+	@{ $(MAKE) --no-print-directory lint && "$(BIN)/python" -m pytest $(LOGIC_TESTS); } \
+	  > $(LOGIC_LOG) 2>&1 & logic=$$!; trap 'kill $$logic 2> /dev/null || true' EXIT; \
+	jobs=0; "$(BIN)/python" -m pytest $(JOB_TESTS) || jobs=$$?; \
+	lint=0; wait $$logic || lint=$$?; \
+	if [ $$lint -eq 0 ]; then tail -n 1 $(LOGIC_LOG); else cat $(LOGIC_LOG); fi; \
+	exit $$((jobs > lint ? jobs : lint))
 
 test-third-party: $(THIRD_PARTY_STAMP) dev
 	"$(BIN)/python" -m pytest tests/third_party

@@ -26,7 +26,7 @@ from hvd_order.c10d.job import process
 from hvd_order.demo.gpt import Gpt, GptConfig
 from hvd_order.torch.collectives.compression import Compression
 from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
-from hvd_order.torch.parameters.entry import Slot
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 STRAGGLERS = ("none", "leader", "follower")
 _BLOCKED_S = 50e-6  # a wait that took longer really waited
@@ -110,12 +110,12 @@ def measure_steps(options: argparse.Namespace, group: dist.ProcessGroup) -> dict
     """Seconds a step by straggler, variant and round, with the bounds for each round."""
     config = process.current().config
     model = Gpt(GptConfig(layers=options.layers, width=options.width))
-    slots = [Slot(parameter, name) for name, parameter in model.named_parameters()]
-    buffers = GradientBuffers(slots, Compression.none, config.slice_bytes)
+    entries = [ParameterEntry(parameter, name) for name, parameter in model.named_parameters()]
+    buffers = GradientBuffers(entries, Compression.none, config.slice_bytes)
     layout, flat = buffers.layout, buffers.flat
-    sizes_bytes = [slot.wire.numel() * 4 for slot in slots]
-    wire_s = _saturated_s(group, LikeDdp(group, layout, flat), len(slots), options)
-    stages = _stages(slots, options.compute * wire_s)
+    sizes_bytes = [entry.wire.numel() * 4 for entry in entries]
+    wire_s = _saturated_s(group, LikeDdp(group, layout, flat), len(entries), options)
+    stages = _stages(entries, options.compute * wire_s)
     compute_s = sum(stage.forward_s + stage.backward_s for stage in stages)
 
     exchanges: dict[str, Exchange] = {"like DDP": LikeDdp(group, layout, flat)}
@@ -153,7 +153,7 @@ def measure_steps(options: argparse.Namespace, group: dist.ProcessGroup) -> dict
         }
     return {
         "bytes": sum(sizes_bytes),
-        "tensors": len(slots),
+        "tensors": len(entries),
         "slices": len(layout.slices),
         "wire_s": wire_s,
         "compute_s": compute_s,
@@ -177,13 +177,13 @@ def _saturated_s(
     return sorted(slowest(times)[options.warm_up :])[options.rounds // 2]
 
 
-def _stages(slots: Sequence[Slot], compute_s: float) -> list[Stage]:
+def _stages(entries: Sequence[ParameterEntry], compute_s: float) -> list[Stage]:
     """Modules in consumption order; compute by size, backward twice as long as forward."""
-    owners = [slot.name.rpartition(".")[0] for slot in slots]
-    total = sum(slot.parameter.numel() for slot in slots)
+    owners = [entry.name.rpartition(".")[0] for entry in entries]
+    total = sum(entry.parameter.numel() for entry in entries)
     stages = []
     for owner in dict.fromkeys(owners):
         tensors = tuple(i for i, name in enumerate(owners) if name == owner)
-        share = sum(slots[i].parameter.numel() for i in tensors) / total
+        share = sum(entries[i].parameter.numel() for i in tensors) / total
         stages.append(Stage(tensors, share * compute_s / 3, share * compute_s * 2 / 3))
     return stages

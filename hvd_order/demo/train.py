@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hvd_order.demo.curve import draw_curve, text_curve
 from hvd_order.demo.result import DemoResult, Options
-from hvd_order.demo.verdict import step_time_table, weight_check
+from hvd_order.demo.verdict import LOOPBACK, step_time_table, weight_check
 from hvd_order.launch.run import LaunchRequest, run
 from hvd_order.report.timeline import draw_timeline
 
@@ -44,33 +44,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("TensorFlow is not installed; install it with: pip install tensorflow")
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    options = Options(
-        steps=arguments.steps or (30 if arguments.quick else 200),
-        block=_BLOCK_STEPS,
-        recorded=_RECORDED_STEPS,
-        sequences_a_rank=_SEQUENCES_A_RANK,
-        trace_path=str(out / "trace.json"),
-        result_path=str(out / "result.json"),
-    )
+    options = training(arguments.steps or (30 if arguments.quick else 200), out)
     begin_s = time.monotonic()
     code = run(
         LaunchRequest(
             command=[sys.executable, "-m", _WORKERS[arguments.framework], options.to_json()],
             process_count=arguments.np,
-            env={name: os.environ.get(name, value) for name, value in _SHOWN.items()},
+            env=shown(),
         )
     )
     if code != 0:
         return code
-    same = _report(DemoResult.read(Path(options.result_path)), Path(options.trace_path), out)
+    same = report(options, out, LOOPBACK)
     print(f"\ntook {time.monotonic() - begin_s:.0f} s")
     return 0 if same else 1
 
 
-def _report(result: DemoResult, trace: Path, out: Path) -> bool:
+def report(options: Options, out: Path, caveat: str) -> bool:
+    """Prints tables and checks of a training that has ended, and draws its pictures.
+
+    Args:
+        options: of the workers.
+        out: folder for the pictures.
+        caveat: what the step times do not show.
+
+    Returns:
+        Whether both systems reached the same weights.
+    """
+    result, trace = DemoResult.read(Path(options.result_path)), Path(options.trace_path)
     curves = dict(zip(result.systems, result.train_loss, strict=True))
     checks, same = weight_check(result)
-    for lines in (text_curve(curves), step_time_table(result), checks):
+    for lines in (text_curve(curves), step_time_table(result, caveat), checks):
         print("", *lines, sep="\n")
     draw_curve(curves, out / "loss.png")
     print(f"\nloss curve  {out / 'loss.png'}")
@@ -79,6 +83,23 @@ def _report(result: DemoResult, trace: Path, out: Path) -> bool:
     print(f"trace       {trace}  (open it at https://ui.perfetto.dev)")
     print(f"numbers     {out / 'result.json'}", flush=True)
     return same
+
+
+def training(steps: int, out: Path) -> Options:
+    """What the workers do, with results in the folder `out`."""
+    return Options(
+        steps=steps,
+        block=_BLOCK_STEPS,
+        recorded=_RECORDED_STEPS,
+        sequences_a_rank=_SEQUENCES_A_RANK,
+        trace_path=str(out / "trace.json"),
+        result_path=str(out / "result.json"),
+    )
+
+
+def shown() -> dict[str, str]:
+    """Environment variables of the workers; what the user has set stays."""
+    return {name: os.environ.get(name, value) for name, value in _SHOWN.items()}
 
 
 def _parser() -> argparse.ArgumentParser:

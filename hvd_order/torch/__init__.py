@@ -1,12 +1,7 @@
 """hvd_order for PyTorch, with Horovod's names: ``import hvd_order.torch as hvd``."""
 
-from hvd_order.torch._requirements import require_extension, require_torch
-
-require_torch()
-require_extension()
-
-from hvd_order.c10d.engine.timeline import start_timeline, stop_timeline, timeline_span  # noqa: E402
-from hvd_order.c10d.job.process import (  # noqa: E402
+from hvd_order.c10d.engine.timeline import start_timeline, stop_timeline, timeline_span
+from hvd_order.c10d.job.process import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -26,15 +21,15 @@ from hvd_order.c10d.job.process import (  # noqa: E402
     shutdown,
     size,
 )
-from hvd_order.c10d.process_sets import (  # noqa: E402
+from hvd_order.c10d.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     init,
     remove_process_set,
 )
-from hvd_order.c10d.requests.join import join  # noqa: E402
-from hvd_order.c10d.requests.reduce_ops import (  # noqa: E402
+from hvd_order.c10d.requests.join import join
+from hvd_order.c10d.requests.reduce_ops import (
     Adasum,
     Average,
     Max,
@@ -42,22 +37,22 @@ from hvd_order.c10d.requests.reduce_ops import (  # noqa: E402
     Product,
     Sum,
 )
-from hvd_order.errors import HorovodInternalError  # noqa: E402  (after the requirements)
-from hvd_order.torch import elastic  # noqa: E402
-from hvd_order.torch.collectives.alltoall_reducescatter import (  # noqa: E402
+from hvd_order.errors import HorovodInternalError
+from hvd_order.torch import elastic
+from hvd_order.torch.collectives.alltoall_reducescatter import (
     alltoall,
     alltoall_async,
     reducescatter,
     reducescatter_async,
 )
-from hvd_order.torch.collectives.compression import Compression  # noqa: E402
-from hvd_order.torch.collectives.functions import (  # noqa: E402
+from hvd_order.torch.collectives.compression import Compression
+from hvd_order.torch.collectives.functions import (
     allgather_object,
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from hvd_order.torch.collectives.grouped import (  # noqa: E402
+from hvd_order.torch.collectives.grouped import (
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -67,7 +62,7 @@ from hvd_order.torch.collectives.grouped import (  # noqa: E402
     grouped_reducescatter,
     grouped_reducescatter_async,
 )
-from hvd_order.torch.collectives.single import (  # noqa: E402
+from hvd_order.torch.collectives.single import (
     allgather,
     allgather_async,
     allreduce,
@@ -82,9 +77,9 @@ from hvd_order.torch.collectives.single import (  # noqa: E402
     poll,
     synchronize,
 )
-from hvd_order.torch.collectives.sync_batch_norm import SyncBatchNorm  # noqa: E402
-from hvd_order.torch.gradients.sparse import sparse_allreduce_async  # noqa: E402
-from hvd_order.torch.optimizer.distributed_optimizer import DistributedOptimizer  # noqa: E402
+from hvd_order.torch.collectives.sync_batch_norm import SyncBatchNorm
+from hvd_order.torch.gradients.sparse import sparse_allreduce_async
+from hvd_order.torch.optimizer.distributed_optimizer import DistributedOptimizer
 
 __all__ = [
     "Adasum",

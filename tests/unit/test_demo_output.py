@@ -11,7 +11,13 @@ from hvd_order.demo.curve import text_curve
 from hvd_order.demo.progress import ProgressBar
 from hvd_order.demo.result import DemoResult
 from hvd_order.demo.schedule import interleaved_blocks
-from hvd_order.demo.verdict import TOLERANCE, median_interval, step_time_table, weight_check
+from hvd_order.demo.verdict import (
+    LOOPBACK,
+    TOLERANCE,
+    median_interval,
+    step_time_table,
+    weight_check,
+)
 
 
 def result(
@@ -55,25 +61,29 @@ def test_both_systems_train_every_step_once(steps: int) -> None:
 
 
 def test_noise_is_not_called_a_difference() -> None:
-    text = "\n".join(step_time_table(result([100.0] * 8, [99, 101, 98, 102, 99, 101, 97, 103])))
+    text = "\n".join(
+        step_time_table(result([100.0] * 8, [99, 101, 98, 102, 99, 101, 97, 103]), LOOPBACK)
+    )
     assert "No difference shown" in text
     assert "No gain is to be expected here" in text
 
 
 @pytest.mark.parametrize(("ordered_ms", "word"), [(90.0, "shorter"), (120.0, "longer")])
 def test_a_difference_in_every_pair_is_named(ordered_ms: float, word: str) -> None:
-    text = "\n".join(step_time_table(result([100.0] * 8, [ordered_ms] * 8)))
+    text = "\n".join(step_time_table(result([100.0] * 8, [ordered_ms] * 8), LOOPBACK))
     assert f"hvd_order's steps were {word} here (median ratio {ordered_ms / 100:.3f}" in text
 
 
 @pytest.mark.parametrize("pairs", [1, 5])
 def test_few_pairs_say_nothing(pairs: int) -> None:
-    text = "\n".join(step_time_table(result([100.0] * pairs, [150.0] * pairs)))
+    text = "\n".join(step_time_table(result([100.0] * pairs, [150.0] * pairs), LOOPBACK))
     assert "too few to tell" in text
 
 
 def test_no_pairs_at_all() -> None:
-    assert step_time_table(result([], [])) == ["step time: too few steps for a measurement"]
+    assert step_time_table(result([], []), LOOPBACK) == [
+        "step time: too few steps for a measurement"
+    ]
 
 
 def test_median_interval_drops_as_many_as_it_may() -> None:

@@ -115,7 +115,7 @@ TRAIN = """
 import sys
 import torch
 import hvd_order.torch as hvd
-from hvd_order.torch import engine_host
+from hvd_order.c10d.engine import engine_host
 
 hvd.init()
 torch.manual_seed(0)

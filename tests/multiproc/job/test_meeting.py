@@ -127,7 +127,7 @@ def test_an_init_that_has_failed_can_be_tried_again(tmp_path: Path) -> None:
 DIES = """
 import os, signal, sys
 import hvd_order.torch as hvd
-from hvd_order.torch import process_groups
+from hvd_order.c10d.job import process_groups
 
 if os.environ["RANK"] == sys.argv[1]:
     process_groups.OwnGroups.make = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -150,7 +150,7 @@ def test_a_rank_that_dies_while_they_connect_is_named(victim: int) -> None:
 STOPS = """
 import os, signal, sys, time
 import hvd_order.torch as hvd
-from hvd_order.torch import meeting, process_groups
+from hvd_order.c10d.job import meeting, process_groups
 
 where, told = sys.argv[1:]
 

@@ -427,7 +427,7 @@ def test_without_the_engine_the_import_says_how_to_build() -> None:
             "            raise ModuleNotFoundError(name, name=name)\n"
             "sys.modules.pop('hvd_order._torch', None)\n"
             "sys.meta_path.insert(0, Hide())\n"
-            "from hvd_order.torch import _requirements\n"
+            "from hvd_order.c10d import _requirements\n"
             "_requirements.require_extension()",
         ],
         cwd=REPOSITORY,

@@ -109,7 +109,7 @@ import sys
 import keras
 import numpy as np
 import hvd_order.keras as hvd
-from hvd_order.tensorflow import pending
+from hvd_order.tensorflow.gradients import deferred_updates
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
@@ -123,7 +123,7 @@ def share(rows):
 
 class Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        outstanding.add(len(pending.outstanding))
+        outstanding.add(len(deferred_updates.outstanding))
 
 
 outstanding = set()

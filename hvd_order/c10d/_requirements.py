@@ -1,4 +1,4 @@
-"""What ``import hvd_order.torch`` needs, and what to do when it is not there."""
+"""What ``import hvd_order.torch`` needs, and what to do when it is missing."""
 
 from __future__ import annotations
 
