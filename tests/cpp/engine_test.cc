@@ -16,7 +16,8 @@
 #include "transport/loopback.h"
 
 // Several engines with their real threads in one process, joined by a LoopbackWorld. Each rank's
-// training loop is a thread of its own. No test sleeps: whatever must have happened is waited for.
+// training loop is a thread of its own. Tests wait for events; only the one of
+// a link reservation, which is about time, sleeps.
 
 namespace hvd_order {
 

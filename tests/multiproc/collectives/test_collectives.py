@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.flags import await_flag, raise_flag
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
@@ -235,30 +237,34 @@ def test_handles(ranks: RankFactory, size: int) -> None:
     ranks(size).run(body_handles)
 
 
-def body_late_rank() -> bool:
+def body_late_rank(polled: str) -> bool:
     """An asynchronous call returns, and is not done, while another rank has not called it."""
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1))
         early = hvd.poll(handle)
+        raise_flag(polled)
         hvd.synchronize(handle)
         return early
-    time.sleep(0.5)
+    await_flag(polled)
     hvd.allreduce(torch.ones(1))
     return False
 
 
-def test_asynchronous_calls_do_not_wait_for_other_ranks(two_ranks: RankPool) -> None:
-    assert two_ranks.run(body_late_rank) == [False, False]
+def test_asynchronous_calls_do_not_wait_for_other_ranks(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    assert two_ranks.run(body_late_rank, str(tmp_path / "polled")) == [False, False]
 
 
-def body_duplicate_name() -> None:
+def body_duplicate_name(refused: str) -> None:
     if hvd.rank() == 0:
         first = hvd.allreduce_async(torch.ones(1), name="same")
         with pytest.raises(ValueError, match=r"allreduce\.same is already in flight"):
             hvd.allreduce_async(torch.ones(1), name="same")
         gathered = hvd.allgather_async(torch.ones(1), name="same")  # another operation is fine
+        raise_flag(refused)
     else:
-        time.sleep(0.3)
+        await_flag(refused)
         first = hvd.allreduce_async(torch.ones(1), name="same")
         gathered = hvd.allgather_async(torch.ones(1), name="same")
     assert hvd.synchronize(first).item() == 1.0
@@ -266,8 +272,8 @@ def body_duplicate_name() -> None:
     assert hvd.allreduce(torch.ones(1), name="same").item() == 1.0  # done, so it may be used again
 
 
-def test_a_name_in_flight_is_refused(two_ranks: RankPool) -> None:
-    two_ranks.run(body_duplicate_name)
+def test_a_name_in_flight_is_refused(two_ranks: RankPool, tmp_path: Path) -> None:
+    two_ranks.run(body_duplicate_name, str(tmp_path / "refused"))
 
 
 # ---- mistakes ----
@@ -368,7 +374,7 @@ def failed_allreduce(name: str) -> str:
     return caught.type.__name__
 
 
-def body_absent_rank(timeout_s: float) -> tuple[float, list[str]]:
+def body_absent_rank(timeout_s: float, failed: str) -> tuple[float, list[str]]:
     """Rank 1 does not take part; the others must not wait longer than the timeout."""
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
@@ -382,15 +388,19 @@ def body_absent_rank(timeout_s: float) -> tuple[float, list[str]]:
             errors.append(failed_allreduce("x"))
         # The ranks are out of step now: no second wait, and no wrong result.
         errors.append(failed_allreduce("y"))
+        raise_flag(f"{failed}{hvd.rank()}")
     else:
-        time.sleep(timeout_s + 2)
+        for rank in (0, 2):
+            await_flag(f"{failed}{rank}")
     took = time.monotonic() - start
     hvd.shutdown()
     return took, errors
 
 
-def test_a_rank_that_does_not_come_is_an_error_in_time(three_ranks: RankPool) -> None:
-    results = three_ranks.run(body_absent_rank, 2.0)
+def test_a_rank_that_does_not_come_is_an_error_in_time(
+    three_ranks: RankPool, tmp_path: Path
+) -> None:
+    results = three_ranks.run(body_absent_rank, 2.0, str(tmp_path / "failed"))
     for rank in (0, 2):
         took, errors = results[rank]
         assert took < 8.0
@@ -399,24 +409,26 @@ def test_a_rank_that_does_not_come_is_an_error_in_time(three_ranks: RankPool) ->
     assert any("TransferTimeout" in errors for _, errors in results)
 
 
-def body_shutdown_with_work_in_flight() -> float:
+def body_shutdown_with_work_in_flight(gone: str) -> float:
     start = time.monotonic()
     if hvd.rank() == 0:
         handle = hvd.allreduce_async(torch.ones(1), name="never")
-        time.sleep(0.2)
         queue = collective_queue()
         hvd.shutdown()
         with pytest.raises(hvd.HorovodInternalError):
             queue.synchronize(handle)
+        raise_flag(gone)
     else:
-        time.sleep(3.0)
+        await_flag(gone)
         hvd.shutdown()
     assert not process.is_initialized()
     return time.monotonic() - start
 
 
-def test_shutdown_does_not_wait_for_a_collective_nobody_joins(two_ranks: RankPool) -> None:
-    assert two_ranks.run(body_shutdown_with_work_in_flight)[0] < 10.0
+def test_shutdown_does_not_wait_for_a_collective_nobody_joins(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    assert two_ranks.run(body_shutdown_with_work_in_flight, str(tmp_path / "gone"))[0] < 10.0
 
 
 def test_the_errors_are_horovods() -> None:

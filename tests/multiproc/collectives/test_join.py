@@ -8,13 +8,13 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.flags import await_flag, raise_flag
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
@@ -387,7 +387,7 @@ def body_new_optimizer() -> None:
     hvd.join()
 
 
-def body_nobody_else() -> str:
+def body_nobody_else(failed: str) -> str:
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HVD_ORDER_TIMEOUT", "2")
@@ -400,16 +400,17 @@ def body_nobody_else() -> str:
             with pytest.raises(hvd.HorovodInternalError) as error:
                 hvd.join()
         text = f"{error.type.__name__}: {error.value}; {caught[0].message}"
+        raise_flag(failed)
         hvd.shutdown()
     else:
-        time.sleep(4)
+        await_flag(failed)
         hvd.shutdown()
     hvd.init()
     return text
 
 
-def test_a_rank_that_never_joins_is_an_error_in_time(two_ranks: RankPool) -> None:
-    text = two_ranks.run(body_nobody_else)[0]
+def test_a_rank_that_never_joins_is_an_error_in_time(two_ranks: RankPool, tmp_path: Path) -> None:
+    text = two_ranks.run(body_nobody_else, str(tmp_path / "failed"))[0]
     assert "TransferTimeout: rank 0 waits in join()" in text
     assert "for 0.5 s" in text
 

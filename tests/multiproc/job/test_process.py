@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -352,17 +353,19 @@ def test_variables_of_every_launcher(two_ranks: RankPool, launcher: str) -> None
     assert answers == [(rank, 2, rank, 2, 3) for rank in range(2)]
 
 
-def test_a_program_may_end_with_a_collective_in_flight() -> None:
+def test_a_program_may_end_with_a_collective_in_flight(tmp_path: Path) -> None:
     done = run_script(
         2,
-        """
-        import time, torch, hvd_order.torch as hvd
+        f"""
+        import os, sys, torch, hvd_order.torch as hvd
+        sys.path.insert(0, {str(REPOSITORY / "tests")!r})
+        from helpers.flags import await_end, await_flag, raise_flag
         hvd.init()
         if hvd.rank() == 0:
             hvd.allreduce_async(torch.ones(1), name="never")
-            time.sleep(0.3)
+            raise_flag({str(tmp_path / "asked")!r}, str(os.getpid()))
         else:
-            time.sleep(4)
+            await_end(int(await_flag({str(tmp_path / "asked")!r})))
         """,
         timeout=60,
     )
