@@ -6,17 +6,17 @@
 
 namespace hvd_order {
 
-/// Root of everything this library throws. Python sees the same tree (hvd_order/errors.py).
+/// Base class of all exceptions of this library. Python has the same tree (hvd_order/errors.py).
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The caller asked for something that cannot be: a user's mistake.
+/// The caller asked for something impossible: a user's mistake.
 struct InvalidUsage : Error {
   using Error::Error;
 };
 
-/// A collective operation failed; the job cannot go on without re-forming.
+/// A collective operation failed; the job cannot continue unless it is formed anew.
 struct CollectiveError : Error {
   using Error::Error;
 };
@@ -31,12 +31,12 @@ struct TransferTimeout : CollectiveError {
   using CollectiveError::CollectiveError;
 };
 
-/// Our own mistake.
+/// A bug in this library.
 struct BrokenInvariant : Error {
   using Error::Error;
 };
 
-/// All arguments written one after the other.
+/// Concatenates the arguments, each written with `<<`.
 template <typename... Parts>
 std::string concat(const Parts&... parts) {
   std::ostringstream out;

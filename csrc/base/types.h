@@ -5,7 +5,7 @@
 
 namespace hvd_order {
 
-/// A process's place among all processes of the job, 0-based.
+/// Number of a process of the job, from 0 to size - 1.
 using Rank = int;
 
 /// Sizes and offsets in bytes.
@@ -20,17 +20,17 @@ using TensorId = std::uint32_t;
 /// A gradient buffer of a model: one per device and dtype.
 using BufferId = std::uint32_t;
 
-/// A slice's place in its model's consumption order, so the smaller id is the more urgent one.
+/// A slice's place in its model's consumption order; the smaller index is the more urgent.
 using SliceIndex = std::uint32_t;
 
-/// A tensor of any model.
+/// Identifies a tensor among all models.
 struct TensorKey {
   ModelId model;
   TensorId tensor;
   friend bool operator==(const TensorKey&, const TensorKey&) = default;
 };
 
-/// A slice of any model. The whole fits one 32-bit word, which is how control messages carry it.
+/// Identifies a slice among all models. Control messages carry it as one 32-bit word.
 struct SliceKey {
   static constexpr std::uint32_t kIndexBits = 24;
   static constexpr ModelId kMaxModels = 1U << (32 - kIndexBits);

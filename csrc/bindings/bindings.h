@@ -4,7 +4,7 @@
 
 namespace hvd_order {
 
-/// One function a topic; the module files call them.
+/// One function per topic; the module files call them.
 void bindErrors(pybind11::module_& m);
 void bindScheduler(pybind11::module_& m);
 void bindSimulate(pybind11::module_& m);

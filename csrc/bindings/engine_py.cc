@@ -15,7 +15,7 @@ namespace {
 
 using Seconds = std::chrono::duration<double>;
 
-// Between two looks for Ctrl-C while a thread of Python waits.
+// Time between two checks for Ctrl-C while a Python thread waits.
 constexpr std::chrono::milliseconds kSignalCheck{100};
 
 void waitInterruptibly(Engine& engine, ModelId model, TensorId tensor) {
@@ -28,13 +28,13 @@ void waitInterruptibly(Engine& engine, ModelId model, TensorId tensor) {
   }
 }
 
-// How long what is under way may take when no update needs it any more: gradients of a backward
-// pass that no step() followed, which the other ranks may never have.
+// Time limit for transfers under way whose gradients no update needs any more: those of a backward
+// pass that no step() followed, which the other ranks may never produce.
 constexpr std::chrono::seconds kUnwantedTime{2};
-// How long rank 0 may take to say who is late.
+// Time for rank 0 to answer which ranks are late.
 constexpr std::chrono::seconds kAnswerTime{1};
 
-// Calls `wait` with a deadline until it returns true, looking for Ctrl-C in between.
+// Calls `wait` with a deadline until it returns true, and checks for Ctrl-C in between.
 template <typename Wait>
 bool waitInParts(Completion::Clock::time_point end, const Wait& wait) {
   while (true) {

@@ -14,8 +14,8 @@ void raise(const char* name, const std::exception& error) {
 
 } // namespace
 
-// Python's classes (hvd_order/errors.py) are the tree; C++ errors become them here and nowhere
-// else.
+// The tree of error classes is in Python (hvd_order/errors.py); C++ errors are translated to it
+// only here.
 void bindErrors(py::module_& /*m*/) {
   py::register_local_exception_translator([](std::exception_ptr pointer) {
     if (!pointer) {

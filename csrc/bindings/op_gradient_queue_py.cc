@@ -10,8 +10,8 @@
 
 namespace py = pybind11;
 
-// The C function table, and the numbers by which its callers name what they mean. Numbers are
-// never used twice: an operator of a graph that has outlived its exchange must not meet another.
+// The C function table, and the numbers by which its callers name an exchange. No number is used
+// twice: an operator of a graph that outlives its exchange must not reach another one.
 
 namespace hvd_order {
 
@@ -123,7 +123,7 @@ constexpr hvdo_engine_api kApi = {
     .take = take,
 };
 
-// A OpGradientQueue that the table knows by its number.
+// An OpGradientQueue that the table lists under a number.
 class ListedOpGradientQueue {
  public:
   using PlaceTuple = std::tuple<std::string, TensorId, std::uintptr_t, std::size_t>;

@@ -125,7 +125,7 @@ void bindNetworks(py::module_& m) {
           py::arg("pull_credit_bytes"), py::arg("pull_plan"), py::arg("server_of"));
 }
 
-// Records become tuples: there are thousands of them, and Python has its own classes for them.
+// Records become tuples: there are thousands of them, and Python has its own record classes.
 void bindResult(py::module_& m) {
   py::class_<DeviceResult>(m, "SimulatedDevice", py::module_local(), "Ranks of one speed.")
       .def_readonly("slowness", &DeviceResult::slowness)

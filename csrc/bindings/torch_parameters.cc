@@ -1,6 +1,6 @@
-// What stands between an outstanding update and everybody who could see it: who reaches a
-// parameter's memory, a lock on that memory, what its readers in Python go through, and a clean
-// room for the update itself.
+// Protection of a deferred update from the code that could observe it: detection of references to
+// a parameter's memory, a lock on that memory, interception of its readers in Python, and a clean
+// thread state for the update itself.
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
@@ -25,17 +25,17 @@ namespace hvd_order {
 
 namespace {
 
-// ---- who reaches it --------------------------------------------------------------------------
+// ---- references to a parameter ---------------------------------------------------------------
 
 enum class Reach { ALONE, SHARED, HELD, FOREIGN };
 
-// The Python object of a storage stays with it, and counts, once somebody has asked for it.
+// A storage keeps its Python object, which counts as a reference, once Python has asked for it.
 template <typename Slot>
 PyObject* pythonObjectOf(const Slot& slot) {
   if constexpr (requires { slot.load_pyobj(); }) {
     return slot.load_pyobj();
   } else {
-    return nullptr; // before 2.10 the object gives its count back when nobody in Python has it
+    return nullptr; // before 2.10 the object drops its reference when Python has none to it
   }
 }
 
@@ -48,7 +48,8 @@ bool hasOneOwner(const c10::StorageImpl& storage) {
   return owners == 2 && object != nullptr && Py_REFCNT(object) == 1;
 }
 
-// Whether torch has allocated it: else who has may write to it, as numpy or another process.
+// Whether torch has allocated the memory. Otherwise its owner, such as numpy or another process,
+// may write to it.
 bool isOurs(c10::StorageImpl& storage) {
   const c10::Allocator* allocator = c10::GetAllocator(storage.device_type());
   return storage.nbytes() == 0 || allocator == nullptr ||
@@ -60,7 +61,7 @@ Reach reachOf(PyObject* object) {
   if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
     return Reach::FOREIGN;
   }
-  // Python's object, and the node that accumulates its gradient while a graph has it.
+  // The Python object, and the node that accumulates the gradient while a graph has it.
   const bool hasNode = torch::autograd::impl::try_get_grad_accumulator(tensor) != nullptr;
   if (tensor.use_count() != (hasNode ? 2 : 1)) {
     return Reach::HELD;
@@ -83,14 +84,14 @@ std::vector<Reach> reach(const py::sequence& parameters) {
 
 bool isPrivateValue(PyObject* value) {
   if (!THPVariable_Check(value)) {
-    return true; // numbers do not change, and containers of tensors are no known optimizer's
+    return true; // numbers do not change, and no known optimizer keeps containers of tensors
   }
   const at::Tensor& tensor = THPVariable_Unpack(value);
   return Py_REFCNT(value) == 1 && tensor.use_count() == 1 &&
       (!tensor.has_storage() || hasOneOwner(*tensor.storage().unsafeGetStorageImpl()));
 }
 
-// For each parameter, whether only the optimizer has what it keeps about it.
+// For each parameter, whether only the optimizer refers to the parameter's state.
 std::vector<bool> statePrivate(const py::object& optimizer, const py::sequence& parameters) {
   const py::object attributes =
       py::reinterpret_steal<py::object>(PyObject_GenericGetDict(optimizer.ptr(), nullptr));
@@ -123,7 +124,7 @@ std::vector<bool> statePrivate(const py::object& optimizer, const py::sequence& 
 
 // ---- the lock --------------------------------------------------------------------------------
 
-// Has every access to a tensor's memory raise, whoever tries, until it is opened.
+// Makes every access to a tensor's memory raise, until it is opened.
 class StorageLock {
  public:
   StorageLock(const at::Tensor& tensor, std::string message) : storage_(tensor.storage()) {
@@ -144,13 +145,13 @@ class StorageLock {
   }
 
  private:
-  // Of its own: the parameter may have been given other memory meanwhile.
+  // A separate reference: the parameter may have been given other memory meanwhile.
   c10::Storage storage_;
 };
 
-// ---- the clean room --------------------------------------------------------------------------
+// ---- the clean thread state ------------------------------------------------------------------
 
-// What a thread begins with: no tracing, no modes, no hooks, gradients enabled.
+// State of a new thread: no tracing, no modes, no hooks, gradients enabled.
 const at::ThreadLocalState& freshThreadState() {
   static const at::ThreadLocalState state = [] {
     std::optional<at::ThreadLocalState> fresh;
@@ -160,12 +161,13 @@ const at::ThreadLocalState& freshThreadState() {
   return state;
 }
 
-// A context in which this thread is as a fresh one to torch.
+// A context in which torch sees this thread as a new one.
 class CleanRoom {
  public:
   void enter() {
     state_ = std::make_unique<at::ThreadLocalStateGuard>(freshThreadState());
-    // Only now: where TorchScript runs, which excludes the tracer's key, torch refuses to set it.
+    // After the guard: in a state that excludes the tracer's key, as where TorchScript runs, torch
+    // refuses to set it.
     tracing_ = torch::jit::tracer::getTracingState();
     torch::jit::tracer::setTracingState(nullptr);
   }
@@ -182,7 +184,7 @@ class CleanRoom {
 
 // ---- readers in Python -----------------------------------------------------------------------
 
-// Within, functions of torch find no __torch_function__ of a tensor's class.
+// Inside this context, functions of torch find no __torch_function__ of a tensor's class.
 class SubclassesDisabled {
  public:
   SubclassesDisabled() : before_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
@@ -200,8 +202,8 @@ class SubclassesDisabled {
   at::impl::TorchFunctionDisabledState before_;
 };
 
-// A __torch_function__ that has no Python frame while the function runs: torch.jit.trace notes the
-// innermost one with every operator, and finds it to differ where a second run has none of ours.
+// A __torch_function__ without a Python frame while the function runs: torch.jit.trace records the
+// innermost frame with every operator, and reports a difference if a second run lacks our frame.
 py::cpp_function torchFunction(const py::function& before) {
   return py::cpp_function(
       [before](

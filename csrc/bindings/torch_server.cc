@@ -12,7 +12,7 @@ namespace hvd_order {
 
 namespace {
 
-// Whichever thread drops the last one.
+// Makes a function that any thread may release.
 std::shared_ptr<py::function> shareable(py::function function) {
   return {new py::function(std::move(function)), [](py::function* dropped) {
             const py::gil_scoped_acquire gil;
@@ -20,8 +20,8 @@ std::shared_ptr<py::function> shareable(py::function function) {
           }};
 }
 
-// Callbacks come from threads of connections: they take the GIL, and an exception of theirs is
-// printed, as there is nobody to throw it to.
+// Callbacks run on threads of connections: they take the GIL, and print an exception, because no
+// caller could catch it.
 template <typename... Args>
 std::function<void(Args...)> fromAnyThread(py::function function) {
   return [shared = shareable(std::move(function))](Args... args) {

@@ -18,7 +18,7 @@ namespace {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Under the GIL.
+// Accessed under the GIL.
 std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>>& watchedGroups() {
   static std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> groups;
   return groups;
@@ -50,11 +50,11 @@ bool isPythonEnding() {
   }
 }
 
-// A thread that comes back for the GIL when Python has ended is unwound by force, through frames of
-// C++ that forbid it, and takes the process with it. So it stays here.
+// A thread that requests the GIL after Python has ended is unwound by force, through C++ frames
+// that forbid it, and this ends the process. So the thread stays here.
 void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
   const std::chrono::milliseconds timeout(static_cast<std::int64_t>(seconds * 1000));
-  if (isPythonEnding()) { // in the thread that ends it
+  if (isPythonEnding()) { // this thread ends Python
     work->wait(timeout);
     return;
   }
@@ -73,7 +73,7 @@ void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
       }
       return;
     }
-  } catch (abi::__forced_unwind&) { // it has ended meanwhile
+  } catch (abi::__forced_unwind&) { // Python has ended meanwhile
     stayHere();
   }
   stayHere();

@@ -41,7 +41,7 @@ Value named(const std::string& name, const Names<Value>& names) {
   throw InvalidUsage(concat("there is no '", name, "'"));
 }
 
-// A buffer of Python's, held while it is used.
+// A Python buffer, held while it is used.
 class Held final {
  public:
   Held(const py::buffer& buffer, bool writable) : info_(buffer.request(writable)) {

@@ -7,9 +7,20 @@
 
 #include "base/error.h"
 
-// A message on the wire: frames of kFrameWords words. The first begins with the kind and the number
-// of words of the message, the words follow and run on into as many frames as it takes. Frames of
-// one pair of ranks arrive in order, so nothing else is needed.
+// Control messages over a Gloo process group.
+//
+// A message on the wire consists of frames of kFrameWords words. The first frame begins with the
+// kind and the number of words of the message; the words follow and continue in as many frames as
+// they need. Frames of one pair of ranks arrive in order, so no other numbering is needed.
+//
+// Invariants: the frames of a message are posted under the peer's `sending` lock, so messages do
+// not mix. A frame's memory lives until its send has completed: `posted_` holds the work, and one
+// thread waits for the works in batches. Each listener posts more receives, up to kMostReceives,
+// when fewer than kFewestReceives are left.
+//
+// Silence is not an error here: waits have practically no timeout, and a listener reports a broken
+// connection. When the channel stops, posted messages get kFlushTime to go out; then work is
+// aborted.
 
 namespace hvd_order {
 
@@ -18,13 +29,13 @@ namespace {
 constexpr std::size_t kFrameWords = 128;
 constexpr std::size_t kHeaderWords = 2;
 constexpr int kTag = 0;
-// Sends under way that are waited for together: a switch of threads for each costs more than
-// memory.
+// Number of sends that are waited for together: switching threads for each send costs more than
+// the memory.
 constexpr std::size_t kPostedBatch = 16;
-// Recvs posted ahead at most, and at least.
+// Most and fewest recvs posted ahead.
 constexpr std::size_t kMostReceives = 16;
 constexpr std::size_t kFewestReceives = 8;
-// How long the last messages may take to go out when the channel stops; a frozen peer takes none.
+// Time for the last messages to go out when the channel stops; a frozen peer receives none.
 constexpr auto kFlushTime = std::chrono::seconds(2);
 constexpr auto kForever = std::chrono::hours(24 * 365);
 
@@ -88,8 +99,8 @@ void C10dControl::post(Rank to, const std::vector<std::uint32_t>& words) {
   }
 }
 
-// One after the other: a frozen peer holds up the release of what went to the others later, which
-// is little, since nothing moves then.
+// Waits for sends one after the other. A frozen peer delays the release of later sends to other
+// ranks. That is little memory, because no rank proceeds then.
 void C10dControl::awaitPosted() {
   std::unique_lock lock(postedMutex_);
   while (true) {
@@ -100,7 +111,7 @@ void C10dControl::awaitPosted() {
       try {
         oldest->wait(kForever);
       } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-        // The peer is gone, and its listener says so.
+        // The peer is gone; its listener reports that.
       }
       lock.lock();
       posted_.pop_front();
@@ -120,14 +131,15 @@ void C10dControl::postReceives(Peer& peer) {
       peer.posted.push_back({frame.front(), group_->recv(frame, peer.rank, kTag)});
     }
   } catch (const std::exception&) {
-    // The connection broke. What had come before is still to be read: the peer may have said why.
+    // The connection broke. Messages that came before are still to be read: they may give the
+    // reason.
     if (peer.posted.empty()) {
       throw;
     }
   }
 }
 
-/// None: the channel stops.
+/// Returns the next frame; nothing if the channel stops.
 std::optional<at::Tensor> C10dControl::receiveFrame(Peer& peer) {
   Receive oldest;
   {
@@ -178,7 +190,7 @@ void C10dControl::stop() noexcept {
     try {
       work.abort();
     } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-      // It has ended already.
+      // The work has already ended.
     }
   };
   {

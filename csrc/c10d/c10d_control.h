@@ -14,17 +14,17 @@
 
 namespace hvd_order {
 
-/// Control messages over send and recv of a Gloo process group of their own.
+/// Control messages over send and recv of a Gloo process group that serves nothing else.
 ///
-/// One thread for each peer waits in recv (rank 0 has one for every other rank, the others one for
-/// rank 0). Several recvs are posted ahead: Gloo announces each to the sender, which then sends
-/// without asking, and takes one wake-up there for many announcements. A send is posted by whoever
-/// calls and completes when the peer takes it, which a frozen peer never does; one more thread
-/// waits for that, only to keep the memory meanwhile. None of them holds a lock while it waits, and
-/// none ever needs Python.
+/// One thread per peer waits in recv (rank 0 has one thread for every other rank, each other rank
+/// has one for rank 0). Several recvs are posted ahead: Gloo announces each to the sender, which
+/// then sends without asking, and one wake-up of the sender handles many announcements. The caller
+/// of `send` posts the send. It completes when the peer receives it, which a frozen peer never
+/// does. One more thread waits for completion, only to keep the memory until then. No thread holds
+/// a lock while it waits, and none needs Python.
 class C10dControl final : public ControlChannel {
  public:
-  /// @param group used by nobody else.
+  /// @param group used by no other component.
   C10dControl(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size);
   ~C10dControl() override;
 
@@ -39,8 +39,8 @@ class C10dControl final : public ControlChannel {
   };
   struct Peer {
     Rank rank;
-    std::mutex sending;         // one message at a time, whole
-    std::mutex receiving;       // guards the works of `posted`
+    std::mutex sending;         // held while one whole message is posted
+    std::mutex receiving;       // guards `posted`
     std::deque<Receive> posted; // recvs under way, oldest first
     std::thread listener;
   };
@@ -60,7 +60,7 @@ class C10dControl final : public ControlChannel {
   std::mutex postedMutex_; // guards `posted_` and `ending_`
   std::condition_variable postedChanged_;
   std::deque<c10::intrusive_ptr<c10d::Work>> posted_; // sends under way, oldest first
-  bool ending_ = false;                               // no more than these
+  bool ending_ = false;                               // no more sends will be posted
   std::thread waiter_;
 };
 

@@ -39,8 +39,8 @@ void C10dTransport::allReduce(const at::Tensor& tensor, const std::string& /*nam
   const c10::Stream stream = transferStream(device);
   const c10::StreamGuard guard(stream);
   const auto work = group_->allreduce(tensors);
-  // The future completes when the work is enqueued (NCCL) or has run on the host (Gloo); only then
-  // can its device part be waited for.
+  // The future completes when the work is enqueued (NCCL) or has run on the host (Gloo). Only then
+  // can the transport wait for its device part.
   work->getFuture()->addCallback([self = shared_from_this(), stream, work,
                                   done = std::move(done)](c10::ivalue::Future& future) {
     if (future.hasError()) {
@@ -59,7 +59,7 @@ void C10dTransport::abort() noexcept {
   try {
     group_->abort();
   } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-    // Some back ends cannot; their work then ends with the group's own timeout.
+    // Some back ends cannot abort; their work then ends with the group's own timeout.
   }
 }
 

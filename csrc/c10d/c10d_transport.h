@@ -11,12 +11,12 @@
 
 namespace hvd_order {
 
-/// Carries slices over a torch.distributed process group, whatever its back end.
+/// Carries slices over a torch.distributed process group of any back end.
 ///
-/// On the CPU a slice is done when its work's future completes. On a device, work is enqueued on a
-/// stream of its own, and the slice is done when an event behind it has happened; readiness of a
-/// gradient is an event too (`whenReady`), since the hook fires when the kernel is enqueued, not
-/// when it has run.
+/// On the CPU a slice is done when the future of its work completes. On a device, work is enqueued
+/// on a stream of its own, and the slice is done when an event after it has happened. Readiness of
+/// a gradient is an event too (`whenReady`), because the hook runs when the kernel is enqueued,
+/// not when it has run.
 class C10dTransport final : public TorchTransport,
                             public std::enable_shared_from_this<C10dTransport> {
  public:

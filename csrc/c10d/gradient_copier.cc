@@ -7,14 +7,24 @@
 
 #include <algorithm>
 
+// A thread that copies gradients into their buffers, for the CPU, where no stream does so.
+//
+// The training thread only adds an order and continues with the backward pass. One thread takes
+// the orders in turn, so gradients become ready in the order in which the backward pass produced
+// them. The copy runs in pieces of GRAIN_SIZE elements: ATen does not spread such pieces over its
+// threads, whose cores the training uses.
+//
+// Invariant: the copying thread never takes the GIL. Destroying a tensor that Python knows needs
+// it, so gradients that have been copied are kept until `release`, which a thread with the GIL
+// calls.
 namespace hvd_order {
 
 namespace {
 
-// Below this the copy is not worth waking a thread that competes for the cores.
+// Smaller copies are not worth waking a thread that competes for the cores.
 constexpr std::int64_t kWorthwhileBytes = 256 << 10;
 
-// In pieces that ATen does not spread over threads: those belong to the training.
+// Copies in pieces that ATen does not spread over threads: those belong to the training.
 void copyInPieces(const at::Tensor& to, const at::Tensor& from, double scale) {
   const at::Tensor target = to.as_strided({to.numel()}, {1});
   const at::Tensor source = from.as_strided({from.numel()}, {1});
@@ -67,7 +77,7 @@ void GradientCopier::run() {
   while (true) {
     wakeUp_.wait(lock, [this] { return stop_ || !orders_.empty(); });
     if (stop_) {
-      return; // what is left is let go by whoever destroys this
+      return; // the destructor releases the orders that are left
     }
     Order order = std::move(orders_.front());
     orders_.pop_front();

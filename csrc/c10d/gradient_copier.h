@@ -11,8 +11,8 @@
 
 namespace hvd_order {
 
-/// Copies large gradients of the CPU into their buffers beside the backward pass, as a device's
-/// stream would: the training thread goes on at once.
+/// Copies large CPU gradients into their buffers in parallel to the backward pass, as a device's
+/// stream would: the training thread continues at once.
 ///
 /// Thread safety: every method may be called from any thread.
 class GradientCopier final {
@@ -24,15 +24,16 @@ class GradientCopier final {
   GradientCopier(const GradientCopier&) = delete;
   GradientCopier& operator=(const GradientCopier&) = delete;
 
-  /// Whether `copy` can do it, and it is worth another thread's attention.
+  /// Whether `copy` supports these tensors and the copy is large enough to be worth another
+  /// thread.
   [[nodiscard]] static bool takes(const at::Tensor& to, const at::Tensor& from);
 
-  /// to = scale * from, one after the other, in the order of the calls; then calls `then`. `from`
-  /// is kept until `release`.
+  /// Computes to = scale * from, one copy after the other, in the order of the calls; then calls
+  /// `then`. `from` is kept until `release`.
   void copy(at::Tensor to, at::Tensor from, double scale, Then then);
 
-  /// Lets go of what has been copied. A tensor that Python knows must be let go by a thread that
-  /// holds the GIL, which the copying thread never does.
+  /// Releases the gradients that have been copied. A tensor that Python knows must be released by
+  /// a thread that holds the GIL; the copying thread never does.
   void release();
 
  private:
@@ -45,12 +46,12 @@ class GradientCopier final {
 
   void run();
 
-  std::mutex mutex_; // guards all below; not held while copying
+  std::mutex mutex_; // guards all members below; not held while copying
   std::condition_variable wakeUp_;
   std::deque<Order> orders_;
   std::vector<at::Tensor> copied_;
   bool stop_ = false;
-  std::thread thread_; // from the first order on
+  std::thread thread_; // started by the first order
 };
 
 } // namespace hvd_order

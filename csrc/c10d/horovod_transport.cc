@@ -10,15 +10,15 @@ namespace hvd_order {
 
 namespace {
 
-// Horovod's own numbers.
+// Horovod's constants.
 constexpr int kSum = 1;
 constexpr int kGlobalProcessSet = 0;
 
-// Between two looks at a handle. Horovod itself looks for work once a millisecond.
+// Time between two polls of a handle. Horovod itself looks for work once a millisecond.
 constexpr std::chrono::microseconds kPause{250};
 
-// horovod::torch::DoAllreduce(at::Tensor, at::Tensor, int, const std::string&, int, double, double,
-// int) and so on, as a compiler writes them.
+// Mangled names of horovod::torch::DoAllreduce(at::Tensor, at::Tensor, int, const std::string&,
+// int, double, double, int) and the other functions.
 #define HVDO_ALLREDUCE_SIGNATURE \
   "EN2at6TensorES2_iRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEiddi"
 constexpr const char* kAllReduce = "_ZN7horovod5torch11DoAllreduce" HVDO_ALLREDUCE_SIGNATURE;
@@ -41,7 +41,7 @@ Function* look(void* library, const std::string& path, const char* symbol) {
 
 } // namespace
 
-/// Happens when Horovod has ended the operation, well or not.
+/// An event that happens when Horovod has ended the operation, with or without an error.
 class HorovodTransport::Handle final : public DeviceEvent {
  public:
   Handle(Poll* poll, int handle) : poll_(poll), handle_(handle) {}
@@ -79,7 +79,7 @@ void HorovodTransport::allReduce(const at::Tensor& tensor, const std::string& na
           if (error) {
             std::rethrow_exception(error);
           }
-          self->waitAndClear_(handle); // it is done, so this asks only how it ended
+          self->waitAndClear_(handle); // the operation is done: this only fetches its result
         } catch (const std::exception& e) {
           error = collectiveError(e.what());
         }
@@ -87,7 +87,7 @@ void HorovodTransport::allReduce(const at::Tensor& tensor, const std::string& na
       });
 }
 
-/// Handles may end in another order than they began, so each has a queue to itself.
+/// Operations may end in a different order than they began, so each has its own queue.
 std::size_t HorovodTransport::takeQueue() {
   const std::scoped_lock lock(mutex_);
   const auto free = std::find(busy_.begin(), busy_.end(), false);

@@ -8,21 +8,22 @@
 
 namespace hvd_order {
 
-/// Carries slices over Horovod's own engine, whatever that was built with: Gloo, MPI, NCCL.
+/// Carries slices over Horovod's own engine, with the operations that it was built with: Gloo,
+/// MPI, NCCL.
 ///
-/// Horovod has no interface for other C++ code, but its extension for PyTorch exports the functions
-/// behind its Python ones; they are looked up by name, and called without Python's lock. A handle
-/// can only be asked whether it is done, so a thread asks while something is in flight.
+/// Horovod has no interface for other C++ code, but its extension for PyTorch exports the
+/// functions behind its Python functions. They are looked up by name and called without the GIL. A
+/// Horovod handle can only be polled, so a thread polls while an operation is in flight.
 class HorovodTransport final : public TorchTransport,
                                public std::enable_shared_from_this<HorovodTransport> {
  public:
   /// @param library path of Horovod's extension (mpi_lib_v2), initialized by the caller.
-  /// @param gpuOnHost the library was built without operations for GPUs: tensors of a device travel
-  ///   through the host's memory.
-  /// @throws InvalidUsage if it is no such library.
+  /// @param gpuOnHost the library was built without operations for GPUs: tensors of a device
+  ///   travel through host memory.
+  /// @throws InvalidUsage if the file is not such a library.
   HorovodTransport(const std::string& library, bool gpuOnHost);
 
-  /// Does nothing: what is in flight ends when Horovod notices that a rank is gone.
+  /// Does nothing: operations in flight end when Horovod notices that a rank is gone.
   void abort() noexcept override {}
 
  private:

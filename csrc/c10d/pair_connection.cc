@@ -8,6 +8,21 @@
 
 #include "base/error.h"
 
+// A frame on a Gloo process group: a send of the header and, if there is one, of the payload.
+//
+// Gloo transmits a send only after the receiver has posted a matching receive, with a buffer of at
+// least its size. The receiver therefore keeps kDepth headers and payload buffers of the largest
+// size posted. Frames use the places of this ring in turn, and each place has its own two tags, so
+// a receive can only match the frame of its place. A payload buffer that a frame without payload
+// did not use stays posted for the next frame of that place.
+//
+// Invariant: memory outlives the Gloo work that uses it. The sender waits for both sends of a
+// frame before it drops the frame. All work under way is listed in `underWay_`, so that `stop` and
+// `breakOff` can abort it, and no work starts after that.
+//
+// Only the listener reports a loss, because every failure of the sender also ends the listener.
+// After a loss the last of the two threads releases the group, which closes the connection for the
+// other end.
 namespace hvd_order {
 
 namespace {
@@ -19,7 +34,8 @@ std::vector<at::Tensor> viewOf(std::byte* memory, std::size_t sizeBytes) {
   return {at::from_blob(memory, {static_cast<std::int64_t>(sizeBytes)}, at::kByte)};
 }
 
-// Frames are told apart by their place in a ring: a posted receive of one cannot take another's.
+// Tags are derived from a frame's place in a ring: a receive posted for one place cannot take the
+// frame of another.
 int headerTag(std::uint64_t number, std::uint64_t depth) {
   return static_cast<int>(2 * (number % depth));
 }
@@ -88,7 +104,7 @@ void PairConnection::sendAll() {
     try {
       transmit(std::move(next));
     } catch (const std::exception&) {
-      // The listener sees the same and says so; it alone reports.
+      // The listener observes the same failure; it alone reports.
       lock.lock();
       broken_ = true;
       sending_ = false;
@@ -127,13 +143,13 @@ void PairConnection::transmit(Waiting frame) {
       payloadWork->wait(kForever);
     }
   } catch (...) {
-    forget(); // work that was aborted reads the memory until it is gone itself
+    forget(); // aborted work reads the memory until it is destroyed
     throw;
   }
   forget();
 }
 
-// Begins work that `stop` can find and abort.
+// Starts work and lists it, so that `stop` can abort it.
 PairConnection::Work PairConnection::posted(const std::function<Work()>& begin) {
   const std::scoped_lock lock(workMutex_);
   if (stopping_ || brokenOff_) {
@@ -178,7 +194,7 @@ bool PairConnection::receive() {
     });
   }
   ++received_;
-  post(place, withPayload); // before the frame is worked on: the peer is not to wait for that
+  post(place, withPayload); // before the frame is handled, so the peer does not wait for that
   onFrame_(header, std::move(payload));
   return true;
 }
@@ -211,20 +227,20 @@ void PairConnection::breakOff(const std::string& why) noexcept {
   }
 }
 
-// Under the lock of work.
+// Called under `workMutex_`.
 void PairConnection::abortWork() noexcept {
   for (const Work& work : underWay_) {
     try {
       work->abort();
     } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-      // It has ended already.
+      // The work has already ended.
     }
   }
 }
 
-// After a loss the last thread closes the connection, or the other end would wait for ever: one
-// that was broken off, or that brought nonsense, is still open. Work goes first, as it holds the
-// group's context.
+// After a loss the last thread closes the connection; otherwise the other end would wait forever,
+// because a connection that was broken off, or that received an invalid frame, is still open. Work
+// is released first, because it holds the group's context.
 void PairConnection::letGo() {
   if (--threads_ > 0 || stopping_) {
     return;

@@ -16,16 +16,17 @@ namespace hvd_order {
 
 /// A connection over a Gloo process group of two members.
 ///
-/// Two threads: one sends what is most urgent, one frame at a time, so that what waits can still be
-/// overtaken; one receives. Gloo sends what its receiver has posted, and nothing before. So the
-/// receiver keeps a few frames posted: few, as what is on its way cannot be overtaken, and so many
-/// that the line never waits for the receiver's word.
+/// One thread sends: always the most urgent frame, one frame at a time, so that urgent frames can
+/// overtake waiting ones. One thread receives. Gloo sends only what its receiver has posted. So
+/// the receiver keeps a few frames posted: few, because a frame on its way cannot be overtaken,
+/// but enough that the line never waits for the receiver.
 class PairConnection final : public Connection {
  public:
-  /// @param group of two members, used by nobody else.
-  /// @param sends number in the frames of this end, `receives` in those of the other; the two ends
-  ///   know them and nobody else.
-  /// @param largestPayload bytes; a larger one is never sent, and ends the process that gets it.
+  /// @param group of two members, used by no other component.
+  /// @param sends session number in the frames of this end, `receives` in those of the other end;
+  ///   only the two ends know these numbers.
+  /// @param largestPayload bytes. A larger payload is never sent, and receiving one ends the
+  ///   process.
   PairConnection(
       c10::intrusive_ptr<c10d::Backend> group,
       std::uint64_t sends,
@@ -50,7 +51,7 @@ class PairConnection final : public Connection {
     std::uint64_t order;
     FrameHeader header;
     Payload payload;
-    friend bool operator<(const Waiting& a, const Waiting& b) { // the greatest is the next
+    friend bool operator<(const Waiting& a, const Waiting& b) { // the greatest goes next
       return a.urgency != b.urgency ? a.urgency > b.urgency : a.order > b.order;
     }
   };
@@ -72,7 +73,7 @@ class PairConnection final : public Connection {
   void letGo();
 
   c10::intrusive_ptr<c10d::Backend>
-      group_;      // null once the connection is lost and both threads are done
+      group_;      // null after the connection is lost and both threads have ended
   const int peer_; // its rank in the group
   const std::uint64_t sends_;
   const std::uint64_t receives_;
@@ -86,18 +87,18 @@ class PairConnection final : public Connection {
   std::priority_queue<Waiting> queue_;
   std::uint64_t queued_ = 0; // frames so far
   bool sending_ = false;
-  bool broken_ = false; // the line is lost: nothing more can go out
+  bool broken_ = false; // the connection is lost: no more frames can be sent
 
-  std::mutex workMutex_; // guards beginning and aborting work
+  std::mutex workMutex_; // guards the start and abort of work
   std::vector<Work> underWay_;
-  std::optional<std::string> brokenOff_; // and why
+  std::optional<std::string> brokenOff_; // the reason
   std::atomic<bool> stopping_ = false;
   std::uint64_t sent_ = 0; // of the sending thread
 
   std::array<Posted, kDepth> posted_; // of the listening thread
   std::uint64_t received_ = 0;        // of the listening thread
 
-  std::atomic<int> threads_ = 2; // that may use the group
+  std::atomic<int> threads_ = 2; // threads that may still use the group
 
   std::thread sender_;
   std::thread listener_;

@@ -6,7 +6,22 @@
 #include "c10d/tensor_payload.h"
 #include "server/wire/group.h"
 
-// What goes to the servers and comes from them, once they know the model.
+// The worker's side of parameter servers: pushes, requests, answers and pulls. server_transport.cc
+// has the rest.
+//
+// `issue` starts a round of a slice: it sends the gradient to the slice's owner, or, where servers
+// bound the delay of updates, a request. The server then admits the push, directly or through a
+// helper (`admitted`), or answers at once if the update would be too late. `answered` writes the
+// answer into the slice's buffer and completes the slice.
+//
+// Invariant: a slice has at most one push under way, and its buffer keeps the gradient until the
+// answer has been written. So the push can be repeated at any moment (`push`), for example to
+// another owner, and an answer counts only if its round is the one under way: a later answer to
+// the same round finds no `done` and is ignored.
+//
+// The answer is written without the lock. That is safe because `done` has been taken out before:
+// no other answer is accepted for the slice, and the engine does not use the buffer before `done`
+// is called.
 namespace hvd_order {
 
 namespace {
@@ -43,7 +58,7 @@ void ServerTransport::push(ModelId model, Registered& registered, SliceIndex sli
   underWay.server = registered.places[slice].owner;
   const auto line = lines_.find(underWay.server);
   if (line == lines_.end()) {
-    return; // lost: it is sent when a new map says to whom
+    return; // lost: the slice is sent when a new map names its owner
   }
   busy(line->second);
   FrameHeader header{
@@ -84,13 +99,13 @@ void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
   const auto line = lines_.find(server);
   if (model == models_.end() || model->second.layout != header.layout ||
       header.slice >= model->second.views.size() || line == lines_.end()) {
-    return; // of a layout that has been given up
+    return; // the layout has been replaced
   }
   const Registered& registered = model->second;
   const auto& underWay = registered.underWay[header.slice];
   if (!underWay || !underWay->done || underWay->round != header.round ||
       underWay->server != server) {
-    return; // another has been asked meanwhile
+    return; // another server has been asked meanwhile
   }
   FrameHeader push = header;
   push.kind = FrameKind::kPush;
@@ -101,7 +116,7 @@ void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
     to = lines_.find(std::exchange(group.server, server));
     push.argument = argumentOf(group);
   }
-  if (to == lines_.end()) { // it is new here, or lost
+  if (to == lines_.end()) { // the helper is not connected yet, or lost
     ask(line->second, registered, push, kFrameFlagDirect);
     return;
   }
@@ -121,7 +136,7 @@ void ServerTransport::allReduce(const at::Tensor& tensor, const std::string& nam
   }
   HVDO_CHECK(!lines_.empty() && !once_.contains(hash), "two tensors are called ", name);
   once_[hash] = {tensor, std::move(done)};
-  // One server after the other; all workers sum the same tensors in the same order.
+  // Servers take turns; all workers sum the same tensors in the same order.
   auto line = lines_.begin();
   std::advance(line, onces_++ % lines_.size());
   line->second.connection->send(
@@ -154,7 +169,7 @@ void ServerTransport::onFrame(ServerId server, const FrameHeader& header, const 
         adopt(header.model, header.map, std::move(places));
       } else if (
           const auto line = lines_.find(server); header.layout < layouts_ && line != lines_.end()) {
-        // Workers drop a model at different times: from this one nothing more comes.
+        // Workers drop a model at different times: this one sends no more frames about it.
         line->second.connection->send(
             Connection::kLast,
             {.kind = FrameKind::kSwitch,
@@ -206,7 +221,7 @@ void ServerTransport::answered(ServerId server, const FrameHeader& header, const
       const auto model = models_.find(header.model);
       if (model == models_.end() || model->second.layout != header.layout ||
           header.slice >= model->second.views.size()) {
-        return; // of a layout that has been given up
+        return; // the layout has been replaced
       }
       tensor = model->second.views[header.slice];
       model->second.steps = header.argument;
@@ -214,7 +229,7 @@ void ServerTransport::answered(ServerId server, const FrameHeader& header, const
       auto& underWay = model->second.underWay[header.slice];
       if (underWay && underWay->done && underWay->round == header.round) {
         done = std::exchange(underWay->done, nullptr);
-        idle(underWay->server); // which may have passed it on
+        idle(underWay->server); // may differ from `server`, which may have got the push passed on
         if ((header.flags & kFrameFlagLate) != 0) {
           ++dropped_.slices;
           dropped_.bytes += static_cast<ByteCount>(tensor.nbytes());
@@ -223,7 +238,7 @@ void ServerTransport::answered(ServerId server, const FrameHeader& header, const
           line->second.bytes += static_cast<ByteCount>(payload.sizeBytes);
         }
       } else if (pulled_ == nullptr || header.round != 0) {
-        return; // answered before, by a server that is lost now
+        return; // a repeated answer; a server that is lost now sent the first
       }
     }
     const bool isNothing = payload.sizeBytes == 0 && header.round == 0; // pulled too early
@@ -231,7 +246,7 @@ void ServerTransport::answered(ServerId server, const FrameHeader& header, const
       throw FrameError(concat("an answer of ", payload.sizeBytes, " bytes for ", tensor.nbytes()));
     }
   }
-  fill(tensor, payload); // nobody else touches it until the slice is done
+  fill(tensor, payload); // no other thread uses the tensor until the slice is done
   {
     const std::scoped_lock lock(mutex_);
     if (header.model != kNoModel) {

@@ -9,6 +9,23 @@
 #include "base/error.h"
 #include "c10d/tensor_payload.h"
 
+// The worker's side of parameter servers: connections, registration, maps and failures.
+// server_pushes.cc has the pushes and their answers.
+//
+// A worker keeps, for every slice, the round of its last push and whether that push is under way.
+// That suffices to repeat it: the gradient stays in the buffer until the slice is done, and
+// servers recognise repeated pushes by worker and round. After a new map, `adopt` tells every
+// server that this worker has switched, behind all pushes by the old map (kLast). slice_moves.cc
+// relies on that order.
+//
+// Invariant: while a map names a lost server, and once more with the map after that, every push
+// under way is sent again, and the owner of every idle slice is told which round is over
+// (`pushAgain`, `askAgain`). So a replica that takes over misses neither a push nor the end of a
+// round.
+//
+// The loss of a server fails the transport only if a slice under way has neither owner nor replica
+// left, or no server is left. After a failure every waiting slice gets the same error, and later
+// calls of `issue` raise it.
 namespace hvd_order {
 
 namespace {
@@ -19,7 +36,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// The parts of a slice's tensors that are parameters.
+// The segments of a slice that are parameters.
 std::vector<Segment> segmentsOf(
     const SliceLayout& layout,
     SliceIndex index,
@@ -103,7 +120,7 @@ void ServerTransport::sendControl(ServerId server, const std::string& text) {
   }
 }
 
-// All that a server has to know of a model, ahead of its first push.
+// Sends a server everything that it needs about a model, before the first push.
 void ServerTransport::tell(Line& line, ModelId model, const Registered& registered) {
   const FrameHeader about{.model = model, .layout = registered.layout, .map = registered.map};
   const auto say = [&](FrameKind kind, const std::vector<std::byte>& bytes) {
@@ -205,7 +222,7 @@ void ServerTransport::beginWithBuffers(
   const Registered& registered = models_.at(model);
   for (SliceIndex slice = 0; slice < registered.views.size(); ++slice) {
     const auto say = [&](std::uint64_t number, Payload payload) {
-      lineFor(registered.firstPlaces[slice].owner) // all parts go to one, whatever moves meanwhile
+      lineFor(registered.firstPlaces[slice].owner) // one server gets all parts, despite any move
           .connection->send(
               Connection::kAtOnce,
               {.kind = FrameKind::kState,
@@ -224,7 +241,7 @@ void ServerTransport::beginWithBuffers(
       say(0, Payload::copyOf(counters.bytes()));
     }
     const Payload values = payloadOf(registered.views[slice]);
-    // A copy, as the buffers are written again meanwhile.
+    // A copy, because the buffers are written again before the send completes.
     say(part, Payload::copyOf(std::span(values.data(), values.sizeBytes)));
   }
 }
@@ -235,7 +252,7 @@ void ServerTransport::setRules(ModelId model, const std::vector<UpdateRule>& rul
   const Round next = *std::max_element(registered.rounds.begin(), registered.rounds.end()) + 1;
   const Round oldest = *std::min_element(registered.rounds.begin(), registered.rounds.end());
   registered.rules.push_back({++registered.rulesGiven, next, writeRules(rules)});
-  // A new server is told of those that pushes under way may need.
+  // Keeps the rules that pushes under way may need, for new servers.
   while (registered.rules.size() > 1 && registered.rules[1].since <= oldest) {
     registered.rules.pop_front();
   }
@@ -248,7 +265,7 @@ void ServerTransport::setMap(ModelId model, std::vector<Placement> places) {
   const std::scoped_lock lock(mutex_);
   const auto found = models_.find(model);
   if (found == models_.end()) {
-    return; // it has been dropped meanwhile
+    return; // the model has been dropped meanwhile
   }
   const Registered& registered = found->second;
   if (places.size() != registered.places.size()) {
@@ -262,7 +279,7 @@ std::vector<Placement> ServerTransport::places(ModelId model) const {
   return models_.at(model).places;
 }
 
-// Sends by the new map from now on, and again what was under way to a server that is lost.
+// Uses the new map from now on, and repeats pushes that were under way to a lost server.
 void ServerTransport::adopt(ModelId model, std::uint32_t version, std::vector<Placement> places) {
   Registered& registered = models_.at(model);
   if (version <= registered.map) {
@@ -283,15 +300,15 @@ void ServerTransport::adopt(ModelId model, std::uint32_t version, std::vector<Pl
   pushAgain(model, registered);
 }
 
-// What a lost server had, or was to have from others, is sent again, until a map names no lost one.
-// Of two equal pushes servers take one.
+// Repeats pushes that a lost server had, or was to receive from other servers, until a map names
+// no lost server. Servers apply only one of two equal pushes.
 void ServerTransport::pushAgain(ModelId model, Registered& registered) {
   const bool namesLost =
       std::any_of(registered.places.begin(), registered.places.end(), [&](const Placement& place) {
         return lost_.contains(place.owner) || lost_.contains(place.replica);
       });
   const bool mayBeLost = std::exchange(registered.hasLost, namesLost) || namesLost;
-  if (!mayBeLost && !asksFirst(registered)) { // what has been asked does not move with its slice
+  if (!mayBeLost && !asksFirst(registered)) { // requests do not move with their slice
     return;
   }
   for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
@@ -304,8 +321,8 @@ void ServerTransport::pushAgain(ModelId model, Registered& registered) {
   }
 }
 
-// Tells the owner that this round is over: a replica may have missed its end. Nobody needs the
-// answer.
+// Tells the owner that this round is over: a replica may have missed its end. The answer is
+// ignored.
 void ServerTransport::askAgain(ModelId model, const Registered& registered, SliceIndex slice) {
   const auto line = lines_.find(registered.places[slice].owner);
   if (line != lines_.end()) {
@@ -391,8 +408,8 @@ void ServerTransport::giveUp(const std::vector<ServerId>& servers, const std::st
         }
       }
     }
-    // Before anybody makes a new map: of a slice whose owner and copy are lost nobody has the
-    // state.
+    // Checked before a new map is made: no process has the state of a slice whose owner and
+    // replica are lost.
     if (const auto place = lostForGood()) {
       error = std::make_exception_ptr(lossOf(*place));
     }
@@ -401,7 +418,7 @@ void ServerTransport::giveUp(const std::vector<ServerId>& servers, const std::st
     fail(error);
   }
   for (const auto& connection : connections) {
-    connection->breakOff(why); // the rest follows as for any loss, on the connection's thread
+    connection->breakOff(why); // the connection's thread then calls `lost`
   }
 }
 
@@ -436,7 +453,7 @@ void ServerTransport::lost(ServerId server, const std::string& why) {
     lost_[server] = why;
     for (auto& [model, registered] : models_) {
       registered.hasLost = true;
-      pushAgain(model, registered); // the map may have come before the loss was seen
+      pushAgain(model, registered); // the new map may have come before the loss was noticed
     }
     if (const auto place = lostForGood()) {
       error = std::make_exception_ptr(lossOf(*place));
@@ -450,8 +467,8 @@ void ServerTransport::lost(ServerId server, const std::string& why) {
   onLost_(server, why);
 }
 
-// Of a slice that is under way. What is not is nobody's loss: the others may have dropped the model
-// long ago.
+// The placement of a slice under way whose state is lost. An idle slice does not count: other
+// workers may have dropped its model long ago.
 std::optional<Placement> ServerTransport::lostForGood() const {
   for (const auto& [model, registered] : models_) {
     for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
@@ -464,7 +481,7 @@ std::optional<Placement> ServerTransport::lostForGood() const {
   return std::nullopt;
 }
 
-// Neither its owner nor one who could take over is there.
+// Whether neither the owner nor a replica is left.
 bool ServerTransport::isLost(const Placement& place) const {
   return lost_.contains(place.owner) &&
       (place.replica == kNoServer || lost_.contains(place.replica));
@@ -552,7 +569,7 @@ void ServerTransport::abort() noexcept {
   const std::string text = concat("rank ", rank_, " has given up; its own error says why");
   {
     const std::scoped_lock lock(mutex_);
-    // What this transport has failed with, a lost rank or server, the others see for themselves.
+    // The other workers observe a lost rank or server, this transport's own error, by themselves.
     const bool othersKnow = error_ != nullptr;
     for (auto& [server, line] : lines_) {
       if (othersKnow) {

@@ -18,37 +18,39 @@
 
 namespace hvd_order {
 
-/// Carries slices to parameter servers and what they answer back: the sum over the workers, or the
+/// Carries slices to parameter servers and their answers back: the sum over the workers, or the
 /// updated parameters.
 ///
-/// Each worker pushes in its own order; which server a slice goes to is said by a map, the same on
-/// all workers, that changes when servers come, go or slow down (server_core.h says how slices
-/// move). When a server is lost, what was under way to it is sent again to the next owner.
+/// Each worker pushes in its own order. A map, the same on all workers, assigns slices to servers;
+/// it changes when servers join, leave or slow down (server_core.h describes how slices move).
+/// When a server is lost, pushes under way to it are sent again to the next owner.
 ///
-/// Thread safety: as TorchTransport.
+/// Thread safety: same as TorchTransport.
 class ServerTransport final : public TorchTransport,
                               public std::enable_shared_from_this<ServerTransport> {
  public:
-  /// What a server did since it was asked last, as this worker saw it.
+  /// Work of a server since the last call of `takeFigures`, as this worker observed it.
   struct Figures {
     ServerId server;
     ByteCount bytes;    ///< of answers
-    double busySeconds; ///< with something of this worker's under way to it
+    double busySeconds; ///< time with a push of this worker under way to it
   };
   struct Updates {
     std::uint64_t slices = 0;
     ByteCount bytes = 0;
   };
-  /// Elements of a tensor that are a parameter (the rest is padding), and its rules' number.
+  /// Number of elements of a tensor that are a parameter (the rest is padding), and the number of
+  /// its rules.
   struct Parameter {
     std::uint32_t elements;
     std::uint32_t group;
   };
-  /// A server is gone, or has sent a control text. Called on a connection's thread.
+  /// Called when a server is gone, or has sent a control text; on a connection's thread.
   using OnLost = std::function<void(ServerId server, const std::string& why)>;
   using OnControl = std::function<void(ServerId server, const std::string& text)>;
 
-  /// @param ordered of what waits for a line, the most urgent goes next; else the first.
+  /// @param ordered of the frames that wait for a line, the most urgent goes next; else the
+  ///   oldest.
   /// @param asksFirst servers bound the delay of updates: each push waits until it is admitted.
   ServerTransport(
       Rank rank,
@@ -59,20 +61,21 @@ class ServerTransport final : public TorchTransport,
       OnControl onControl);
   ~ServerTransport() override;
 
-  /// Takes up a connection and tells the server of all models. @throws InvalidUsage if there is
-  /// one.
+  /// Adds a connection and describes all models to the server. @throws InvalidUsage if the server
+  /// already has a connection.
   void connect(ServerId server, std::shared_ptr<Connection> connection);
   [[nodiscard]] std::vector<ServerId> servers() const;
-  /// Counts these as lost, all at once; worker 0 tells the others so. Their connections are closed,
-  /// so that none is believed that is still there. Those that are not connected are left out.
+  /// Counts these servers as lost, all at once; worker 0 informs the other workers. Closes their
+  /// connections, so that no frame is accepted from a server that is still running. Ignores
+  /// servers that are not connected.
   void giveUp(const std::vector<ServerId>& servers, const std::string& why);
-  /// Frames that have come from each server.
+  /// Number of frames received from each server.
   [[nodiscard]] std::map<ServerId, std::uint64_t> framesFrom() const;
-  /// Whether something is under way to some server.
+  /// Whether an answer of any server is awaited.
   [[nodiscard]] bool waits() const;
   void sendControl(ServerId server, const std::string& text);
 
-  /// Says what the next `setBuffers` of the model is for. Without parameters, servers only sum.
+  /// Prepares the next `setBuffers` of the model. Without parameters, servers only sum.
   /// @param places of all slices; the same on every worker.
   /// @param parameters by TensorId, where servers update; else empty.
   void prepare(ModelId model, std::vector<Placement> places, std::vector<Parameter> parameters);
@@ -82,40 +85,42 @@ class ServerTransport final : public TorchTransport,
       override;
   void removeBuffers(ModelId model) override;
 
-  /// Worker 0: the buffers hold a part of the state to begin with, the parameters (1) first, then
-  /// each of the optimizer's moments (2 and up); `parts` with the one that is sent along unasked.
+  /// Worker 0: sends one part of the initial state from the buffers: first the parameters (1),
+  /// then each of the optimizer's moments (2 and up). `parts` is the number of parts including the
+  /// counters, part 0, which are sent along automatically.
   void beginWithBuffers(
       ModelId model,
       std::uint32_t part,
       std::uint32_t parts,
       std::uint64_t stepsBefore);
-  /// Worker 0: the rules for all pushes that come.
+  /// Worker 0: sets the rules for all later pushes.
   void setRules(ModelId model, const std::vector<UpdateRule>& rules);
-  /// Worker 0: who holds what from now on. The others have it from the servers. Nothing happens to
-  /// a model that is gone.
+  /// Worker 0: sets the map from now on; the other workers receive it from the servers. Does
+  /// nothing if the model is gone.
   void setMap(ModelId model, std::vector<Placement> places);
   [[nodiscard]] std::vector<Placement> places(ModelId model) const;
 
-  /// Fills the idle buffers with what the servers have: the parameters or sums (part 1), or one of
-  /// the optimizer's moments (2 and up). The first slice comes first. Blocks.
+  /// Fills the idle buffers from the servers: with the parameters or sums (part 1), or one of the
+  /// optimizer's moments (2 and up). The first slice has the highest urgency. Blocks.
   /// @return the slices in the order in which they came.
   /// @throws TransferTimeout, or PeerLost.
   std::vector<SliceIndex> pull(ModelId model, std::uint32_t part, std::chrono::nanoseconds timeout);
 
-  /// Updates that the last answer about the model had seen, those before its registration too.
+  /// Number of updates that the last answer about the model included, with those before its
+  /// registration.
   [[nodiscard]] std::uint64_t steps(ModelId model) const;
 
   std::vector<Figures> takeFigures();
-  /// Those that would have come too late and were not sent.
+  /// Updates that would have been too late and were not sent.
   [[nodiscard]] Updates dropped() const;
-  /// Those that were sent to another server, to be added up with others'.
+  /// Updates that were sent to a helper, to be added to those of other workers.
   [[nodiscard]] Updates aggregated() const;
 
   void issue(SliceKey key, const Slice& slice, Done done) override;
   void inquire() override;
   [[nodiscard]] std::string report() const override;
   void abort() noexcept override;
-  /// Says goodbye to all servers and ends the connections. What is under way fails.
+  /// Tells all servers that this worker leaves, and ends the connections. Slices under way fail.
   void close() noexcept;
 
  private:
@@ -135,19 +140,19 @@ class ServerTransport final : public TorchTransport,
     Registration registration;
     std::vector<Placement> places;
     std::vector<Placement> firstPlaces;
-    bool hasLost = false; // what is under way may be lost until a map names no lost server
+    bool hasLost = false; // pushes may be lost until a map names no lost server
     std::vector<at::Tensor> views;
     std::vector<std::string> names;                // of the slices
     std::vector<Round> rounds;                     // pushes so far, by slice
     std::vector<std::optional<UnderWay>> underWay; // by slice
     std::deque<GivenRules> rules;                  // worker 0 only
     RulesNumber rulesGiven = 0;
-    std::uint64_t steps = 0;         // updates that the last answer has seen
-    std::vector<std::uint64_t> read; // the same of each slice
+    std::uint64_t steps = 0;         // updates that the last answer included
+    std::vector<std::uint64_t> read; // same as `steps`, for each slice
   };
   struct Line {
     std::shared_ptr<Connection> connection;
-    std::uint64_t frames = 0; // that have come
+    std::uint64_t frames = 0; // number of frames received
     ByteCount bytes = 0;
     int underWay = 0;
     double busySeconds = 0;
@@ -189,24 +194,23 @@ class ServerTransport final : public TorchTransport,
   const OnLost onLost_;
   const OnControl onControl_;
 
-  mutable std::mutex
-      mutex_; // guards what follows; nothing is called under it but connections' send
+  mutable std::mutex mutex_; // guards what follows; only connections' send is called under it
   std::condition_variable changed_;
   std::map<ServerId, Line> lines_;
-  std::map<ServerId, std::string> lost_;           // and why
-  std::vector<std::shared_ptr<Connection>> ended_; // their threads may be about to end
+  std::map<ServerId, std::string> lost_;           // with the reason
+  std::vector<std::shared_ptr<Connection>> ended_; // their threads may still be running
   std::map<ModelId, Registered> models_;
   std::map<ModelId, Registered> prepared_;
-  std::map<ModelId, std::vector<Parameter>> parameters_;      // of the prepared
-  std::map<std::uint64_t, std::pair<at::Tensor, Done>> once_; // tensors of no model, by name
-  std::uint64_t onces_ = 0;                                   // of those so far
+  std::map<ModelId, std::vector<Parameter>> parameters_;      // of the prepared models
+  std::map<std::uint64_t, std::pair<at::Tensor, Done>> once_; // tensors of no model, by name hash
+  std::uint64_t onces_ = 0;                                   // number of such tensors so far
   std::uint32_t layouts_ = 0;
   std::exception_ptr error_;
   Updates dropped_;
   Updates aggregated_;
-  std::set<ServerId> silent_;                 // have not answered the last inquiry
-  std::set<Rank> late_;                       // ranks that servers wait for, by their answers
-  std::vector<SliceIndex>* pulled_ = nullptr; // of the pull that goes on
+  std::set<ServerId> silent_;                 // servers that have not answered the last inquiry
+  std::set<Rank> late_;                       // ranks that servers wait for, from their answers
+  std::vector<SliceIndex>* pulled_ = nullptr; // slices of the current pull; null: none
 };
 
 } // namespace hvd_order

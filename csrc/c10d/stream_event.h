@@ -7,7 +7,7 @@
 
 namespace hvd_order {
 
-/// Happens when all work enqueued on a stream so far has run.
+/// An event that happens when all work enqueued on a stream so far has run.
 class StreamEvent final : public DeviceEvent {
  public:
   explicit StreamEvent(const c10::Stream& stream)

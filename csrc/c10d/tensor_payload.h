@@ -7,11 +7,12 @@
 
 namespace hvd_order {
 
-/// @throws InvalidUsage for a tensor that parameter servers cannot sum.
+/// Element type of a tensor. @throws InvalidUsage if parameter servers cannot sum such a tensor.
 ElementType elementTypeOf(const at::Tensor& tensor);
-/// What is sent from a tensor: its own memory, or a copy of it that the host can read.
+/// Payload with a tensor's content: the tensor's own memory, or a copy in host memory.
 Payload payloadOf(const at::Tensor& tensor);
-/// Writes what came into a tensor of as many bytes; zeros if nothing came.
+/// Writes a payload into a tensor of the same number of bytes; writes zeros if the payload is
+/// empty.
 void fill(const at::Tensor& tensor, const Payload& payload);
 
 } // namespace hvd_order

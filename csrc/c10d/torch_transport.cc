@@ -29,7 +29,7 @@ class Window {
     ++inFlight_;
   }
   void leave(std::exception_ptr error) {
-    const std::scoped_lock lock(mutex_); // while notifying too: then the window may be gone
+    const std::scoped_lock lock(mutex_); // until notified: then the window may be gone
     --inFlight_;
     error_ = error_ ? error_ : std::move(error);
     changed_.notify_one();
@@ -43,7 +43,7 @@ class Window {
   void await(std::unique_lock<std::mutex>& lock, std::size_t left) {
     changed_.wait(lock, [&] { return inFlight_ <= left; });
     if (error_) {
-      // What is still under way refers to this window, so it is waited for as well.
+      // Transfers under way refer to this window, so wait for them as well.
       changed_.wait(lock, [&] { return inFlight_ == 0; });
       std::rethrow_exception(error_);
     }
@@ -123,7 +123,8 @@ double TorchTransport::timeStream(const std::vector<at::Tensor>& pieces, std::si
   for (const at::Tensor& piece : pieces) {
     window.enter();
     try {
-      // The number of bytes as well: an engine that remembers tensors by name wants equal ones.
+      // The name includes the number of bytes: an engine that remembers tensors by name requires
+      // equal sizes.
       allReduce(
           piece,
           "hvd_order.probe." + std::to_string(piece.nbytes()) + "." + std::to_string(number++),

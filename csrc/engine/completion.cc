@@ -5,6 +5,19 @@
 
 #include "base/error.h"
 
+// One flag for each tensor, and one failure for the engine.
+//
+// A tensor's flag is set when its exchange begins and cleared when it has ended. A reader waits in
+// one of two ways: `wait` blocks its thread on a condition variable of its own, so that the end of
+// a tensor wakes only the threads that wait for it; `then` leaves a function.
+//
+// The first failure is final. It wakes all waiters, goes to all functions, and is thrown by every
+// later call that would begin or await an exchange. Flags stay as they are, because slices in
+// flight may still end.
+//
+// Invariants: pendingCount_ is the number of flags that are set. A function is called exactly once
+// (unless its model is removed), and never under mutex_: it is moved out of the list first.
+
 namespace hvd_order {
 
 void Completion::addModel(ModelId model, std::size_t tensors) {
@@ -68,7 +81,7 @@ bool Completion::fail(const std::exception_ptr& error) noexcept {
     waiter->ready.notify_one();
   }
   for (auto& model : listeners_) {
-    for (std::vector<Then>& listeners : model) { // slices may still end, so their places stay
+    for (std::vector<Then>& listeners : model) { // keep the places: slices in flight may still end
       std::move(listeners.begin(), listeners.end(), std::back_inserter(told));
       listeners.clear();
     }
@@ -138,7 +151,7 @@ std::size_t Completion::pendingCount() const {
 }
 
 bool Completion::isPendingLocked(TensorKey tensor) const {
-  // A waiter may wake only after its model was removed.
+  // A waiter may wake after its model was removed.
   return tensor.model < pending_.size() && tensor.tensor < pending_[tensor.model].size() &&
       pending_[tensor.model][tensor.tensor] != 0;
 }

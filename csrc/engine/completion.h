@@ -11,7 +11,8 @@
 
 namespace hvd_order {
 
-/// Which tensors are still being exchanged, who waits for them, and the engine's one failure.
+/// The tensors whose exchange is under way, the threads that wait for them, and the engine's one
+/// failure.
 ///
 /// Thread safety: every method locks `mutex_`; nothing else is called under it.
 class Completion final {
@@ -21,28 +22,32 @@ class Completion final {
   void addModel(ModelId model, std::size_t tensors);
   void removeModel(ModelId model);
 
-  /// The exchange of `tensor` has begun; it may have been said before.
-  /// @return whether nothing else is under way. @throws the failure, if there is one.
+  /// Marks the exchange of `tensor` as under way. Repeated calls have no effect.
+  /// @return whether it is the only tensor under way. @throws the failure, if there is one.
   bool begin(TensorKey tensor);
+  /// Marks the exchanges of `tensors` as ended; wakes their waiters and calls their functions.
   void complete(const std::vector<TensorKey>& tensors);
 
-  /// The first call decides; all waiters wake with `error`. @return whether it was the first.
+  /// Sets the failure; only the first call counts. All waiters wake with `error`.
+  /// @return whether this was the first call.
   bool fail(const std::exception_ptr& error) noexcept;
   [[nodiscard]] bool failed() const;
   /// @throws the failure, if there is one.
   void check() const;
 
-  /// Blocks until the exchange of `tensor` has ended; returns at once if none is under way.
+  /// Blocks until the exchange of `tensor` has ended. Returns at once if it is not under way.
   /// @return whether it ended before the deadline. @throws the failure, if there is one.
   bool wait(TensorKey tensor, Clock::time_point deadline);
 
-  /// Null: the exchange has ended; else the failure. Called under locks: it may only hand on.
+  /// Called with null when the exchange has ended, else with the failure. Called under locks, so
+  /// it may only pass the result on.
   using Then = std::function<void(const std::exception_ptr& error)>;
-  /// Calls `then` once, when the exchange of `tensor` has ended or with the failure; at once if it
-  /// is no longer under way. Never, if the model is removed before.
+  /// Calls `then` once: when the exchange of `tensor` has ended, or with the failure; at once if
+  /// the exchange is not under way. If the model is removed before, `then` is never called.
   void then(TensorKey tensor, Then then);
 
-  /// For each tensor of the model, 1 while it is being exchanged. @throws the failure, if any.
+  /// Returns for each tensor of the model 1 if its exchange is under way, else 0.
+  /// @throws the failure, if there is one.
   [[nodiscard]] std::vector<std::uint8_t> pending(ModelId model) const;
   [[nodiscard]] bool isPending(TensorKey tensor) const;
   [[nodiscard]] std::size_t pendingCount() const;
@@ -58,8 +63,8 @@ class Completion final {
   mutable std::mutex mutex_;
   std::vector<std::vector<std::uint8_t>> pending_; // by model and tensor
   std::size_t pendingCount_ = 0;
-  std::vector<Waiter*> waiters_; // linear search: hardly ever more than one thread trains
-  std::vector<std::vector<std::vector<Then>>> listeners_; // as pending_
+  std::vector<Waiter*> waiters_; // linear search: more than one training thread is rare
+  std::vector<std::vector<std::vector<Then>>> listeners_; // by model and tensor
   std::exception_ptr failure_;
 };
 

@@ -5,16 +5,23 @@
 
 #include "base/error.h"
 
-// One gradient's way through this file: tensorReady (a hook's thread) marks it and wakes the
-// engine's thread; `drive` asks the agreement for decisions and hands slices to the transport;
-// `sliceDone` (a thread of the transport) gives the credit back, completes tensors, wakes waiters,
-// and drives on, because the credit may admit more. `onMessage` (a thread of the control channel)
-// drives on as well. To drive is a role, taken by one thread at a time: so a slice that ends, or is
-// decided by rank 0, is followed by the next without a switch of threads. Where a model trains on
-// the same cores, each switch waits for a core, some milliseconds at worst.
+// A gradient's path through this file:
+// - `tensorReady` (a hook's thread) marks the gradient and wakes the engine's thread.
+// - `drive` asks the agreement for decisions and hands slices to the transport.
+// - `sliceDone` (a thread of the transport) returns the credit, completes tensors, wakes waiters,
+//   and calls `drive`, because the credit may now admit another slice.
+// - `onMessage` (a thread of the control channel) handles a message and calls `drive` as well.
 //
-// The clock matters only when something is wrong (`watch`): a transfer failed, or nothing moved for
-// long.
+// Driving is a role that one thread has at a time. So when a slice ends, or rank 0 decides one,
+// the next slice follows without a thread switch. If a model trains on the same cores, each switch
+// waits for a core, some milliseconds at worst.
+//
+// Invariants: only the driving thread issues slices, so they reach the transport in the agreed
+// order. A thread that finds the role taken sets `dirty_` and leaves; the driver then decides
+// again. Transport and control channel are never called under `mutex_`.
+//
+// The clock has two uses: it ends link reservations, and `watch` uses it after a failed transfer
+// or a stall.
 
 namespace hvd_order {
 
@@ -22,9 +29,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a failed transfer waits for the control channel to name the rank that caused it.
+// Time for which a failed transfer waits for the control channel to name the rank that caused it.
 constexpr auto kSuspicionTime = 300ms;
-// How long after asking the others a stall is reported.
+// Time from the query to the other ranks until a stall is reported.
 constexpr auto kAnswerTime = 1s;
 
 std::string textOf(const std::exception_ptr& error) {
@@ -42,7 +49,7 @@ std::exception_ptr errorOf(const std::string& text) {
   return std::make_exception_ptr(T(text));
 }
 
-// A failure as words of a message: its class, which all ranks are to raise, and its text.
+// A failure packed into words of a message: its class, which all ranks raise, and its text.
 enum class FailureClass : std::uint32_t { kOther, kPeerLost, kTimeout };
 
 std::vector<std::uint32_t> packFailure(const std::exception_ptr& error) {
@@ -116,7 +123,7 @@ void Engine::start() {
           }
         });
   }
-  // The thread keeps the engine alive, so a callback can never be the one to destroy it.
+  // The thread keeps the engine alive, so that no callback can destroy it.
   thread_ = std::thread([self = shared_from_this()] { self->run(); });
 }
 
@@ -126,12 +133,12 @@ void Engine::addModel(
     std::vector<SliceIndex> plan) {
   completion_.check();
   const std::scoped_lock lock(mutex_);
-  const SliceLayout& known = *layout; // the agreement keeps it
+  const SliceLayout& known = *layout; // the agreement keeps the layout alive
   agreement_->addModel(model, std::move(layout), std::move(plan));
   models_.insert(model);
   completion_.addModel(model, known.tensors().size());
   reservation_.addModel(model, known);
-  wake(); // other ranks may have decided about it already
+  wake(); // rank 0 may already have decided slices of this model
 }
 
 void Engine::removeModel(ModelId model) {
@@ -202,7 +209,7 @@ void Engine::tensorReady(TensorKey tensor) {
 
 void Engine::run() {
   std::unique_lock lock(mutex_);
-  // While another thread drives, it will see dirty_, but not the clock.
+  // Another thread that drives observes dirty_, but not the clock.
   const auto called = [&] { return stop_ || alarmed_ || (dirty_ && !driving_); };
   while (!stop_) {
     const Clock::time_point next = std::min(reservation_.until(), nextWatch());
@@ -220,10 +227,10 @@ void Engine::run() {
   }
 }
 
-// Called under the lock; lets go of it to act.
+// Called under the lock; releases it to act.
 void Engine::drive(std::unique_lock<std::mutex>& lock) {
   if (driving_) {
-    return; // whoever drives sees dirty_
+    return; // the driving thread observes dirty_
   }
   driving_ = true;
   while (dirty_ && !stop_ && !completion_.failed()) {
@@ -240,7 +247,7 @@ void Engine::drive(std::unique_lock<std::mutex>& lock) {
     lock.lock();
   }
   if (completion_.failed()) {
-    dirty_ = false; // nothing will be issued any more
+    dirty_ = false; // no further slice is issued
   }
   driving_ = false;
   if (stop_) {
@@ -318,7 +325,7 @@ void Engine::onMessage(Rank from, const ControlMessage& message) {
   sendAll(answers);
 }
 
-// Called under the lock. Returns what to answer.
+// Called under the lock. Returns the answers to send.
 std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& message) {
   switch (message.kind) {
     case ControlMessage::Kind::kSlices: {
@@ -337,7 +344,7 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
     case ControlMessage::Kind::kFailed: {
       const std::exception_ptr error = unpackFailure(message.words);
       if (completion_.fail(error) && options_.rank == 0) {
-        untold_ = error; // relay: the star has no other way
+        untold_ = error; // rank 0 relays: the control channel is a star
       }
       suspicion_ = nullptr;
       alarm();
@@ -367,7 +374,7 @@ void Engine::onLost(Rank peer, const std::exception_ptr& error) {
   if (stop_ || !gone_.insert(peer).second) {
     return;
   }
-  // The failure ends every farewell, so there is nobody to tell that this one is not awaited.
+  // The failure ends every farewell, so `farewell_` need not be told that the peer is gone.
   const std::exception_ptr lost = errorOf<PeerLost>(concat(
       "rank ", peer, " is gone: its process died or its network connection broke (seen by rank ",
       options_.rank, ": ", textOf(error), ")"));
@@ -395,7 +402,7 @@ void Engine::fail(std::exception_ptr error) {
   alarm();
 }
 
-// Everything that depends on the clock or ends in failure. Called under the lock; lets go of it to
+// Handles all that depends on the clock or ends in failure. Called under the lock; releases it to
 // send.
 void Engine::watch(std::unique_lock<std::mutex>& lock) {
   const Clock::time_point now = Clock::now();
@@ -452,8 +459,9 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// Whether something is under way here that needs a rank that has shut down. That rank has finished
-// all that it took part in, so nothing more will come. Called under the lock, as those below.
+// Whether an exchange is under way that needs a rank that has shut down. That rank has finished
+// all exchanges that it took part in, so this exchange cannot end. Called under the lock, like the
+// functions below.
 bool Engine::isStranded() const {
   return left_ && !completion_.failed() && completion_.pendingCount() > 0;
 }
@@ -470,7 +478,7 @@ std::exception_ptr Engine::strandedError() const {
       *left_, " ended early and its output says why"));
 }
 
-// Nobody has been found gone, so the connection itself broke.
+// Replaces the error if no rank is known to be gone: the connection itself broke.
 std::exception_ptr Engine::withoutCulprit(const std::exception_ptr& error) const {
   try {
     std::rethrow_exception(error);
@@ -546,7 +554,7 @@ void Engine::sendAll(const std::vector<Health::Addressed>& messages) {
     try {
       control_->send(m.to, m.message);
     } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-      // The peer is gone: its loss is reported by onLost, and there is nobody to tell.
+      // The peer is gone; onLost reports its loss.
     }
   }
 }
@@ -626,7 +634,7 @@ void Engine::shutdown() noexcept {
     tellOthers({ControlMessage::Kind::kFailed, packFailure(untold)});
   }
   if (control_) {
-    if (inPeace) { // else the others know already
+    if (inPeace) { // else the other ranks have the failure already
       tellOthers({ControlMessage::Kind::kLeave, {}});
     }
     control_->stop();

@@ -28,23 +28,24 @@ struct EngineOptions {
   AgreementKind agreement = AgreementKind::kLeader;
   Policy policy = Policy::kPriority;
   ByteCount creditBytes = 8 << 20;
-  /// Without any progress for this long while gradients are under way, the job fails.
+  /// The job fails after this time without progress while gradients are under way.
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);
-  /// Without any progress for this long, a warning says who is to blame.
+  /// A warning names the cause after this time without progress.
   std::chrono::nanoseconds stallWarning = std::chrono::minutes(1);
-  /// Takes warnings, from the engine's thread; null: standard error.
+  /// Receives warnings, on the engine's thread; null: they go to standard error.
   std::function<void(const std::string&)> warn;
 };
 
-/// Moves ready slices in the agreed order, within the credit, and tells who waits.
+/// Sends ready slices in the agreed order, within the credit, and wakes the readers that wait.
 ///
-/// Slices are decided and issued by its own thread, by the thread of the transport that reports one
-/// done, or by that of the control channel that hears of a decision (see engine.cc). There is one
-/// failure state: after the first error every waiter wakes with that error, every later call throws
-/// it, and the other ranks are told.
+/// Three kinds of threads decide and issue slices (see engine.cc): the engine's own thread, the
+/// transport's thread that reports a slice done, and the control channel's thread that receives a
+/// decision. There is one failure state. After the first error every waiter wakes with that error,
+/// every later call throws it, and the other ranks are informed.
 ///
 /// Thread safety: every method may be called from any thread. Create with `std::make_shared`. The
-/// engine's thread keeps it alive until `shutdown`; callbacks of the transport hold it weakly.
+/// engine's thread keeps the engine alive until `shutdown`; callbacks of the transport hold it
+/// weakly.
 class Engine final : public std::enable_shared_from_this<Engine> {
  public:
   using Clock = Completion::Clock;
@@ -57,32 +58,34 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// Starts the engine's thread. Whoever starts an engine also shuts it down.
+  /// Starts the engine's thread. The caller must also call `shutdown`.
   void start();
 
-  /// Registers a model under an id that is free on every rank; all ranks choose the same.
-  /// @throws as Scheduler::addModel, or the engine's failure.
+  /// Registers a model under an id that is free on every rank. All ranks use the same id.
+  /// @throws the errors of Scheduler::addModel, or the engine's failure.
   void
   addModel(ModelId model, std::shared_ptr<const SliceLayout> layout, std::vector<SliceIndex> plan);
   void removeModel(ModelId model);
 
-  /// As Scheduler::retune. Every rank does the same between the same two steps.
-  /// @param lead as LinkReservation::retune.
+  /// Same as Scheduler::retune. All ranks make the same call between the same two steps.
+  /// @param lead see LinkReservation::retune.
   void retune(Policy policy, ByteCount creditBytes, std::chrono::nanoseconds lead);
 
-  /// The gradient of `tensor` is on its way to its buffer: from now on `wait` waits for it, and
-  /// `tensorReady` will follow.
+  /// Announces that the gradient of `tensor` will be in its buffer soon. From now on `wait` waits
+  /// for it. A call of `tensorReady` must follow.
   void announce(TensorKey tensor);
 
-  /// The gradient of `tensor` lies in its buffer: send it when its turn comes.
+  /// Marks the gradient of `tensor` as being in its buffer; it is sent when its turn comes.
   void tensorReady(TensorKey tensor);
 
   /// Blocks until the tensor is summed over all ranks, at most until `deadline`.
-  /// @return whether it is. @throws the engine's failure.
+  /// @return whether it is summed. @throws the engine's failure.
   bool wait(TensorKey tensor, Clock::time_point deadline);
-  /// As Completion::then. Unlike `wait` it ends no reservation: nobody is known to be idle.
+  /// Same as Completion::then. Unlike `wait` it ends no link reservation, because no thread is
+  /// known to be idle.
   void then(TensorKey tensor, Completion::Then then);
-  /// For each tensor of the model, 1 while it is being exchanged. @throws the engine's failure.
+  /// Returns for each tensor of the model 1 if its exchange is under way, else 0.
+  /// @throws the engine's failure.
   [[nodiscard]] std::vector<std::uint8_t> pending(ModelId model) const {
     return completion_.pending(model);
   }
@@ -95,18 +98,20 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void fail(std::exception_ptr error);
 
   /// Blocks until nothing is under way or the engine has failed, at most until `deadline`.
-  /// @return whether that is so.
+  /// @return whether one of the two holds.
   bool drain(Clock::time_point deadline);
-  /// Tells the others that this rank wants to leave. `shutdown` may follow when `mayLeave` is true.
+  /// Tells the other ranks that this rank wants to leave. Call `shutdown` once `mayLeave` is true.
   void beginFarewell();
-  /// Blocks until every rank has finished the slices that this one has, so that nobody needs it any
-  /// more, or the engine has failed; at most until `deadline`. @return whether that is so.
+  /// Blocks until every rank has finished the slices that this rank has finished, so that no rank
+  /// needs it, or until the engine has failed; at most until `deadline`.
+  /// @return whether one of the two holds.
   bool mayLeave(Clock::time_point deadline);
-  /// The ranks that `mayLeave` waits for; blocks for the answer, at most until `deadline`.
+  /// Returns the ranks that `mayLeave` waits for. Blocks for rank 0's answer, at most until
+  /// `deadline`.
   std::vector<Rank> awaited(Clock::time_point deadline);
 
-  /// Tells the others in peace and stops the thread. What is still under way ends with an error.
-  /// Harmless when called twice. Not from a callback of the engine.
+  /// Tells the other ranks that this rank has left, and stops the thread. Exchanges under way end
+  /// with an error. A second call has no effect. Must not be called from a callback of the engine.
   void shutdown() noexcept;
 
   [[nodiscard]] Timeline& timeline() {
@@ -143,34 +148,34 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   Completion completion_;
   Timeline timeline_;
 
-  // Guards all below. Taken before Completion's and Timeline's own locks, never after; nothing of
-  // the transport or the control channel is called under it.
+  // Guards all members below. Taken before the locks of Completion and Timeline, never after. No
+  // method of the transport or the control channel is called under it.
   std::mutex mutex_;
   std::condition_variable wakeUp_;
   std::unique_ptr<Agreement> agreement_;
   std::set<ModelId> models_;
-  bool dirty_ = false;   // something happened since the last decision
-  bool alarmed_ = false; // the engine's thread has to look: at a failure, or when to wake
+  bool dirty_ = false;   // an event has happened since the last decision
+  bool alarmed_ = false; // the engine's thread must check for failures and its wake-up time
   bool driving_ = false; // a thread is deciding and issuing; it alone uses decisions_
   bool stop_ = false;
   Decisions decisions_;
 
   LinkReservation reservation_;
-  std::atomic<bool> reserved_ = false; // as reservation_, for those who have no lock
+  std::atomic<bool> reserved_ = false; // copy of the reservation's state, read without the lock
 
   Health health_;
   Clock::time_point lastProgress_;
   bool asked_ = false;  // in this stall, the other ranks have been asked
   bool warned_ = false; // in this stall, a warning has been given
 
-  // A transfer failed, and the control channel may say in a moment which rank is to blame.
+  // The error of a failed transfer. The control channel may soon name the rank that caused it.
   std::exception_ptr suspicion_;
   Clock::time_point suspicionEnds_;
-  std::exception_ptr untold_; // a failure that the other ranks have not heard of
+  std::exception_ptr untold_; // a failure not yet sent to the other ranks
   std::set<Rank> gone_;       // ranks that shut down or are lost; nothing is sent to them
 
   Farewell farewell_;
-  std::condition_variable partingChanged_; // somebody waits in drain, mayLeave or awaited
+  std::condition_variable partingChanged_; // for threads in drain, mayLeave or awaited
   std::optional<Rank> left_;               // the first rank that shut down in peace
   Clock::time_point leftAt_;
 

@@ -3,9 +3,12 @@
 #include <algorithm>
 
 // Words of the messages:
-//   kFarewell  count (2): to rank 0, I leave with so many; from rank 0, tell me when you have them
-//   kFinished  count (2): to rank 0, so many I have; from rank 0, all have yours, you may leave
-//   kMissing   to rank 0, none: for whom do I wait? From rank 0, the ranks
+//   kFarewell  2 words, a count of slices. To rank 0: the sender wants to leave with this count.
+//              From rank 0: the receiver is to reply when it has finished this count.
+//   kFinished  2 words, a count. To rank 0: the sender has finished this count. From rank 0: all
+//              ranks have the receiver's count, so the receiver may leave.
+//   kMissing   To rank 0, no words: which ranks does the sender wait for? From rank 0:
+//              those ranks.
 
 namespace hvd_order {
 
@@ -95,7 +98,7 @@ std::vector<Farewell::Addressed> Farewell::received(Rank from, const ControlMess
 
 std::vector<Farewell::Addressed> Farewell::gone(Rank rank) {
   if (rank_ != 0) {
-    mayLeave_ = mayLeave_ || rank == 0; // without it nothing more can be finished anywhere
+    mayLeave_ = mayLeave_ || rank == 0; // without rank 0 no rank can finish another slice
     return {};
   }
   gone_.insert(rank);
@@ -113,7 +116,7 @@ std::vector<Farewell::Addressed> Farewell::ask() {
   return {};
 }
 
-// On rank 0: who may go by now?
+// On rank 0: informs the ranks that may leave by now.
 std::vector<Farewell::Addressed> Farewell::settle() {
   finished_[0] = done_;
   std::uint64_t fewest = done_;
@@ -122,7 +125,7 @@ std::vector<Farewell::Addressed> Farewell::settle() {
       fewest = std::min(fewest, finished_[static_cast<std::size_t>(rank)]);
     }
   }
-  // Where all want to go, nobody will finish any more.
+  // If all ranks want to leave, no rank finishes another slice.
   const bool all = leaving_.size() + gone_.size() == static_cast<std::size_t>(size_);
   std::vector<Addressed> out;
   for (auto& [rank, leaver] : leaving_) {

@@ -11,35 +11,35 @@
 
 namespace hvd_order {
 
-/// Finds out when a rank may leave without the others losing anything: once every rank has finished
-/// as many slices as it has. All ranks finish the same slices, so then nobody waits for a byte of
-/// this rank. Pure; the engine carries its messages and calls it under its lock.
+/// Finds out when a rank may leave without harm to the other ranks: once every rank has finished
+/// as many slices as the leaving rank. All ranks finish the same slices, so then no rank waits for
+/// its bytes. Pure; the engine carries its messages and calls it under the engine's lock.
 ///
-/// A rank that wants to leave tells rank 0, rank 0 asks all ranks, and tells those that may go. No
-/// rank has to do anything but let its engine run, whatever its program is busy with.
+/// A rank that wants to leave tells rank 0. Rank 0 asks all ranks, and informs the ranks that may
+/// leave. The engines do this without any action of the programs.
 class Farewell final {
  public:
   using Addressed = Health::Addressed;
 
   Farewell(Rank rank, int size);
 
-  // Each returns the messages to send.
+  // Each of these methods returns the messages to send.
 
-  /// This rank wants to leave, with what it has finished by now.
+  /// This rank wants to leave, with the slices that it has finished by now.
   std::vector<Addressed> begin();
   /// A slice is finished on this rank.
   std::vector<Addressed> sliceDone();
   /// Handles kFarewell, kFinished and kMissing.
   std::vector<Addressed> received(Rank from, const ControlMessage& message);
-  /// A rank has left or is lost; nobody waits for it any more.
+  /// A rank has left or is lost; no rank waits for it any more.
   std::vector<Addressed> gone(Rank rank);
-  /// Asks rank 0 for whom this rank waits; the answer is `missing`.
+  /// Asks rank 0 which ranks this rank waits for; the answer is in `missing`.
   std::vector<Addressed> ask();
 
   [[nodiscard]] bool mayLeave() const {
     return mayLeave_;
   }
-  /// For whom this rank waits, as far as it knows; rank 0 until that has answered.
+  /// The ranks that this rank waits for, as last reported; rank 0 until its first answer.
   [[nodiscard]] const std::vector<Rank>& missing() const {
     return missing_;
   }
@@ -50,7 +50,7 @@ class Farewell final {
  private:
   struct Leaver {
     std::uint64_t count; // slices that it has finished
-    bool told;           // that it may go
+    bool told;           // that it may leave
   };
 
   std::vector<Addressed> settle();
@@ -59,14 +59,14 @@ class Farewell final {
   const Rank rank_;
   const int size_;
   std::uint64_t done_ = 0;   // slices finished here
-  std::uint64_t wanted_ = 0; // rank 0 wants to hear when there are so many; 0: it does not
+  std::uint64_t wanted_ = 0; // done_ to report to rank 0 when reached; 0: none
   bool mayLeave_ = false;
   std::vector<Rank> missing_{0};
   bool answered_ = false;
 
   // On rank 0 only.
-  std::vector<std::uint64_t> finished_; // by rank, as it has said
-  std::uint64_t asked_ = 0;             // the largest count that was asked for
+  std::vector<std::uint64_t> finished_; // by rank, as last reported
+  std::uint64_t asked_ = 0;             // the largest count that rank 0 has asked for
   std::map<Rank, Leaver> leaving_;
   std::set<Rank> gone_;
 };

@@ -5,11 +5,26 @@
 
 #include "base/error.h"
 
+// Compares ready counts to find which rank holds up a collective.
+//
+// For each pending tensor, the query has the number of times that it became ready on this rank.
+// A rank whose own count is smaller has not produced that gradient yet, so it is named as missing.
+// Counts make the question independent of the moment at which it arrives. Tensors that share a
+// slice with a pending tensor are asked for as well, since they hold up the slice. The tensors of
+// the head of the agreed order are checked on this rank only.
+//
+// The control channel is a star. Rank 0 passes queries on to the other ranks, and replies to the
+// rank that asked. If rank 0 does not answer, only rank 0 is reported as silent, because the other
+// answers would have come through it.
+//
+// Invariants: every query has a number, and replies to older queries are dropped. If no rank lacks
+// a gradient and all ranks have answered, the cause is the network or the backend.
+
 namespace hvd_order {
 
 namespace {
 
-// A query is one message; more names than this would not help anybody to find the cause.
+// A query is one message; more tensors would not help to find the cause.
 constexpr std::size_t kMaxAsked = 32;
 constexpr std::size_t kMaxNamed = 5;
 constexpr std::size_t kMaxTextBytes = 440;
@@ -61,7 +76,7 @@ std::vector<Health::Addressed> Health::ask(
   for (const TensorKey tensor : waiting_) {
     const std::uint32_t count = scheduler.readyCount(tensor);
     askFor(tensor, count);
-    // What shares a slice with it holds it up just as well.
+    // Tensors that share a slice with it hold it up as well.
     const SliceLayout& layout = scheduler.layout(tensor.model);
     for (const SliceIndex slice : layout.slicesOf(tensor.tensor)) {
       for (const TensorId other : layout.tensorsOf(slice)) {
@@ -98,7 +113,7 @@ Health::received(const Scheduler& scheduler, Rank from, const ControlMessage& me
     }
   } else if (origin == rank_) {
     if (message.words.at(1) != inquiry_) {
-      return out; // late; what it says was true then
+      return out; // a late answer to an older query
     }
     const Rank replier = static_cast<Rank>(message.words.at(2));
     answered_.insert(replier);
@@ -160,7 +175,7 @@ std::string Health::report(const Scheduler& scheduler) const {
     }
   }
   if (silent.contains(0)) {
-    silent = {0}; // it would have passed the other answers on
+    silent = {0}; // the other answers would have come through rank 0
   }
   if (!silent.empty()) {
     text += concat("; no answer from ", rankList(silent));

@@ -11,11 +11,11 @@
 
 namespace hvd_order {
 
-/// Finds out who is to blame when nothing moves: asks all ranks whether they have the gradients
-/// that this rank waits for. Pure; the engine carries its messages and calls it under its lock.
+/// Finds the cause of a stall: asks all ranks whether they have the gradients that this rank waits
+/// for. Pure; the engine carries its messages and calls it under the engine's lock.
 ///
-/// Rank 0 relays: a query reaches every rank, each answers with what it lacks, the answers go back
-/// to the rank that asked.
+/// Rank 0 relays the messages: a query reaches every rank, each rank answers with the gradients
+/// that it lacks, and the answers go back to the rank that asked.
 class Health final {
  public:
   struct Addressed {
@@ -25,9 +25,9 @@ class Health final {
 
   Health(Rank rank, int size) : rank_(rank), size_(size) {}
 
-  /// Begins a new inquiry; answers to older ones no longer count.
-  /// @param waiting the tensors that are under way here.
-  /// @param head the slice agreed to go next, which may be what this rank itself lacks.
+  /// Starts a new inquiry; answers to older inquiries no longer count.
+  /// @param waiting the tensors whose exchange is under way on this rank.
+  /// @param head the slice agreed to be sent next; this rank itself may lack it.
   /// @return the messages to send.
   std::vector<Addressed> ask(
       const Scheduler& scheduler,
@@ -38,8 +38,8 @@ class Health final {
   std::vector<Addressed>
   received(const Scheduler& scheduler, Rank from, const ControlMessage& message);
 
-  /// What is known by now, one line: the tensors that do not come, which ranks lack them, and
-  /// which ranks did not answer.
+  /// Returns one line about the results so far: the tensors that are missing, the ranks that lack
+  /// them, and the ranks that did not answer.
   [[nodiscard]] std::string report(const Scheduler& scheduler) const;
 
  private:
@@ -53,14 +53,15 @@ class Health final {
 
   Rank rank_;
   int size_;
-  std::uint32_t inquiry_ = 0; // the number of the current one
+  std::uint32_t inquiry_ = 0; // number of the current inquiry
   std::vector<TensorKey> waiting_;
   std::vector<Missing> missing_;
   std::set<Rank> answered_;
 };
 
-/// A text as words of a control message, cut to what fits one message, and back.
+/// Packs a text into words of a control message, truncated to one message.
 std::vector<std::uint32_t> packText(const std::string& text);
+/// Reverses packText.
 std::string unpackText(const std::vector<std::uint32_t>& words);
 
 } // namespace hvd_order

@@ -6,9 +6,20 @@
 
 #include "base/error.h"
 
-// The engine tells under its locks that a tensor has settled, so that moment only queues the
-// position; the thread of this object calls the taker. Nothing of the engine is called under
-// mutex_.
+// A position is a small state machine: idle, posted, and posted with a taker.
+//
+// `post` copies the gradient and marks it ready in the engine. `take` leaves a taker and listens
+// for the end of the exchange. The engine reports that end under its own locks, so `settled` only
+// queues the position; the thread of this object calls the taker. `finish` is called after the
+// position is idle again, so the taker may let the framework post the next gradient at once.
+//
+// Ranks need equally many posts of each position. `standIn` raises the number that is `wanted`. An
+// idle position that has fewer posts sends zeros with a taker that drops the sum; a position under
+// way sends its zeros from `deliver`, one round after the other.
+//
+// Invariants: a position has a taker only while it is posted; a taker given to `take` is finished
+// exactly once, at the latest by `close`; the engine is never called under mutex_, and no taker is
+// either.
 
 namespace hvd_order {
 
@@ -19,7 +30,7 @@ std::exception_ptr closedError() {
       InvalidUsage("the exchange of these gradients has ended; call init() and trace again"));
 }
 
-// Takes the sums of zeros.
+// Drops the sums of zeros, and sums that are not taken.
 class Nobody final : public OpGradientQueue::Taker {
  public:
   void receive(const std::byte* /*sum*/, std::size_t /*sizeBytes*/) override {}
@@ -104,7 +115,7 @@ void OpGradientQueue::begin(Position& position) {
   }
 }
 
-// Called under the lock. Takes the taker, or throws and leaves it.
+// Called under the lock. Moves the taker into the position, or throws and leaves it.
 TensorId OpGradientQueue::accept(std::size_t position, std::unique_ptr<Taker>& taker) {
   if (closed_) {
     std::rethrow_exception(closedError());
@@ -144,12 +155,12 @@ void OpGradientQueue::run() {
   }
 }
 
-// Called under the lock; lets go of it to call the taker.
+// Called under the lock; releases it to call the taker.
 void OpGradientQueue::deliver(std::unique_lock<std::mutex>& lock, const Settled& settled) {
   Position& position = positions_[settled.position];
   std::unique_ptr<Taker> taker = std::exchange(position.taker, nullptr);
   if (!taker) {
-    return; // `close` has come first
+    return; // already delivered by `close`
   }
   std::exception_ptr error = settled.error;
   lock.unlock();
@@ -163,7 +174,7 @@ void OpGradientQueue::deliver(std::unique_lock<std::mutex>& lock, const Settled&
   lock.lock();
   position.posted = false;
   if (error) {
-    position.wanted = position.rounds; // nothing can be sent any more
+    position.wanted = position.rounds; // nothing more can be sent
   }
   const bool again = position.rounds < position.wanted && !closed_;
   if (again) {
@@ -224,7 +235,7 @@ void OpGradientQueue::standIn(std::uint64_t round) {
   }
 }
 
-// The position has begun, and nobody takes its sum.
+// Called after `begin`, with a taker that drops the sum.
 void OpGradientQueue::sendZeros(std::size_t position) {
   const Place& place = positions_[position].place; // never moves
   std::memset(place.memory, 0, place.sizeBytes);

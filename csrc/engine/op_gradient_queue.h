@@ -14,18 +14,20 @@
 
 namespace hvd_order {
 
-/// Gradients of one model for those who hand in memory and want to be called back, as operators of
-/// a framework do: `post` copies a gradient into its place and returns, `take` gives the sum back.
+/// The gradients of one model, for operators of a framework that pass memory and expect a
+/// callback. `post` copies a gradient into its place and returns; `take` delivers the sum to a
+/// taker.
 ///
-/// Each position is posted and taken in turn. Sums are handed out by a thread of its own, since
-/// copying them on the transport's would hold up the next slice. A round is one post of every
-/// position; a rank without gradients takes part in the others' rounds with `standIn`.
+/// At each position, `post` and `take` alternate. The queue's own thread delivers the sums,
+/// because copying them on the transport's thread would delay the next slice. A round is one post
+/// of every position. A rank without gradients takes part in the rounds of the other ranks with
+/// `standIn`.
 ///
-/// Thread safety: every method may be called from any thread. Create with `create`; whoever creates
-/// one also closes it.
+/// Thread safety: every method may be called from any thread. Create with `create`; the creator
+/// must call `close`.
 class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueue> {
  public:
-  /// A tensor of the model and its part of the gradient buffer, which must outlive `close`.
+  /// A tensor of the model and its part of the gradient buffer; the buffer must outlive `close`.
   struct Place {
     TensorId tensor;
     std::byte* memory;
@@ -33,13 +35,15 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
     std::string name;
   };
 
-  /// Gets a sum. `receive` may be left out after an error; `finish` is called exactly once, last.
+  /// Receives a sum. `finish` is called exactly once, last. After an error `receive` may not be
+  /// called.
   class Taker {
    public:
     virtual ~Taker() = default;
-    /// The sum, to be copied: it is gone when this returns.
+    /// @param sum valid only until this returns, so it must be copied.
     virtual void receive(const std::byte* sum, std::size_t sizeBytes) = 0;
-    /// @param error null if `receive` was called. The position may be posted again from here on.
+    /// @param error null if `receive` succeeded. From this call on the position may be posted
+    /// again.
     virtual void finish(const std::exception_ptr& error) = 0;
   };
 
@@ -50,38 +54,38 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
 
   /// Copies the gradient of a position into its place and marks it ready.
   /// @throws InvalidUsage if there is no such position, the size differs, or the last sum has not
-  /// been
-  ///   taken; the engine's failure.
+  ///   been taken; the engine's failure.
   void post(std::size_t position, const void* gradient, std::size_t sizeBytes);
 
-  /// Has the taker called when the sum of what was posted is there, or with the reason why not.
+  /// Calls the taker when the sum of the posted gradient has arrived, or with an error.
   void take(std::size_t position, std::unique_ptr<Taker> taker);
 
-  /// Sees to it that every position is posted `round` times in all: what lacks is posted as zeros,
-  /// whose sums nobody gets. Does not wait: a position that is under way follows when it is back.
-  /// What was posted and not taken is not to be taken any more.
+  /// Ensures that every position is posted `round` times in all. Missing posts are zeros, whose
+  /// sums are dropped. Does not wait: a position that is under way follows when its sum has
+  /// arrived. Gradients that were posted but not taken can no longer be taken.
   /// @throws InvalidUsage after `close`; the engine's failure.
   void standIn(std::uint64_t round);
-  /// How often the position that is furthest ahead was posted, or is to be by `standIn`.
+  /// Number of posts of the position that is furthest ahead, including posts due by `standIn`.
   [[nodiscard]] std::uint64_t rounds() const;
-  /// Blocks until there are more than `known` rounds. @return how many; none after `close`.
+  /// Blocks until there are more than `known` rounds. @return their number; none after `close`.
   [[nodiscard]] std::optional<std::uint64_t> waitForRound(std::uint64_t known);
-  /// Blocks until all that was taken has been received and all zeros are back, or `close`.
+  /// Blocks until all sums, also those of zeros, have been delivered, or until `close`.
   void waitUntilIdle();
 
-  /// Ends all that is under way with an error. Harmless when called twice. Not from a taker.
+  /// Ends all exchanges under way with an error. A second call has no effect. Must not be called
+  /// from a taker.
   void close() noexcept;
 
-  /// How often `post` has succeeded.
+  /// Number of successful calls of `post`.
   [[nodiscard]] std::uint64_t posts() const;
 
  private:
   struct Position {
     Place place;
-    bool posted = false; // from `post` until the sum has been received
+    bool posted = false; // from `post` until the sum has been delivered
     std::unique_ptr<Taker> taker;
-    std::uint64_t rounds = 0; // posts so far, of zeros as well
-    std::uint64_t wanted = 0; // how many there have to be, by zeros if need be
+    std::uint64_t rounds = 0; // posts so far, including zeros
+    std::uint64_t wanted = 0; // posts required, with zeros if necessary
   };
   struct Settled {
     std::size_t position;
@@ -100,16 +104,17 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
   const std::shared_ptr<Engine> engine_;
   const ModelId model_;
 
-  // Guards all below. Taken after the engine's locks, never before; takers are called without it.
+  // Guards all members below. Taken after the engine's locks, never before. Takers are called
+  // without it.
   mutable std::mutex mutex_;
-  std::condition_variable wakeUp_;  // of the thread
-  std::condition_variable changed_; // of who waits for a round, or for the end of all
+  std::condition_variable wakeUp_;  // for the queue's thread
+  std::condition_variable changed_; // for waitForRound and waitUntilIdle
   std::vector<Position> positions_;
   std::deque<Settled> settled_;
   std::uint64_t posts_ = 0;
   std::uint64_t rounds_ = 0;
   bool closed_ = false;
-  std::thread thread_; // keeps this alive until `close`
+  std::thread thread_; // keeps this object alive until `close`
 };
 
 } // namespace hvd_order

@@ -6,7 +6,7 @@ namespace hvd_order {
 
 void Timeline::start() {
   const std::scoped_lock lock(mutex_);
-  current_.clear(); // journeys whose end an earlier stop hid
+  current_.clear(); // transfers that ended while recording was off
   recording_ = true;
 }
 
@@ -40,7 +40,7 @@ void Timeline::done(SliceKey slice) {
   const std::scoped_lock lock(mutex_);
   SliceEvent& event = current(slice);
   event.doneNs = nowNs();
-  if (event.readyNs != 0 && event.issuedNs != 0) { // else recording began on the way
+  if (event.readyNs != 0 && event.issuedNs != 0) { // else recording began during the transfer
     finished_.push_back(event);
   }
   event = {};

@@ -10,7 +10,7 @@
 
 namespace hvd_order {
 
-/// Nanoseconds of the steady clock, which is also Python's time.monotonic_ns on Linux.
+/// Nanoseconds of the steady clock; on Linux the same as Python's time.monotonic_ns.
 using TimeNs = std::int64_t;
 
 inline TimeNs nowNs() {
@@ -19,22 +19,22 @@ inline TimeNs nowNs() {
       .count();
 }
 
-/// One journey of one slice.
+/// Times of one transfer of one slice.
 struct SliceEvent {
   SliceKey slice;
-  TimeNs readyNs;  ///< every tensor it carries was ready on this rank
+  TimeNs readyNs;  ///< all its tensors were ready on this rank
   TimeNs issuedNs; ///< handed to the transport
   TimeNs doneNs;   ///< the transport reported it done
 };
 
-/// What happened when, while recording is on. Costs one flag test while it is off.
+/// Records the times of slices while recording is on. Costs one flag test while it is off.
 ///
 /// Thread safety: every method may be called from any thread.
 class Timeline final {
  public:
   void start();
   void stop();
-  /// Everything recorded since the last call.
+  /// Returns the transfers recorded since the last call.
   std::vector<SliceEvent> take();
 
   void ready(SliceKey slice);
@@ -46,7 +46,7 @@ class Timeline final {
 
   std::mutex mutex_;
   std::atomic<bool> recording_ = false;
-  std::vector<std::vector<SliceEvent>> current_; // by model and slice: the journey under way
+  std::vector<std::vector<SliceEvent>> current_; // by model and slice: the transfer under way
   std::vector<SliceEvent> finished_;
 };
 

@@ -10,24 +10,25 @@
 
 namespace hvd_order {
 
-/// How all ranks come to issue the same slices in the same order.
+/// Rule by which all ranks issue the same slices in the same order.
 enum class AgreementKind {
-  kLeader,     ///< rank 0 picks from what is ready there, and on ranks that were late
-  kNegotiated, ///< rank 0 picks from what is ready everywhere; costs one trip to rank 0
+  kLeader,     ///< rank 0 picks slices ready on itself and on the ranks it hears
+  kNegotiated, ///< rank 0 picks slices ready on all ranks; costs a trip to rank 0
   kPlanned,    ///< every rank follows the plan; no messages
 };
 
-/// Slices that one rank tells another about. What is said depends on the direction: towards rank 0
-/// "these are ready here", from rank 0 "issue these next, in this order". None: see leader.h.
+/// A message about slices. Its meaning depends on the direction. To rank 0: these slices are ready
+/// on the sender. From rank 0: issue these slices next, in this order. An empty list: see
+/// leader.h.
 struct SliceMessage {
   Rank to;
   std::vector<SliceKey> slices;
 };
 
-/// What to do now.
+/// What the owner of an agreement has to do now.
 struct Decisions {
   std::vector<SliceKey> issue;        ///< in this order
-  std::vector<SliceMessage> messages; ///< before issuing, so that others hear early
+  std::vector<SliceMessage> messages; ///< send before issuing, so that they arrive early
 
   void clear() {
     issue.clear();
@@ -35,14 +36,16 @@ struct Decisions {
   }
 };
 
-/// One rank's half of the order agreement. Pure, like the Scheduler it drives: events in, decisions
-/// out, no thread, clock or I/O.
+/// One rank's half of the order agreement. Pure, like the Scheduler it drives: events in,
+/// decisions out, no thread, clock or I/O.
 ///
-/// Promises, whatever the timing on each rank: all ranks issue the same sequence of slices; each
-/// slice goes once for each time it is ready; a rank never has more than the credit in flight; and
-/// if all ranks make the same tensors ready, every slice is issued in the end.
+/// Guarantees for any timing of the ranks:
+/// - All ranks issue the same sequence of slices.
+/// - Each slice is issued once for each time it is ready.
+/// - No rank has more bytes in flight than the credit.
+/// - If all ranks make the same tensors ready, every slice is issued in the end.
 ///
-/// Messages from one rank to another must arrive in the order in which they were sent.
+/// Requires that messages from one rank to another arrive in the order in which they were sent.
 /// Thread safety: none; the owner calls it under its own lock.
 class Agreement {
  public:
@@ -51,39 +54,40 @@ class Agreement {
 
   virtual ~Agreement() = default;
 
-  /// As Scheduler::addModel. Every rank registers the same models with the same ids.
+  /// Same as Scheduler::addModel. Every rank registers the same models with the same ids.
   virtual void
   addModel(ModelId model, std::shared_ptr<const SliceLayout> layout, std::vector<SliceIndex> plan);
-  /// As Scheduler::removeModel. No rank may add the id again before all have removed it.
+  /// Same as Scheduler::removeModel. No rank may reuse the id before all ranks have removed it.
   void removeModel(ModelId model);
 
-  /// As Scheduler::retune. Every rank does the same between the same two steps.
+  /// Same as Scheduler::retune. All ranks make the same call between the same two steps.
   void retune(Policy policy, ByteCount creditBytes) {
     scheduler_.retune(policy, creditBytes);
   }
 
-  /// As Scheduler::reserve; heeded where order is decided, on rank 0.
+  /// Same as Scheduler::reserve. Has an effect only on rank 0, which decides the order.
   void reserve(ByteCount largestBytes) {
     scheduler_.reserve(largestBytes);
   }
 
-  /// The gradient of `tensor` lies in its buffer. As Scheduler::tensorReady.
+  /// The gradient of `tensor` is in its buffer. Same as Scheduler::tensorReady.
   virtual const std::vector<SliceKey>& tensorReady(TensorKey tensor) = 0;
-  /// A message of `from` has come.
+  /// Handles a message from rank `from`.
   virtual void received(Rank from, std::span<const SliceKey> slices) = 0;
-  /// Gives the credit back; returns the tensors that are complete now, valid until the next call.
+  /// Returns the slice's credit. @return the tensors that are now complete; valid until the next
+  /// call.
   const std::vector<TensorKey>& sliceDone(SliceKey slice) {
     return scheduler_.sliceDone(slice);
   }
-  /// Adds everything that can be decided now to `out`.
+  /// Appends all slices to issue and all messages to send now to `out`.
   virtual void decide(Decisions& out) = 0;
-  /// Whether `decide` may have something to say; if not, only an event other than `tensorReady`
-  /// can change that.
+  /// Whether `decide` may have a result. If false, it stays false until an event other than
+  /// `tensorReady`.
   [[nodiscard]] virtual bool mayDecide() const {
     return true;
   }
-  /// The slice that everything after it waits for here, since it is agreed to go next; it may not
-  /// be ready. None where nothing is agreed ahead.
+  /// The slice that is agreed to be issued next on this rank, ready or not; all later slices wait
+  /// for it. None if no slice is agreed ahead.
   [[nodiscard]] virtual std::optional<SliceKey> head() const {
     return std::nullopt;
   }

@@ -5,6 +5,24 @@
 
 #include "base/error.h"
 
+// Follows rank 0's order, and detects when that order holds this rank up.
+//
+// `decided_` is a queue of rank 0's decisions. Only its head may be issued, so all ranks issue the
+// same sequence; the head waits until its slice is ready here and fits the credit. `undecided_`
+// holds the slices that are ready here and that rank 0 has not decided yet.
+//
+// A hold-up is a head that is not ready here while nothing is in flight and undecided slices could
+// be sent. After kHoldUps of them in one backward pass, the follower sends an empty message, which
+// asks rank 0 to hear it. A pass ends when slice 0 is ready, since slice 0 is produced last.
+//
+// Messages carry no sequence numbers. Rank 0 answers in the stream of its decisions, so both sides
+// agree which decisions precede the answer. Slices decided before the answer (`decidedUnheard_`)
+// are not reported; slices that become ready later, and those in `undecided_`, are reported.
+//
+// Invariant: while reporting, each slice is reported exactly once for each time it is ready,
+// unless rank 0 decided that time before its answer. docs/decisions/order-agreement.md has the
+// choice.
+
 namespace hvd_order {
 
 const std::vector<SliceKey>& Follower::tensorReady(TensorKey tensor) {
@@ -34,7 +52,7 @@ void Follower::received(Rank from, std::span<const SliceKey> slices) {
     return;
   }
   for (const SliceKey slice : slices) {
-    // From the back: what is needed first has mostly become ready last.
+    // Search from the back: the slices needed first usually became ready last.
     const auto place = std::find(undecided_.rbegin(), undecided_.rend(), slice);
     if (place != undecided_.rend()) {
       undecided_.erase(std::next(place).base());
@@ -80,7 +98,8 @@ bool Follower::wantsChange() const {
   return !alwaysReports_ && !asked_ && (reports_ ? passes_ >= kPassesHeard : holdUps_ >= kHoldUps);
 }
 
-/// Whether what is decided does not come, while nothing travels and something else could.
+/// Whether the next decided slice is not ready, while nothing is in flight and another slice could
+/// be sent.
 bool Follower::holdsUp() const {
   if (decided_.empty() || undecided_.empty() || scheduler_.inFlightBytes() > 0) {
     return false;

@@ -6,19 +6,20 @@
 
 namespace hvd_order {
 
-/// Any other rank than 0 of AgreementKind::kLeader and kNegotiated: issues in the order in which
-/// rank 0's decisions came, waiting for slices that are not ready here yet and for its own credit.
+/// Every rank except 0 under AgreementKind::kLeader and kNegotiated. Issues slices in the order of
+/// rank 0's decisions; waits for slices that are not ready on this rank and for its own credit.
 ///
-/// A rank that is late by more than what is in flight takes holds up all others so: what rank 0 has
-/// decided and this rank does not have takes the credit, while slices that all have wait. When that
-/// happens kHoldUps times in a backward pass, it asks rank 0 to be heard (leader.h) and reports
-/// what is ready here, for kPassesHeard passes; then it tries again without.
+/// A rank that is late by more than the transfer time of the bytes in flight delays all ranks:
+/// slices that rank 0 has decided and this rank lacks take the credit, while slices that all ranks
+/// have wait. After kHoldUps such hold-ups in a backward pass, the follower asks rank 0 to hear it
+/// (leader.h) and reports its ready slices for kPassesHeard backward passes. Then it stops
+/// reporting until the next hold-ups.
 class Follower final : public Agreement {
  public:
   static constexpr int kHoldUps = 3;
   static constexpr int kPassesHeard = 64;
 
-  /// @param alwaysReports and rank 0 hears all ranks: kNegotiated.
+  /// @param alwaysReports report ready slices from the start, as kNegotiated requires.
   Follower(Policy policy, ByteCount creditBytes, bool alwaysReports)
       : Agreement(policy, creditBytes), alwaysReports_(alwaysReports), reports_(alwaysReports) {}
 
@@ -34,13 +35,13 @@ class Follower final : public Agreement {
   [[nodiscard]] bool wantsChange() const;
 
   const bool alwaysReports_;
-  std::deque<SliceKey> decided_;    // by rank 0, not yet issued here
-  std::vector<SliceKey> undecided_; // ready here, in the order in which they became so
+  std::deque<SliceKey> decided_;    // by rank 0, not yet issued on this rank
+  std::vector<SliceKey> undecided_; // ready here but not decided, in order of readiness
   bool reports_;
-  bool asked_ = false; // rank 0, to change that
+  bool asked_ = false; // a request to change reports_ awaits rank 0's answer
   std::optional<SliceKey> heldUpBy_;
-  int holdUps_ = 0;                // in this pass
-  std::size_t decidedUnheard_ = 0; // of decided_, from the front: from before it began to hear
+  int holdUps_ = 0;                // in this backward pass
+  std::size_t decidedUnheard_ = 0; // leading elements of decided_ from before reports began
   int passes_ = 0;
   std::vector<SliceKey> unreported_;
 };

@@ -4,6 +4,25 @@
 
 #include "base/error.h"
 
+// Rank 0 decides, and a counter for each slice says when it may.
+//
+// `lacking` counts the ranks, among rank 0 and those heard, on which the next round of a slice is
+// not ready. At zero the slice is offered to the scheduler, which orders candidates by policy and
+// credit. The offer starts the next round: rank 0 lacks it, and so does each heard rank whose
+// reports are not ahead. A heard rank may be ahead, because it may report a slice again before
+// rank 0 itself has the slice ready again; `ahead` counts these reports.
+//
+// Ranks start and stop being heard at any time. A rank that starts while a slice is offered gets
+// -1: its report for that offer does not count for the next round. A rank that stops is removed
+// from every round that it lacks. Reports of a rank that is no longer heard were sent before it
+// received the answer, and are dropped.
+//
+// Invariant: for every slice, `lacking` = (1 if rank 0 lacks it) + the number of heard ranks with
+// `ahead` <= 0, and a slice is offered exactly when that falls to zero.
+//
+// Sources: priority order from P3 (Jayarajan et al., MLSys 2019), credit from Peng et al.,
+// SOSP 2019; docs/decisions/order-agreement.md compares the agreements.
+
 namespace hvd_order {
 
 Leader::Leader(int size, Policy policy, ByteCount creditBytes, bool hearsAll)
@@ -61,7 +80,7 @@ void Leader::received(Rank from, std::span<const SliceKey> slices) {
     return;
   }
   if (!heard) {
-    return; // sent before it knew that it is heard no more
+    return; // sent before the rank received the answer that it is no longer heard
   }
   for (const SliceKey slice : slices) {
     if (scheduler_.hasModel(slice.model)) {
@@ -123,8 +142,8 @@ void Leader::hearNoMore(Rank rank) {
 }
 
 bool Leader::mayDecide() const {
-  // A message to every rank costs about as much as sending a small slice, so the window is filled
-  // up only when half of it has drained: fewer, longer messages, while the other half keeps the
+  // A message to every rank costs about as much as a small slice. The window is therefore refilled
+  // only when half of it has drained: messages are fewer and longer, and the other half keeps the
   // link busy.
   return peers_.size() == 1 || !answers_.empty() ||
       scheduler_.inFlightBytes() <= scheduler_.creditBytes() / 2;

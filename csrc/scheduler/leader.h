@@ -4,17 +4,17 @@
 
 namespace hvd_order {
 
-/// Rank 0 of AgreementKind::kLeader and kNegotiated: issues what is most urgent among the slices
-/// that are ready here and on every rank it *hears*, and tells everybody. Of the other ranks it
-/// takes it for granted.
+/// Rank 0 under AgreementKind::kLeader and kNegotiated. Issues the most urgent of the slices that
+/// are ready on rank 0 and on every rank it *hears*, and sends its decisions to all ranks. It
+/// assumes that a slice is ready, or soon will be, on ranks that it does not hear.
 ///
-/// It hears a rank when that rank asks for it, by an empty message, and until it asks again. Rank 0
-/// answers with an empty message among its decisions. What it decides after the answer, it decides
-/// by what the rank reports: each slice once for each time it is ready, except slices decided
-/// before the answer.
+/// An empty message from a rank asks rank 0 to hear it; a second one asks rank 0 to stop. Rank 0
+/// answers with an empty message in the stream of its decisions. Decisions after the answer use
+/// the rank's reports. The rank reports each slice once for each time it is ready, except slices
+/// that rank 0 decided before the answer.
 class Leader final : public Agreement {
  public:
-  /// @param hearsAll all ranks from the start, without being asked: kNegotiated.
+  /// @param hearsAll hear all ranks from the start, without a request, as kNegotiated requires.
   Leader(int size, Policy policy, ByteCount creditBytes, bool hearsAll);
 
   void addModel(
@@ -28,13 +28,14 @@ class Leader final : public Agreement {
 
  private:
   struct Model {
-    /// By slice: how many ranks, of this one and those heard, lack it for the next time it goes.
+    /// By slice: number of ranks, among rank 0 and those heard, on which its next round is not
+    /// ready.
     std::vector<int> lacking;
     std::vector<std::uint8_t> offered; // by slice: a candidate of the scheduler
   };
   struct Peer {
     bool heard = false;
-    /// By model and slice: reports less the times the slice was offered by them. Below zero, it was
+    /// By model and slice: number of reports minus number of offers. Below zero, the slice was
     /// offered before the rank was heard, and its report is still to come.
     std::vector<std::vector<int>> ahead;
   };
@@ -50,7 +51,7 @@ class Leader final : public Agreement {
   void hearNoMore(Rank rank);
 
   int heardPeers_ = 0;
-  std::vector<Peer> peers_;        // by rank; the first is this rank, and unused
+  std::vector<Peer> peers_;        // by rank; the first, rank 0 itself, is unused
   std::vector<Model> models_;      // by id
   std::vector<EarlyReport> early_; // for models not registered here yet
   std::vector<Rank> answers_;      // to ranks that asked, not sent yet

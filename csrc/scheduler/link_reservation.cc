@@ -2,6 +2,21 @@
 
 #include <algorithm>
 
+// Predicts the first slice from the last step, and stops large slices one lead before it.
+//
+// Each tensor records when it was last ready. When the first slice (index 0) is ready, the trigger
+// tensor of the next step is chosen: the last tensor that was ready at least one lead before.
+//
+// States: off; on, from the readiness of the trigger tensor; alone, from the readiness of the
+// first slice. A reservation ends when the first slice has arrived, one lead after it became
+// ready, when a reader waits before it is ready, or at once if the first slice is itself larger
+// than the limit, because then it is as large as the slices that it would be protected from.
+//
+// Invariant: a reservation starts only if the first slice of the step is still to come, so some
+// event ends it. The limit is an eighth of the credit; slices up to it may still start.
+//
+// docs/architecture.md, "Slice size and credit", has the figures (4 hosts: 26 ms instead of 10).
+
 namespace hvd_order {
 
 void LinkReservation::retune(std::chrono::nanoseconds lead, ByteCount creditBytes) {
@@ -34,7 +49,7 @@ bool LinkReservation::ready(
     model.trigger = triggerOf(model, now);
     return firstSliceReady(*first, model.firstSliceBytes, now);
   }
-  // In an unusual step the first slice may have come before: nothing would end the reservation.
+  // In an unusual step the first slice may already have come: nothing would end a reservation.
   const bool isToCome = model.firstSlices < step;
   if (on_ || tensor.tensor != model.trigger || !isToCome) {
     return false;
@@ -48,7 +63,7 @@ bool LinkReservation::firstSliceReady(SliceKey slice, ByteCount bytes, Clock::ti
     return false;
   }
   if (bytes > limitBytes_) {
-    return end(); // it is as large as those it would be protected from
+    return end(); // as large as the slices that it would be protected from
   }
   alone_ = slice;
   aloneUntil_ = now + lead_;
@@ -73,9 +88,9 @@ bool LinkReservation::end() {
   return true;
 }
 
-/// The last tensor that was ready a lead before the first slice. Where layers are so few or slow
-/// that it came more than two leads before, the next one: a reservation that long costs more than
-/// it saves.
+/// The last tensor that was ready at least one lead before the first slice. If layers are so few
+/// or slow that it was ready more than two leads before, the tensor after it: a reservation that
+/// long costs more than it saves.
 std::optional<TensorId> LinkReservation::triggerOf(
     const Model& model,
     Clock::time_point firstSliceAt) const {

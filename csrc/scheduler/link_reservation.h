@@ -11,12 +11,14 @@ namespace hvd_order {
 
 /// Keeps the link free for the gradient that the next forward pass reads first.
 ///
-/// Its slice, the model's first, comes last in backward, when the link is often busy with large
-/// slices that can wait and cannot be overtaken. Backward passes resemble each other: the tensor
-/// that became ready one lead before that slice in the last step tells when to begin no further
-/// large one. Nor does a large one begin beside the first slice: its messages would wait behind the
-/// other's at every hop, several times as long as they take alone. A rank that is late may not keep
-/// the link idle for longer than a lead, though.
+/// That gradient is in the model's first slice, which is produced last in the backward pass. By
+/// then large slices, which can wait but cannot be overtaken, often occupy the link. Backward
+/// passes resemble each other, so the tensor that became ready one lead before the first slice in
+/// the last step is the trigger tensor of this step: once it is ready, no large slice starts. No
+/// large slice starts beside the first slice either: the messages of the first slice would wait
+/// behind those of the large one at every hop, several times as long as they take alone. The first
+/// slice holds large slices back for one lead at most, so that a late rank does not keep the link
+/// idle.
 ///
 /// `ready`, `done`, `someoneWaits` and `expire` return whether `largestBytes` or `until` changed.
 ///
@@ -25,39 +27,41 @@ class LinkReservation final {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// @param lead how long what may be in flight needs to arrive; zero: never reserve.
-  /// @param creditBytes what may be in flight; during a reservation, only slices up to an eighth
-  /// begin.
+  /// @param lead time that the bytes in flight need to arrive; zero: never reserve.
+  /// @param creditBytes bytes that may be in flight; during a reservation, only slices of up to an
+  ///   eighth of it start.
   void retune(std::chrono::nanoseconds lead, ByteCount creditBytes);
   void addModel(ModelId model, const SliceLayout& layout);
   void removeModel(ModelId model);
 
-  /// The largest slice that may begin now; Scheduler::kAnySize if nothing is held.
+  /// Size of the largest slice that may start now; Scheduler::kAnySize without a reservation.
   [[nodiscard]] ByteCount largestBytes() const {
     return on_ ? limitBytes_ : Scheduler::kAnySize;
   }
-  /// When to call `expire`; never: the largest time.
+  /// Time at which to call `expire`; the largest time if there is none.
   [[nodiscard]] Clock::time_point until() const {
     return alone_ ? aloneUntil_ : Clock::time_point::max();
   }
 
-  /// A tensor has become ready: a reservation may begin, and the first slice may have come.
-  /// @param slices what became ready with it, which is more than one for a large tensor and none
-  ///     where a slice waits for further tensors.
+  /// A tensor has become ready: a reservation may start, and the first slice may be ready.
+  /// @param slices the slices that became ready with it: several for a large tensor, none if its
+  ///   slice waits for further tensors.
   bool ready(TensorKey tensor, const std::vector<SliceKey>& slices, Clock::time_point now);
   /// A slice has arrived.
   bool done(SliceKey slice);
-  /// Someone waits, perhaps for what is held: in this step the first slice does not come. Once it
-  /// has come, it is what most wait for.
+  /// A reader waits. Ends a reservation whose first slice is not ready yet: the reader may wait
+  /// for a slice that is held back. Once the first slice is ready, most readers wait for that
+  /// slice, so the reservation stays.
   bool someoneWaits();
+  /// Ends the reservation if the first slice has not arrived within one lead.
   bool expire(Clock::time_point now);
 
  private:
   struct Model {
     ByteCount firstSliceBytes = 0;
-    std::vector<Clock::time_point> readyAt; // by tensor, in this step or the one before
-    std::vector<std::uint32_t> steps;       // by tensor: how often it was ready
-    std::uint32_t firstSlices = 0;          // how often the first slice was
+    std::vector<Clock::time_point> readyAt; // by tensor, in this step or the last
+    std::vector<std::uint32_t> steps;       // by tensor: number of times it was ready
+    std::uint32_t firstSlices = 0;          // number of times the first slice was ready
     std::optional<TensorId> trigger;        // its readiness begins the reservation
   };
 
@@ -71,9 +75,9 @@ class LinkReservation final {
   std::chrono::nanoseconds lead_{0};
   ByteCount limitBytes_ = 0;
   bool on_ = false;
-  std::optional<SliceKey>
-      alone_; // the first slice travels, and the reservation lasts until it arrives
-  Clock::time_point aloneUntil_; // or until then
+  // The first slice, from its readiness on; the reservation lasts until it arrives or aloneUntil_.
+  std::optional<SliceKey> alone_;
+  Clock::time_point aloneUntil_;
   std::map<ModelId, Model> models_;
 };
 

@@ -4,6 +4,25 @@
 
 #include "base/error.h"
 
+// Priority queue and window for slices; counters replace searches.
+//
+// Each slice counts the tensors that are not ready yet, and each tensor counts its unfinished
+// slices. `tensorReady` and `sliceDone` decrement these counters, so an event costs O(1) for each
+// slice touched. Candidates lie in a binary heap. The key is the slice's place in consumption
+// order (kPriority) or the number of its offer (kArrival). kPlanned needs no heap: only the slice
+// whose turn it is can be issued.
+//
+// Only the front of the heap is considered. If it does not fit the credit or the reservation,
+// `next` returns nothing, even if a less urgent slice would fit. So small slices cannot starve an
+// urgent large one.
+//
+// Invariants: inFlightBytes_ is the sum over the slices in state kInFlight and never exceeds the
+// credit when a slice is put in flight. Every slice fits the credit, so the front is always issued
+// once enough slices have ended. A tensor is pending while slicesToGo is not 0.
+//
+// Sources: slices in consumption order from P3 (Jayarajan et al., MLSys 2019); the credit from
+// Peng et al., SOSP 2019.
+
 namespace hvd_order {
 
 namespace {
@@ -153,7 +172,7 @@ void Scheduler::offer(SliceKey slice) {
     m.offered[slice.index] = 1;
     return;
   }
-  // Slices of several models interleave by their place; equal places go by model.
+  // Slices of several models interleave by place; the model id breaks ties.
   const std::uint64_t urgency = policy_ == Policy::kArrival
       ? arrivals_++
       : std::uint64_t{slice.index} * SliceKey::kMaxModels + slice.model;

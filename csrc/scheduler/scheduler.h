@@ -10,14 +10,14 @@
 
 namespace hvd_order {
 
-/// In which order ready slices are issued.
+/// Order in which ready slices are issued.
 enum class Policy {
-  kArrival,  ///< as they became ready: what DDP and Horovod do
-  kPriority, ///< by consumption order: what is needed first goes first
-  kPlanned,  ///< exactly as the plan lists them, waiting for each in turn; round and round
+  kArrival,  ///< in order of readiness, as DDP and Horovod do
+  kPriority, ///< in consumption order: the slice needed first goes first
+  kPlanned,  ///< exactly as the plan lists them, each waited for in turn; repeated every step
 };
 
-/// Decides which slices travel next. Pure: no thread, clock, I/O or framework.
+/// Decides which slices are sent next. Pure: no thread, clock, I/O or framework.
 ///
 /// Events go in (`tensorReady`, `offer`, `sliceDone`), decisions come out (`next`). The engine
 /// drives it with real transports, the simulator with a virtual clock, the tests with random
@@ -26,20 +26,20 @@ enum class Policy {
 ///     waiting --every tensor it carries is ready--> ready --next or take--> in flight --done-->
 ///     waiting
 ///
-/// A ready slice becomes a candidate of `next` only when it is offered: order agreement stands in
-/// between and offers what all ranks may issue. Several models share one credit.
+/// A ready slice becomes a candidate of `next` only when the order agreement offers it, because
+/// all ranks may issue it. Several models share one credit.
 ///
 /// Cost: O(log slices) for `next` and `offer`, O(1) for the other events per slice touched; no
 /// allocation in the steady state. Thread safety: none; the owner calls it under its own lock.
 class Scheduler final {
  public:
-  /// @param creditBytes how much may be in flight at once; what is in flight cannot be overtaken.
+  /// @param creditBytes bytes that may be in flight at once; bytes in flight cannot be overtaken.
   Scheduler(Policy policy, ByteCount creditBytes);
 
   /// @param plan all slices of the model in the order to issue them; for Policy::kPlanned only.
   /// @throws InvalidUsage if a slice is larger than the credit, the id is taken or out of range,
-  ///   the plan is no permutation of the slices, or a second model comes under Policy::kPlanned
-  ///   (which says nothing about the order between models).
+  ///   the plan is not a permutation of the slices, or a second model is added under
+  ///   Policy::kPlanned (a plan does not define an order between models).
   void addModel(
       ModelId model,
       std::shared_ptr<const SliceLayout> layout,
@@ -48,10 +48,9 @@ class Scheduler final {
   /// @throws InvalidUsage unless the model is known and idle.
   void removeModel(ModelId model);
 
-  /// Changes what the constructor was given. Slices offered before keep the place they have.
+  /// Changes policy and credit. Slices that are already offered keep their places.
   /// @throws InvalidUsage if a registered slice would not fit the credit, or for a change from or
-  /// to
-  ///   Policy::kPlanned.
+  ///   to Policy::kPlanned.
   void retune(Policy policy, ByteCount creditBytes);
 
   [[nodiscard]] bool hasModel(ModelId model) const;
@@ -59,30 +58,30 @@ class Scheduler final {
   [[nodiscard]] bool idle(ModelId model) const;
   [[nodiscard]] const SliceLayout& layout(ModelId model) const;
 
-  /// The gradient of `tensor` lies in its buffer.
-  /// @return the slices that became ready through it; valid until the next call.
-  /// @throws InvalidUsage if the tensor is ready already and not yet finished.
+  /// The gradient of `tensor` is in its buffer.
+  /// @return the slices that became ready by this call; valid until the next call.
+  /// @throws InvalidUsage if the tensor is already ready and not yet finished.
   const std::vector<SliceKey>& tensorReady(TensorKey tensor);
 
-  /// Makes a slice a candidate of `next`. Under kArrival the order of offers is the order of issue.
-  /// It need not be ready here when other ranks decided; then it is the caller who waits.
+  /// Makes a slice a candidate of `next`. Under kArrival the order of offers is the order of
+  /// issue. The slice need not be ready on this rank yet, but it must be when `next` returns it.
   void offer(SliceKey slice);
 
-  /// From now on `next` begins no slice with more bytes, except under Policy::kPlanned.
+  /// Limits the size of slices that `next` returns from now on, except under Policy::kPlanned.
   void reserve(ByteCount largestBytes) {
     largestBytes_ = largestBytes;
   }
   static constexpr ByteCount kAnySize = std::numeric_limits<ByteCount>::max();
 
-  /// Most urgent candidate if it fits the credit; it counts as in flight from then on.
+  /// Returns the most urgent candidate if it fits the credit, and puts it in flight.
   std::optional<SliceKey> next();
 
-  /// Puts this very slice in flight if it is ready and fits the credit; for ranks that follow an
-  /// order decided elsewhere.
+  /// Puts the given slice in flight if it is ready and fits the credit; for ranks that follow an
+  /// order decided by rank 0. @return whether it did.
   bool take(SliceKey slice);
 
-  /// Gives the credit back.
-  /// @return the tensors that are complete now; valid until the next call.
+  /// Returns the slice's credit.
+  /// @return the tensors that are now complete; valid until the next call.
   const std::vector<TensorKey>& sliceDone(SliceKey slice);
 
   /// The slice whose turn it is under the plan; none under the other policies.
@@ -90,7 +89,7 @@ class Scheduler final {
 
   [[nodiscard]] bool isReady(SliceKey slice) const;
   [[nodiscard]] bool isPending(TensorKey tensor) const;
-  /// How many times the tensor has become ready.
+  /// Number of times the tensor has become ready.
   [[nodiscard]] std::uint32_t readyCount(TensorKey tensor) const;
   [[nodiscard]] ByteCount inFlightBytes() const {
     return inFlightBytes_;
@@ -108,7 +107,7 @@ class Scheduler final {
     std::size_t planned = 0;                  // place in `plan` of the slice to issue next
     std::vector<SliceState> state;            // by slice
     std::vector<std::uint8_t> offered;        // by slice; kPlanned only
-    std::vector<std::uint32_t> tensorsToCome; // by slice: tensors it carries that are not ready yet
+    std::vector<std::uint32_t> tensorsToCome; // by slice: number of its tensors not ready yet
     std::vector<std::uint32_t> slicesToGo;    // by tensor: its unfinished slices; 0 when idle
     std::vector<std::uint32_t> readyCounts;   // by tensor
     std::size_t pendingTensors = 0;
@@ -131,7 +130,7 @@ class Scheduler final {
   std::uint64_t arrivals_ = 0;
   std::vector<std::optional<Model>> models_;
   std::vector<Candidate> candidates_; // binary heap, most urgent in front
-  std::vector<SliceKey> becameReady_; // results, kept to spare the allocation
+  std::vector<SliceKey> becameReady_; // results; members to avoid allocations
   std::vector<TensorKey> completed_;
 };
 

@@ -4,6 +4,24 @@
 
 #include "base/error.h"
 
+// Cuts each gradient buffer into slices in one pass over its tensors.
+//
+// The last slice stays open while it holds only whole tensors. The next tensor joins it if the sum
+// fits the fused size; otherwise the tensor starts a slice, or several equal ones if it is larger
+// than the slice size. The fused size grows with the offset in the buffer, from an eighth of the
+// slice size to the whole: the front of a buffer is produced last and needed first, so its slices
+// should be short.
+//
+// Buffers are cut one after the other and then merged by a stable sort on the first tensor. So
+// slice numbers follow consumption order across buffers, and the parts of a tensor keep their
+// order and get consecutive numbers.
+//
+// Invariants: the slices of a buffer cover it without gaps or overlaps; a slice holds either whole
+// tensors or a part of one; no slice is larger than the slice size. The relation "slice carries
+// tensor" is stored in both directions as flat rows, so that events cost no search.
+//
+// Source: P3 (Jayarajan et al., MLSys 2019) for slices of large tensors in consumption order.
+
 namespace hvd_order {
 
 namespace {
@@ -41,7 +59,7 @@ SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes)
   for (BufferId buffer = 0; buffer < buffers; ++buffer) {
     cutBuffer(buffer, sliceBytes);
   }
-  // Buffers were cut one after the other; consumption order runs through all of them.
+  // Buffers were cut one after the other; consumption order spans all of them.
   std::stable_sort(slices_.begin(), slices_.end(), [](const Slice& a, const Slice& b) {
     return a.firstTensor < b.firstTensor;
   });
@@ -59,7 +77,7 @@ void SliceLayout::cutBuffer(BufferId buffer, ByteCount sliceBytes) {
     return std::clamp(slice.offsetBytes, least, sliceBytes);
   };
   ByteCount end = 0;
-  bool open = false; // whether the last slice may still take whole tensors in
+  bool open = false; // whether the last slice may still take further whole tensors
   for (TensorId id = 0; id < tensors_.size(); ++id) {
     const TensorSpec& tensor = tensors_[id];
     if (tensor.buffer != buffer) {

@@ -8,7 +8,7 @@
 
 namespace hvd_order {
 
-/// A tensor as the layout sees it: `sizeBytes` of gradient buffer number `buffer`.
+/// A tensor's name, and its size in gradient buffer number `buffer`.
 struct TensorSpec {
   std::string name;
   ByteCount sizeBytes;
@@ -17,8 +17,8 @@ struct TensorSpec {
 
 /// Contiguous byte range of a gradient buffer: the unit of transfer.
 ///
-/// It covers the tensors `firstTensor..lastTensor` of its buffer (ids in consumption order; tensors
-/// of other buffers may lie between them), or a part of one tensor.
+/// Covers the tensors `firstTensor..lastTensor` of its buffer, or a part of one tensor. Ids are in
+/// consumption order; ids of tensors in other buffers may lie between them.
 struct Slice {
   BufferId buffer;
   ByteCount offsetBytes;
@@ -27,26 +27,27 @@ struct Slice {
   TensorId lastTensor;
 };
 
-/// Where every tensor lies in its gradient buffer, and how the buffers are cut into slices.
+/// Places of all tensors in their gradient buffers, and the cut of the buffers into slices.
 ///
-/// Tensors come in consumption order and lie in their buffer in that order. Whole neighbours share
-/// a slice while they fit `sliceBytes` (fusion); a tensor that is larger has slices of its own, as
-/// equal as alignment allows (partitioning). So no slice waits for the tail of a large tensor
-/// and the whole of a small one. Slices are numbered by the first tensor they carry.
+/// Tensors lie in their buffer in consumption order. Neighbouring whole tensors share a slice
+/// while they fit `sliceBytes` (fusion). A larger tensor has slices of its own, as equal as
+/// alignment allows (partitioning). So no slice waits both for the tail of a large tensor and for
+/// a small tensor. Slices are numbered by their first tensor.
 ///
-/// What is consumed first is produced last and waited for at once: it must not wait for neighbours
-/// that have time. A fused slice is therefore no longer than what lies before it in the buffer,
-/// from an eighth of `sliceBytes` on.
+/// The tensors consumed first are produced last and are needed at once; they must not wait for
+/// neighbours that are needed later. A fused slice is therefore no longer than the bytes before it
+/// in the buffer, but may always have an eighth of `sliceBytes`.
 ///
 /// Immutable, hence safe to share between threads.
 class SliceLayout final {
  public:
-  /// Slices of one tensor are cut at multiples of this, so that no element is ever split.
+  /// Slices of one tensor are cut at multiples of this size, so that no element is split.
   static constexpr ByteCount kCutAlignment = 64;
 
   /// @param tensors in consumption order; every size must be a positive multiple of 16 bytes, so
   ///   that each tensor starts aligned for every dtype (complex128 is the widest).
-  /// @throws InvalidUsage on an empty name, a bad size or a slice size below kCutAlignment.
+  /// @throws InvalidUsage for an empty name, a bad size, a slice size below kCutAlignment, or more
+  ///   than SliceKey::kMaxSlices slices.
   SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes);
 
   [[nodiscard]] const std::vector<TensorSpec>& tensors() const {
@@ -57,7 +58,7 @@ class SliceLayout final {
   }
   /// Slices that carry a part of `tensor`; always consecutive numbers within one buffer.
   [[nodiscard]] std::span<const SliceIndex> slicesOf(TensorId tensor) const;
-  /// Tensors of which `slice` carries a part.
+  /// Tensors that `slice` carries, wholly or in part.
   [[nodiscard]] std::span<const TensorId> tensorsOf(SliceIndex slice) const;
   [[nodiscard]] ByteCount tensorOffset(TensorId tensor) const {
     return offsets_.at(tensor);

@@ -6,11 +6,27 @@
 #include "base/error.h"
 #include "server/wire/arguments.h"
 
+// The frame dispatcher of a parameter server: peers, frames, and which models there are.
+//
+// A frame is handled to its end on the thread of the connection that brought it. This file only
+// chooses the object that handles the frame: a slice (served_slice.h), a model (served_model.h),
+// the sums of tensors without a model (tensor_sums.h), or the helper's groups (aggregator.h).
+// Nothing waits; a frame that cannot take effect yet is stored, and later frames continue the
+// work.
+//
+// Invariant: a frame either takes effect or is refused with a FrameError and a line in the log. A
+// refused frame does not end its connection, because header and payload were read completely, so
+// the next frame starts at a known place.
+//
+// Two situations need special care. Servers learn of a model at different times, so frames of a
+// server about a model or layout that is unknown here are kept until a worker registers a model.
+// And a server that was suspended may have been given up by the other processes: when it sees a
+// loss, it first asks `wasAway`, and if so retires instead of reporting the others as lost.
 namespace hvd_order {
 
 namespace {
 
-// Frames about models that are not known yet.
+// Most frames kept about models that are not registered yet.
 constexpr std::size_t kMostEarly = 65536;
 
 std::string textOf(const Payload& payload) {
@@ -61,8 +77,8 @@ void ServerCore::sendControl(Peer peer, const std::string& text) {
 
 void ServerCore::lost(Peer peer, const std::string& why) {
   const bool inPeace = room_.peers.remove(peer);
-  // A server that was given up must not take the others' leaving for their loss: it would tell
-  // workers so, or answer them without the copy that has already taken over.
+  // If the other processes have given this server up, it must not report their leaving as a loss:
+  // it would tell workers so, or answer them without the copy that has already taken over.
   const auto& wasAway = room_.options.wasAway;
   if (!inPeace && peer.kind != Peer::Kind::kObserver && wasAway && wasAway()) {
     retired_ = true;
@@ -85,7 +101,7 @@ void ServerCore::lost(Peer peer, const std::string& why) {
   }
 }
 
-// With a text: it cannot go on, and neither can the others.
+// A text in the payload means that the worker cannot continue; then no other worker can.
 void ServerCore::left(Peer from, const Payload& payload) {
   room_.peers.sayGoodbye(from);
   if (from.kind == Peer::Kind::kWorker && payload.sizeBytes > 0) {
@@ -101,7 +117,8 @@ void ServerCore::tellWorkers(const std::string& text) {
   }
 }
 
-// Worker 0 counts a server as lost that may still be there: nobody is to believe it from now on.
+// Worker 0 counts a server as lost that may still be running: no process may accept its frames
+// from now on.
 void ServerCore::giveUp(Peer from, const FrameHeader& header, const Payload& payload) {
   if (from != Peer{Peer::Kind::kWorker, 0}) {
     throw FrameError("servers are given up by worker 0");
@@ -110,7 +127,7 @@ void ServerCore::giveUp(Peer from, const FrameHeader& header, const Payload& pay
     throw FrameError(concat("no server ", header.argument, " to give up"));
   }
   const auto server = static_cast<int>(header.argument);
-  // Ahead of the map without it, which comes over the same connection.
+  // Sent ahead of the map without this server, which comes over the same connection.
   for (const Peer worker : room_.peers.all(Peer::Kind::kWorker)) {
     if (worker != from) {
       room_.peers.send(
@@ -137,7 +154,8 @@ void ServerCore::onFrame(Peer from, const FrameHeader& header, Payload payload) 
     }
     handle(from, header, std::move(payload));
   } catch (const Error& error) {
-    // Header and payload came whole, so the next frame can be read: only this one is refused.
+    // Header and payload were read completely, so the next frame can be read: only this one is
+    // refused.
     if (room_.options.log) {
       room_.options.log(concat("refused a frame of ", nameOf(from), ": ", error.what()));
     }
@@ -216,7 +234,7 @@ void ServerCore::handleOfModel(Peer from, const FrameHeader& header, Payload pay
   }
 }
 
-// What a helper adds up comes to it from workers, and from it to the owner.
+// For groups: workers push to the helper, and the helper sends the sum to the owner.
 void ServerCore::handleOfGroup(Peer from, const FrameHeader& header, Payload payload) {
   const auto model = modelOf(header);
   ServedSlice& slice = model->slice(header.slice);
@@ -227,7 +245,8 @@ void ServerCore::handleOfGroup(Peer from, const FrameHeader& header, Payload pay
   aggregator_.add(workerOf(from, header), header, std::move(payload), shape);
 }
 
-// Servers may hear of a model at different times, and one may speak of it before the other has.
+// Servers learn of a model at different times, so one may send frames about it before the other
+// knows it.
 bool ServerCore::isEarly(Peer from, const FrameHeader& header, const Payload& payload) {
   if (header.kind != FrameKind::kState && header.kind != FrameKind::kReplica &&
       header.kind != FrameKind::kReplicaDone && header.kind != FrameKind::kPush &&
@@ -259,7 +278,7 @@ void ServerCore::takeEarly() {
   }
 }
 
-// Whose push it is: a server passes on what came to it too late.
+// The worker whose push it is: a server may pass on a push that came to it too late.
 int ServerCore::workerOf(Peer from, const FrameHeader& header) const {
   const std::uint64_t worker = from.kind == Peer::Kind::kServer
       ? header.argument & kWorkerMask
@@ -310,7 +329,7 @@ void ServerCore::registerModel(Peer from, const FrameHeader& header, const Paylo
     }
     auto& registered = registered_[key];
     registered.insert(from.number);
-    // A new layout of a model takes the place of those before it, once all workers have it.
+    // A new layout of a model replaces the older ones once all workers have registered it.
     if (registered.size() == static_cast<std::size_t>(room_.options.workers)) {
       const auto isOlder = [&](const auto& entry) {
         return entry.first.first == header.model && entry.first.second < header.layout;

@@ -16,17 +16,19 @@
 
 namespace hvd_order {
 
-/// A parameter server: frames come in through connections, are worked on, and answers go out.
+/// A parameter server: receives frames through connections, processes them and sends answers.
 ///
-/// It has no threads and waits for nothing: all work is done on the threads of the connections, so
-/// what different workers push is summed at once. A slice has a lock of its own.
+/// The class has no threads of its own and never waits: all work runs on the threads of the
+/// connections, so pushes of different workers are summed at the same time. Each slice has its own
+/// lock.
 ///
-/// Slices move between servers without a pause. A new map says who holds what; each worker switches
-/// when it gets it, tells every server so, and sends what comes then to the new owner. When the old
-/// owner has heard that of all workers, no push for it is under way any more, so it hands the state
-/// over, and with it the pushes of rounds that it could not finish. The new owner keeps what it
-/// gets until then. What a server gets of others that by its map is another's, it passes on.
-/// served_slice.h says how slices survive the loss of a server.
+/// Slices move between servers without a pause. A new map states which server holds each slice.
+/// Each worker switches when it receives the map, tells every server so, and sends later pushes to
+/// the new owner. When all workers have told the old owner, no push for the slice is on its way to
+/// the old owner any more. The old owner then sends the state to the new owner, with the pushes of
+/// rounds that it could not finish. The new owner keeps the pushes that it receives until the
+/// state arrives. A server passes a frame on if, by its map, another server owns the slice.
+/// served_slice.h describes how slices survive the loss of a server.
 ///
 /// Thread safety: all methods may be called from any thread.
 class ServerCore final : public std::enable_shared_from_this<ServerCore> {
@@ -36,31 +38,32 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
   ServerCore& operator=(const ServerCore&) = delete;
   ~ServerCore();
 
-  /// Takes up a connection and starts it. @throws InvalidUsage if that peer has one already.
+  /// Adds a connection and starts it. @throws InvalidUsage if the peer already has one.
   void connect(Peer peer, const std::shared_ptr<Connection>& connection);
-  /// Sends a control text. Dropped if the peer is gone.
+  /// Sends a control text; drops it if the peer is gone.
   void sendControl(Peer peer, const std::string& text);
   [[nodiscard]] std::vector<Peer> peers() const {
     return room_.peers.all();
   }
 
-  /// For tests of the frames' parser: as if the frame had come over the connection of `from`.
+  /// For tests of the frame parser: handles the frame as if it had come over the connection of
+  /// `from`.
   void onFrame(Peer from, const FrameHeader& header, Payload payload);
 
-  /// Slices held: by (model, layout, slice) the version and a checksum of the value.
+  /// A slice that this server holds, with the version and a checksum of its value.
   struct Held {
     ModelId model;
     std::uint32_t layout;
     SliceIndex slice;
-    bool owned; ///< else it is a copy for the case that its owner is lost
+    bool owned; ///< else a copy, for the case that the owner is lost
     Round version;
     std::uint32_t checksum; ///< CRC-32C of the value
   };
   [[nodiscard]] std::vector<Held> audit() const;
-  /// Which workers the slices that wait for somebody wait for; empty if none waits.
+  /// Workers whose push is missing while a slice waits for it; empty if no slice waits.
   [[nodiscard]] std::set<int> lateWorkers() const;
 
-  /// Whether a worker is lost or has given up, so that none can go on.
+  /// Whether a worker is lost or has given up, so that no worker can continue.
   [[nodiscard]] bool hasFailed() const {
     return hasFailed_;
   }
@@ -94,14 +97,14 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
     Payload payload;
   };
 
-  ServerRoom room_; // before the models, which use it
+  ServerRoom room_; // declared before the models, which use it
   std::atomic<bool> hasFailed_ = false;
-  std::atomic<bool> retired_ = false; // the others have given it up: it does nothing more
+  std::atomic<bool> retired_ = false; // given up by the others: it does no more work
 
-  mutable std::shared_mutex modelsMutex_; // guards which models there are
-  std::vector<Early> early_;              // about models to come
+  mutable std::shared_mutex modelsMutex_; // guards `early_`, `models_` and `registered_`
+  std::vector<Early> early_;              // frames about models that are not registered yet
   std::map<ModelKey, std::shared_ptr<ServedModel>> models_;
-  std::map<ModelKey, std::set<int>> registered_; // by which workers
+  std::map<ModelKey, std::set<int>> registered_; // workers that have registered the model
 
   TensorSums sums_;
   Aggregator aggregator_;

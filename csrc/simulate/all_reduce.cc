@@ -6,12 +6,19 @@
 
 #include "base/error.h"
 
-// A slice's way: `ready` marks its tensors in the agreements of the device; `drive` asks one half
-// for decisions, posts its messages and counts its issues; a slice that all have issued takes a
-// lane of the transport, lets its latency pass and becomes a flow on the one link; `flowEnded`
-// gives the credit back everywhere, tells the devices what has arrived, and drives all halves on.
+// A slice's path through this file:
+// - `ready` marks its tensors in the agreement halves of the device.
+// - `drive` asks one half for decisions, posts its messages and counts its issues.
+// - A slice that all halves have issued takes a lane of the transport (`startWaiting`), waits for
+//   its latency, and becomes a flow on the link (`carry`).
+// - `flowEnded` returns the credit on all halves, reports arrivals to the devices, and drives all
+//   halves.
 //
-// The link is one, since a ring or tree uses every rank's link, both ways, at the same time.
+// There is one link, since a ring or tree uses every rank's link, in both directions, at the same
+// time. The link's capacity is 1: a flow's work is the time for which it alone occupies the link.
+//
+// Invariant: slices take lanes in the order in which the last half issued them, which is the
+// agreed order, and at most `lanes` slices have a lane (0: no limit).
 
 namespace hvd_order::simulate {
 
@@ -76,7 +83,7 @@ void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) 
   }
 }
 
-// As Engine::tensorReady.
+// Same as in Engine::tensorReady.
 void AllReduce::heldReady(TensorId tensor, const std::vector<SliceKey>& slices) {
   const std::chrono::duration<double> now(clock_.nowS());
   const LinkReservation::Clock::time_point at(
@@ -95,7 +102,7 @@ void AllReduce::reservationChanged() {
   halves_[0].agreement->reserve(reservation_.largestBytes());
 }
 
-// As Engine::wait.
+// Same as in Engine::wait.
 void AllReduce::deviceWaits(DeviceIndex device) {
   if (halves_[0].device == device && reservation_.someoneWaits()) {
     reservationChanged();
@@ -166,7 +173,7 @@ void AllReduce::happened(const Event& event) {
     return;
   }
   if (event.kind == Event::Kind::kReservationExpires) {
-    // Not the clock's time: in whole nanoseconds it may be one too early.
+    // Not the clock's time: rounded to whole nanoseconds it may be one nanosecond too early.
     if (rounds_[0] == event.a && reservation_.expire(reservation_.until())) {
       reservationChanged();
       drive(0);

@@ -10,7 +10,7 @@
 
 namespace hvd_order::simulate {
 
-/// Slices are all-reduced, in an order that the ranks agree on.
+/// An exchange that all-reduces slices, in an order that the ranks agree on.
 class AllReduce final : public Exchange {
  public:
   AllReduce(
@@ -35,7 +35,7 @@ class AllReduce final : public Exchange {
   struct Half {
     std::unique_ptr<Agreement> agreement;
     DeviceIndex device;
-    bool speaks; // tells the device of arrivals: the first half there
+    bool speaks; // reports arrivals to the device: its first half does
   };
   struct Message {
     std::size_t from;
@@ -55,13 +55,13 @@ class AllReduce final : public Exchange {
   std::vector<Half> halves_;
   std::vector<std::vector<std::size_t>> halvesOf_; // by device
   std::vector<std::size_t> issues_;                // by slice: halves that have issued it
-  std::vector<SliceIndex> waiting_; // a ring: slices issued everywhere that have no lane yet
+  std::vector<SliceIndex> waiting_; // ring buffer: slices issued by all halves, without a lane
   std::size_t waitingHead_ = 0;
   std::size_t waitingCount_ = 0;
   std::uint32_t lanesTaken_ = 0;
-  LinkReservation reservation_; // rank 0's
+  LinkReservation reservation_; // of rank 0
   Decisions decisions_;
-  std::vector<Message> messages_; // on their way, and free places
+  std::vector<Message> messages_; // messages under way, and free places
   std::vector<std::uint32_t> freeMessages_;
 };
 

@@ -7,14 +7,14 @@
 
 namespace hvd_order::simulate {
 
-/// What is going to happen. What `a` and `b` mean is the affair of whoever is called.
+/// A future event. The meaning of `a` and `b` depends on the kind.
 struct Event {
   enum class Kind : std::uint8_t {
     kTaskEnd,            ///< device a's stream b has ended an op or an update
     kMessage,            ///< message number a has reached its rank
     kLatencyOver,        ///< transfer number a begins to use the link
-    kReservationExpires, ///< what is held has waited long enough for the first slice of round a
-    kServerDone,         ///< the servers have summed up and applied slice a
+    kReservationExpires, ///< the link reservation of round a has lasted long enough
+    kServerDone,         ///< the servers have summed and applied slice a
   };
   double atS;
   std::uint64_t number; ///< in the order in which events were announced
@@ -23,8 +23,8 @@ struct Event {
   std::uint32_t b;
 };
 
-/// Virtual time, and all that is to come. Events happen in the order of their time, and at the same
-/// time in the order in which they were announced, so two runs are the same.
+/// Virtual time and all future events. Events happen in order of time; simultaneous events happen
+/// in the order in which they were announced. So two runs are identical.
 class Clock final {
  public:
   [[nodiscard]] double nowS() const {
@@ -34,7 +34,8 @@ class Clock final {
     events_.push_back({nowS_ + inS, announced_++, kind, a, b});
     std::push_heap(events_.begin(), events_.end(), kLater);
   }
-  /// Goes on to the next event, if it comes no later than `limitS`; else to `limitS`.
+  /// Advances to the next event if it is no later than `limitS`, else to `limitS`.
+  /// @return the event; none if the limit was reached first.
   std::optional<Event> advance(double limitS) {
     if (events_.empty() || events_.front().atS > limitS) {
       nowS_ = limitS;
@@ -57,7 +58,7 @@ class Clock final {
 
   double nowS_ = 0;
   std::uint64_t announced_ = 0;
-  std::vector<Event> events_; // binary heap, the next one in front
+  std::vector<Event> events_; // binary heap, the next event in front
 };
 
 } // namespace hvd_order::simulate

@@ -6,10 +6,22 @@
 
 #include "base/error.h"
 
-// An op has a number of blockers: inputs, awaited gradients, and parameters that it uses and that
-// are not updated yet. Each event takes blockers away (`release`); `proceed` lets every free stream
-// take what it can run. A stream that has nothing to run updates parameters whose gradients of
-// earlier steps have arrived, the oldest and most urgent first; an update is not interrupted.
+// Counts blockers: an op can run when it has none left.
+//
+// The blockers of an op are its inputs, the gradients that it awaits, and the parameters that it
+// uses and that are not updated yet. Each event removes blockers (`release`). `proceed` then
+// starts a task on every free stream that has one to run, and ends the step when its condition
+// holds.
+//
+// A stream without an op to run updates parameters whose gradients of earlier steps have arrived,
+// the oldest and most urgent first. An update is not interrupted. The update of a parameter runs
+// on the stream of the first op that uses the parameter.
+//
+// `arrivals_` and `applied_` count per tensor instead of using flags, because under
+// StepEnd::kNothing a gradient of one step may arrive in the next step. A tensor's parameter is
+// up to date in step n when `applied_` is n.
+//
+// Invariant: each blocker is removed exactly once per step; `release` checks this.
 
 namespace hvd_order::simulate {
 
@@ -85,7 +97,7 @@ void Device::beginStep() {
   if (options_.order == ComputeOrder::kReady) {
     for (OpIndex op = 0; op < blockers_.size(); ++op) {
       if (blockers_[op] == 0) {
-        streams_[workload_.ops()[op].stream].ready.push_back(op); // ascending is a heap
+        streams_[workload_.ops()[op].stream].ready.push_back(op); // ascending order is a heap
       }
     }
   }
@@ -119,14 +131,14 @@ void Device::arrived(TensorId tensor) {
     }
   }
   if (options_.stepEnd == StepEnd::kArrived) {
-    return; // updated at the end of the step
+    return; // `endStep` counts the update
   }
   if (options_.updatesHere && workload_.parameters()[tensor].updateSeconds > 0) {
     std::vector<Update>& updates = streams_[updateStream_[tensor]].updates;
     updates.push_back({arrivals_[tensor], tensor});
     std::push_heap(updates.begin(), updates.end(), laterUpdate);
   } else if (!ofThisStep) {
-    applied(tensor); // else when the next step begins
+    applied(tensor); // else `beginStep` does so
   }
 }
 
@@ -155,7 +167,7 @@ const std::vector<TensorId>& Device::taskEnded(std::uint32_t stream) {
         {stream, task == Task::kUpdate ? s.number : kAllTensors, s.startS, nowS});
   }
   if (task == Task::kUpdate) {
-    s.freeS = couldStartS; // the wait of the next op began there
+    s.freeS = couldStartS; // the next op has waited since then
     applied(s.number);
   } else {
     endStep();
@@ -258,7 +270,7 @@ bool Device::waits() const {
 }
 
 Device::Blocked Device::blocked() const {
-  // An op that waits for an op that has not ended is not where the trouble began, unless all do.
+  // An op that waits for another op is not the cause, unless all waiting ops do so.
   Blocked waitsForOp;
   for (OpIndex i = 0; i < ended_.size(); ++i) {
     if (ended_[i] != 0) {

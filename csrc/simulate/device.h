@@ -11,39 +11,39 @@
 
 namespace hvd_order::simulate {
 
-/// A device's number. Ranks of one speed that do the same at the same time share one device.
+/// Number of a device. Ranks of one speed behave identically and share one device.
 using DeviceIndex = std::uint32_t;
 
-/// Which op a stream runs next.
+/// Rule by which a stream picks its next op.
 enum class ComputeOrder {
-  kProgram, ///< as listed, waiting for each in turn: an eager framework, a device's stream
-  kReady,   ///< the first listed of those that could run: a dataflow executor
+  kProgram, ///< program order, each op waited for in turn: an eager framework, a device's stream
+  kReady,   ///< the first listed op that could run: a dataflow executor
 };
 
-/// What the end of a step waits for.
+/// The condition for the end of a step.
 enum class StepEnd {
-  kNothing, ///< the next step begins at once; whoever reads a parameter waits for it and updates it
+  kNothing, ///< the next step begins at once; readers of a parameter wait for its update
   kArrived, ///< all gradients of this step have arrived; then all parameters are updated
-  kSummed,  ///< all gradients are with the parameter servers, which update; pulls come afterwards
+  kSummed,  ///< the parameter servers have summed and applied all gradients; pulls follow
 };
 
-/// How every rank computes.
+/// Options of the computation, equal on all ranks.
 struct ComputeOptions {
   ComputeOrder order = ComputeOrder::kProgram;
   StepEnd stepEnd = StepEnd::kNothing;
   bool updatesHere = true; ///< false: parameter servers update
   std::uint32_t steps = 1;
-  std::uint32_t recordFrom = 0; ///< first step to keep records of
+  std::uint32_t recordFrom = 0; ///< first recorded step
 };
 
-/// An op's run in one step; seconds since the start.
+/// Times of an op in one step, in seconds since the start.
 struct OpRecord {
-  double couldStartS; ///< its inputs had ended and its stream was free
-  double startS;      ///< what it read had arrived and was updated
+  double couldStartS; ///< its inputs had ended, and its stream was free
+  double startS;      ///< its gradients had arrived, and its parameters were updated
   double endS;
 };
 
-/// An update's run.
+/// Times of an update.
 struct UpdateRecord {
   std::uint32_t stream;
   TensorId tensor; ///< kAllTensors: all parameters at the end of a step
@@ -54,11 +54,11 @@ constexpr TensorId kAllTensors = ~TensorId{0};
 
 /// Runs one rank's ops in virtual time, step after step: streams, waits and updates.
 ///
-/// Events go in (`taskEnded`, `arrived`, `allSummed`, then `proceed`), ends of tasks are announced
-/// to the clock, ready gradients come out. The first step waits for no parameter.
+/// Events go in (`taskEnded`, `arrived`, `allSummed`, then `proceed`); ready gradients come out.
+/// The device announces the ends of its tasks to the clock. The first step waits for no parameter.
 class Device final {
  public:
-  /// @param slowness every op and update takes this many times as long.
+  /// @param slowness factor on the time of every op and update.
   Device(
       const Workload& workload,
       DeviceIndex index,
@@ -69,33 +69,34 @@ class Device final {
   /// Begins the first step.
   void begin();
   /// An op or update of `stream` has ended.
-  /// @return gradients that became ready through it; valid until the next call.
+  /// @return the gradients that became ready by its end; valid until the next call.
   const std::vector<TensorId>& taskEnded(std::uint32_t stream);
-  /// The summed gradient, or the parameter pulled from a server, is here.
+  /// The summed gradient, or the parameter pulled from a server, has arrived.
   void arrived(TensorId tensor);
-  /// The parameter servers have all gradients of the step; for StepEnd::kSummed.
+  /// The parameter servers have summed and applied all gradients of the step; for
+  /// StepEnd::kSummed.
   void allSummed();
-  /// Starts whatever can run now. Call it after each of the above.
+  /// Starts all tasks that can run now. Must be called after each of the methods above.
   void proceed();
 
   [[nodiscard]] bool finished() const {
     return step_ == options_.steps;
   }
-  /// Whether nothing runs though there is something to do.
+  /// Whether no task runs although the device has not finished.
   [[nodiscard]] bool waits() const;
-  /// The step that is being computed.
+  /// Number of the current step.
   [[nodiscard]] std::uint32_t step() const {
     return step_;
   }
-  /// When each step began, and when the last one ended.
+  /// Start time of each step, and the end of the last step.
   [[nodiscard]] const std::vector<double>& stepStartsS() const {
     return startsS_;
   }
-  /// How long the stream has computed or updated, in all.
+  /// Total time for which the stream has run ops or updates.
   [[nodiscard]] double busyS(std::uint32_t stream) const {
     return streams_[stream].busyS;
   }
-  /// By recorded step and op, flattened.
+  /// Records of ops by recorded step and op, flattened.
   [[nodiscard]] const std::vector<OpRecord>& opRecords() const {
     return opRecords_;
   }
@@ -103,11 +104,11 @@ class Device final {
     return updateRecords_;
   }
 
-  /// What holds the device up.
+  /// The cause for which the device waits.
   struct Blocked {
-    std::string op;                 ///< "" when the end of the step waits
-    std::string inputOp;            ///< that has not ended; "" if no op is waited for
-    std::optional<TensorId> tensor; ///< that has not arrived
+    std::string op;                 ///< op that waits; "" if the end of the step waits
+    std::string inputOp;            ///< input op that has not ended; "" if none
+    std::optional<TensorId> tensor; ///< tensor that has not arrived
   };
   [[nodiscard]] Blocked blocked() const;
   /// Whether the step's gradient of the tensor has not arrived.
@@ -119,19 +120,19 @@ class Device final {
   enum class Task : std::uint8_t { kNone, kOp, kUpdate, kUpdateAll };
 
   struct Update {
-    std::uint32_t step; // whose gradient it applies
+    std::uint32_t step; // step whose gradient it applies
     TensorId tensor;
   };
 
   struct Stream {
     std::vector<OpIndex> program;
     std::size_t next = 0;        // place in `program`; kProgram only
-    std::vector<OpIndex> ready;  // heap, first listed in front; kReady only
+    std::vector<OpIndex> ready;  // heap, first listed op in front; kReady only
     std::vector<Update> updates; // heap, oldest and most urgent in front
     Task task = Task::kNone;
-    std::uint32_t number = 0; // of the op or tensor
+    std::uint32_t number = 0; // number of the op or tensor
     double startS = 0;
-    double freeS = 0; // since when it has no task
+    double freeS = 0; // time since which it has no task
     double busyS = 0;
   };
 
@@ -158,16 +159,16 @@ class Device final {
   std::size_t opsToGo_ = 0;
   std::size_t tensorsToCome_ = 0; // gradients of this step that have not arrived
   bool summed_ = false;
-  bool updating_ = false; // all parameters, at the end of the step
+  bool updating_ = false; // updates all parameters at the end of the step
   std::vector<Stream> streams_;
   std::vector<std::uint32_t> inputsAndAwaits_; // by op
-  std::vector<std::uint32_t> blockers_;        // by op: what it still waits for in this step
+  std::vector<std::uint32_t> blockers_;        // by op: number of blockers left in this step
   std::vector<double> inputsEndedS_;           // by op
   std::vector<std::uint8_t> ended_;            // by op
   std::vector<std::uint32_t> producersToGo_;   // by tensor
   std::vector<std::uint32_t> arrivals_;        // by tensor
-  std::vector<std::uint32_t> applied_;         // by tensor: updates
-  std::vector<std::uint32_t> updateStream_;    // by tensor: of its first user
+  std::vector<std::uint32_t> applied_;         // by tensor: number of updates
+  std::vector<std::uint32_t> updateStream_;    // by tensor: the stream of its first user
   std::vector<TensorId> readyGradients_;
   std::vector<double> startsS_;
   std::vector<OpRecord> opRecords_;

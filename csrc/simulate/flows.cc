@@ -7,6 +7,22 @@
 
 #include "base/error.h"
 
+// Fluid model of a network: a flow has a rate, not packets.
+//
+// Between two events, all rates are constant. So the state is the work that each flow has left at
+// time `lastS_`. Every start and every end of a flow advances the flows to that moment (`carry`)
+// and computes all rates anew (`share`), which also yields the flow that ends next.
+//
+// `share` is progressive filling. It picks the link that gives each of its unassigned flows the
+// least, fixes these flows at that rate, subtracts them from their other links, and repeats until
+// every flow has a rate. A flow of weight w on a link takes w times its rate there.
+//
+// Invariants: on no link do the flows exceed the capacity, and each flow has a link that is full
+// and on which no flow is faster, which is max-min fairness. Simultaneous ends are taken in order
+// of start, so results are reproducible.
+//
+// Source: Bertsekas and Gallager, Data Networks, section 6.5.2.
+
 namespace hvd_order::simulate {
 
 namespace {
@@ -77,8 +93,8 @@ void Flows::carry(double untilS) {
   lastS_ = untilS;
 }
 
-// Progressive filling: the link that gives its flows least gives each of them its equal part; what
-// these leave free elsewhere is shared by the others in the same way.
+// Progressive filling: the link with the smallest share per flow gives each of its flows that
+// share. The other flows share the remaining capacity of the other links in the same way.
 void Flows::share() {
   nextEndS_ = kNever;
   for (Flow& flow : flows_) {

@@ -10,9 +10,10 @@ struct Interval {
   double endS;
 };
 
-/// Links that flows share. Every flow uses one link or two (the sender's and the receiver's), and
-/// rates are max-min fair: nobody could have more without taking it from somebody who has less. On
-/// one link that is processor sharing. A link carries one direction; a full-duplex link is two.
+/// Links that flows share. Every flow uses one or two links (the sender's and the receiver's).
+/// Rates are max-min fair: no flow's rate can grow except at the cost of a flow that is no faster.
+/// On one link this is processor sharing. A link carries one direction; a full-duplex link is two
+/// links.
 ///
 /// Source: Bertsekas and Gallager, Data Networks, section 6.5.2 (progressive filling).
 class Flows final {
@@ -20,33 +21,34 @@ class Flows final {
   using Link = std::uint32_t;
   using Id = std::uint32_t;
 
-  /// One flow's part of a link. `weight` is how many equal flows it stands for there.
+  /// A flow's use of a link. `weight` is the number of equal flows that it represents there.
   struct Use {
     Link link;
     double weight;
   };
 
-  /// @param capacities of the links, in work a second.
+  /// @param capacities work per second of each link.
   explicit Flows(const std::vector<double>& capacities);
 
-  /// @param work what has to be carried, in the unit of the capacities.
+  /// @param work amount to carry, in the capacities' unit of work.
   void start(double nowS, Id id, double work, Use first);
   void start(double nowS, Id id, double work, Use first, Use second);
 
-  /// When the next flow ends; infinity without flows.
+  /// Time at which the next flow ends; infinity without flows.
   [[nodiscard]] double nextEndS() const {
     return nextEndS_;
   }
-  /// Ends the flow that ends next, at nextEndS; of several the one that started first.
+  /// Ends the flow that ends next, at nextEndS; of simultaneous ones the flow that started first.
+  /// @return its id.
   Id finish();
 
-  /// From now on busy intervals are kept.
+  /// Starts to record busy intervals.
   void startRecording();
-  /// By link: unions of the times when it carried something, since `startRecording`.
+  /// By link: merged intervals in which it carried a flow, since `startRecording`.
   [[nodiscard]] const std::vector<std::vector<Interval>>& busy() const {
     return busy_;
   }
-  /// How long the link has carried something, in all.
+  /// Total time for which the link has carried a flow.
   [[nodiscard]] double busyS(Link link) const {
     return state_[link].busyS;
   }
@@ -62,7 +64,7 @@ class Flows final {
   struct State {
     double capacity;
     std::uint32_t flows = 0;
-    double sinceS = 0; // when it began to be busy
+    double sinceS = 0; // start of the current busy interval
     double busyS = 0;
     double spare = 0;  // scratch of share()
     double weight = 0; // scratch of share()
@@ -73,8 +75,8 @@ class Flows final {
   void share();
 
   std::vector<State> state_;
-  std::vector<Flow> flows_; // in the order of their starts
-  double lastS_ = 0;        // `left` is as of then
+  std::vector<Flow> flows_; // in order of start
+  double lastS_ = 0;        // the time to which `left` refers
   double nextEndS_;
   std::size_t next_ = 0; // place of the flow that ends next
   bool recording_ = false;

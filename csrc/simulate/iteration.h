@@ -13,46 +13,47 @@
 
 namespace hvd_order::simulate {
 
-/// Which ranks share what: see `rolesOf`.
+/// Devices and agreement halves that represent the ranks; see `rolesOf`.
 struct Roles {
   std::vector<double> slowness;        ///< by device
-  std::vector<double> ranksOf;         ///< by device: how many ranks it stands for
-  std::vector<DeviceIndex> agreements; ///< by simulated half of the agreement: its device
+  std::vector<double> ranksOf;         ///< by device: number of ranks that it represents
+  std::vector<DeviceIndex> agreements; ///< by simulated agreement half: its device
 };
 
-/// The least that has to be simulated. Ranks of one speed compute the same at the same times, and
-/// followers of one speed do the same in every agreement. So there is one device for each speed; of
-/// the agreement rank 0's half, and one follower's for each speed, or under a plan, where no rank
-/// is special, one for each speed.
-/// @param slowness of each rank, by which its times are multiplied.
-/// @param everyRank simulates all ranks nevertheless.
-/// @throws InvalidUsage without ranks and for a slowness that is not positive.
+/// Returns the fewest devices and agreement halves to simulate. Ranks of one speed compute the
+/// same at the same times, and followers of one speed behave identically in every agreement. So
+/// there is one device for each speed. There is one agreement half for rank 0 and one for the
+/// followers of each speed. Under a plan no rank is special, so there is one half for each speed.
+/// @param slowness factor on the times of each rank.
+/// @param everyRank simulate all ranks nevertheless.
+/// @throws InvalidUsage if there are no ranks or a slowness is not positive.
 Roles rolesOf(const std::vector<double>& slowness, AgreementKind agreement, bool everyRank);
 
-/// What decides the order and moves the bytes.
+/// Options of order and transfer.
 struct ExchangeOptions {
   AgreementKind agreement = AgreementKind::kLeader;
   Policy policy = Policy::kPriority;
   ByteCount creditBytes = 0;
   std::vector<SliceIndex> plan; ///< for Policy::kPlanned
-  double controlLatencyS = 0;   ///< of a message of the agreement
-  double reservationLeadS = 0;  ///< as LinkReservation::retune
+  double controlLatencyS = 0;   ///< latency of a message of the agreement
+  double reservationLeadS = 0;  ///< see LinkReservation::retune
   std::uint32_t steps = 1;
   std::uint32_t recordFrom = 0;
 };
 
-/// A slice's journey in one step; seconds since the start.
+/// Times of a slice in one step, in seconds since the start.
 struct SliceRecord {
-  double readyS;    ///< where the order is decided
+  double readyS;    ///< on the rank that decides the order
   double issuedS;   ///< on all ranks
-  double startedS;  ///< after the latency and behind slices ahead of it
+  double startedS;  ///< after its latency and after the slices ahead of it
   double summedS;   ///< over all ranks
-  double finishedS; ///< everywhere: summed, or pulled from the server
+  double finishedS; ///< on all ranks: summed, or pulled from the server
 };
 
 /// Moves ready gradients in virtual time, with the scheduler and agreements that real runs use.
 ///
-/// Events go in, arrivals come out. A device is told of an arrival and has to be made to proceed.
+/// Events go in, arrivals come out. The exchange reports arrivals to the devices; its caller must
+/// then call `proceed` on them.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -61,15 +62,15 @@ class Exchange {
   virtual void ready(DeviceIndex device, const std::vector<TensorId>& tensors) = 0;
   /// A device has ended a step and is about to begin another.
   virtual void stepEnded(DeviceIndex device) = 0;
-  /// Nothing runs on a device; it waits for gradients.
+  /// No task runs on a device; it waits for gradients.
   virtual void deviceWaits(DeviceIndex device) = 0;
-  /// An event other than Event::Kind::kTaskEnd.
+  /// Handles an event other than Event::Kind::kTaskEnd.
   virtual void happened(const Event& event) = 0;
-  /// The flow that ends next has come to its end, now.
+  /// The flow that ends next ends now.
   virtual void flowEnded() = 0;
-  /// Which slice of the tensor has not arrived, and what it waits for.
+  /// Returns in words which slice of the tensor has not arrived, and what the slice waits for.
   [[nodiscard]] virtual std::string describe(TensorId tensor) const = 0;
-  /// Of a link of `flows`.
+  /// Returns the name of a link of `flows`.
   [[nodiscard]] virtual std::string linkName(Flows::Link link) const = 0;
 
   [[nodiscard]] const Flows& flows() const {
@@ -78,11 +79,11 @@ class Exchange {
   [[nodiscard]] const SliceLayout& layout() const {
     return *layout_;
   }
-  /// By recorded step and slice, flattened.
+  /// Records of slices by recorded step and slice, flattened.
   [[nodiscard]] const std::vector<SliceRecord>& records() const {
     return records_;
   }
-  /// That have left each rank, in all.
+  /// Total bytes that each rank has sent.
   [[nodiscard]] double sentBytes() const {
     return sentBytes_;
   }
@@ -98,7 +99,7 @@ class Exchange {
       Clock& clock,
       std::vector<Device>& devices);
 
-  /// The record of the slice in that step, or one that nobody reads.
+  /// Returns the record of the slice in that step; a scratch record if the step is not recorded.
   SliceRecord& record(SliceIndex slice, std::uint32_t step);
   [[nodiscard]] ByteCount bytesOf(SliceIndex slice) const {
     return layout_->slices()[slice].sizeBytes;
@@ -109,7 +110,7 @@ class Exchange {
   Flows flows_;
   Clock& clock_;
   std::vector<Device>& devices_;
-  std::vector<std::uint32_t> rounds_; // by slice: how often it has been summed
+  std::vector<std::uint32_t> rounds_; // by slice: number of times it has been summed
   double sentBytes_ = 0;
 
  private:
@@ -117,7 +118,7 @@ class Exchange {
   SliceRecord unrecorded_{};
 };
 
-/// The model's only number in the agreements.
+/// Id of the only model in the agreements.
 constexpr ModelId kModel = 0;
 
 } // namespace hvd_order::simulate

@@ -8,46 +8,50 @@
 
 namespace hvd_order::simulate {
 
-/// What an all-reduce of one slice costs. Alone it takes `latencyS + sliceCostS + bytes *
-/// secondsPerByte`. The latency of a slice passes beside the transfers of others; the rest occupies
-/// the link, which slices in flight share equally.
+/// Cost of an all-reduce of one slice. Alone it takes `latencyS + sliceCostS + bytes *
+/// secondsPerByte`. The latency of a slice overlaps the transfers of other slices. The rest
+/// occupies the link, which the slices in flight share equally.
 struct AllReduceCost {
   double latencyS = 0;
   double sliceCostS = 0;
   double secondsPerByte = 0;
   double sentPerByte = 1; ///< bytes that leave each rank for each byte of gradient
-  /// How many slices the transport works on at a time, in the order of issue; 0 for all that are in
-  /// flight. With 1 they follow each other, latency included, as on a stream of NCCL; Gloo has two
-  /// threads.
+  /// Number of slices that the transport works on at once, in order of issue; 0: all slices in
+  /// flight. With 1 slices follow each other, latency included, as on a stream of NCCL; Gloo has
+  /// two threads.
   std::uint32_t lanes = 0;
 };
 
-/// Ring: 2 (n - 1) messages of a n-th of the slice one after the other.
+/// Cost of a ring: 2 (n - 1) messages of 1/n of the slice, one after the other.
 /// Source: Patarasuk and Yuan, J. Parallel and Distributed Computing 69(2), 2009.
-/// @param alphaS latency of a message; @param bytesPerS of every rank's link, each way.
-/// @throws InvalidUsage if an argument makes no sense, as the next one.
+/// @param alphaS latency of a message.
+/// @param bytesPerS rate of every rank's link in each direction.
+/// @throws InvalidUsage if `ranks` is below 1, `alphaS` is negative, `bytesPerS` is not positive,
+/// or
+///   one of them is not finite.
 AllReduceCost ringAllReduce(int ranks, double alphaS, double bytesPerS);
 
-/// Two binary trees, each for half of the slice, up and down in a pipeline: 2 log2(n) messages
-/// deep. An inner rank of one tree is a leaf of the other, so over all ranks as many bytes leave as
-/// in a ring: 2 (n - 1) / n on average, which is what is charged. Source: Sanders, Speck and
-/// Traeff, Parallel Computing 35(12), 2009.
+/// Cost of two binary trees, each for half of the slice, up and down in a pipeline: 2 log2(n)
+/// messages deep. An inner rank of one tree is a leaf of the other. So all ranks together send as
+/// many bytes as in a ring: 2 (n - 1) / n for each byte on average, which is the cost used here.
+/// Parameters and errors are those of ringAllReduce.
+/// Source: Sanders, Speck and Traeff, Parallel Computing 35(12), 2009.
 AllReduceCost treeAllReduce(int ranks, double alphaS, double bytesPerS);
 
-/// When workers fetch parameters from servers.
+/// When workers pull parameters from servers.
 enum class Pull {
   kAtOnce,   ///< a server sends a slice as soon as it is updated (P3, section 4.2)
-  kNextStep, ///< workers ask when their next step begins; a step ends when all is updated (TicTac)
+  kNextStep, ///< workers pull when their next step begins; steps end when all is updated (TicTac)
 };
 
-/// Parameter servers, each with a full-duplex link. Slices go to them in turn (P3), unless said
-/// otherwise.
+/// Parameter servers, each with a full-duplex link. Slices are assigned in turn (P3), unless
+/// `serverOf` assigns them.
 struct ServerNetwork {
   int servers = 1;
-  double latencyS = 0;             ///< of a push or pull, beside the transfers of others
+  double latencyS = 0;             ///< of a push or pull; overlaps other transfers
   double workerBytesPerS = 1;      ///< each way
   double serverBytesPerS = 1;      ///< each way
-  double updateSecondsPerByte = 0; ///< a server's own work once it has a slice from all workers
+  double updateSecondsPerByte = 0; ///< server's work once all workers have pushed a slice
   double updateSecondsPerSlice = 0;
   Pull pull = Pull::kAtOnce;
   Policy pullPolicy = Policy::kPriority;

@@ -6,12 +6,22 @@
 
 #include "base/error.h"
 
-// A slice's way: ready -> pushed by every worker in its own order (`drivePush`) -> `pushed`: the
+// A slice's path: ready -> pushed by every worker in its own order (`drivePush`) -> `pushed`: the
 // server works on it, one slice after the other -> `updated` -> pulled by every worker
 // (`drivePull`), at once or when the worker's next step begins -> `pulled`.
 //
 // Links are numbered: up and down of each worker, then up and down of each server. A worker that
-// stands for several puts as many equal flows on the server's link.
+// represents several ranks has as many equal flows on the server's link, and one on its own.
+//
+// Pushes use an agreement of one rank. Pulls use a Scheduler over a second layout, in which every
+// slice is a tensor. A transfer is one number, (worker * slices + slice) * 2 + isPull, because
+// clock and flows store numbers.
+//
+// Invariant: a server starts to work on a slice only when all workers have pushed it, and finishes
+// its slices one by one, in order of their last push.
+//
+// Sources: pull at once from P3 (Jayarajan et al., MLSys 2019, section 4.2); pull at the next step
+// from TicTac (Hashemi et al., MLSys 2019).
 
 namespace hvd_order::simulate {
 
@@ -37,7 +47,7 @@ std::vector<double> capacities(const ServerNetwork& network, std::size_t workers
   return all;
 }
 
-// Every slice as a tensor in a buffer of its own, so that none is fused or cut.
+// A layout with every slice as a tensor in a buffer of its own, so that none is fused or cut.
 std::shared_ptr<const SliceLayout> oneTensorASlice(const SliceLayout& layout) {
   std::vector<TensorSpec> tensors;
   tensors.reserve(layout.slices().size());
@@ -85,7 +95,7 @@ ParameterServers::ParameterServers(
   }
   const auto pullLayout = oneTensorASlice(*layout_);
   for (std::size_t device = 0; device < roles.slowness.size(); ++device) {
-    // Nobody waits for anybody, so each worker is the only rank of its agreement.
+    // Workers do not wait for each other, so each is the only rank of its agreement.
     auto push = Agreement::create(options.agreement, 0, 1, options.policy, options.creditBytes);
     push->addModel(kModel, layout_, options.plan);
     auto pull = std::make_unique<Scheduler>(network.pullPolicy, network.pullCreditBytes);
@@ -139,7 +149,7 @@ ParameterServers::Transfer ParameterServers::transferOf(std::uint32_t number) co
 void ParameterServers::carry(Transfer transfer) {
   const auto slices = static_cast<std::uint32_t>(layout_->slices().size());
   const auto workers = static_cast<std::uint32_t>(workers_.size());
-  const std::uint32_t way = transfer.isPull ? 1 : 0; // a worker pushes up and pulls down
+  const std::uint32_t way = transfer.isPull ? 1 : 0; // pushes use the up link, pulls the down link
   const Flows::Use own{2 * transfer.worker + way, 1.0};
   const Flows::Use server{
       2 * (workers + serverOf_[transfer.slice]) + 1 - way, workers_[transfer.worker].ranks};
@@ -160,7 +170,7 @@ void ParameterServers::flowEnded() {
   if (transfer.worker == 0) {
     sentBytes_ += static_cast<double>(bytesOf(transfer.slice));
   }
-  // Whether its tensors are complete is known after the pull.
+  // The completed tensors are ignored: a tensor has arrived only after the pull.
   (void)workers_[transfer.worker].push->sliceDone({kModel, transfer.slice});
   pushed(transfer.slice);
   drivePush(transfer.worker);

@@ -10,10 +10,11 @@
 
 namespace hvd_order::simulate {
 
-/// Slices are pushed to parameter servers, updated there when all workers' have come, and pulled.
+/// An exchange with parameter servers. Workers push slices; a server updates a slice once all
+/// workers have pushed it; workers pull the result.
 ///
-/// Workers need not agree: each pushes in its own order, within its own credit, which comes back
-/// when the push has ended. Pulls of a worker have an order and a credit of their own.
+/// Workers need not agree on an order. Each pushes in its own order, within its own credit, which
+/// returns when the push has ended. Pulls of a worker have an order and a credit of their own.
 class ParameterServers final : public Exchange {
  public:
   ParameterServers(
@@ -37,7 +38,7 @@ class ParameterServers final : public Exchange {
     std::unique_ptr<Agreement> push;         // an agreement of one rank
     std::unique_ptr<Scheduler> pull;         // over a layout whose tensors are the slices
     std::vector<std::uint32_t> slicesToPull; // by tensor
-    double ranks;                            // it stands for
+    double ranks;                            // number of ranks that it represents
   };
   struct Transfer {
     DeviceIndex worker;
@@ -56,13 +57,13 @@ class ParameterServers final : public Exchange {
   void pulled(DeviceIndex worker, SliceIndex slice);
 
   ServerNetwork network_;
-  std::vector<Worker> workers_; // one a device
+  std::vector<Worker> workers_; // one for each device
   std::vector<std::uint32_t> serverOf_;
   std::vector<std::size_t> pushes_;    // by slice: workers whose push has ended
   std::vector<std::size_t> pullsToGo_; // by slice: workers that have not pulled
   std::vector<std::uint32_t> pullRounds_;
-  std::vector<double> serverFreeS_; // by server: when it has done what it has
-  std::size_t summed_ = 0;          // slices of this step
+  std::vector<double> serverFreeS_; // by server: time at which its queue is done
+  std::size_t summed_ = 0;          // slices updated in this step
   Decisions decisions_;
 };
 

@@ -6,7 +6,7 @@
 
 namespace hvd_order::simulate {
 
-/// A list of lists in one piece of memory.
+/// A list of lists in contiguous memory.
 template <typename T>
 class Rows final {
  public:

@@ -13,7 +13,7 @@ namespace hvd_order::simulate {
 
 namespace {
 
-constexpr ByteCount kTensorAlignment = 16; // SliceLayout's; real buffers are padded in the same way
+constexpr ByteCount kTensorAlignment = 16; // as in slice_layout.cc; real buffers are padded too
 
 StepEnd stepEndOf(const Workload& workload, const Scenario& scenario) {
   const auto* const servers = std::get_if<ServerNetwork>(&scenario.network);
@@ -100,7 +100,7 @@ class Simulator final {
       }
       for (DeviceIndex device = 0; device < devices_.size(); ++device) {
         noteStep(device);
-        if (devices_[device].waits() || devices_[device].finished()) { // in the end, for all
+        if (devices_[device].waits() || devices_[device].finished()) { // finished devices wait too
           exchange_->deviceWaits(device);
         }
       }

@@ -7,6 +7,24 @@
 
 #include "base/error.h"
 
+// Checks a workload once, and inverts its relations, so that the simulation needs no searches.
+//
+// Ops list what they need and produce. The constructor derives the opposite direction: the
+// successors of an op, and the users, producers and awaiters of a parameter. A user reads the
+// parameter or produces its gradient. The rows are flat (rows.h) and in program order.
+//
+// Cycles are found by topological sorting: ops without open inputs end one after the other, and an
+// op that never ends depends on itself.
+//
+// `buckets` follows DDP. The order of readiness is the program order of the last op that produces
+// a gradient; within an op the last parameter comes first. A bucket closes once it has reached its
+// limit, so it may exceed the limit by its last parameter.
+//
+// Invariants: all numbers in a Workload are valid and each list is sorted without duplicates;
+// every parameter has a producer.
+//
+// Source: torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size.
+
 namespace hvd_order::simulate {
 
 namespace {

@@ -13,12 +13,12 @@ namespace hvd_order::simulate {
 /// An op's place in the program.
 using OpIndex = std::uint32_t;
 
-/// A parameter and its gradient; its place in the list is its TensorId, so the list is in
+/// A parameter and its gradient. Its place in the list is its TensorId, so the list is in
 /// consumption order.
 struct Parameter {
   std::string name;
-  ByteCount sizeBytes;      ///< of the gradient as it travels
-  double updateSeconds = 0; ///< of the optimizer, for this parameter
+  ByteCount sizeBytes;      ///< size of the gradient as it is sent
+  double updateSeconds = 0; ///< time of the optimizer for this parameter
   BufferId buffer = 0;      ///< gradient buffer; only tensors of one buffer share slices
 };
 
@@ -26,21 +26,22 @@ struct Parameter {
 struct Op {
   std::string name;
   double seconds;
-  std::vector<OpIndex> inputs;    ///< ops of the same step that have to end first
+  std::vector<OpIndex> inputs;    ///< ops of the same step that must end first
   std::vector<TensorId> reads;    ///< parameters, updated by the step before
-  std::vector<TensorId> produces; ///< gradients; one is ready when all ops that produce it ended
+  std::vector<TensorId> produces; ///< gradients; ready when all ops that produce them have ended
   std::vector<TensorId> awaits;   ///< gradients of the same step, summed over all ranks
-  std::uint32_t stream = 0;       ///< where it runs; a stream runs one op at a time
+  std::uint32_t stream = 0;       ///< stream of the op; a stream runs one op at a time
 };
 
-/// What one rank computes in a step: a graph of ops over parameters. Immutable.
+/// The computation of one rank in a step: a graph of ops over parameters. Immutable.
 ///
-/// An op that produces a gradient waits, like one that reads the parameter, until the gradient of
-/// the step before has been applied: it needs its place in the buffer.
+/// An op that produces a gradient waits until the gradient of the last step has been applied, like
+/// an op that reads the parameter, because both gradients use the same place in the buffer.
 class Workload final {
  public:
-  /// @throws InvalidUsage on a negative time, an unknown number, a circle among the inputs, or a
-  ///   parameter that no op produces a gradient for (leave frozen ones out).
+  /// @throws InvalidUsage for a workload without ops, a negative or infinite time, a size that is
+  ///   not positive, an unknown number, a cycle among the inputs, or a parameter for which no op
+  ///   produces a gradient (leave out frozen parameters).
   Workload(std::vector<Op> ops, std::vector<Parameter> parameters);
 
   [[nodiscard]] const std::vector<Op>& ops() const {
@@ -67,15 +68,15 @@ class Workload final {
     return awaiters_[tensor];
   }
 
-  /// The same computation with gradients that travel together. Each group is one parameter, in a
-  /// buffer of its own; its number is the group's place. A group is not cut as long as slices are
-  /// not smaller.
-  /// @throws InvalidUsage unless each parameter is in one group.
+  /// Returns the same computation with each group of gradients merged into one. A group becomes
+  /// one parameter in a buffer of its own; its number is the group's place. A group is cut only if
+  /// it is larger than the slice size.
+  /// @throws InvalidUsage unless each parameter is in exactly one group and no group is empty.
   [[nodiscard]] Workload merged(const std::vector<std::vector<TensorId>>& groups) const;
 
-  /// Groups as DDP makes them: parameters in the order in which their gradients are ready, a bucket
-  /// being full when it has reached `bucketBytes` (`firstBytes` for the first of each buffer).
-  /// Source: torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size.
+  /// Returns the groups that DDP makes: parameters in the order in which their gradients are
+  /// ready. A bucket is full when it has reached `bucketBytes` (`firstBytes` for the first of each
+  /// buffer). Source: torch/csrc/distributed/c10d/reducer.cpp, compute_bucket_assignment_by_size.
   [[nodiscard]] std::vector<std::vector<TensorId>> buckets(
       ByteCount firstBytes,
       ByteCount bucketBytes) const;

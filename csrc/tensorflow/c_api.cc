@@ -1,13 +1,13 @@
-// The operators against TensorFlow's C interface, without its headers and without linking to it:
-// the functions are looked up in the TensorFlow that has loaded this library, so one binary serves
-// every version that has them. The prototypes below are those of tensorflow/c/{kernels,ops,
-// tf_tensor,tf_status}.h.
+// The operators against TensorFlow's C interface, without its headers and without linking to it.
+// The functions are looked up in the TensorFlow that has loaded this library, so one binary serves
+// every version that has them. The prototypes below are those of
+// tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h.
 //
-// One thing is not promised there. The "done" callback of an asynchronous kernel is the address of
-// a std::function that lives only while the compute function runs, although its purpose is to be
-// called later. It is moved out before that; whether this works is tried out before a version is
-// trusted (hvd_order/tensorflow/backend/self_test.py), and cpp_api.cc is the way without the
-// assumption.
+// The interface does not guarantee one thing. The "done" callback of an asynchronous kernel is the
+// address of a std::function that lives only while the compute function runs, although its purpose
+// is to be called later. This file moves the function out before that. A self-test checks that
+// this works before a version is trusted (hvd_order/tensorflow/backend/self_test.py); cpp_api.cc
+// does not need the assumption.
 
 #include <dlfcn.h>
 
@@ -198,7 +198,7 @@ class CContext final : public OpContext {
 
  private:
   void end() {
-    letGo(); // before: afterwards TensorFlow may reuse or check the inputs
+    letGo(); // first: after done_() TensorFlow may reuse or check the inputs
     done_();
   }
   void letGo() {
@@ -210,7 +210,7 @@ class CContext final : public OpContext {
 
   TF_OpKernelContext* context_;
   DoneCallback done_;
-  std::vector<TF_Tensor*> tensors_; // inputs that were looked at, and outputs
+  std::vector<TF_Tensor*> tensors_; // inputs that have been read, and outputs
 };
 
 Attributes readAttributes(TF_OpKernelConstruction* construction) {
@@ -253,7 +253,7 @@ Attributes readAttributes(TF_OpKernelConstruction* construction) {
   return attributes;
 }
 
-// TensorFlow passes plain functions, so each operator has functions of its own.
+// TensorFlow takes plain functions, so each operator has its own functions.
 template <std::size_t kOp>
 struct Kernel {
   static void* create(TF_OpKernelConstruction* construction) {
@@ -301,7 +301,7 @@ void registerOp(const OpEntry& op) {
 template <std::size_t kOp>
 void registerKernels() {
   const OpEntry& op = opList()[kOp];
-  // All memory is the host's; where a GPU is, TensorFlow copies.
+  // All memory is host memory; TensorFlow copies from and to a GPU.
   for (const char* device : {"CPU", "GPU"}) {
     TF_KernelBuilder* builder = tf.TF_NewAsyncKernelBuilder(
         op.name, device, Kernel<kOp>::create, Kernel<kOp>::compute, Kernel<kOp>::destroy);
@@ -367,7 +367,7 @@ void lookUpAll() {
 #undef HVDO_LOOK_UP
 }
 
-// When the library is loaded. Nothing may be thrown here; Python finds that the operators lack.
+// Runs when the library is loaded. Nothing may be thrown here; Python notices missing operators.
 __attribute__((constructor)) void registerAll() {
   try {
     lookUpAll();

@@ -9,30 +9,30 @@
 
 namespace hvd_order::tensorflow {
 
-/// A collective operator that waits for whoever carries collectives out.
+/// A collective operator that waits for Python to carry it out.
 struct CollectiveCall {
-  std::int64_t description; ///< a number that Python gave out
+  std::int64_t description; ///< a number that Python assigned
   std::unique_ptr<OpContext> context;
   std::vector<TensorView> inputs;
 };
 
-/// Collectives that operators have asked for, until Python fetches them: so no thread of TensorFlow
-/// is blocked, and none needs Python's lock.
+/// Collectives that operators have asked for, until Python fetches them. No thread of TensorFlow
+/// is blocked, and none needs the GIL.
 ///
 /// Thread safety: every method may be called from any thread.
 class CollectiveCalls final {
  public:
   static CollectiveCalls& instance();
 
-  /// Ends at once with an error while nobody serves.
-  /// @param turns how many of the last inputs are handles, which are there for the order alone.
+  /// Adds a call. Without an open queue, ends the call at once with an error.
+  /// @param turns number of the last inputs that are handles; these only order the operators.
   void submit(std::unique_ptr<OpContext> context, std::int64_t description, std::int64_t turns);
 
   /// Blocks until there is a call. @return null after `close`.
   std::unique_ptr<CollectiveCall> next();
 
   void open();
-  /// Ends what has not been fetched, and what comes from now on, with an error.
+  /// Ends the calls that have not been fetched, and all later calls, with an error.
   void close();
 
  private:

@@ -1,5 +1,5 @@
-// The operators against TensorFlow's C++ headers, for a TensorFlow whose C interface does not do
-// (c_api.cc). This binary belongs to the one version that it was built with.
+// The operators against TensorFlow's C++ headers, for a TensorFlow whose C interface does not
+// suffice (c_api.cc). This binary works only with the version that it was built with.
 
 #include <stdexcept>
 
@@ -105,7 +105,8 @@ class Kernel final : public tf::AsyncOpKernel {
   Attributes attributes_;
 };
 
-// As c_api.cc: TensorFlow asks for the definition of each operator when it loads the library.
+// Same as in c_api.cc: TensorFlow requests the definition of each operator when it loads the
+// library.
 void registerOp(const OpEntry& op) {
   tf::OpRegistry::Global()->Register([&op](tf::OpRegistrationData* data) {
     tf::OpDefBuilder builder(op.name);

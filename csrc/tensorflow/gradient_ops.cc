@@ -29,12 +29,12 @@ void failed(void* context, int kind, const char* text) {
   static_cast<OpContext*>(context)->fail(codeOf(kind), text);
 }
 
-/// An execution that waits for a sum; the engine holds its address meanwhile.
+/// An execution that waits for a sum; the engine holds its address until then.
 struct Waiting {
   std::unique_ptr<OpContext> context;
   int dtype;
   std::vector<std::int64_t> shape;
-  std::string error; // the output could not be made
+  std::string error; // set if the output could not be allocated
 
   static void receive(void* self, const void* sum, std::size_t sizeBytes) {
     auto* waiting = static_cast<Waiting*>(self);

@@ -7,17 +7,17 @@
 
 namespace hvd_order::tensorflow {
 
-/// Takes the engine's function table; null: there is none any more.
+/// Sets the engine's function table; null removes it.
 /// @return whether its version fits.
 bool setEngineApi(const hvdo_engine_api* api);
 
-/// The operators on gradients. Their first input is the variable's handle: nothing is read from it,
-/// but it makes TensorFlow order them with whoever reads or writes the variable.
+/// The operators on gradients. Their first input is the variable's handle. Nothing is read from
+/// it, but it makes TensorFlow order them with the operators that read or write the variable.
 
-/// Inputs: handle, gradient. Hands the gradient over and ends.
+/// Inputs: handle, gradient. Gives the gradient to the engine and ends.
 void postGradient(std::unique_ptr<OpContext> context, hvdo_position position);
 
-/// Input: handle. Output: the sum of what was posted, when it is there.
+/// Input: handle. Output: the sum of the gradients that were posted, when it is there.
 void takeGradient(
     std::unique_ptr<OpContext> context,
     hvdo_position position,

@@ -1,4 +1,4 @@
-// What Python calls in the library of operators, through ctypes.
+// Functions of the operator library that Python calls through ctypes.
 
 #include <cstring>
 #include <exception>
@@ -14,7 +14,7 @@ using hvd_order::tensorflow::CollectiveCalls;
 
 namespace {
 
-/// As hvd_order/tensorflow/backend/op_library.py declares it.
+/// Same layout as the declaration in hvd_order/tensorflow/backend/op_library.py.
 struct Tensor {
   std::int32_t dtype;
   std::int32_t rank;
@@ -37,7 +37,7 @@ HVDO_EXPORT void hvdo_close_collectives() {
   CollectiveCalls::instance().close();
 }
 
-/// The next call, to be ended by hvdo_end_call or hvdo_fail_call; null when closed.
+/// Returns the next call, which hvdo_end_call or hvdo_fail_call must end; null after closing.
 HVDO_EXPORT CollectiveCall* hvdo_next_call() {
   return CollectiveCalls::instance().next().release();
 }

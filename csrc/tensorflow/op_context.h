@@ -7,7 +7,7 @@
 
 namespace hvd_order::tensorflow {
 
-/// A tensor in host memory. Data types are TensorFlow's numbers.
+/// A tensor in host memory. `dtype` is TensorFlow's number of the data type.
 struct TensorView {
   int dtype = 0;
   std::vector<std::int64_t> shape;
@@ -15,7 +15,7 @@ struct TensorView {
   std::size_t sizeBytes = 0;
 };
 
-/// What a mistake or a failure becomes in TensorFlow: numbers of TF_Code.
+/// TensorFlow's error codes for errors of the caller and failures: numbers of TF_Code.
 enum class Code {
   kInvalidArgument = 3,
   kFailedPrecondition = 9,
@@ -23,8 +23,8 @@ enum class Code {
   kInternal = 13,
 };
 
-/// One execution of an operator. Ends with `succeed` or `fail`, from any thread, exactly once; it
-/// is gone afterwards. Inputs stay until then.
+/// One execution of an operator. Ends with `succeed` or `fail`, from any thread, exactly once; the
+/// object is destroyed then. Inputs stay valid until then.
 ///
 /// Two implementations: against TensorFlow's C interface, without its headers (c_api.cc), and
 /// against its C++ headers (cpp_api.cc).
@@ -36,11 +36,11 @@ class OpContext {
   virtual ~OpContext() = default;
 
   [[nodiscard]] virtual int inputs() const = 0;
-  /// Not for a variable's handle. @throws std::runtime_error
+  /// An input tensor; must not be called for a variable's handle. @throws std::runtime_error
   virtual TensorView input(int index) = 0;
   [[nodiscard]] virtual int outputs() const = 0;
-  /// Memory for an output, `sizeBytes` of it.
-  /// @throws std::runtime_error if the data type is not what the operator has, or memory lacks.
+  /// Allocates an output of `sizeBytes` bytes.
+  /// @throws std::runtime_error if the data type is not the operator's, or memory is exhausted.
   virtual void* allocate(
       int output,
       int dtype,

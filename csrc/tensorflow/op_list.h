@@ -7,12 +7,13 @@
 #include "tensorflow/collective_calls.h"
 #include "tensorflow/gradient_ops.h"
 
-// The operators as both interfaces register them: what they are called, what goes in and out, which
-// attributes a kernel reads, and what it does.
+// The operators as both interfaces register them: name, inputs, outputs, the attributes that a
+// kernel reads, and the function that runs.
 
 namespace hvd_order::tensorflow {
 
-/// Attributes of one operator of a graph; those it does not have stay as they are.
+/// Attributes of one operator of a graph; attributes that the operator does not have keep their
+/// defaults.
 struct Attributes {
   hvdo_position position{0, 0};
   std::int64_t description = 0;
@@ -29,7 +30,7 @@ struct OpEntry {
   void (*run)(std::unique_ptr<OpContext> context, const Attributes& attributes);
 };
 
-/// All are stateful: TensorFlow neither drops, merges nor precomputes them.
+/// All operators. All are stateful, so TensorFlow neither drops, merges nor precomputes them.
 inline const std::vector<OpEntry>& opList() {
   static const std::vector<OpEntry> list = {
       {"HvdOrderPost",
@@ -64,7 +65,7 @@ inline const std::vector<OpEntry>& opList() {
   return list;
 }
 
-/// "gradient: T" is called "gradient".
+/// Name in a declaration: "gradient" for "gradient: T".
 inline std::string nameOf(const std::string& declaration) {
   return declaration.substr(0, declaration.find(':'));
 }

@@ -22,7 +22,7 @@ void markReady(Engine& engine, TensorKey tensor, const std::exception_ptr& error
   try {
     engine.tensorReady(tensor);
   } catch (...) {
-    engine.fail(std::current_exception()); // nobody waits for this thread
+    engine.fail(std::current_exception()); // no thread would receive an exception of this one
   }
 }
 
@@ -73,8 +73,8 @@ py::cpp_function GradientSender::hook(
     const std::shared_ptr<GradientEntry>& entry,
     py::object guard,
     py::object otherwise) {
-  // The parameter holds its hooks, where Python's garbage collector does not see it: nothing here
-  // may hold the parameter, nor a gradient that is armed.
+  // The parameter owns its hooks, and Python's garbage collector does not see that reference. The
+  // hook must therefore own neither the parameter nor an armed gradient.
   return py::cpp_function([self = shared_from_this(), weak = std::weak_ptr(entry),
                            guard = std::move(guard),
                            otherwise = std::move(otherwise)](const at::Tensor& parameter) {
@@ -134,7 +134,7 @@ void GradientSender::sendOrdinary(
   const at::Tensor gradient = parameter.grad();
   send(entry, gradient);
   parameter.mutable_grad() = entry.gradient.get();
-  // As read_guard.arm_gradient().
+  // Same as read_guard.arm_gradient().
   const py::object shown = py::cast(entry.gradient.get());
   if (py::type::of(shown).is(tensorClass_)) {
     py::setattr(shown, guardAttribute_, guard);

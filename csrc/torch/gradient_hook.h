@@ -13,8 +13,8 @@
 
 namespace hvd_order {
 
-/// A tensor that the program can reach, and the place in a buffer where it was put. Programs may
-/// give a gradient other memory or another type: model.float() does it to each.
+/// A tensor that the program can reach, and the place in a buffer where it was put. A program may
+/// give a gradient other memory or another dtype; model.float() does so for every gradient.
 class PlacedTensor {
  public:
   explicit PlacedTensor(at::Tensor tensor) {
@@ -25,19 +25,21 @@ class PlacedTensor {
   [[nodiscard]] const at::Tensor& get() const {
     return tensor_;
   }
+  /// Whether the tensor still has the memory and dtype of its place.
   [[nodiscard]] bool inPlace() const;
-  /// Whether a tensor has the dtype and device that this one was made for.
+  /// Whether `other` has the dtype and device for which this place was made.
   [[nodiscard]] bool fits(const at::Tensor& other) const;
 
  private:
   at::Tensor tensor_;
   c10::Storage storage_;
-  const void* data_ = nullptr; // share_memory() gives a storage another
+  const void* data_ = nullptr; // share_memory() gives a storage other memory
   at::ScalarType dtype_ = at::kFloat;
   at::Device device_ = at::kCPU;
 };
 
-/// What the hook needs of a parameter; hvd_order/torch/parameters/entry.py describes the fields.
+/// The part of a parameter entry that the hook needs; hvd_order/torch/parameters/entry.py
+/// describes the fields.
 struct GradientEntry {
   PlacedTensor wire{at::empty({0})};
   PlacedTensor gradient{wire.get()};
@@ -50,11 +52,11 @@ struct GradientEntry {
 
 /// Hands the gradients of one optimizer to the engine.
 ///
-/// A model has many hooks, and each runs between two layers whose data fill the caches. So the
-/// ordinary gradient runs no Python code on its way. An ordinary gradient comes in a running
-/// backward pass, from an operator that has just allocated it, in the form that is sent.
+/// A model has many hooks, and each runs between two layers whose data fill the caches. An
+/// ordinary gradient therefore runs no Python code. A gradient is ordinary if it arrives in a
+/// running backward pass, from an operator that has just allocated it, in the form that is sent.
 ///
-/// Thread safety: the GIL guards this object and the entries. Only the copy runs without it.
+/// Thread safety: the GIL guards this object and the entries. Only the copy runs without the GIL.
 class GradientSender : public std::enable_shared_from_this<GradientSender> {
  public:
   GradientSender(
@@ -68,15 +70,15 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   ModelId model = 0;
   bool inBackward = false;
 
-  /// A hook for Tensor.register_post_accumulate_grad_hook.
-  /// @param otherwise is called with the parameter when its gradient is not ordinary.
+  /// Returns a hook for Tensor.register_post_accumulate_grad_hook.
+  /// @param otherwise called with the parameter if its gradient is not ordinary.
   pybind11::cpp_function hook(
       const std::shared_ptr<GradientEntry>& entry,
       pybind11::object guard,
       pybind11::object otherwise);
 
-  /// Does entry.wire = scale * gradient and marks the gradient ready, now or soon.
-  /// @return false if the two differ in kind; nothing was done.
+  /// Sets entry.wire = scale * gradient and marks the gradient ready, now or once it is copied.
+  /// @return false, with no effect, if the two differ in layout, device, dtype or shape.
   bool send(const GradientEntry& entry, const at::Tensor& gradient);
 
  private:
@@ -93,7 +95,7 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   pybind11::object tensorClass_;
 };
 
-/// Marks a gradient ready that lies in its buffer, or will once its device has computed it.
+/// Marks a gradient ready that is in its buffer, or will be once its device has computed it.
 void tensorReady(
     const std::shared_ptr<Engine>& engine,
     TorchTransport& transport,
@@ -101,18 +103,20 @@ void tensorReady(
     TensorId tensor,
     const at::Tensor& gradient);
 
-/// A tensor in a buffer, at an offset in elements, with a storage of its own: whoever gives it
-/// other memory (share_memory(), set_()) takes nothing from other tensors in the buffer.
+/// Returns a tensor in a buffer, at an offset in elements, with a storage of its own. So giving it
+/// other memory (share_memory(), set_()) does not affect other tensors in the buffer.
 at::Tensor placeIn(
     const at::Tensor& buffer,
     const std::vector<std::int64_t>& sizes,
     const std::vector<std::int64_t>& strides,
     std::int64_t offset);
 
-/// Which parameters still have a hook: torch.utils.swap_tensors gives a parameter another tensor.
+/// Returns for each parameter whether it still has a hook: torch.utils.swap_tensors gives a
+/// parameter another tensor.
 std::vector<bool> hooked(const pybind11::sequence& parameters);
 
-/// Where gradients are, or that parameters are of another dtype or device than their places.
+/// KEPT: all gradients are in their places. LEFT: some are not. UNFIT: a parameter has another
+/// dtype or device than its place.
 enum class Places { KEPT, LEFT, UNFIT };
 Places places(const pybind11::sequence& entries, const pybind11::sequence& parameters);
 

@@ -9,17 +9,17 @@
 
 namespace hvd_order {
 
-/// A short message between rank 0 and another rank, beside the data.
+/// A short message between rank 0 and another rank, separate from the data.
 struct ControlMessage {
   enum class Kind : std::uint32_t {
     kSlices,   ///< words: slices (SliceKey::word), see SliceMessage
-    kQuery,    ///< words: who asks, its number of the inquiry, then (model, tensor, ready count)
-               ///< each: have you this gradient?
-    kReply,    ///< words: who asked, that number, who answers, then (model, tensor) each: these I
-               ///< have not
+    kQuery,    ///< asks for gradients; words: asking rank, its number of the inquiry, then (model,
+               ///< tensor, ready count) for each gradient
+    kReply,    ///< words: asking rank, number of the inquiry, answering rank, then (model, tensor)
+               ///< for each gradient that the answering rank lacks
     kFailed,   ///< words: class and text of an error: the job failed on the sender
-    kLeave,    ///< no words: the sender shuts down in peace
-    kFarewell, ///< these three before that, see Farewell
+    kLeave,    ///< no words: the sender shuts down without an error
+    kFarewell, ///< sent before kLeave, like the next two; see Farewell
     kFinished,
     kMissing,
   };
@@ -28,9 +28,9 @@ struct ControlMessage {
   std::vector<std::uint32_t> words;
 };
 
-/// Carries control messages on connections of its own, so that they never queue behind data. A
-/// star: rank 0 talks to every rank, every other rank to rank 0 only. Messages between two ranks
-/// arrive in order.
+/// Carries control messages on connections of its own, so that they never queue behind data. The
+/// connections form a star: rank 0 is connected to every rank, every other rank to rank 0 only.
+/// Messages between two ranks arrive in order.
 class ControlChannel {
  public:
   using OnMessage = std::function<void(Rank from, ControlMessage message)>;
@@ -47,11 +47,11 @@ class ControlChannel {
 
   /// Posts the message and returns at once, however slow the peer is. Safe from several threads,
   /// and from the functions given to `start`.
-  /// @throws PeerLost if the peer is known to be gone; else its loss is told through `onLost`.
+  /// @throws PeerLost if the peer is known to be gone; else `onLost` reports its loss.
   virtual void send(Rank to, const ControlMessage& message) = 0;
 
-  /// Gives what has been posted a moment to go out, then ends. No function is called after it
-  /// returns. Harmless when called twice.
+  /// Waits a short time for posted messages to be sent, then ends. No function is called after it
+  /// returns. A second call has no effect.
   virtual void stop() noexcept = 0;
 };
 

@@ -38,7 +38,7 @@ void EventWatcher::run(State& state, std::chrono::microseconds pause) {
       continue;
     }
     bool any = false;
-    // By index: `add` may make the vector grow while the lock is released.
+    // By index: `add` may enlarge the vector while the lock is released.
     for (std::size_t i = 0; i < state.queues.size() && !state.stop; ++i) {
       while (!state.queues[i].empty() && !state.stop) {
         std::exception_ptr error;
@@ -57,7 +57,7 @@ void EventWatcher::run(State& state, std::chrono::microseconds pause) {
         any = true;
         lock.unlock();
         entry.then(error);
-        entry = {}; // what it holds may call `add` when it dies
+        entry = {}; // destroys the function without the lock: its captures may call `add`
         lock.lock();
       }
     }

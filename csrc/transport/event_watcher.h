@@ -12,19 +12,19 @@
 
 namespace hvd_order {
 
-/// Something a device will have done at some time, like a CUDA event.
+/// A point in a device's work, like a CUDA event.
 class DeviceEvent {
  public:
   virtual ~DeviceEvent() = default;
-  /// Whether it has happened. Must not block. @throws if the device failed.
+  /// Whether the device has reached it. Must not block. @throws if the device failed.
   virtual bool happened() = 0;
 };
 
 /// Calls a function when a device event has happened.
 ///
 /// Devices offer no callback that is cheap and may call into a communication library, so one
-/// thread asks; it sleeps while nothing is outstanding. Events of one queue happen in the order in
-/// which they were recorded (they are of one stream), so only the oldest is asked for.
+/// thread polls the events. It sleeps while there are none. Events of one queue belong to one
+/// stream and happen in the order in which they were recorded, so only the oldest is polled.
 ///
 /// Thread safety: `add` may be called from any thread.
 class EventWatcher final {
@@ -32,15 +32,15 @@ class EventWatcher final {
   /// Called with null when the event has happened, else with the device's error.
   using Then = std::function<void(std::exception_ptr error)>;
 
-  /// @param pause between two looks at what has not happened yet.
+  /// @param pause time between two polls.
   explicit EventWatcher(std::chrono::microseconds pause = kPause);
-  /// Drops what is outstanding: its functions are not called. One of them may be what destroys
-  /// the watcher.
+  /// Drops the events that have not happened; their functions are not called. A function that the
+  /// watcher calls may destroy the watcher.
   ~EventWatcher();
   EventWatcher(const EventWatcher&) = delete;
   EventWatcher& operator=(const EventWatcher&) = delete;
 
-  /// @param queue a small number: the stream that the event was recorded on.
+  /// @param queue a small number for the stream on which the event was recorded.
   void add(std::size_t queue, std::unique_ptr<DeviceEvent> event, Then then);
 
  private:
@@ -49,7 +49,8 @@ class EventWatcher final {
     Then then;
   };
 
-  /// The thread shares it, so that it outlives a watcher which dies inside a function it called.
+  /// Shared with the thread, so that it outlives a watcher that is destroyed by a function that
+  /// the thread called.
   struct State {
     std::mutex mutex; // guards all below
     std::condition_variable wakeUp;
@@ -58,8 +59,8 @@ class EventWatcher final {
     bool stop = false;
   };
 
-  // A slice takes 100 us or more on the fastest links, so this costs little order; asking without
-  // pause would take a core from the data loader.
+  // A slice takes 100 us or more on the fastest links, so this delay hardly changes the order.
+  // Polling without a pause would take a core from the data loader.
   static constexpr std::chrono::microseconds kPause{20};
 
   static void run(State& state, std::chrono::microseconds pause);

@@ -62,7 +62,7 @@ LoopbackWorld::~LoopbackWorld() {
   }
   wakeUp_.notify_one();
   if (thread_.get_id() == std::this_thread::get_id()) {
-    *exists_ = false; // the last engine went away inside one of our callbacks
+    *exists_ = false; // one of our callbacks destroyed the last engine
     thread_.detach();
   } else {
     thread_.join();
@@ -212,7 +212,7 @@ void LoopbackWorld::listen(Rank rank, Listener listener) {
   post([this, rank, turn, listener = std::move(listener)] {
     const std::scoped_lock lock(listenersMutex_);
     if (turns_[rank] != turn) {
-      return; // silenced before it came to this
+      return; // silenced before this work ran
     }
     for (auto& [to, deliver] : undelivered_) {
       if (to == rank) {
@@ -253,7 +253,7 @@ void LoopbackWorld::run() {
     lock.unlock();
     for (auto& work : todo) {
       work();
-      work = nullptr; // may hold the last owner, too
+      work = nullptr; // may hold the last owner
       if (!*exists) {
         return;
       }

@@ -13,12 +13,13 @@
 
 namespace hvd_order {
 
-/// Several ranks inside one process: for tests, and for reading how a transport behaves.
+/// Several ranks inside one process, for tests and as a reference for the behaviour of a
+/// transport.
 ///
 /// Every rank's engine gets `transport(rank)` and `control(rank)`. A slice is summed, in float,
-/// when all ranks have issued it; like a collective backend it matches the ranks' k-th issues, so
-/// ranks that issue different slices get an error that says so. Completion comes from a thread of
-/// the world. Failures are scripted: `killRank`.
+/// when all ranks have issued it. Like a collective library, the world matches the k-th issues of
+/// the ranks, so ranks that issue different slices get an error that names them. A thread of the
+/// world reports completion. `killRank` simulates a failure.
 class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
  public:
   static std::shared_ptr<LoopbackWorld> create(int size);
@@ -29,14 +30,14 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
   [[nodiscard]] std::shared_ptr<Transport> transport(Rank rank);
   [[nodiscard]] std::shared_ptr<ControlChannel> control(Rank rank);
 
-  /// Registers the gradient buffers of a rank's model; they must outlive its use.
+  /// Registers the gradient buffers of a rank's model; they must outlive the use of the model.
   void setBuffers(Rank rank, ModelId model, std::vector<float*> buffers);
 
-  /// As if the rank's process died: its issues are ignored, transfers that need it fail on the
-  /// other ranks, and its control connections break.
+  /// Simulates the death of the rank's process: its issues are ignored, transfers that need it
+  /// fail on the other ranks, and its control connections break.
   void killRank(Rank rank);
 
-  /// The slices in the order in which they were summed.
+  /// Returns the slices in the order in which they were summed.
   [[nodiscard]] std::vector<SliceKey> history() const;
 
  private:
@@ -65,11 +66,11 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
   void finish(std::vector<Issue> issues);
 
   const int size_;
-  mutable std::mutex mutex_; // guards all below; callbacks run outside, on thread_
+  mutable std::mutex mutex_; // guards all below; callbacks run without it, on thread_
   std::condition_variable wakeUp_;
   std::vector<std::function<void()>> work_;
   std::vector<bool> dead_;
-  std::vector<std::size_t> issued_;                       // by rank: how many issues so far
+  std::vector<std::size_t> issued_;                       // by rank: number of issues so far
   std::map<std::size_t, std::vector<Issue>> rounds_;      // by number of issue
   std::vector<std::vector<std::vector<float*>>> buffers_; // by rank, model, buffer
   std::vector<SliceKey> history_;
@@ -77,9 +78,9 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
   // Held while a listener is called, so that `silence` returns only after its last call.
   std::mutex listenersMutex_;
   std::map<Rank, Listener> listeners_;
-  std::map<Rank, int> turns_; // by rank: how often it started or stopped listening
+  std::map<Rank, int> turns_; // by rank: number of times it started or stopped listening
   std::vector<std::pair<Rank, std::function<void(const Listener&)>>> undelivered_;
-  // Turns false when the last owner goes away inside a callback, on thread_; used there only.
+  // Becomes false when a callback on thread_ destroys the last owner; used on thread_ only.
   const std::shared_ptr<bool> exists_ = std::make_shared<bool>(true);
   std::thread thread_;
 };

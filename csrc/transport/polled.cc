@@ -17,7 +17,7 @@ class PolledTransport final : public Transport {
   void issue(SliceKey key, const Slice& slice, Done done) override {
     port_->issue(key, slice, std::move(done));
   }
-  // A collective that has begun cannot be taken back; the engine waits for none after a failure.
+  // A collective that has begun cannot be cancelled; after a failure the engine waits for none.
   void abort() noexcept override {}
 
  private:
@@ -126,7 +126,7 @@ void PolledPort::done(std::uint64_t number, const std::string& error) {
     const std::scoped_lock lock(mutex_);
     const auto found = underWay_.find(number);
     if (found == underWay_.end()) {
-      return; // closed meanwhile
+      return; // closed in the meantime
     }
     tell = std::move(found->second);
     underWay_.erase(found);

@@ -16,14 +16,14 @@
 
 namespace hvd_order {
 
-/// Transport and control channel of an engine whose bytes are moved by a thread outside, which asks
-/// what is to be done and tells what has happened. For libraries that have to be polled, as MPI.
+/// Transport and control channel for libraries that must be polled, such as MPI. An external
+/// thread moves the bytes: it takes slices and messages from the port, and reports results to it.
 ///
-/// Thread safety: every method may be called from any thread; `received` and `lost` from one at a
-/// time. Whoever owns the moving thread calls `close` before it ends.
+/// Thread safety: every method may be called from any thread; `received` and `lost` from one
+/// thread at a time. The owner of the external thread calls `close` before that thread ends.
 class PolledPort final : public std::enable_shared_from_this<PolledPort> {
  public:
-  /// A slice to be summed over all ranks, in place, in the order of the numbers.
+  /// A slice to sum over all ranks, in place, in the order of the numbers.
   struct Issued {
     std::uint64_t number;
     ModelId model;
@@ -31,7 +31,7 @@ class PolledPort final : public std::enable_shared_from_this<PolledPort> {
     std::byte* memory;
     ByteCount sizeBytes;
   };
-  /// A control message to be sent; `words` begins with its kind.
+  /// A control message to send; the first of `words` is its kind.
   struct Outgoing {
     Rank to;
     std::vector<std::uint32_t> words;
@@ -44,20 +44,21 @@ class PolledPort final : public std::enable_shared_from_this<PolledPort> {
   [[nodiscard]] std::shared_ptr<Transport> transport();
   [[nodiscard]] std::shared_ptr<ControlChannel> control();
 
-  /// Registers the gradient buffers of a model, by BufferId; they must outlive its use.
+  /// Registers the gradient buffers of a model, by BufferId; they must outlive the use of the
+  /// model.
   void setBuffers(ModelId model, std::vector<std::byte*> buffers);
   void removeBuffers(ModelId model);
 
   // ---- for the thread that moves the bytes ----
-  /// Waits until there is something to do, at most so long.
+  /// Waits until there is a slice or message to take, at most `atMost`.
   void wait(std::chrono::nanoseconds atMost);
   [[nodiscard]] std::optional<Issued> nextSlice();
   [[nodiscard]] std::optional<Outgoing> nextMessage();
-  /// A slice has been summed. @param error empty, or why it was not.
+  /// Reports that a slice has been summed. @param error empty, or why the sum failed.
   void done(std::uint64_t number, const std::string& error);
   void received(Rank from, const std::vector<std::uint32_t>& words);
   void lost(Rank peer, const std::string& why);
-  /// Fails what has not been summed; nothing is taken any more.
+  /// Fails the slices that have not been summed. Later slices and messages are rejected.
   void close();
 
  private:
@@ -70,7 +71,7 @@ class PolledPort final : public std::enable_shared_from_this<PolledPort> {
   void listen(ControlChannel::OnMessage onMessage, ControlChannel::OnLost onLost);
   void silence() noexcept;
 
-  std::mutex mutex_; // guards what follows; nothing is called under it
+  std::mutex mutex_; // guards the members below; no callback runs under it
   std::condition_variable wakeUp_;
   std::condition_variable sent_;
   std::map<ModelId, std::vector<std::byte*>> buffers_;
@@ -80,7 +81,7 @@ class PolledPort final : public std::enable_shared_from_this<PolledPort> {
   std::uint64_t next_ = 0;
   bool closed_ = false;
 
-  std::mutex listenersMutex_; // held while they are called, so that `silence` comes after the last
+  std::mutex listenersMutex_; // held during calls, so that `silence` returns after the last
   ControlChannel::OnMessage onMessage_;
   ControlChannel::OnLost onLost_;
 };

@@ -9,10 +9,10 @@
 
 namespace hvd_order {
 
-/// Adapter to an engine that moves bytes. It knows the gradient buffers of every model.
+/// Adapter from the engine to a communication library. It has the gradient buffers of every model.
 class Transport {
  public:
-  /// Called exactly once for each issued slice, from any thread: null on success.
+  /// Called exactly once for each issued slice, from any thread, with null on success.
   using Done = std::function<void(std::exception_ptr error)>;
 
   Transport() = default;
@@ -20,19 +20,19 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
 
-  /// Starts summing the slice over all ranks, in place. Does not block on the network. All ranks
+  /// Starts to sum the slice over all ranks, in place. Does not block on the network. All ranks
   /// issue the same slices in the same order; one thread at a time calls this.
-  /// @throws anything: the slice then counts as failed and `done` is not called.
+  /// @throws any exception: the slice then counts as failed, and `done` must not be called.
   virtual void issue(SliceKey key, const Slice& slice, Done done) = 0;
 
-  /// Nothing moves: finds out who is to blame, if the transport can. Must not block.
+  /// Called in a stall: starts to look for its cause, if the transport can. Must not block.
   virtual void inquire() {}
-  /// What is known of that, in words; empty: nothing.
+  /// Returns the cause of the stall in words; empty if unknown.
   [[nodiscard]] virtual std::string report() const {
     return {};
   }
 
-  /// Gives up on everything in flight as far as the backend can. Must not block.
+  /// Cancels all transfers in flight, as far as the library can. Must not block.
   virtual void abort() noexcept = 0;
 };
 

@@ -7,6 +7,21 @@
 #include "server/arithmetic/element_sum.h"
 #include "server/slice/served_model.h"
 
+// The helper's side of aggregation (MLfabric's idea; docs/parameter-server.md describes it).
+//
+// The owner admits several workers at once and names this server as their helper. Each worker
+// pushes its gradient here, with the owner, the number of members and the group's number in the
+// header. When all parts are there, they are added in rank order and sent to the owner as one
+// push. The owner replies once, and the reply is passed on to all members, so the owner's line
+// carries one update and one answer for all of them.
+//
+// Invariant: a helper holds no state that may not be lost. Every worker keeps its gradient until
+// it has an answer, and the owner admits it again if the helper fails, so groups are dropped when
+// their owner is lost or their layout is replaced.
+//
+// The owner has only one group of a slice open at a time. A part for a later group therefore shows
+// that unsent older groups of that slice have been given up; they are removed, and parts that
+// still come for them are ignored. A group that has been sent stays until the owner's reply.
 namespace hvd_order {
 
 bool Aggregator::Where::hasSlice(const Where& other) const {
@@ -32,7 +47,7 @@ void Aggregator::add(
     const Where where{group.server, header.model, header.layout, header.slice, group.number};
     const auto later = groups_.upper_bound(where);
     if (later != groups_.end() && later->first.hasSlice(where)) {
-      return; // the owner has given it up
+      return; // the owner has given this group up
     }
     Where first = where;
     first.number = 0;
@@ -41,7 +56,7 @@ void Aggregator::add(
     }
     Group& open = groups_[where];
     if (open.isSent) {
-      return; // it came twice
+      return; // a repeated push
     }
     open.parts[worker] = {header.round, std::move(payload)};
     if (open.parts.size() < group.members) {
@@ -76,7 +91,7 @@ void Aggregator::passOn(ServerId owner, const FrameHeader& header, const Payload
     const auto found =
         groups_.find({owner, header.model, header.layout, header.slice, header.round});
     if (found == groups_.end()) {
-      return; // workers have another layout by now
+      return; // workers have another layout meanwhile
     }
     parts = std::move(groups_.extract(found).mapped().parts);
   }

@@ -13,21 +13,23 @@ namespace hvd_order {
 
 struct ServerRoom;
 
-/// A helper on the way to other servers: adds up what several workers push for one of them, sends
-/// it the sum, and passes its answer on to all of these workers. So the owner's line carries one
-/// update and one answer for all.
+/// A helper: adds the pushes of several workers for one owner, sends the owner the sum, and passes
+/// the owner's answer on to all of these workers. The owner's line then carries one update and one
+/// answer for all of them.
 ///
-/// To each sum the owner says one word: the answer for all, or that it answers them itself. A group
-/// that is not whole when a later one of its slice begins has been given up.
+/// The owner replies to each sum exactly once: with the answer for all workers, or with an empty
+/// payload if it answers the workers itself. A group that is incomplete when a later group of its
+/// slice begins has been given up.
 ///
 /// Thread safety: all methods may be called from any thread.
 class Aggregator {
  public:
   explicit Aggregator(const ServerRoom& room) : room_(room) {}
 
-  /// A worker's push for a group. @throws FrameError if it is no such thing.
+  /// Adds a worker's push to its group. @throws FrameError if the frame is not a valid group push.
   void add(int worker, const FrameHeader& header, Payload payload, const SliceShape& shape);
-  /// The owner's answer to a group; empty if there is none for all.
+  /// Passes on the owner's answer to a group. An empty payload means that the owner answers the
+  /// workers itself.
   void passOn(ServerId owner, const FrameHeader& header, const Payload& payload);
   void ownerGone(ServerId owner);
   void retire(ModelId model, std::uint32_t layout);
@@ -44,7 +46,7 @@ class Aggregator {
   };
   struct Part {
     Round round;
-    Payload gradient; // until the sum is made
+    Payload gradient; // released when the sum is made
   };
   struct Group {
     bool isSent = false;
@@ -52,7 +54,7 @@ class Aggregator {
   };
 
   const ServerRoom& room_;
-  std::mutex mutex_; // guards what follows
+  std::mutex mutex_; // guards `groups_`
   std::map<Where, Group> groups_;
 };
 

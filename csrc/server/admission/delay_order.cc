@@ -6,14 +6,30 @@
 #include <tuple>
 #include <utility>
 
+// Scheduling of unit jobs with deadlines. An update with slack s must take one of the next s + 1
+// turns; every turn applies one update, however long its transfer takes.
+//
+// `mostInTime` finds the updates that can be in time (Moore 1968 with Hodgson's rule): take
+// updates in the order of deadlines, and whenever more are taken than turns remain, drop the
+// longest. Sets of unit jobs that fit are a matroid, so this greedy rule yields the largest set,
+// and of the largest sets the shortest.
+//
+// `urgent` finds how far the order by deadlines leaves a choice (Jackson 1955): if the first k
+// updates by slack have to be within the next k turns, one of these k must go next.
+//
+// Invariant: after each choice the rest still fits. `delayBoundedOrder` takes the shortest update
+// of the first set without spare turns, or of all updates if there is no such set, and repeats.
+//
+// delay_order.h names the sources.
 namespace hvd_order {
 
 namespace {
 
 using Indices = std::vector<std::size_t>;
 
-// The largest set in which everyone gets a turn in time, by slack; of such sets the shortest, and
-// of those the one that has waited longest.
+// The largest set of updates that can all be in time, ordered by slack. Among the largest sets it
+// is the one with the shortest updates, and of equally long updates it keeps those that have
+// waited longest.
 Indices mostInTime(std::span<const WaitingUpdate> updates) {
   Indices bySlack(updates.size());
   std::iota(bySlack.begin(), bySlack.end(), 0);
@@ -35,7 +51,8 @@ Indices mostInTime(std::span<const WaitingUpdate> updates) {
   return bySlack;
 }
 
-// How many of them, by slack, have to take the next turns among themselves; all if nobody has to.
+// Number of updates, by slack, that need all of the next turns; all updates if there is no such
+// set.
 std::size_t
 urgent(std::span<const WaitingUpdate> updates, const Indices& left, std::int64_t turnsTaken) {
   for (std::size_t count = 1; count <= left.size(); ++count) {

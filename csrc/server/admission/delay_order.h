@@ -10,32 +10,34 @@ namespace hvd_order {
 /// An update that waits to be sent to a server.
 struct WaitingUpdate {
   std::int64_t slack; ///< updates that may still be applied before it
-  double seconds;     ///< that it takes, if sent next
+  double seconds;     ///< duration of the transfer, if the update is sent next
 };
 
-/// Indices of a set of updates.
+/// A sending order, as indices into a set of updates.
 struct DelayOrder {
-  std::vector<std::size_t> order; ///< in which they should be sent and applied
-  std::vector<std::size_t> late;  ///< cannot be applied in time; ascending
+  std::vector<std::size_t> order; ///< updates in the order in which to send and apply them
+  std::vector<std::size_t> late;  ///< updates that cannot be applied in time; ascending
 };
 
-/// Shortest first, as far as every update can still be applied within its slack.
+/// Orders updates shortest first, as far as every update can still be applied within its slack.
 ///
-/// An update with slack s may take one of the next s + 1 turns: jobs of unit length with deadlines.
-/// Where k updates have slack less than k, they need the next k turns for themselves, so the
-/// shortest of them goes first, and of all otherwise. What is left can then always be applied in
-/// time. If not all fit, the fewest are late, and of those that one could leave out, the longest,
-/// and the last of these.
+/// An update with slack s may take one of the next s + 1 turns: updates are jobs of unit length
+/// with deadlines. Where k updates have slack less than k, these updates need the next k turns, so
+/// the shortest of them goes first; otherwise the shortest of all updates goes first. The
+/// remaining updates can then always be applied in time. If not all updates fit, the fewest
+/// possible are late. Among the updates that could be left out, the longest one is late, and among
+/// equally long ones the last.
 ///
 /// Source: Viswanathan, Balasubramanian, Akella, "MLfabric: A parallel network fabric for faster
-/// distributed machine learning" (arXiv 1907.00434), whose text was not at hand: reconstructed from
-/// its summary. The guard: Jackson 1955 (deadlines can be met if they can in their own order).
-/// Who is late: Moore 1968 with Hodgson's rule; sets of unit jobs that fit are a matroid.
+/// distributed machine learning" (arXiv 1907.00434), whose text was not at hand: reconstructed
+/// from its summary. The deadline check: Jackson 1955 (deadlines can be met if they can be met in
+/// the order of deadlines). The choice of late updates: Moore 1968 with Hodgson's rule; sets of
+/// unit jobs that fit are a matroid.
 DelayOrder delayBoundedOrder(std::span<const WaitingUpdate> updates);
 
-/// Those that may be sent next by that rule, and those that are late.
+/// Updates that may be sent next by the rule of `delayBoundedOrder`, and the late ones.
 struct NextUpdates {
-  std::vector<std::size_t> candidates; ///< the shortest of them should go
+  std::vector<std::size_t> candidates; ///< the shortest of them should be sent
   std::vector<std::size_t> late;       ///< ascending
 };
 NextUpdates nextUpdates(std::span<const WaitingUpdate> updates);

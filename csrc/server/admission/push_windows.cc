@@ -2,10 +2,23 @@
 
 #include "server/slice/served_slice.h"
 
+// Flow control of pushes to this server, by sender: a worker, or a helper in the server's second
+// instance.
+//
+// A slice admits one push (or group) at a time, and other workers wait for it. An admission to a
+// sender whose line is busy would block the slice without use, so each sender gets at most
+// kMostAdmitted at once: one on the line, and one whose admission is on its way.
+//
+// Invariant: `take` and `giveBack` come in pairs, also for pushes that never arrive. Only arrivals
+// are measured: bytes over the time since the line became busy or since the arrival before. The
+// rate is a moving average; expectedSeconds divides all admitted bytes and the new push by it.
+//
+// A slice that finds no room registers with `await`. When a sender gives room back, `next` returns
+// its waiting slices, the most urgent first, while room lasts.
 namespace hvd_order {
 
 namespace {
-constexpr double kNewest = 0.25; // share of the newest measurement in a sender's rate
+constexpr double kNewest = 0.25; // weight of the newest measurement in a sender's rate
 } // namespace
 
 double PushWindows::expectedSeconds(int sender, ByteCount bytes) const {

@@ -13,40 +13,42 @@ namespace hvd_order {
 
 class ServedSlice;
 
-/// How many pushes of each worker, or sums of each helper, may be on their way: enough to keep a
-/// line busy, and no more, as nobody else may push a slice meanwhile.
+/// Limits how many pushes of each worker, or sums of each helper, are on their way. The limit
+/// keeps a line busy and is no larger, because no other worker may push a slice whose push is on
+/// its way.
 ///
 /// Thread safety: all methods may be called from any thread.
 class PushWindows {
  public:
-  /// When a push of so many bytes would be here if it was admitted now, by the sender's speed so
-  /// far; while that is unknown, as fast as a byte a second.
+  /// Seconds until a push of `bytes` bytes would arrive if it was admitted now, by the sender's
+  /// measured speed. While that speed is unknown, one byte a second is assumed.
   [[nodiscard]] double expectedSeconds(int sender, ByteCount bytes) const;
 
-  /// A push has been admitted. @return false if the sender has no room.
+  /// Counts an admitted push. @return false if the sender has no room.
   bool take(int sender, ByteCount bytes, double now);
-  /// It has come, or will not come.
+  /// Ends a push that `take` has counted: it has arrived (`came`), or will not arrive.
   void giveBack(int sender, ByteCount bytes, bool came, double now);
 
-  /// The slice wants to know when one of these has room again.
+  /// Registers the slice to be returned by `next` when one of these senders has room again.
   void await(const std::vector<int>& senders, const std::shared_ptr<ServedSlice>& slice);
-  /// The most urgent slice that waits for that sender, who has room; null if there is none.
+  /// Removes and returns the most urgent slice that waits for this sender. @return null if the
+  /// sender has no room or no slice waits.
   std::shared_ptr<ServedSlice> next(int sender);
 
  private:
-  // A line carries one while the next one's admission is under way.
+  // The line carries one push while the next one is being admitted.
   static constexpr int kMostAdmitted = 2;
 
   struct Sender {
     int admitted = 0;
-    ByteCount bytes = 0; // of those
-    double since = 0;    // the line has been busy
+    ByteCount bytes = 0; // of the admitted pushes
+    double since = 0;    // start of the current measurement of `rate`
     double rate = 0;     // bytes a second; 0: unknown
     std::map<std::tuple<SliceIndex, ModelId, std::uint32_t>, std::weak_ptr<ServedSlice>> waiting;
   };
 
-  mutable std::mutex mutex_;      // guards what follows
-  std::map<int, Sender> senders_; // by rank, or server
+  mutable std::mutex mutex_;      // guards `senders_`
+  std::map<int, Sender> senders_; // by rank or by server
 };
 
 } // namespace hvd_order

@@ -5,11 +5,26 @@
 #include "server/slice/served_slice.h"
 #include "server/wire/arguments.h"
 
-// Where the delay of updates is bounded: whose turn it is to push a slice, and by which way.
+// Where the delay of updates is bounded: which worker may push a slice next, and by which way.
+//
+// A worker asks before it pushes and states how many steps its parameters include. The delay of
+// its update is the number of steps applied since; slack is what the bound leaves. delay_order.h
+// chooses among the requests: updates that cannot be in time are skipped, and their workers get
+// the present value at once; of the others the shortest transfer that endangers no other update
+// goes next, if its line has room (push_windows.h). If another server is the faster way
+// (routes.h), all updates in time are admitted together, added there (aggregator.h) and applied as
+// one update. That delays none of them: each is applied no later than in its own turn.
+//
+// Invariant: at most one admission is open per slice, and nothing is admitted while an update
+// waits to be applied, because until then the number of applied steps is not known.
+//
+// A request is never lost: if an admission ends without its push, its requests return to the
+// queue, unless the worker has asked again. After a new map, workers ask the new owner, and older
+// requests are dropped (`switched`).
 namespace hvd_order {
 
 namespace {
-constexpr Round kNoRound = 0; // of an ask that is done with
+constexpr Round kNoRound = 0; // marks a request that has been served
 } // namespace
 
 bool ServedSlice::Admission::isOf(int worker) const {
@@ -58,11 +73,11 @@ void ServedSlice::admit() {
   settleNow();
 }
 
-// Answers those whose update has been made, perhaps by a server that is lost; lets those that come
-// too late count as made; admits the next if nobody is.
+// Queues answers for workers whose update has been made, perhaps by a lost server; counts updates
+// that are too late as made; admits the next push if none is admitted.
 void ServedSlice::admitNext() {
   if (held_.waits()) {
-    return; // until the rules of that update come, nobody knows what is late after it
+    return; // what is late is known once that update is applied
   }
   std::erase_if(asks_, [&](const Ask& ask) {
     const bool wasMade = held_.applied(ask.worker, ask.round);
@@ -95,8 +110,8 @@ std::vector<WaitingUpdate> ServedSlice::waitingUpdates() const {
   std::vector<WaitingUpdate> updates;
   updates.reserve(asks_.size());
   for (const Ask& ask : asks_) {
-    // Before the first answer a worker has what the model began with; a copy that took over may
-    // have seen less than its worker.
+    // Before its first answer a worker has the model's initial parameters; a copy that took over
+    // may include fewer steps than the worker's parameters.
     const auto read = static_cast<std::int64_t>(std::max(ask.read, state.stepsBefore));
     const std::int64_t delay = std::max<std::int64_t>(0, steps - read);
     updates.push_back(
@@ -105,7 +120,7 @@ std::vector<WaitingUpdate> ServedSlice::waitingUpdates() const {
   return updates;
 }
 
-// The first of them whose line has room; if none has, this slice is told when one has.
+// Admits the first candidate whose line has room; if none has, this slice is called when one has.
 void ServedSlice::admitOneOf(const std::vector<std::size_t>& candidates) {
   PushWindows& windows = model_.room.windows;
   const auto admitFirst = [&] {
@@ -133,12 +148,13 @@ void ServedSlice::admitOneOf(const std::vector<std::size_t>& candidates) {
     workers.push_back(asks_[index].worker);
   }
   windows.await(workers, {model_.shared_from_this(), this});
-  admitFirst(); // room may have been given back before it was awaited
+  admitFirst(); // room may have been given back before `await`
 }
 
-// All that are in time: applied together, each is applied no later than in its own turn. What a
-// worker's line to this server has room for is of no matter, as they go by another. If the helper
-// has no room, they wait. @return false if there are not several, or no helper is faster.
+// Admits all updates that are in time, through a helper: applied together, each is applied no
+// later than in its own turn. Whether the workers' lines to this server have room does not matter,
+// because their pushes take another way. If the helper has no room, the updates wait.
+// @return false if there are fewer than two updates, or no helper is faster.
 bool ServedSlice::admitGroup(const std::vector<WaitingUpdate>& updates) {
   const ServerOptions& options = model_.room.options;
   const auto most = static_cast<std::size_t>(options.workers);
@@ -164,7 +180,7 @@ bool ServedSlice::admitGroup(const std::vector<WaitingUpdate>& updates) {
   const double now = options.clock();
   if (!windows.take(helper, sizeBytes(), now)) {
     windows.await({helper}, {model_.shared_from_this(), this});
-    if (!windows.take(helper, sizeBytes(), now)) { // it may have got room before it was awaited
+    if (!windows.take(helper, sizeBytes(), now)) { // room may have been given back before `await`
       return true;
     }
   }
@@ -210,7 +226,7 @@ void ServedSlice::giveUpAdmission() {
 void ServedSlice::askAgain(const std::vector<Ask>& asks) {
   for (const Ask& mine : asks) {
     const auto isItsOwn = [&](const Ask& ask) { return ask.worker == mine.worker; };
-    if (std::ranges::none_of(asks_, isItsOwn)) { // else it has asked again meanwhile
+    if (std::ranges::none_of(asks_, isItsOwn)) { // else the worker has asked again meanwhile
       asks_.push_back(mine);
     }
   }

@@ -11,8 +11,8 @@ namespace hvd_order {
 
 namespace {
 
-// An element type says how elements are stored, in what they are added up, and the way there and
-// back.
+// An element type defines how elements are stored, the type in which they are added, and the
+// conversions between both.
 template <typename Number>
 struct Plain {
   using Stored = Number;
@@ -25,19 +25,20 @@ struct Plain {
   }
 };
 
-// A choice without a branch; conditions on floats become branches otherwise, since comparing them
-// might trap.
+// A choice without a branch. Conditions on floats become branches otherwise, because comparing
+// floats might trap.
 HVDO_INLINE inline std::uint32_t choose(bool condition, std::uint32_t yes, std::uint32_t no) {
   const std::uint32_t mask = -std::uint32_t{condition};
   return (yes & mask) | (no & ~mask);
 }
 
-// Compares as signed numbers, which vectors of SSE2 can; neither has the highest bit set.
+// Compares as signed numbers, which SSE2 can do on vectors; neither argument has the highest bit
+// set.
 HVDO_INLINE inline bool below(std::uint32_t left, std::uint32_t right) {
   return static_cast<std::int32_t>(left) < static_cast<std::int32_t>(right);
 }
 
-constexpr std::uint32_t kMagnitude = 0x7FFFFFFFU; // of a float32: all but the sign
+constexpr std::uint32_t kMagnitude = 0x7FFFFFFFU; // of a float32: all bits but the sign
 constexpr std::uint32_t kInfinity = 0x7F800000U;
 
 struct Bfloat16 {
@@ -48,7 +49,8 @@ struct Bfloat16 {
   }
   HVDO_INLINE static std::uint16_t round(float sum) {
     const auto bits = std::bit_cast<std::uint32_t>(sum);
-    // Just below half of the last place, and the last bit on top: a tie goes up if that is odd.
+    // Adds just less than half of the last place, plus the last bit: a tie rounds up if that bit
+    // is odd.
     const std::uint32_t nearest = (bits + 0x7FFFU + (bits >> 16U & 1U)) >> 16U;
     const std::uint32_t quietNan = bits >> 16U | 0x40U;
     return static_cast<std::uint16_t>(
@@ -64,13 +66,13 @@ struct Float16 {
   static constexpr std::uint32_t kRebias = (127U - 15U) * kExponentStep;
   static constexpr std::uint32_t kSmallestNormal = kRebias + kExponentStep; // 2^-14
   static constexpr std::uint32_t kTooLarge = kRebias + 31U * kExponentStep; // 2^16
-  // 0.5: its last bit counts 2^-24, as that of a subnormal float16 does.
+  // 0.5: its last bit has the value 2^-24, as has the last bit of a subnormal float16.
   static constexpr std::uint32_t kHalf = 0x3F000000U;
 
   HVDO_INLINE static float widen(std::uint16_t stored) {
     const std::uint32_t sign = (stored & kSign) << 16U;
     const std::uint32_t magnitude = (stored & ~kSign) << 13U;
-    // 1.fraction less 1, times 2^-14. Exact, and no float32 is subnormal on the way.
+    // (1.fraction - 1) times 2^-14. Exact, and no intermediate float32 is subnormal.
     const auto subnormal = std::bit_cast<std::uint32_t>(
         std::bit_cast<float>(magnitude + kSmallestNormal) - std::bit_cast<float>(kSmallestNormal));
     const std::uint32_t finite =
@@ -84,7 +86,8 @@ struct Float16 {
     const auto bits = std::bit_cast<std::uint32_t>(sum);
     const std::uint32_t sign = bits >> 16U & kSign;
     const std::uint32_t magnitude = bits & kMagnitude;
-    // As above; what the fraction carries raises the exponent, up to infinity, just as it should.
+    // Same as for Bfloat16. A carry out of the fraction raises the exponent, up to infinity, as it
+    // should.
     const std::uint32_t normal = (magnitude - kRebias + 0xFFFU + (magnitude >> 13U & 1U)) >> 13U;
     const float shifted = std::bit_cast<float>(magnitude) + std::bit_cast<float>(kHalf);
     const std::uint32_t subnormal = std::bit_cast<std::uint32_t>(shifted) - kHalf;
@@ -94,7 +97,7 @@ struct Float16 {
   }
 };
 
-// Bytes are copied into the element, since it may lie at any address.
+// Copies the bytes into the element, because the element may lie at any address.
 template <typename Element>
 HVDO_INLINE inline typename Element::Sum load(const std::byte* from, std::size_t index) {
   typename Element::Stored stored;
@@ -118,8 +121,8 @@ HVDO_INLINE inline void addUp(
   }
 }
 
-// Adds up the next inputs, at most four: more at a time do not go faster, fewer do go slower.
-// Returns how many.
+// Adds the next inputs, at most four: more at a time are not faster, fewer are slower. Returns the
+// number of inputs added.
 template <typename Element, bool kFirst>
 HVDO_INLINE inline std::size_t addSome(
     typename Element::Sum* sums,
@@ -149,8 +152,8 @@ HVDO_INLINE inline void
 sumAll(std::span<const std::byte* const> inputs, std::byte* out, std::size_t count) {
   using Stored = typename Element::Stored;
   using Sum = typename Element::Sum;
-  // So many are added up at a time, in the nearest cache: every input and `out` are passed through
-  // once. `out` is written when its inputs have been read, since it may be one of them.
+  // Block size: blocks stay in the nearest cache, so every input and `out` are traversed once. A
+  // block of `out` is written after its inputs have been read, because `out` may be one of them.
   constexpr std::size_t kBlock = 4096 / sizeof(Sum);
   alignas(64) Sum sums[kBlock];
   for (std::size_t start = 0; start < count; start += kBlock) {

@@ -10,12 +10,12 @@ enum class ElementType : std::uint8_t { kFloat32, kFloat64, kFloat16, kBfloat16 
 
 [[nodiscard]] std::size_t sizeOf(ElementType type);
 
-/// Adds arrays up, element by element and in the order given, in one pass over memory. 16-bit
-/// elements are added up in float32 and rounded once at the end, to the nearest, ties to even.
+/// Adds arrays element by element, in the order given, in one pass over memory. 16-bit elements
+/// are added in float32 and rounded once at the end, to nearest, ties to even.
 ///
-/// @param inputs at least one, each of `bytes` bytes at any address.
-/// @param out may be one of the inputs, but not overlap one otherwise.
-/// @throws InvalidUsage without inputs, or if `bytes` is no multiple of the element's size.
+/// @param inputs at least one array, each of `bytes` bytes at any address.
+/// @param out may be one of the inputs, but must not overlap an input otherwise.
+/// @throws InvalidUsage without inputs, or if `bytes` is not a multiple of the element's size.
 void sum(
     ElementType type,
     std::span<const std::byte* const> inputs,

@@ -9,11 +9,26 @@
 #include "base/error.h"
 #include "server/arithmetic/vector_loops.h"
 
+// The optimizers of torch.optim as loops over the numbers of a slice.
+//
+// Each rule is a lambda over one place: gradient, value and moments. `update` runs it over the
+// arrays with the widest vectors of the CPU (vector_loops.h). Flags that change the formula
+// (weight decay, momentum, Nesterov, AMSGrad, centered) are turned into types outside of the loop,
+// so loops contain no branches on them.
+//
+// Invariant: a number depends only on the numbers at its own place, and every operation is done in
+// the order of torch.optim on a CPU, in float32; factors that depend only on rule and step are
+// computed in double and rounded once. So the result does not depend on how a parameter is cut
+// into slices, nor on the width of vectors, and owner and replica stay bitwise equal on CPUs of
+// one architecture.
+//
+// Source: the optimizers of torch.optim (SGD, Adam, AdamW, Adagrad, RMSprop) with their own names
+// of hyper-parameters; Lerp is torch.lerp.
 namespace hvd_order {
 
 namespace {
 
-// What one step works on.
+// The arrays of one step.
 struct Arrays {
   std::span<const float> gradient;
   std::span<float> value;
@@ -47,13 +62,13 @@ void update(const Arrays& arrays, Element element) {
   update(arrays, element, std::make_index_sequence<kMoments>());
 }
 
-// Calls `body` with the flag as a type, so that loops are made for either value.
+// Calls `body` with the flag as a type, so that the compiler makes a loop for either value.
 template <typename Body>
 void withFlag(bool flag, Body body) {
   flag ? body(std::true_type()) : body(std::false_type());
 }
 
-// The gradient with what weightDecay and maximize make of it.
+// The gradient after weightDecay and maximize.
 template <bool kDecays>
 struct Descent {
   explicit Descent(const UpdateRule& rule)
@@ -70,7 +85,7 @@ struct Descent {
   float decay;
 };
 
-// torch.lerp: measured from the end that is nearer.
+// torch.lerp: interpolates from the nearer end.
 struct Lerp {
   explicit Lerp(double weight)
       : fromEnd(static_cast<float>(weight) >= 0.5F),
@@ -116,7 +131,7 @@ void applyAdam(const UpdateRule& rule, std::uint64_t step, const Arrays& arrays)
   const auto rate = static_cast<float>(-rule.lr / (1 - std::pow(rule.beta1, steps)));
   const auto correction = static_cast<float>(std::sqrt(1 - std::pow(rule.beta2, steps)));
   const auto eps = static_cast<float>(rule.eps);
-  // AdamW shrinks the parameter, Adam adds to the gradient.
+  // AdamW shrinks the parameter; Adam adds the decay to the gradient.
   const bool decoupled = rule.kind == RuleKind::kAdamW;
   const auto shrink = static_cast<float>(decoupled ? 1 - rule.lr * rule.weightDecay : 1.0);
   withFlag(!decoupled && rule.weightDecay != 0, [&](auto decays) {
@@ -128,7 +143,7 @@ void applyAdam(const UpdateRule& rule, std::uint64_t step, const Arrays& arrays)
             m = mean(m, down);
             v = v * kept + added * down * down;
             float scale = v;
-            // `most` is there with amsgrad only. As torch.maximum: what is not a number stays that.
+            // `most` exists with amsgrad only. Like torch.maximum, keeps NaN.
             ((scale = most = v > most || v != v ? v : most), ...);
             value = value * shrink + rate * m / (std::sqrt(scale) / correction + eps);
           });
@@ -188,7 +203,7 @@ void applyRmsprop(const UpdateRule& rule, const Arrays& arrays) {
   });
 }
 
-// Of NaN this does not hold either.
+// `condition` is false for NaN too.
 void demand(bool condition, const char* name, double value, const char* range) {
   if (!condition) {
     throw InvalidUsage(concat(name, " of an optimizer is ", value, "; it must be ", range));

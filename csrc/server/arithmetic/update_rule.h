@@ -8,11 +8,12 @@
 
 namespace hvd_order {
 
-/// The optimizers of torch.optim that a parameter server can be.
+/// Optimizers of torch.optim that a parameter server can run.
 enum class RuleKind : std::uint8_t { kSgd, kAdam, kAdamW, kAdagrad, kRmsprop };
 
-/// An optimizer with its hyper-parameters, as torch.optim names them. What a kind does not know is
-/// ignored. The defaults suit no kind in particular: whoever makes a rule names what it needs.
+/// An optimizer with its hyper-parameters, named as in torch.optim. A kind ignores the fields that
+/// it does not use. The defaults suit no particular kind: the code that makes a rule sets every
+/// field that the kind uses.
 struct UpdateRule {
   RuleKind kind = RuleKind::kSgd;
   double lr = 1e-3;
@@ -32,34 +33,36 @@ struct UpdateRule {
   friend bool operator==(const UpdateRule&, const UpdateRule&) = default;
 };
 
-/// No rule has more moments.
+/// Largest number of moments of any rule.
 inline constexpr std::size_t kMostMoments = 3;
 
-/// The state of a rule: each moment is an array with one number for each number of the parameter.
+/// The state of a rule: each moment is an array with one number per number of the parameter.
 using Moments = std::span<const std::span<float>>;
 
-/// @throws InvalidUsage if torch.optim refuses such hyper-parameters, or one is not a number.
+/// Checks the hyper-parameters.
+/// @throws InvalidUsage if torch.optim refuses them, or one is not a number.
 void validate(const UpdateRule& rule);
 
-/// How many moments the rule needs, at most kMostMoments. SGD and RMSprop need one more once they
-/// have momentum.
+/// Number of moments that the rule needs, at most kMostMoments. SGD and RMSprop need one more with
+/// momentum.
 [[nodiscard]] std::size_t momentsOf(const UpdateRule& rule);
 
-/// Fills the moments with what they hold before the first step.
+/// Fills the moments with their values before the first step.
 ///
-/// @throws InvalidUsage for what `validate` refuses, or another number of moments than `momentsOf`.
+/// @throws InvalidUsage for what `validate` refuses, or if the number of moments differs from
+///   `momentsOf`.
 void initialiseMoments(const UpdateRule& rule, Moments moments);
 
-/// One step: updates `value` and the moments in place from `gradient`, in the order of operations
-/// of torch.optim on a CPU. Every number depends on the numbers at its own place alone and comes
-/// out bitwise the same however the parameter is cut into spans, and on every CPU of one
+/// Performs one step: updates `value` and the moments in place from `gradient`, in the order of
+/// operations of torch.optim on a CPU. Every number depends only on the numbers at its own place.
+/// The result is bitwise the same however the parameter is cut into spans, and on every CPU of one
 /// architecture.
 ///
-/// @param step counts from 1: Adam corrects its bias by it, Adagrad lowers its rate, and in step 1
-///   the momentum buffer of SGD becomes the gradient, whatever it held.
+/// @param step counts from 1. Adam corrects its bias by it, Adagrad lowers its rate, and in step 1
+///   the momentum buffer of SGD becomes the gradient, regardless of its content.
 /// @param gradient, value, moments of one size; no two may overlap.
-/// @throws InvalidUsage for what `validate` refuses, for step 0, and for sizes that differ. Nothing
-///   is changed then.
+/// @throws InvalidUsage for what `validate` refuses, for step 0, and for sizes that differ.
+///   Nothing is changed then.
 void apply(
     const UpdateRule& rule,
     std::uint64_t step,

@@ -1,12 +1,12 @@
 #pragma once
 
-// How loops come to be vectorised here. They are written for the compiler: no branches in them, and
-// what they call is HVDO_INLINE. The library is built for any x86-64, so they are compiled once
-// more for AVX2, which halves the time of most of them.
+// How loops are vectorised here. Loops are written for the compiler: they have no branches, and
+// the functions that they call are HVDO_INLINE. The library is built for any x86-64, so the loops
+// are compiled a second time for AVX2, which halves the time of most of them.
 //
-// That is without FMA, and CMakeLists.txt forbids the compiler to contract products and sums in the
-// files that do this, on any machine: results must not hang on how wide vectors are, nor on where
-// the tail of a loop begins.
+// FMA is not used, and CMakeLists.txt forbids the compiler to contract products and sums in the
+// files that use these loops, on any machine: results must not depend on the width of vectors, nor
+// on where the tail of a loop begins.
 
 #define HVDO_INLINE __attribute__((always_inline))
 
@@ -21,9 +21,9 @@ HVDO_AVX2 void runOnAvx2(Loops loops) {
 }
 #endif
 
-/// Calls `loops`, whose call operator must be HVDO_INLINE, with the widest vectors that this CPU
-/// has. Chosen by hand since target_clones needs ifunc: not every C library has that, and
-/// ThreadSanitizer does not stand it.
+/// Calls `loops`, whose call operator must be HVDO_INLINE, with the widest vectors of this CPU.
+/// The choice is made by hand because target_clones needs ifunc: not every C library has it, and
+/// ThreadSanitizer does not support it.
 template <typename Loops>
 void runOnWidestVectors(Loops loops) {
 #ifdef HVDO_AVX2

@@ -7,6 +7,25 @@
 
 #include "base/error.h"
 
+// The state of one slice and the updates that change it; no locks, no network.
+//
+// `seen` is the core of the state: for each worker the last round that has been applied. It tells
+// whether a push is new, due, or a repetition that only needs its answer, so pushes may be sent
+// again after the loss of a server. Synchronous: all entries of `seen` are equal, and round r + 1
+// is applied when the push of every worker is there, added in rank order, so the result does not
+// depend on the order of arrival. Asynchronous: the waiting push of the lowest round is applied,
+// and by default only if it directly follows its worker's last round.
+//
+// If a replica may lag (`mayMiss`), updates may be lost with their server. A worker pushes a round
+// only after it has the answer to the round before, so a round that a worker has gone beyond is
+// over, and `seen` skips it.
+//
+// Invariant: payloads are never written while another holder refers to them. Answers and states on
+// their way to other processes share the memory of `value` and the moments, so an update first
+// copies an array that has another holder.
+//
+// A replica applies the same updates with the same rules in the same order (`follow`), so its
+// state is bitwise the owner's: update_rule.h promises it on CPUs of one architecture.
 namespace hvd_order {
 
 namespace {
@@ -81,7 +100,7 @@ void HeldSlice::push(int worker, Round round, Payload gradient) {
   const auto index = static_cast<std::size_t>(worker);
   waiting_.resize(static_cast<std::size_t>(workers_));
   if (round < waiting_[index].round) {
-    return; // sent twice, and the worker has gone on meanwhile
+    return; // a repeated push; the worker has pushed a later round since
   }
   waiting_[index] = {round, std::move(gradient)};
 }
@@ -139,7 +158,8 @@ Round HeldSlice::slowest() const {
   return installed_ ? *std::min_element(state_.seen.begin(), state_.seen.end()) : 0;
 }
 
-// Synchronous: whoever pushes a round has the answer to the one before, so that one is over.
+// Synchronous: a worker that pushes a round has the answer to the round before, so that round is
+// over.
 void HeldSlice::giveUpMissed() {
   if (consistency_ != Consistency::kSynchronous || !installed_) {
     return;
@@ -152,13 +172,13 @@ void HeldSlice::giveUpMissed() {
   }
 }
 
-// Asynchronous: whether the update may be applied to what is here. If not, it was made by a state
-// that is still on its way.
+// Asynchronous: whether the update may be applied to the state held here. If not, its worker
+// computed it from a state that is still on its way to this server.
 bool HeldSlice::follows(int worker, Round round) const {
   return mayMiss_ || round == state_.seen[static_cast<std::size_t>(worker)] + 1;
 }
 
-// Asynchronous.
+// Asynchronous: moves the next group or push that may be applied into `update`.
 bool HeldSlice::takeNext(Update& update) {
   if (group_ && std::ranges::all_of(group_->members, [&](const Member& member) {
         return follows(member.worker, member.round);
@@ -180,7 +200,7 @@ bool HeldSlice::takeNext(Update& update) {
   return true;
 }
 
-// The push of the lowest round that follows.
+// The waiting push of the lowest round, among those that may be applied.
 std::vector<HeldSlice::Waiting>::iterator HeldSlice::nextPush() {
   auto next = waiting_.end();
   for (auto push = waiting_.begin(); push != waiting_.end(); ++push) {
@@ -240,7 +260,7 @@ bool HeldSlice::follow(const Update& update, Round version, const RuleBook& rule
       })) {
     throw FrameError(concat("an update of round ", update.round, " that does not follow"));
   }
-  // Rules come in order: who knows later ones knows these, or has forgotten them.
+  // Rules arrive in order: a server that has later rules has these, or has dropped them.
   if (serversUpdate_ && (rules.empty() || rules.rbegin()->first < update.rules)) {
     return false;
   }
@@ -278,10 +298,10 @@ void HeldSlice::update(const Rules& rules, Update& update, bool measureChange) {
   for (const Segment& segment : shape_.segments) {
     moments = std::max(moments, momentsOf(rules.at(segment.group)));
   }
-  // Answers and states under way still refer to what was there: they keep it.
+  // Answers and states on their way still refer to the old arrays, so those must not change.
   const Payload before = measureChange ? state_.value : Payload{};
   const auto makeOwn = [](Payload& payload) {
-    // Letting go of a second reference orders what follows behind what others did with theirs.
+    // Releasing the second reference orders the writes below behind the other holders' reads.
     const std::shared_ptr<std::byte> mine = payload.memory;
     if (mine.use_count() > 2) {
       payload = Payload::copyOf(std::span(payload.data(), payload.sizeBytes));
@@ -298,7 +318,7 @@ void HeldSlice::update(const Rules& rules, Update& update, bool measureChange) {
   const std::span<const float> slope = floats(update.sum);
   std::size_t done = 0;
   for (const Segment& segment : shape_.segments) {
-    // What belongs to no parameter (padding, use flags) is summed and nothing else.
+    // Elements that belong to no parameter (padding, use flags) are only summed.
     std::ranges::copy(slope.subspan(done, segment.first - done), value.subspan(done).begin());
     std::vector<std::span<float>> mine;
     mine.reserve(kMostMoments);

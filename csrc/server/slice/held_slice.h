@@ -16,14 +16,14 @@ namespace hvd_order {
 
 /// When pushes are applied.
 enum class Consistency : std::uint8_t {
-  kSynchronous,  ///< a round at a time, when every worker's push of it is there
-  kAsynchronous, ///< each push by itself, as it comes
+  kSynchronous,  ///< one round at a time, when every worker's push of it is there
+  kAsynchronous, ///< each push by itself, as it arrives
 };
 
-/// One for each group of parameters.
+/// One rule for each group of parameters.
 using Rules = std::vector<UpdateRule>;
-/// Counts the rules that worker 0 has given for a model; the first are 1. The round since which
-/// they hold does not tell them apart: it may think better of them before it pushes.
+/// Number of a set of rules that worker 0 has given for a model; the first is 1. The first round
+/// of a set does not identify it: worker 0 may change the rules again before it pushes.
 using RulesNumber = std::uint32_t;
 struct RulesSince {
   Round since;
@@ -31,35 +31,35 @@ struct RulesSince {
 };
 using RuleBook = std::map<RulesNumber, RulesSince>;
 
-/// All that has to move with a slice.
+/// Everything that moves with a slice.
 struct SliceState {
-  std::uint64_t stepsBefore = 0; ///< of the optimizer, before the model was registered
+  std::uint64_t stepsBefore = 0; ///< steps of the optimizer before the model was registered
   Round version = 0;             ///< updates applied since
   std::vector<Round> seen;       ///< by worker, the last round applied
-  std::vector<Round> skipped;    ///< by worker, the last of them that made no change; 0: none
-  Payload value;                ///< sum of the last round, or parameters; none before the first sum
-  std::vector<Payload> moments; ///< the optimizer's state, of `value`'s size each
+  std::vector<Round> skipped;    ///< by worker, the last round skipped; 0: none
+  Payload value;                 ///< sum of the last round, or parameters; may be empty
+  std::vector<Payload> moments;  ///< the optimizer's state, of `value`'s size each
 };
 
-/// The newest rules for a round; the oldest that are known if it is older still. `rules` is not
-/// empty.
+/// The newest rules that hold for a round, or the oldest known rules if the round is older than
+/// all. `rules` must not be empty.
 [[nodiscard]] RuleBook::const_iterator rulesFor(const RuleBook& rules, Round round);
 
-/// One slice on a server: pushes go in, and are applied when it is time. Not thread-safe.
+/// One slice on a server: takes pushes, and applies them when they are due. Not thread-safe.
 ///
-/// A round's pushes are kept until all are there and are then added in rank order, so that the
-/// result does not depend on who came first. A worker pushes a round when it has its answer to the
-/// one before, so at most one push of each waits.
+/// The pushes of a round are kept until all have arrived and are then added in rank order, so the
+/// result does not depend on the order of arrival. A worker pushes a round after it has the answer
+/// to the round before, so at most one push of each worker waits.
 class HeldSlice {
  public:
   struct Update {
     Round round;
-    int worker;        ///< kEveryWorker for a whole round; of several workers the first
-    Payload sum;       ///< none: the worker's update was skipped
-    double change;     ///< Euclidean norm of what `value` changed by, if asked for
-    RulesNumber rules; ///< 0: there are none
-    std::vector<Member> members = {}; ///< asynchronous: of a sum of several workers' updates
-    /// How many updates it counts for.
+    int worker;        ///< kEveryWorker for a whole round; for a group the first worker
+    Payload sum;       ///< empty: the worker's update was skipped
+    double change;     ///< Euclidean norm of the change of `value`, if measured
+    RulesNumber rules; ///< 0: no rules
+    std::vector<Member> members = {}; ///< asynchronous: the updates in a group's sum
+    /// Number of workers' updates; 1 for a whole round, 0 for a skipped update.
     [[nodiscard]] Round count() const {
       return members.empty() ? Round{bool(sum)} : static_cast<Round>(members.size());
     }
@@ -69,14 +69,14 @@ class HeldSlice {
   struct Waiting {
     Round round = 0;
     Payload gradient;
-    bool isSkipped = false; ///< there is no gradient, and there will be none
+    bool isSkipped = false; ///< there is no gradient and none will come
     [[nodiscard]] bool isHere() const {
       return isSkipped || bool(gradient);
     }
   };
 
   /// @param mayMiss updates may have been lost with another server. A round that a worker has gone
-  ///   beyond was applied there, so it is not waited for.
+  ///   beyond was applied there, so this slice does not wait for it.
   HeldSlice(
       const SliceShape& shape,
       bool serversUpdate,
@@ -84,61 +84,64 @@ class HeldSlice {
       int workers,
       bool mayMiss = false);
 
-  /// Whether it knows what came before: only then can anything be applied.
+  /// Whether the slice has its state; nothing can be applied without it.
   [[nodiscard]] bool installed() const {
     return installed_;
   }
   void install(SliceState state);
-  /// Parameters to begin with, or nothing before the first sum.
+  /// Starts with these parameters, or with nothing before the first sum.
   void begin(Payload value);
-  /// What another server needs to go on; the payloads are shared, not copied.
+  /// The state that another server needs to continue; the payloads are shared, not copied.
   [[nodiscard]] const SliceState& state() const {
     return state_;
   }
-  /// Forgets the state, as it lives elsewhere from now on.
+  /// Drops the state, because another server has it from now on.
   void uninstall();
 
-  /// Whether that state has all that this one has, and more.
+  /// Whether `other` contains every update of this state, and more.
   [[nodiscard]] bool isBehind(const SliceState& other) const;
-  /// Whether that push has been applied before: it was sent again after a server was lost.
+  /// Whether this push has been applied before: workers send pushes again after a server is lost.
   [[nodiscard]] bool applied(int worker, Round round) const;
-  /// Of two pushes of a worker the later round stays, of one round the last.
+  /// Stores a push. Of two pushes of a worker, the one of the later round is kept; of two pushes
+  /// of one round, the second.
   void push(int worker, Round round, Payload gradient);
-  /// Asynchronous: the sum of several workers' updates, which are applied together. Takes the place
-  /// of one that waits.
+  /// Asynchronous: stores the sum of several workers' updates, which are applied together.
+  /// Replaces a group that waits.
   void pushGroup(Payload total, std::vector<Member> members);
-  /// Drops it. @return whether there was one.
+  /// Drops the waiting group. @return whether there was one.
   bool dropGroup();
-  /// Asynchronous: a worker's update counts as made, without a change.
+  /// Asynchronous: counts a worker's update as made, without a change.
   void skip(int worker, Round round);
   [[nodiscard]] bool wasSkipped(int worker, Round round) const {
     return installed_ && round > 0 && round == state_.skipped[static_cast<std::size_t>(worker)];
   }
-  /// A worker has its answer to that round, perhaps of a server that is lost.
+  /// Marks a round as over: a worker has its answer, perhaps from a server that is lost.
   void markOver(Round round) {
     over_ = std::max(over_, round);
   }
-  /// Takes out the pushes that wait, by worker; drops a group.
+  /// Removes and returns the waiting pushes, by worker; drops a waiting group.
   std::vector<Waiting> takeWaiting();
-  /// Takes out those that have been applied before: they want their answer.
+  /// Removes and returns the waiting pushes that have been applied before; their workers need an
+  /// answer.
   std::vector<std::pair<int, Round>> takeApplied();
   [[nodiscard]] bool waits() const;
-  /// The workers whose push of the next round has not come.
+  /// Workers whose push of the next round has not arrived.
   [[nodiscard]] std::vector<int> missing() const;
 
-  /// Applies the next round, or push, that is due; none if none is, or its rules are not known.
+  /// Applies the next round, or push, that is due. @return nothing if none is due or its rules are
+  /// not known.
   std::optional<Update> advance(const RuleBook& rules, bool measureChange);
-  /// Applies what the owner of the slice has applied.
-  /// @param version that it led to there.
-  /// @return false if its rules are not known here yet: it is to be tried again.
+  /// Applies an update that the owner of the slice has applied.
+  /// @param version of the owner after the update.
+  /// @return false if the rules of the update are not known here yet; the caller tries again.
   /// @throws FrameError if updates before it are missing or it has been applied.
   bool follow(const Update& update, Round version, const RuleBook& rules);
-  /// Nothing is applied before these rules are known.
+  /// Applies nothing before these rules are known.
   void needRules(RulesNumber number) {
     neededRules_ = std::max(neededRules_, number);
   }
 
-  /// Rounds that every worker has had applied.
+  /// Rounds that have been applied for every worker.
   [[nodiscard]] Round slowest() const;
 
  private:
@@ -164,7 +167,7 @@ class HeldSlice {
   RulesNumber neededRules_ = 0;
   Round over_ = 0;
   SliceState state_;
-  std::vector<Waiting> waiting_; // by worker; empty before the first push
+  std::vector<Waiting> waiting_; // by worker; empty if no push has come
   std::optional<Group> group_;
 };
 

@@ -43,7 +43,8 @@ void ServedModel::setRules(const FrameHeader& header, const Payload& payload) {
   {
     const std::unique_lock lock(rulesMutex);
     rules[static_cast<RulesNumber>(header.argument)] = {header.round, std::move(read)};
-    // Old ones are for pushes that are long applied, or that the oldest kept suits as well.
+    // Old rules are for pushes that were applied long ago, or that the oldest kept rules suit as
+    // well.
     while (rules.size() > kRulesKept) {
       rules.erase(rules.begin());
     }
@@ -59,8 +60,8 @@ void ServedModel::setMap(Peer from, const FrameHeader& header, const Payload& pa
     throw FrameError(concat(places.size(), " places for ", slices_.size(), " slices"));
   }
   const std::scoped_lock lock(mutex_);
-  if (mapped_ && header.map <= map_) { // comes from every worker
-    if (header.map < map_) {           // who registers late has not heard of a change before that
+  if (mapped_ && header.map <= map_) { // every worker sends its map
+    if (header.map < map_) {           // a worker that registers late missed earlier changes
       FrameHeader newest = header;
       newest.map = map_;
       room.peers.send(from, Connection::kAtOnce, newest, places_);
@@ -68,7 +69,7 @@ void ServedModel::setMap(Peer from, const FrameHeader& header, const Payload& pa
     return;
   }
   const bool begins = !mapped_ && header.map == 0;
-  if (header.map > 0) { // the others have it from worker 0 by way of the servers
+  if (header.map > 0) { // servers pass worker 0's map on to the other workers
     for (const Peer worker : room.peers.all(Peer::Kind::kWorker)) {
       room.peers.send(worker, Connection::kAtOnce, header, payload);
     }

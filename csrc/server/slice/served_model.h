@@ -13,11 +13,11 @@
 
 namespace hvd_order {
 
-/// What all models of a server share; outlives them.
+/// State that all models of a server share; outlives them.
 struct ServerRoom {
   explicit ServerRoom(ServerOptions given) : options(std::move(given)) {}
 
-  /// Where a slice stands among what waits for a line; the first goes first.
+  /// Urgency of a slice among the frames that wait for a line; the lowest number goes first.
   [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const {
     return options.ordered ? std::uint64_t{slice} + 1 : 1;
   }
@@ -29,8 +29,8 @@ struct ServerRoom {
   Routes routes;
 };
 
-/// One layout of a model on a server: its slices, the rules of their updates, and the map that says
-/// who holds them.
+/// One layout of a model on a server: its slices, the rules of their updates, and the map that
+/// assigns them to servers.
 ///
 /// Thread safety: all methods may be called from any thread.
 class ServedModel final : public std::enable_shared_from_this<ServedModel> {
@@ -43,7 +43,7 @@ class ServedModel final : public std::enable_shared_from_this<ServedModel> {
   ServedModel(const ServedModel&) = delete;
   ServedModel& operator=(const ServedModel&) = delete;
 
-  /// @throws FrameError if there is no such slice.
+  /// The slice with this index. @throws FrameError if there is none.
   [[nodiscard]] ServedSlice& slice(SliceIndex index) const;
   [[nodiscard]] const std::vector<std::unique_ptr<ServedSlice>>& slices() const {
     return slices_;
@@ -52,7 +52,7 @@ class ServedModel final : public std::enable_shared_from_this<ServedModel> {
     return {.kind = kind, .model = id, .layout = layout, .slice = slice};
   }
 
-  // What workers say of the whole model.
+  // Frames of workers about the whole model.
   void setRules(const FrameHeader& header, const Payload& payload);
   void setMap(Peer from, const FrameHeader& header, const Payload& payload);
   void switched(int worker, std::uint32_t map);
@@ -66,7 +66,7 @@ class ServedModel final : public std::enable_shared_from_this<ServedModel> {
   const std::uint32_t layout;
   const Registration registration;
 
-  mutable std::shared_mutex rulesMutex; ///< guards `rules`; taken after a slice's
+  mutable std::shared_mutex rulesMutex; ///< guards `rules`; locked after a slice's mutex
   RuleBook rules;
 
  private:
@@ -75,11 +75,11 @@ class ServedModel final : public std::enable_shared_from_this<ServedModel> {
   static constexpr std::size_t kRulesKept = 64;
 
   std::vector<std::unique_ptr<ServedSlice>> slices_;
-  std::mutex mutex_; // guards what follows; taken before a slice's
+  std::mutex mutex_; // guards what follows; locked before a slice's mutex
   std::uint32_t map_ = 0;
   bool mapped_ = false;
-  Payload places_;                        // of the map, as it came
-  std::vector<std::uint32_t> switchedTo_; // by worker: version of its map
+  Payload places_;                        // payload of the map, as received
+  std::vector<std::uint32_t> switchedTo_; // by worker: version of the map it uses
 };
 
 } // namespace hvd_order

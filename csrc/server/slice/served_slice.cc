@@ -7,11 +7,27 @@
 #include "server/slice/served_model.h"
 #include "server/wire/arguments.h"
 
+// The path of a push through the owner: store it, apply it, copy it to the replica, answer it.
+//
+// The frame of a push or pull is only stored. `settleNow` (slice_moves.cc) then calls `advance`,
+// which applies every update that is due. Each update is sent to the follower and adds an entry to
+// `owed_` for every worker in it; `answerWhenAllowed` answers the entries that may be answered.
+//
+// Invariant: if the slice has a replica, an answer waits until the replica has acknowledged all
+// updates; with a divergence bound, which applies only where servers update parameters, until the
+// norms of the unacknowledged updates add up to no more than the bound. An asynchronous answer
+// also waits until its worker is no more than `staleness` rounds ahead of the slowest one.
+//
+// Pushes are idempotent: a worker whose push was applied before, by this server or a lost one,
+// only gets its answer again.
+//
+// A group's sum is applied as one update. If all its members may be answered at once, the helper
+// answers them; otherwise the helper gets an empty reply and each member is answered from here.
 namespace hvd_order {
 
 namespace {
 
-// Copies for a replica that may lag go when nothing else waits.
+// Copies for a replica that may lag go when no other frame waits.
 constexpr std::uint64_t kWhenIdle = Connection::kLast - 1;
 
 std::uint32_t partOf(const FrameHeader& pull) {
@@ -22,7 +38,7 @@ std::uint32_t partOf(const FrameHeader& pull) {
   return part;
 }
 
-// What only sums can only wait for all.
+// A server that only sums has to wait for all workers.
 Consistency consistencyOf(const ServedModel& model) {
   return model.registration.serversUpdate ? model.room.options.consistency
                                           : Consistency::kSynchronous;
@@ -71,7 +87,7 @@ std::uint64_t ServedSlice::urgency() const {
   return model_.room.urgencyOf(index_);
 }
 
-// The same for a state and the updates that follow it, which must not overtake it.
+// A state and the updates that follow it have the same urgency: they must not overtake the state.
 std::uint64_t ServedSlice::replicaUrgency() const {
   return model_.room.options.divergenceBound > 0 ? kWhenIdle : urgency();
 }
@@ -110,7 +126,7 @@ void ServedSlice::push(Peer from, int worker, const FrameHeader& header, Payload
     const bool isDirect = admission_ && admission_->helper == Routes::kDirect;
     if (!isDirect || admission_->asks.front().worker != worker ||
         admission_->asks.front().round != header.round) {
-      return; // told to before a map came by which it has asked again
+      return; // admitted before a map came, by which the worker asks again
     }
     endAdmission(/*came=*/true);
   }
@@ -140,16 +156,16 @@ void ServedSlice::rulesCame() {
   settleNow();
 }
 
-// Of the original alone.
+// For the original only: applies what is due, and answers.
 void ServedSlice::advance() {
   if (arrived_ && std::ranges::any_of(arrived_->asks, [&](const Ask& ask) {
         return held_.applied(ask.worker, ask.round);
-      })) { // a state has come that has some of these updates: a sum cannot be taken apart
+      })) { // the new state contains some of these updates: a sum cannot be split
     askAgain(arrived_->asks);
     dropGroup();
   }
   for (const auto& [worker, round] : held_.takeApplied()) {
-    owed_.push_back({worker, round, kValuePart}); // its answer was lost with another server
+    owed_.push_back({worker, round, kValuePart}); // the answer was lost with another server
   }
   const std::shared_lock lock(model_.rulesMutex);
   while (const auto update = held_.advance(model_.rules, mayLag() && follower_ != kNoServer)) {
@@ -176,7 +192,7 @@ void ServedSlice::afterUpdate(const HeldSlice::Update& update) {
     for (const Member& member : update.members) {
       owed_.push_back({member.worker, member.round, kValuePart});
     }
-    if (relay_) { // some of it may not be answered yet
+    if (relay_) { // some of its members may not be answered yet
       tellHelper(relay_->helper, relay_->group, {});
     }
     relay_ = Relay{arrived_->helper, arrived_->group, update.members};
@@ -191,7 +207,7 @@ void ServedSlice::afterUpdate(const HeldSlice::Update& update) {
   answerWhenAllowed();
 }
 
-// What may be told: only what a replica has, or nearly has, and nothing to those who ran ahead.
+// Answers show only updates that the replica has, or nearly has; workers too far ahead wait.
 void ServedSlice::answerWhenAllowed() {
   if (owed_.empty()) {
     return;
@@ -221,7 +237,8 @@ bool ServedSlice::mayBeAnswered(int worker, Round round) const {
   return !tooFarAhead && held_.applied(worker, round);
 }
 
-// To all of the last group, if all may have it: else each is answered when it may.
+// Lets the helper answer the last group if all members may be answered; else each member is
+// answered from here when it may be.
 void ServedSlice::answerByHelper() {
   const auto relay = std::exchange(relay_, std::nullopt);
   if (!relay || !model_.room.peers.hasServer(relay->helper)) {
@@ -239,7 +256,7 @@ void ServedSlice::answerByHelper() {
   });
 }
 
-// Without an answer: its members get theirs from here.
+// Replies to a helper. Without an answer in the reply, the members get theirs from here.
 void ServedSlice::tellHelper(ServerId helper, std::uint32_t group, Payload answer) const {
   FrameHeader header = model_.about(FrameKind::kValue, index_);
   header.flags = kFrameFlagGroup;
@@ -248,7 +265,7 @@ void ServedSlice::tellHelper(ServerId helper, std::uint32_t group, Payload answe
   send({Peer::Kind::kServer, helper}, urgency(), header, std::move(answer));
 }
 
-// Whatever is left of a group here: its members will ask again, or have been asked for.
+// Drops what is left of a group: its members will ask again, or their requests have been restored.
 void ServedSlice::dropGroup() {
   held_.dropGroup();
   if (arrived_) {
@@ -259,7 +276,7 @@ void ServedSlice::dropGroup() {
 
 void ServedSlice::answer(const Answer& to) {
   const SliceState& state = held_.state();
-  const std::size_t moment = to.part - kValuePart - 1; // of no use for the value
+  const std::size_t moment = to.part - kValuePart - 1; // not used for the value
   FrameHeader header = model_.about(FrameKind::kValue, index_);
   header.round = to.round;
   header.argument = state.stepsBefore + state.version;

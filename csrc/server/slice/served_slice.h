@@ -19,23 +19,25 @@ namespace hvd_order {
 class PushWindows;
 class ServedModel;
 
-/// One slice as a server has it: pushes come, updates are made, answers and copies go.
+/// One slice as a server has it: receives pushes, makes updates, and sends answers and copies.
 ///
-/// One server has the original of a slice. Its replica and, for a moment, those who had it before
-/// have copies, and know whom theirs is a copy of. When that one is lost, the copy becomes the
-/// original with the slice's owner by the map: here, or there after it has been sent. So a server
-/// may be lost at any moment of a move. A copy that the map does not name is dropped once the owner
-/// says that its replica has its own.
+/// One server has the original of a slice. Its replica has a copy, and so, for a moment, do the
+/// servers that had the slice before. Each copy stores which server has its original. When that
+/// server is lost, the copy becomes the original at the slice's owner by the map: either here, or
+/// at the owner after the copy has been sent there. So a server may be lost at any moment of a
+/// move. A copy that the map does not name is dropped once the owner announces that its replica
+/// has its own copy.
 ///
-/// Where the delay of updates is bounded, a worker asks before it pushes. It is told to push when
-/// it is its turn (delay_order.h), one worker at a time; or it gets the present value at once, and
-/// its update counts as made, if that could not be applied in time. Several whose turns are next
-/// may be told to push to a helper (aggregator.h), whose sum counts as all their updates. A worker
-/// keeps its gradient until it has its answer, so whatever becomes of the helper, it is told again.
-/// What has been asked is asked again of the new owner when a slice moves, so it need not move.
+/// Where the delay of updates is bounded, a worker asks before it pushes. The server admits one
+/// worker at a time, in the order of delay_order.h. If the update could not be applied in time,
+/// the worker instead receives the present value at once, and its update counts as made. Several
+/// workers whose turns are next may be told to push to a helper (aggregator.h), whose sum counts
+/// as all their updates. A worker keeps its gradient until it has its answer, so it can be
+/// admitted again if the helper fails. When a slice moves, workers ask the new owner again, so
+/// requests do not move with the slice.
 ///
-/// Thread safety: all methods may be called from any thread. Those that frames lead to throw
-/// FrameError, and have done nothing then, if the frame does not fit.
+/// Thread safety: all methods may be called from any thread. Methods that handle frames throw
+/// FrameError if the frame does not fit, and have changed nothing then.
 class ServedSlice {
  public:
   ServedSlice(ServedModel& model, SliceIndex index);
@@ -45,28 +47,28 @@ class ServedSlice {
 
   [[nodiscard]] std::tuple<SliceIndex, ModelId, std::uint32_t> key() const;
 
-  // served_slice.cc: what workers send and get. `worker`: whose it is, as a server may pass on what
-  // came to it too late.
+  // served_slice.cc: frames from and to workers. `worker` is the rank whose push or pull it is: a
+  // server may pass on a frame that came to it too late.
   void push(Peer from, int worker, const FrameHeader& header, Payload payload);
   void pull(Peer from, int worker, const FrameHeader& header);
   void rulesCame();
 
-  // slice_turns.cc: where workers ask first.
+  // slice_turns.cc: for workers that ask before they push.
   void ask(int worker, const FrameHeader& header);
-  /// The sum of several workers' updates, of a helper.
+  /// Handles a helper's sum of several workers' updates.
   void groupCame(Peer from, const FrameHeader& header, const Payload& payload);
-  /// Some worker that this slice waits for has room for a push.
+  /// Called when a sender that this slice waits for has room for a push.
   void admit();
-  /// That worker asks no more by an older map.
+  /// The worker sends no more requests by an older map.
   void switched(int worker, std::uint32_t map);
-  /// Workers have another layout of the model: nothing more comes.
+  /// All workers have a newer layout of the model: no more frames come.
   void retire();
 
   // slice_moves.cc: between servers.
   void stateCame(Peer from, const FrameHeader& header, Payload payload);
-  /// An update that the original has made.
+  /// Handles an update that the original has made.
   void copyCame(Peer from, const FrameHeader& header, Payload payload);
-  /// A copy has what was sent to it.
+  /// Handles the acknowledgement of a copy.
   void copyArrived(Peer from, const FrameHeader& header);
   /// @param begins the map is the model's first.
   void place(Placement place, std::uint32_t map, bool allSwitched, bool begins);
@@ -75,13 +77,13 @@ class ServedSlice {
   void settle();
 
   struct Report {
-    bool owned; ///< else it is a copy for the case that its owner is lost
+    bool owned; ///< else a copy, for the case that the owner is lost
     Round version;
     Payload value;
   };
-  /// What is held; none if nothing is.
+  /// Describes the state that is held; nothing if there is none.
   [[nodiscard]] std::optional<Report> report() const;
-  /// The workers that those which have pushed wait for.
+  /// Workers whose push is missing while other workers' pushes wait.
   [[nodiscard]] std::vector<int> missing() const;
 
  private:
@@ -93,11 +95,11 @@ class ServedSlice {
   struct Ask {
     int worker;
     Round round;
-    std::uint64_t read; // steps that the worker's parameters had seen
+    std::uint64_t read; // steps that the worker's parameters include
     std::uint32_t map;
-    bool isDirect; // has no line to some helper
+    bool isDirect; // the worker has no connection to the helper it was given
   };
-  // Pushes that are under way: one, or several to a helper.
+  // Admitted pushes: one to this server, or several to a helper.
   struct Admission {
     std::vector<Ask> asks;
     ServerId helper = Routes::kDirect;
@@ -105,7 +107,7 @@ class ServedSlice {
     double since = 0;
     [[nodiscard]] bool isOf(int worker) const;
   };
-  // Whom a helper can answer to.
+  // A group that a helper can answer.
   struct Relay {
     ServerId helper;
     std::uint32_t group;
@@ -113,10 +115,10 @@ class ServedSlice {
   };
   struct Unacknowledged {
     Round version;
-    int worker; // whose update, of which round
+    int worker; // the update's worker and round
     Round round;
     double change;
-    bool isState; // the whole, not one update
+    bool isState; // a whole state, not one update
   };
   struct Copied {
     Peer from;
@@ -125,8 +127,8 @@ class ServedSlice {
     std::vector<Member> members;
   };
   using Parts = std::vector<std::optional<Payload>>;
-  /// Holds the slice's lock; without it, at the end, lets other slices use the room that this one
-  /// has given back.
+  /// Holds the slice's lock. After it has released the lock, lets other slices use the room that
+  /// this slice has given back.
   class Work {
    public:
     explicit Work(ServedSlice& slice) : slice_(slice), lock_(slice.mutex_) {}
@@ -152,7 +154,7 @@ class ServedSlice {
   [[nodiscard]] std::uint64_t replicaUrgency() const;
   void send(Peer to, std::uint64_t urgency, const FrameHeader& header, Payload payload) const;
 
-  // Under the lock, as all that follow. served_slice.cc:
+  // All methods below run under the lock. served_slice.cc:
   void advance();
   void afterUpdate(const HeldSlice::Update& update);
   void answerWhenAllowed();
@@ -192,29 +194,29 @@ class ServedSlice {
   HeldSlice held_;
   std::uint32_t map_ = 0; // version of the map that `place_` is of
   Placement place_{kNoServer, kNoServer};
-  bool passesOn_ = false; // no worker sends here any more: what still comes is for the owner
+  bool passesOn_ = false; // no worker sends here any more: later frames are for the owner
 
-  bool original_ = false;        // what is held counts; else it is a copy
-  ServerId source_ = kNoServer;  // of the copy: who has the original
+  bool original_ = false;        // the held state is the original; else it is a copy
+  ServerId source_ = kNoServer;  // of a copy: the server that has the original
   std::uint32_t copyMap_ = 0;    // map by which the copy was made
-  std::uint64_t safeBefore_ = 0; // by this map owner and replica have it
-  std::vector<Copied> copies_;   // updates of the original whose rules are to come
+  std::uint64_t safeBefore_ = 0; // copies of older maps may go: owner and replica have the slice
+  std::vector<Copied> copies_;   // updates of the original that wait for their rules
   std::map<std::pair<Peer, bool>, Parts> incoming_; // states that are being received
 
-  // Of the original:
-  ServerId follower_ = kNoServer;              // who has the copy
-  std::uint32_t copiedBy_ = 0;                 // by which map it was sent
-  std::uint32_t originalMap_ = 0;              // by which map it came
-  bool announced_ = false;                     // the follower suits the map
-  std::vector<Answer> owed_;                   // pushes applied, or pulls, not answered yet
-  std::vector<Unacknowledged> unacknowledged_; // what the follower may not have
+  // For the original only:
+  ServerId follower_ = kNoServer;              // the server that has the copy
+  std::uint32_t copiedBy_ = 0;                 // version of the map by which the copy was sent
+  std::uint32_t originalMap_ = 0;              // version of the map by which the original came
+  bool announced_ = false;                     // the follower is the one that the map names
+  std::vector<Answer> owed_;                   // applied pushes, and pulls, without an answer yet
+  std::vector<Unacknowledged> unacknowledged_; // states and updates that the follower may not have
 
-  std::vector<Ask> asks_; // one of each worker at most
+  std::vector<Ask> asks_; // at most one per worker
   std::optional<Admission> admission_;
-  std::optional<Admission> arrived_; // the group that is to be applied
-  std::optional<Relay> relay_;       // the group applied last, until its helper has had a word
-  std::uint32_t groups_ = 0;         // so far
-  std::vector<std::pair<PushWindows*, int>> freed_; // who has room again
+  std::optional<Admission> arrived_; // the group whose sum waits to be applied
+  std::optional<Relay> relay_;       // the group applied last, until its helper has a reply
+  std::uint32_t groups_ = 0;         // number of groups so far
+  std::vector<std::pair<PushWindows*, int>> freed_; // senders that have room again
 };
 
 } // namespace hvd_order

@@ -9,12 +9,29 @@
 #include "server/slice/served_slice.h"
 #include "server/wire/arguments.h"
 
-// How a slice gets from server to server, and what its copies are good for.
+// Moves slices between servers and keeps their copies.
+//
+// A move: worker 0's new map names a new owner (`place`). Each worker switches to the map and
+// tells every server so (`passOnFromNow` follows the last one). From then on no worker's push can
+// be on its way to the old owner, so that server sends the new owner the state, the waiting pushes
+// and the answers that it owes (`passOn`). The new owner installs the state and copies it to its
+// replica (`copyToReplica`).
+//
+// Invariants: only the original applies workers' updates. A server that sends the original away
+// keeps a copy until the new owner announces that owner and replica have the slice
+// (`sayItIsSafe`), so with replicas a second server has the state at any moment of a move.
+// served_slice.cc says what the replica must have before a worker gets an answer.
+//
+// If the server with the original is lost, a copy becomes the original at the owner by the map. If
+// several copies claim to be the last, the one with the most updates is kept (`installOriginal`).
+//
+// `settleNow` does all that map, peers and state permit, after each change of any of them, so
+// their order of arrival does not matter.
 namespace hvd_order {
 
 namespace {
 
-// Steps that an optimizer may have taken.
+// Most steps that an optimizer may have taken.
 constexpr std::uint64_t kMostSteps = std::uint64_t{1} << 53;
 
 Payload counters(const SliceState& state) {
@@ -38,7 +55,7 @@ void ServedSlice::place(Placement place, std::uint32_t map, bool allSwitched, bo
   passesOn_ = allSwitched;
   if (begins && place_.owner == model_.room.options.server && !held_.installed() &&
       !model_.registration.serversUpdate) {
-    held_.begin({}); // before the first sum there is nothing to know
+    held_.begin({}); // before the first sum a slice has no state
     becomeOriginal();
   }
   settleNow();
@@ -50,7 +67,7 @@ void ServedSlice::passOnFromNow() {
   settleNow();
 }
 
-// Nothing waits for a replica that is gone, and a copy of what it had is the original now.
+// Stops waiting for a lost replica; a copy whose original is lost becomes the original.
 void ServedSlice::serverGone(ServerId server) {
   const Work work(*this);
   for (const bool isCopy : {false, true}) {
@@ -76,30 +93,30 @@ void ServedSlice::becomeOriginal() {
   source_ = kNoServer;
   follower_ = kNoServer;
   unacknowledged_.clear();
-  copies_.clear(); // nobody has been told of these
+  copies_.clear(); // no worker has an answer that includes these
   announced_ = false;
 }
 
-// Servers pass on by their map: if it is newer than ours, ours is not to send it back.
+// A server passes frames on by its map. If its map is newer than ours, we must not send them back.
 void ServedSlice::passedOn(const FrameHeader& header) {
   if (header.map > map_) {
     passesOn_ = false;
   }
 }
 
-// Does all that map, peers and state permit, after any of them has changed.
+// Does everything that map, peers and state permit; called after any of them has changed.
 void ServedSlice::settleNow() {
   const Peers& peers = model_.room.peers;
   const bool isOwner = place_.owner == model_.room.options.server;
   const bool ownerIsThere = !isOwner && peers.hasServer(place_.owner);
   if (isCopy() && copyMap_ < safeBefore_) {
-    held_.uninstall(); // a later one is elsewhere; if the map names this server, one will come
+    held_.uninstall(); // another server has a later copy; one will come if the map names us
     copies_.clear();
   }
   if (isCopy() && !peers.hasServer(source_)) {
     if (isOwner) {
       becomeOriginal();
-    } else if (ownerIsThere) { // it was to get the original from who is lost
+    } else if (ownerIsThere) { // the owner was to get the original from the lost server
       sendState(place_.owner, urgency(), 0);
       source_ = place_.owner;
     }
@@ -108,7 +125,7 @@ void ServedSlice::settleNow() {
     if (isOwner) {
       copyToReplica();
     }
-    if (announced_) { // else it is on its way to an owner, who has a replica
+    if (announced_) { // else it is on its way to its owner, which makes the copy
       advance();
       if (asksFirst()) {
         admitNext();
@@ -142,7 +159,7 @@ void ServedSlice::copyToReplica() {
 
 void ServedSlice::sayItIsSafe() {
   if (copiedBy_ == 0) {
-    return; // nobody has had it before
+    return; // no server had the slice before
   }
   FrameHeader header = model_.about(FrameKind::kReplicaDone, index_);
   header.map = copiedBy_;
@@ -154,7 +171,7 @@ void ServedSlice::sayItIsSafe() {
   }
 }
 
-// To the owner: all that is here. A copy stays until the owner has made its own.
+// Sends the owner everything that is here. A copy stays until the owner's replica has one.
 void ServedSlice::passOn() {
   const Peer owner{Peer::Kind::kServer, place_.owner};
   if (isOriginal()) {
@@ -165,7 +182,7 @@ void ServedSlice::passOn() {
     follower_ = kNoServer;
     unacknowledged_.clear();
   }
-  std::uint64_t rules = 0; // that the new owner must have heard of
+  std::uint64_t rules = 0; // number of the rules that the new owner must have
   {
     const std::shared_lock lock(model_.rulesMutex);
     rules = model_.rules.empty() ? 0 : model_.rules.rbegin()->first;
@@ -176,7 +193,7 @@ void ServedSlice::passOn() {
     tellHelper(relay->helper, relay->group, {});
   }
   for (std::size_t worker = 0; worker < waiting.size(); ++worker) {
-    if (waiting[worker].gradient && !asksFirst()) { // else its worker asks the owner
+    if (waiting[worker].gradient && !asksFirst()) { // else its worker asks the new owner
       FrameHeader push = model_.about(FrameKind::kPush, index_);
       push.round = waiting[worker].round;
       push.map = map_;
@@ -211,7 +228,7 @@ void ServedSlice::sendState(ServerId to, std::uint64_t urgency, std::uint64_t ma
 
 void ServedSlice::stateCame(Peer from, const FrameHeader& header, Payload payload) {
   const bool isCopy = (header.argument & kCopyMark) != 0;
-  // Worker 0 says what a slice begins with; then it moves between servers.
+  // Worker 0 sends the initial state of a slice; later states come from servers.
   const bool begins = from == Peer{Peer::Kind::kWorker, 0};
   if (!begins && from.kind != Peer::Kind::kServer) {
     throw FrameError("such a frame comes from others");
@@ -282,17 +299,18 @@ ServedSlice::takePart(Peer from, const FrameHeader& header, Payload payload) {
 
 void ServedSlice::installOriginal(const FrameHeader& header, SliceState state) {
   passedOn(header);
-  // After a loss several may take their copy for the last: the one that has most is right.
+  // After a loss several servers may take their copy for the last one: the copy with the most
+  // updates is right.
   if (!held_.installed() || held_.isBehind(state)) {
     held_.install(std::move(state));
   }
-  becomeOriginal(); // makes a copy again: the sender may not have taken the last
+  becomeOriginal(); // copies again: the sender's replica may lack the last update
   originalMap_ = header.map;
 }
 
 void ServedSlice::installCopy(Peer from, const FrameHeader& header, SliceState state) {
-  // Whether the map names this server is of no matter: the sender's may be another. If in the end
-  // none does, the owner will say that the copy may go.
+  // Whether our map names this server does not matter: the sender's map may differ. If in the end
+  // no map names this server, the owner will announce that the copy may go.
   if (isOriginal() || header.map < copyMap_) {
     return; // overtaken by a newer map
   }
@@ -323,7 +341,7 @@ void ServedSlice::copyCame(Peer from, const FrameHeader& header, Payload payload
     throw FrameError("a copy of nobody's push");
   }
   const Work work(*this);
-  // Else the original has moved meanwhile, perhaps here and back again.
+  // Otherwise the original has moved meanwhile, perhaps to this server and back.
   const Round version = held_.state().version + (isSkipped ? 0 : 1);
   if (isCopy() && source_ == from.number && static_cast<Round>(header.argument) >= version) {
     copies_.push_back(
@@ -336,7 +354,7 @@ void ServedSlice::followCopies() {
   const std::shared_lock rulesLock(model_.rulesMutex);
   while (!copies_.empty()) {
     const Copied next = std::move(copies_.front());
-    copies_.erase(copies_.begin()); // if it does not fit, it never will
+    copies_.erase(copies_.begin()); // an update that does not fit now never will
     const auto version = static_cast<Round>(next.header.argument);
     const int worker = static_cast<int>(next.header.argument >> kPartBits) - 1;
     const HeldSlice::Update update{next.header.round, worker,      next.sum, 0,
@@ -360,7 +378,7 @@ void ServedSlice::copyArrived(Peer from, const FrameHeader& header) {
     return settleNow();
   }
   if (from.number != follower_) {
-    return; // it was
+    return; // the sender was the follower before
   }
   const auto version = static_cast<Round>(header.argument);
   const bool isState = (header.argument & kCopyMark) != 0;
@@ -372,7 +390,7 @@ void ServedSlice::copyArrived(Peer from, const FrameHeader& header) {
       sayItIsSafe();
     }
   } else if (!isState) {
-    // They arrive in the order in which they were sent. One that was skipped has the version of the
+    // Updates arrive in the order in which they were sent. A skipped update has the version of the
     // one before it.
     const int worker = static_cast<int>(header.argument >> kPartBits) - 1;
     const auto arrived =

@@ -8,15 +8,16 @@
 
 namespace hvd_order {
 
-/// Sums over all workers of tensors that belong to no model, told apart by a name of the workers'.
+/// Sums over all workers of tensors that belong to no model; the workers name each tensor.
 ///
 /// Thread safety: all methods may be called from any thread.
 class TensorSums {
  public:
   explicit TensorSums(int workers) : workers_(workers) {}
 
+  /// Adds a worker's tensor.
   /// @return the sum once every worker's tensor has come.
-  /// @throws FrameError if the tensor is none, or not like the other workers'.
+  /// @throws FrameError if the tensor is malformed, or unlike the other workers'.
   std::optional<Payload> add(int worker, std::uint64_t name, std::uint32_t type, Payload tensor);
 
  private:

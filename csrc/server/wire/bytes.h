@@ -12,7 +12,7 @@
 
 namespace hvd_order {
 
-/// Numbers one after the other, little endian, as they travel in payloads.
+/// Writes numbers one after the other, little endian, as they travel in payloads.
 class ByteWriter {
  public:
   template <std::unsigned_integral T>
@@ -32,12 +32,12 @@ class ByteWriter {
   std::vector<std::byte> bytes_;
 };
 
-/// Reads what a ByteWriter wrote, and never beyond the end.
+/// Reads numbers that a ByteWriter wrote, never beyond the end.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
-  /// @throws FrameError when fewer bytes are left.
+  /// The next number. @throws FrameError if fewer bytes are left.
   template <std::unsigned_integral T>
   T get() {
     if (bytes_.size() < sizeof(T)) {
@@ -56,7 +56,7 @@ class ByteReader {
   [[nodiscard]] std::size_t left() const {
     return bytes_.size();
   }
-  /// @throws FrameError when bytes are left.
+  /// Checks that nothing follows. @throws FrameError if bytes are left.
   void finish() const {
     if (!bytes_.empty()) {
       throw FrameError("the payload is longer than what it says");

@@ -66,7 +66,8 @@ constexpr std::array<std::uint32_t, 256> makeCrcTable() {
 
 constexpr std::array<std::uint32_t, 256> kCrcTable = makeCrcTable();
 
-/// Takes the same time whatever differs, so nobody finds a session piece by piece.
+/// Takes the same time wherever the numbers differ, so that no peer can find a session piece by
+/// piece.
 bool isSameSession(std::uint64_t a, std::uint64_t b) {
   const std::uint64_t difference = a ^ b;
   return ((difference | (0 - difference)) >> 63) == 0;
@@ -111,8 +112,8 @@ void write(const FrameHeader& header, std::span<std::byte, kFrameHeaderBytes> ou
   fields.put(crc32c(out.first<kCheckedBytes>()));
 }
 
-// What is not of this protocol or version need not have its check where ours is, so those come
-// first; what the check has passed was meant as it is.
+// Magic number and version are checked first, because another protocol or version may have its
+// check elsewhere. Fields behind a correct check are what the sender meant.
 FrameHeader parse(std::span<const std::byte, kFrameHeaderBytes> bytes, const FrameLimits& limits) {
   FieldReader fields(bytes);
   if (const auto magic = fields.get<std::uint32_t>(); magic != kMagic) {

@@ -18,11 +18,12 @@ struct Member {
   friend bool operator==(const Member&, const Member&) = default;
 };
 
-/// Which updates a helper adds up, and with whom it has to do with them; as a header's `argument`.
+/// A group of updates that a helper adds, and the other server concerned; encoded as a header's
+/// `argument`.
 struct GroupOf {
-  ServerId server; ///< the owner, to the helper; the helper, to a worker
+  ServerId server; ///< the owner, in a frame to the helper; the helper, in a frame to a worker
   std::uint16_t members;
-  std::uint32_t number; ///< counts the slice's groups at its owner
+  std::uint32_t number; ///< number of the group, counted by slice at its owner
 };
 constexpr std::uint64_t argumentOf(const GroupOf& group) {
   return std::uint64_t{group.server} << 48 | std::uint64_t{group.members} << 32 | group.number;
@@ -33,13 +34,13 @@ constexpr GroupOf groupOf(std::uint64_t argument) {
       static_cast<std::uint32_t>(argument)};
 }
 
-/// Bytes that the members add to their sum.
+/// Bytes that the list of members adds to a sum.
 constexpr std::size_t membersBytes(std::size_t members) {
   return members * (sizeof(std::uint32_t) + sizeof(Round));
 }
-/// The sum of several updates with its members, by rank, behind it, as servers send it.
+/// The sum of several updates, followed by its members in rank order, as servers send it.
 Payload withMembers(const Payload& sum, std::span<const Member> members);
-/// The two again. @throws FrameError if it is no such thing.
+/// Splits such a payload into sum and members. @throws FrameError if it is malformed.
 std::pair<Payload, std::vector<Member>>
 splitMembers(const Payload& payload, std::size_t sumBytes, int workers);
 

@@ -11,8 +11,8 @@
 
 namespace hvd_order {
 
-/// Bytes that travel with a frame. Shared by all who need them; whoever makes them fills them
-/// before handing them on, and nobody writes them afterwards.
+/// Bytes that travel with a frame. All holders share the memory. The code that allocates a payload
+/// fills it before it passes the payload on; nothing writes to it afterwards.
 struct Payload {
   static constexpr std::size_t kAlignment = 64;
 
@@ -26,13 +26,13 @@ struct Payload {
     return memory != nullptr;
   }
 
-  /// Memory of its own, with unspecified content.
+  /// A new payload with unspecified content.
   static Payload allocate(std::size_t sizeBytes) {
     auto* memory = static_cast<std::byte*>(
         ::operator new(sizeBytes == 0 ? 1 : sizeBytes, std::align_val_t{kAlignment}));
     return {std::shared_ptr<std::byte>(memory, free), sizeBytes};
   }
-  /// Memory of its own, with that content.
+  /// A new payload with this content.
   static Payload copyOf(std::span<const std::byte> bytes) {
     Payload payload = allocate(bytes.size());
     std::copy(bytes.begin(), bytes.end(), payload.data());
@@ -46,9 +46,9 @@ struct Payload {
   }
 };
 
-/// Gives out memory of one size and takes it back when its last holder lets go of it.
+/// Gives out memory of one size and takes it back when its last holder releases it.
 ///
-/// Thread safety: all methods may be called from any thread; what it gave may outlive it.
+/// Thread safety: all methods may be called from any thread; memory from the pool may outlive it.
 class BufferPool final : public std::enable_shared_from_this<BufferPool> {
  public:
   explicit BufferPool(std::size_t sizeBytes) : sizeBytes_(sizeBytes) {}
@@ -83,7 +83,7 @@ class BufferPool final : public std::enable_shared_from_this<BufferPool> {
   }
 
  private:
-  // Beyond so many unused ones, memory goes back to the system.
+  // If this many blocks are unused, further ones return to the system.
   static constexpr std::size_t kMostUnused = 64;
 
   bool takeBack(std::byte* memory) {

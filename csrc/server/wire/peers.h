@@ -13,12 +13,12 @@
 
 namespace hvd_order {
 
-/// Who is at the other end of a connection.
+/// The process at the other end of a connection.
 struct Peer {
   enum class Kind : std::uint8_t {
     kWorker,   ///< number: its rank
     kServer,   ///< number: ServerId
-    kObserver, ///< a tool that asks and gives orders; number: any
+    kObserver, ///< a tool that sends queries and commands; number: any
   };
   Kind kind;
   int number;
@@ -27,40 +27,41 @@ struct Peer {
 /// "worker 3"
 std::string nameOf(Peer peer);
 
-/// The connections of a server, by who is at their other ends.
+/// The connections of a server, by peer.
 ///
 /// Thread safety: all methods may be called from any thread.
 class Peers {
  public:
-  /// @throws InvalidUsage if that peer has a connection already.
+  /// Adds a connection. @throws InvalidUsage if the peer already has one.
   void add(Peer peer, std::shared_ptr<Connection> connection);
-  /// The peer has said that it goes.
+  /// Records that the peer has announced its leaving.
   void sayGoodbye(Peer peer);
-  /// The peer is gone. On its connection's thread, so the connection is kept until `stop`.
-  /// @return whether it had said so before.
+  /// Removes a peer that is gone. Runs on the thread of the peer's connection, so the connection
+  /// object is kept until `stop`.
+  /// @return whether the peer had announced its leaving.
   bool remove(Peer peer);
 
   [[nodiscard]] bool hasServer(ServerId server) const;
   [[nodiscard]] std::vector<Peer> all() const;
   [[nodiscard]] std::vector<Peer> all(Peer::Kind kind) const;
 
-  /// Connection::send; dropped if the peer is gone, which has been reported then.
+  /// Connection::send; drops the frame if the peer is gone, a loss that has already been reported.
   void send(Peer peer, std::uint64_t urgency, const FrameHeader& header, Payload payload) const;
 
-  /// Connection::breakOff, if the peer is there.
+  /// Connection::breakOff, if the peer is connected.
   void breakOff(Peer peer, const std::string& why) const;
 
   /// Ends all connections.
   void stop() noexcept;
 
  private:
-  /// Null if the peer is not there.
+  /// The peer's connection, or null.
   std::shared_ptr<Connection> connectionTo(Peer peer) const;
 
   mutable std::shared_mutex mutex_; // guards what follows
   std::map<Peer, std::shared_ptr<Connection>> connections_;
   std::set<Peer> goodbyes_;
-  std::vector<std::shared_ptr<Connection>> ended_; // their threads may be about to end
+  std::vector<std::shared_ptr<Connection>> ended_; // their threads may still be running
 };
 
 } // namespace hvd_order

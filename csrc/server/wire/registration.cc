@@ -12,8 +12,8 @@ constexpr std::size_t kRuleBytes = 2 * 4 + 10 * 8;
 constexpr std::size_t kSegmentBytes = 3 * sizeof(std::uint32_t);
 constexpr std::size_t kLeastSliceBytes = 3 * sizeof(std::uint32_t);
 
-// So many things of at least so many bytes each: more than the payload holds is nonsense, and must
-// not decide how much memory is taken.
+// Reads a number of items of at least `bytesEach` bytes each. A number of items that the payload
+// cannot hold is refused, because it must not decide how much memory is allocated.
 std::uint32_t count(ByteReader& in, std::size_t bytesEach, const char* what) {
   const auto number = in.get<std::uint32_t>();
   if (number > in.left() / bytesEach) {

@@ -10,14 +10,14 @@
 
 namespace hvd_order {
 
-/// Number of a server; the first that a job starts with is 0, and no number is used twice.
+/// Number of a server. A job's first server is 0; no number is used twice.
 using ServerId = std::uint16_t;
 constexpr ServerId kNoServer = 0xFFFF;
 
-/// Stands for the model of tensors that belong to none; a header's `argument` tells them apart.
+/// Model number of tensors that belong to no model; a header's `argument` identifies the tensor.
 constexpr ModelId kNoModel = ~ModelId{0};
 
-/// Number of a slice's pushes since its model was registered; the first is 1.
+/// Round of a slice: the number of its push since its model was registered; the first is 1.
 using Round = std::uint32_t;
 
 /// Elements of a slice that are parameters with the same hyper-parameters.
@@ -28,7 +28,7 @@ struct Segment {
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 
-/// What a server has to know of a slice.
+/// Description of a slice for a server.
 struct SliceShape {
   std::uint32_t sizeBytes;
   ElementType type;
@@ -36,7 +36,7 @@ struct SliceShape {
   friend bool operator==(const SliceShape&, const SliceShape&) = default;
 };
 
-/// Which server holds a slice, and which one could take over; kNoServer: none.
+/// The server that holds a slice, and the one that could take over; kNoServer: none.
 struct Placement {
   ServerId owner;
   ServerId replica;
@@ -45,13 +45,13 @@ struct Placement {
 
 /// The slices of a model, as every worker announces them before its first push.
 struct Registration {
-  bool serversUpdate = false; // else they answer with sums
+  bool serversUpdate = false; // else servers answer with sums
   std::vector<SliceShape> slices;
   friend bool operator==(const Registration&, const Registration&) = default;
 };
 
-/// As payloads. The readers check every number against the limits of what it counts.
-/// @throws FrameError from the readers: the payload is no such thing; `largestSlice` in bytes.
+/// Conversion to and from payloads. The readers check every number against its limits.
+/// @throws FrameError from the readers: the payload is malformed; `largestSlice` is in bytes.
 std::vector<std::byte> writeRegistration(const Registration& registration);
 Registration readRegistration(std::span<const std::byte> payload, std::size_t largestSlice);
 std::vector<std::byte> writePlacements(std::span<const Placement> placements);

@@ -9,9 +9,9 @@ ServerId Routes::best(std::size_t updates, const std::vector<ServerId>& helpers)
   const auto secondsOf = [&](ServerId server) {
     const auto way = ways_.find(server);
     if (way == ways_.end() || admissions_ - way->second.taken > kPatience) {
-      return 0.0; // is due to be tried
+      return 0.0; // due to be tried
     }
-    // From one that is being tried for the first time nothing has come yet.
+    // A way that is being tried for the first time has no measurement yet.
     return way->second.secondsPerByte > 0 ? way->second.secondsPerByte
                                           : std::numeric_limits<double>::max();
   };

@@ -78,7 +78,7 @@ class OwnGroups:
             nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # as new_group() answers
             return nobody  # type: ignore[no-any-return]
         try:
-            self._store.set(f"at/{self._rank}", str(number))
+            within(answer_s(timeout), lambda: self._store.set(f"at/{self._rank}", str(number)))
             return self._connected(f"hvd_order/{number}", purpose, backend, timeout, members)
         except (TimeoutError, RuntimeError) as error:
             raise self._failure(error, number, purpose, timeout, members) from error
