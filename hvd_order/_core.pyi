@@ -9,7 +9,7 @@ from typing_extensions import Buffer
 
 @final
 class Policy:
-    """In which order ready slices are issued."""
+    """Rule that picks the next slice among the ready ones."""
 
     ARRIVAL: Policy
     PRIORITY: Policy
@@ -21,7 +21,7 @@ class Policy:
 
 @final
 class AgreementKind:
-    """How all ranks come to issue the same slices in the same order."""
+    """How all ranks issue the same slices in the same order."""
 
     LEADER: AgreementKind
     NEGOTIATED: AgreementKind
@@ -48,7 +48,7 @@ class Slice:
 
 @final
 class SliceLayout:
-    """Where every tensor lies in its gradient buffer, and how the buffers are cut into slices."""
+    """Place of every tensor in its gradient buffer, and the slices of the buffers."""
 
     def __init__(self, tensors: list[tuple[str, int, int]], slice_bytes: int) -> None:
         """Takes (name, size in bytes, buffer) in consumption order.
@@ -70,7 +70,7 @@ class SliceLayout:
 
 @final
 class Scheduler:
-    """Decides which slices travel next. Pure; slices and tensors are (model, number)."""
+    """Decides which slices are sent next. Pure; slices and tensors are (model, number)."""
 
     def __init__(self, policy: Policy, credit_bytes: int) -> None: ...
     def add_model(self, model: int, layout: SliceLayout, plan: list[int] = ...) -> None: ...
@@ -89,7 +89,7 @@ class Scheduler:
 
 @final
 class Agreement:
-    """One rank's half of the order agreement. Pure."""
+    """One rank's side of the order agreement. Pure."""
 
     def __init__(
         self, kind: AgreementKind, rank: int, size: int, policy: Policy, credit_bytes: int
@@ -118,7 +118,7 @@ class SimulatedWorkload:
     ) -> None:
         """Takes ops as (name, seconds, inputs, reads, produces, awaits, stream).
 
-        And parameters in consumption order, as (name, bytes, seconds of the update, buffer).
+        Takes parameters in consumption order, as (name, bytes, seconds of the update, buffer).
         """
 
     def merged(self, groups: list[list[int]]) -> SimulatedWorkload: ...
@@ -131,7 +131,7 @@ class SimulatedWorkload:
 
 @final
 class AllReduceCost:
-    """What an all-reduce of one slice costs."""
+    """Cost of an all-reduce of one slice."""
 
     def __init__(
         self,
@@ -190,11 +190,11 @@ class SimulatedDevice:
     def busy_s(self) -> list[float]: ...
     @property
     def ops(self) -> list[tuple[float, float, float]]:
-        """As (could start, start, end)."""
+        """Ops as (could start, start, end)."""
 
     @property
     def updates(self) -> list[tuple[int, int | None, float, float]]:
-        """As (stream, tensor or None for all, start, end)."""
+        """Updates as (stream, tensor or None for all, start, end)."""
 
 @final
 class SimulatedLink:
@@ -209,7 +209,7 @@ class SimulatedLink:
 
 @final
 class SimulationResult:
-    """What happened; seconds since the start."""
+    """Record of a simulation; times are seconds since its start."""
 
     @property
     def step_s(self) -> list[float]: ...
@@ -223,7 +223,7 @@ class SimulationResult:
     def links(self) -> list[SimulatedLink]: ...
     @property
     def slices(self) -> list[tuple[float, float, float, float, float]]:
-        """As (ready, issued, started, summed, finished)."""
+        """Slices as (ready, issued, started, summed, finished)."""
 
 def simulate(
     workload: SimulatedWorkload,
@@ -246,14 +246,14 @@ def simulate(
     """Trains in virtual time; runs without the GIL.
 
     Raises:
-        InvalidUsage: the scenario cannot be, or comes to a standstill.
+        InvalidUsage: the scenario is impossible, or makes no more progress.
     """
 
 class Transport:
     """Adapter to an engine that moves bytes."""
 
 class ControlChannel:
-    """Carries messages beside the data."""
+    """Carries messages between ranks, separately from the data."""
 
 @final
 class LoopbackWorld:
@@ -265,7 +265,7 @@ class LoopbackWorld:
 
 @final
 class PolledPort:
-    """Transport and control channel whose bytes a thread of Python moves."""
+    """Transport and control channel whose bytes a Python thread moves."""
 
     def __init__(self) -> None: ...
     def transport(self) -> Transport: ...
@@ -273,25 +273,25 @@ class PolledPort:
     def set_buffers(self, model: int, addresses: list[int]) -> None: ...
     def remove_buffers(self, model: int) -> None: ...
     def wait(self, seconds: float) -> None:
-        """Until there is something to do, at most so long."""
+        """Waits until there is work, at most for the given seconds."""
 
     def next_slice(self) -> tuple[int, int, int, int, int] | None:
-        """(number, model, buffer, address, size in bytes) of a slice to be summed."""
+        """The next slice to sum: (number, model, buffer, address, size in bytes)."""
 
     def next_message(self) -> tuple[int, list[int]] | None:
-        """(rank, words) of a message to be sent."""
+        """The next message to send: (rank, words)."""
 
     def done(self, number: int, error: str = "") -> None:
-        """A slice has been summed, or why it was not."""
+        """Reports that a slice has been summed, or the error that prevented it."""
 
     def received(self, sender: int, words: list[int]) -> None: ...
     def lost(self, peer: int, why: str) -> None: ...
     def close(self) -> None:
-        """Fails what has not been summed; nothing is taken any more."""
+        """Fails the slices that have not been summed, and accepts no more work."""
 
 @final
 class SliceEvent:
-    """One journey of one slice; times in nanoseconds of ``time.monotonic_ns``."""
+    """Timeline of one transfer of one slice, in nanoseconds of ``time.monotonic_ns``."""
 
     @property
     def model(self) -> int: ...
@@ -306,9 +306,9 @@ class SliceEvent:
 
 @final
 class Engine:
-    """Moves ready slices in the agreed order, within the credit, and tells who waits.
+    """Sends ready slices in the agreed order, within the credit, and wakes the waiting callers.
 
-    Every method raises the engine's first failure once there is one.
+    After the engine's first failure, every method raises it.
     """
 
     def __init__(
@@ -327,7 +327,10 @@ class Engine:
     def add_model(self, model: int, layout: SliceLayout, plan: list[int] = ...) -> None: ...
     def remove_model(self, model: int) -> None: ...
     def retune(self, policy: Policy, credit_bytes: int, lead_s: float) -> None:
-        """Changes both; large slices begin no later than ``lead_s`` before the first gradient."""
+        """Changes the policy and the credit.
+
+        Large slices start no later than ``lead_s`` before the first gradient.
+        """
 
     def tensor_ready(self, model: int, tensor: int) -> None: ...
     def wait(self, model: int, tensor: int) -> None:
@@ -338,14 +341,16 @@ class Engine:
 
     def check(self) -> None: ...
     def fail(self, reason: str, lost: bool = False) -> None:
-        """Ends all with a `HorovodInternalError`, a `PeerLost` if `lost`; tells the others."""
+        """Ends every transfer with a `HorovodInternalError`, or a `PeerLost` if `lost`; informs
+        the other ranks.
+        """
 
     def farewell(self, timeout_s: float) -> list[int]:
-        """Blocks, without the GIL, until no other rank needs this one to finish what it has sent.
+        """Blocks, without the GIL, until no other rank needs this rank to finish its transfers.
 
         Returns:
-            The ranks that do after the timeout; none: ``shutdown()`` takes nothing from anybody,
-            or the engine has failed.
+            The ranks that still need this rank after the timeout. The list is empty if
+            ``shutdown()`` takes nothing from any rank, or if the engine has failed.
         """
 
     def shutdown(self) -> None: ...
@@ -355,12 +360,12 @@ class Engine:
 
 @final
 class OpGradientQueue:
-    """Where operators post gradients and take their sums; whoever makes one also closes it.
+    """Queue in which operators post gradients and receive sums; its creator must close it.
 
     Attributes:
-        number: by which operators know it; never used twice.
-        posts: how many gradients have been posted.
-        rounds: how often that was done which was posted most often.
+        number: identifies the queue to operators; never reused.
+        posts: number of gradients posted.
+        rounds: number of posts of the gradient that was posted most often.
     """
 
     number: int
@@ -368,7 +373,7 @@ class OpGradientQueue:
     rounds: int
 
     def __init__(self, engine: Engine, model: int, places: list[tuple[str, int, int, int]]) -> None:
-        """Opens it for a registered model.
+        """Opens the queue for a registered model.
 
         Args:
             places: name, TensorId, address and size in bytes of each gradient's part of its
@@ -376,20 +381,22 @@ class OpGradientQueue:
         """
 
     def stand_in(self, round: int) -> None:
-        """Sees to it that every gradient is posted so often in all, by zeros; does not wait."""
+        """Posts zeros until every gradient has been posted `round` times in all; does not wait."""
 
     def wait_for_round(self, known: int) -> int | None:
-        """Waits until there are more rounds than `known`; how many, None after `close`."""
+        """Waits until there are more rounds than `known`; returns their number, None after
+        `close`.
+        """
 
     def wait_until_idle(self) -> None:
-        """Waits until all sums are back, those of zeros as well; or for `close`."""
+        """Waits until all sums are back, including those of zeros, or until `close`."""
 
     def close(self) -> None:
-        """Ends all that is under way with an error."""
+        """Ends all exchanges in flight with an error."""
 
 @final
 class UpdateRule:
-    """An optimizer as parameter servers apply it; buffers are contiguous and of float32."""
+    """An optimizer as parameter servers apply it; buffers are contiguous float32."""
 
     def __init__(
         self,
@@ -413,28 +420,29 @@ class UpdateRule:
         """Takes "sgd", "adam", "adamw", "adagrad" or "rmsprop".
 
         Raises:
-            InvalidUsage: torch.optim refuses such hyper-parameters.
+            InvalidUsage: torch.optim refuses these hyper-parameters.
         """
 
     @property
     def moments(self) -> int:
-        """How many buffers of state it needs."""
+        """Number of state buffers that the optimizer needs."""
 
     def initialise_moments(self, moments: list[Buffer]) -> None: ...
     def apply(self, step: int, gradient: Buffer, value: Buffer, moments: list[Buffer]) -> None:
-        """One step, counted from 1; runs without the GIL."""
+        """Takes one step; steps count from 1. Runs without the GIL."""
 
 def delay_bounded_order(updates: list[tuple[int, float]]) -> tuple[list[int], list[int]]:
-    """In which order updates are sent, and which are late: indices.
+    """The order in which updates are sent, and the updates that are late, as indices.
 
     csrc/server/admission/delay_order.h has the rule.
 
     Args:
-        updates: for each, how many others may be applied before it, and the seconds that it takes.
+        updates: for each update, the number of other updates that may be applied before it, and
+            the seconds that it takes.
     """
 
 def sum_elements(dtype: str, inputs: list[Buffer], out: Buffer) -> None:
-    """Adds up float32, float64, float16 or bfloat16 in the order given; runs without the GIL."""
+    """Sums float32, float64, float16 or bfloat16 inputs in the given order, without the GIL."""
 
 def engine_api() -> int:
-    """Address of the C function table for libraries of operators."""
+    """Address of the C function table for operator libraries."""

@@ -1,4 +1,4 @@
-"""The engine of ``_core`` with the transports of tensors."""
+"""The engine of ``_core`` with transports for tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -30,11 +30,13 @@ class TorchTransport(Transport):
     def set_buffers(self, model: int, buffers: list[torch.Tensor], layout: SliceLayout) -> None: ...
     def remove_buffers(self, model: int) -> None: ...
     def time_stream(self, pieces: list[torch.Tensor], in_flight: int) -> float:
-        """Sums the pieces over all ranks, so many at a time; the seconds it took."""
+        """Sums the pieces over all ranks, `in_flight` at a time; returns the seconds that this
+        took.
+        """
 
 @final
 class C10dTransport(TorchTransport):
-    """Carries slices over a process group of any back end."""
+    """Carries slices over a process group of any backend."""
 
     def __init__(self, group: ProcessGroup) -> None: ...
 
@@ -46,36 +48,36 @@ class HorovodTransport(TorchTransport):
 
 @final
 class C10dControl(ControlChannel):
-    """Control messages over a Gloo process group that nobody else uses."""
+    """Carries control messages over a Gloo process group that has no other user."""
 
     def __init__(self, group: ProcessGroup, rank: int, size: int) -> None: ...
 
 def watch_group(group: ProcessGroup) -> None:
-    """Has :func:`keep_watched_groups` keep the group if it still exists then."""
+    """Makes :func:`keep_watched_groups` keep the group if it still exists by then."""
 
 def keep_watched_groups() -> None:
-    """Has no group that is watched be destroyed any more, whoever holds it."""
+    """Prevents the destruction of every watched group, whichever object owns it."""
 
 def wait_for(work: Work, seconds: float) -> None:
-    """Waits for a transfer; a daemon thread that still waits when Python ends stays there.
+    """Waits for a transfer; a daemon thread that still waits when Python ends stays blocked.
 
     Args:
-        seconds: 0: as long as its process group allows.
+        seconds: 0: the timeout of the process group applies.
 
     Raises:
-        RuntimeError: the transfer failed, or is not done in time.
+        RuntimeError: the transfer failed, or did not end in time.
     """
 
 @final
 class GradientCopier:
-    """Copies large gradients of the CPU beside the training."""
+    """Copies large CPU gradients in parallel with the training."""
 
     def __init__(self) -> None: ...
     def release(self) -> None:
         """Frees the gradients that have been copied."""
 
 class GradientEntry:
-    """The part of an entry that hooks need."""
+    """The part of a parameter entry that hooks need."""
 
     wire: torch.Tensor
     gradient: torch.Tensor
@@ -95,7 +97,7 @@ class GradientSender:
 
     Attributes:
         model: id in the engine.
-        in_backward: whether a backward pass runs and its first gradient has come.
+        in_backward: whether a backward pass runs and has produced its first gradient.
     """
 
     model: int
@@ -116,12 +118,12 @@ class GradientSender:
         guard: Callable[[], object],
         otherwise: Callable[[torch.Tensor], None],
     ) -> Callable[[torch.Tensor], None]:
-        """A hook that sends the ordinary gradient and calls ``otherwise`` for any other."""
+        """A hook that sends an ordinary gradient and calls ``otherwise`` for any other."""
 
     def send(self, entry: GradientEntry, gradient: torch.Tensor) -> bool:
         """Does ``entry.wire = scale * gradient`` and marks the gradient ready, now or soon.
 
-        Returns False when the two differ in kind; nothing was done then.
+        Returns False, without any effect, when the two tensors differ in kind.
         """
 
 def tensor_ready(
@@ -133,8 +135,8 @@ def tensor_ready(
 class Places:
     """Where gradients are.
 
-    KEPT: where they were put. LEFT: some have been given other memory. UNFIT: parameters are of
-    another type or device than their places.
+    KEPT: in their places. LEFT: some have other memory now. UNFIT: the parameters have another
+    dtype or device than their places.
     """
 
     KEPT: Places
@@ -148,23 +150,23 @@ class Places:
 def place_in(
     buffer: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int
 ) -> torch.Tensor:
-    """A tensor in a buffer, at an offset in elements, with a storage of its own.
+    """A tensor in a buffer, at an offset in elements, with its own storage.
 
-    Whoever gives it other memory (``share_memory()``) leaves the buffer as it is.
+    Giving the tensor other memory (``share_memory()``) leaves the buffer unchanged.
     """
 
 def places(entries: Sequence[GradientEntry], parameters: Sequence[torch.Tensor]) -> Places:
     """Where all gradients are."""
 
 def hooked(parameters: Sequence[torch.Tensor]) -> list[bool]:
-    """For each parameter, whether anything is called when its gradient has come."""
+    """For each parameter, whether a hook runs when its gradient has arrived."""
 
 @final
 class Reach:
-    """Who reaches a tensor's memory.
+    """What else reaches a tensor's memory.
 
-    ALONE: the tensor. SHARED: another tensor, array or storage as well. HELD: C++ holds the tensor
-    itself. FOREIGN: whoever has allocated the memory, which torch has not.
+    ALONE: nothing. SHARED: another tensor, array or storage. HELD: C++ code holds the tensor
+    itself. FOREIGN: the memory was allocated outside of torch, so its allocator may reach it.
     """
 
     ALONE: Reach
@@ -177,52 +179,55 @@ class Reach:
     def value(self) -> int: ...
 
 def reach(parameters: Sequence[torch.Tensor]) -> list[Reach]:
-    """Who reaches the memory of each parameter."""
+    """What else reaches the memory of each parameter."""
 
 def state_private(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> list[bool]:
-    """For each parameter, whether nobody but the optimizer has what it keeps about it."""
+    """For each parameter, whether only the optimizer holds the state that it keeps about it."""
 
 @final
 class StorageLock:
-    """Has every access to a tensor's memory raise the message, until it is opened or dropped."""
+    """Makes every access to a tensor's memory raise the message, until the lock is opened or
+    dropped.
+    """
 
     def __init__(self, tensor: torch.Tensor, message: str) -> None: ...
     def open(self) -> None:
-        """Allows access again. Harmless on one that is open."""
+        """Allows access again. Has no effect on an open lock."""
 
 def torch_function(before: Callable[[Any, Any, Any], None]) -> Callable[..., Any]:
     """A ``__torch_function__`` that calls ``before(func, args, kwargs)``, then the function.
 
-    It has no Python frame while the function runs: ``torch.jit.trace`` notes the innermost one.
+    No Python frame of it exists while the function runs, because ``torch.jit.trace`` records the
+    innermost one.
     """
 
 @final
 class CleanRoom:
-    """A context in which torch finds this thread as new: no trace, no modes, no hooks."""
+    """A context in which torch treats this thread as a new one: no trace, no modes, no hooks."""
 
     def __init__(self) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *error: object) -> None: ...
 
 class Connection:
-    """Carries frames between a parameter server and another."""
+    """Carries frames between a parameter server and another process."""
 
 @final
 class PairConnection(Connection):
     """A connection over a Gloo group of two members."""
 
     def __init__(self, group: Backend, sends: int, receives: int, largest_payload: int) -> None:
-        """Takes the group for itself.
+        """Takes exclusive use of the group.
 
         Args:
-            sends: number in the frames of this end; the two ends know it and nobody else.
-            receives: the same in those of the other end.
-            largest_payload: bytes; both ends say the same.
+            sends: number in the frames that this end sends; secret between the two ends.
+            receives: number in the frames that the other end sends.
+            largest_payload: bytes; the same at both ends.
         """
 
 @final
 class ServerCore:
-    """A parameter server: frames come in through connections, answers go out.
+    """A parameter server: receives frames and sends answers over connections.
 
     A peer is "worker", "server" or "observer", and its number.
     """
@@ -243,25 +248,28 @@ class ServerCore:
         on_gone: Callable[[tuple[str, int], str], None],
         was_away: Callable[[], bool],
     ) -> None:
-        """Has no connections yet. The callbacks come on threads of connections.
+        """Starts without connections. The callbacks run on connection threads.
 
         Args:
             staleness: rounds that a worker may be ahead of the slowest; None: any.
-            delay_bound: updates that may be made between what a worker has read and its own; what
-                would come later is not wanted. None: any.
-            aggregates: with such a bound, and where it is faster, other servers add several
-                workers' updates up.
-            ordered: answers go most urgent first; else as they became ready.
-            divergence_bound: sum of norms that a replica may lag by; 0: answers wait for it.
-            log: takes a line about a frame that was refused.
+            delay_bound: updates that may be applied between a worker's read and its own update; a
+                later update is dropped. None: any.
+            aggregates: with such a bound, other servers add up the updates of several workers
+                where this is faster.
+            ordered: the most urgent answer is sent first; else answers are sent in the order in
+                which they became ready.
+            divergence_bound: sum of norms by which a replica may lag; 0: answers wait for the
+                replica.
+            log: receives a line about each refused frame.
             on_control: a peer has sent a text.
-            on_gone: a peer is gone; why is empty if it said so before.
-            was_away: asked when a worker or server is lost: whether this process did not run for
-                long until lately. Then the others have given it up, and it does nothing more.
+            on_gone: a peer is gone; the reason is empty if the peer announced its end.
+            was_away: called when a worker or server is lost: whether this process was suspended
+                for long until recently. If so, the other processes have given it up, and it stops
+                all work.
         """
 
     def connect(self, kind: str, number: int, connection: Connection) -> None:
-        """Takes up a connection and starts it."""
+        """Adds a connection and starts it."""
 
     def send_control(self, kind: str, number: int, text: str) -> None:
         """Sends a text; dropped if the peer is gone."""
@@ -274,14 +282,14 @@ class ServerCore:
         """The workers that slices wait for."""
 
     def has_failed(self) -> bool:
-        """Whether a worker is lost or has given up, so that none can go on."""
+        """Whether a worker is lost or has given up, so that no worker can continue."""
 
     def stop(self) -> None:
         """Ends all connections."""
 
 @final
 class ServerTransport(TorchTransport):
-    """Carries slices to parameter servers, and the sums or parameters that they answer back.
+    """Carries slices to parameter servers, and carries sums or parameters back.
 
     Places are the owner and the replica of each slice; -1: no replica.
     """
@@ -296,30 +304,30 @@ class ServerTransport(TorchTransport):
         on_lost: Callable[[int, str], None],
         on_control: Callable[[int, str], None],
     ) -> None:
-        """Has no connections yet. The callbacks come on threads of connections.
+        """Starts without connections. The callbacks run on connection threads.
 
         Args:
-            ordered: the most urgent slice goes first; else the first that is ready.
+            ordered: the most urgent slice is sent first; else the first ready one.
             asks_first: servers bound the delay of updates.
-            on_lost: a server is gone, and why.
+            on_lost: a server is gone, with the reason.
             on_control: a server has sent a text.
         """
 
     def connect(self, server: int, connection: Connection) -> None:
-        """Takes up a connection and tells the server of all models."""
+        """Adds a connection and sends all models to the server."""
 
     def servers(self) -> list[int]: ...
     def give_up(self, servers: list[int], why: str) -> None:
-        """Counts these as lost, all at once, and closes their connections.
+        """Marks these servers as lost, all at once, and closes their connections.
 
-        Worker 0 tells the others.
+        Worker 0 informs the other workers.
         """
 
     def frames_from(self) -> dict[int, int]:
-        """How many frames have come, by server."""
+        """Number of frames received, by server."""
 
     def waits(self) -> bool:
-        """Whether something is under way to some server."""
+        """Whether any transfer is in flight to a server."""
 
     def send_control(self, server: int, text: str) -> None:
         """Sends a text; dropped if the server is gone."""
@@ -327,52 +335,52 @@ class ServerTransport(TorchTransport):
     def prepare(
         self, model: int, places: list[tuple[int, int]], parameters: list[tuple[int, int]]
     ) -> None:
-        """Says what the next ``set_buffers`` of the model is for.
+        """Sets the purpose of the model's next ``set_buffers``.
 
         Args:
-            parameters: by tensor, elements and group of its rule; empty: servers only sum.
+            parameters: elements and group of the rule, by tensor; empty: servers only sum.
         """
 
     def begin_with_buffers(self, model: int, part: int, parts: int, steps_before: int) -> None:
-        """Worker 0: the buffers hold a part of the state to begin with.
+        """Worker 0: the buffers hold one part of the initial state.
 
         Args:
             part: 1 for parameters, 2 and up for the optimizer's moments.
-            parts: their number and one.
-            steps_before: that the optimizer has taken.
+            parts: number of parts plus one.
+            steps_before: steps that the optimizer has taken.
         """
 
     def set_rules(self, model: int, rules: list[UpdateRule]) -> None:
-        """Worker 0: the rules for all pushes that come, one for each group."""
+        """Worker 0: sets the rules for all following pushes, one for each group."""
 
     def set_map(self, model: int, places: list[tuple[int, int]]) -> None:
-        """Worker 0: who holds what from now on."""
+        """Worker 0: sets the assignment of slices from now on."""
 
     def places(self, model: int) -> list[tuple[int, int]]: ...
     def pull(self, model: int, part: int, timeout_s: float) -> list[int]:
-        """Fills the idle buffers with what the servers have.
+        """Fills the idle buffers with the servers' values.
 
         Args:
-            part: as in ``begin_with_buffers``.
+            part: same as in ``begin_with_buffers``.
 
         Returns:
-            The slices in the order in which they came.
+            The slices in order of arrival.
 
         Raises:
-            TransferTimeout, PeerLost: not all came.
+            TransferTimeout, PeerLost: some slices did not arrive.
         """
 
     def steps(self, model: int) -> int:
-        """Updates that the last answer had seen, with those before the registration."""
+        """Number of updates that the last answer includes, with those before the registration."""
 
     def take_figures(self) -> list[tuple[int, int, float]]:
-        """Since the last call: server, bytes of answers, seconds with something under way."""
+        """By server, since the last call: bytes of answers, seconds with a transfer in flight."""
 
     def dropped(self) -> tuple[int, int]:
-        """Updates of slices that came too late and were not sent, and their bytes."""
+        """Number of slice updates that were too late and were not sent, and their bytes."""
 
     def aggregated(self) -> tuple[int, int]:
-        """Updates of slices sent to be added up with others', and their bytes."""
+        """Number of slice updates sent to a helper, and their bytes."""
 
     def close(self) -> None:
-        """Takes leave of all servers; what is under way fails."""
+        """Says goodbye to all servers; transfers in flight fail."""

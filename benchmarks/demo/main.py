@@ -27,6 +27,7 @@ from hvd_order.demo.verdict import SHARED_CORES
 
 _RATE_MBIT = 1000.0
 _WORKER = "hvd_order.demo.worker"
+_QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # Gloo warns that emulated hosts have no names
 _NAMES = {"ddp": "DDP", "hvd_order": "hvd_order"}
 
 
@@ -138,7 +139,9 @@ def _train(hosts: EmulatedHosts, options: argparse.Namespace) -> tuple[int, bool
     work = training(30 if options.quick else options.steps, options.out)
     command = [sys.executable, "-m", _WORKER, work.to_json()]
     ranks = [
-        hosts.popen(rank, command, env={**os.environ, **hosts.rank_environment(rank), **shown()})
+        hosts.popen(
+            rank, command, env={**os.environ, **hosts.rank_environment(rank), **shown(), **_QUIET}
+        )
         for rank in range(2)
     ]
     try:

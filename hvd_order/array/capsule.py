@@ -1,4 +1,4 @@
-"""What a DLPack capsule says about its array; torch.from_dlpack does not look, and must.
+"""Reads the flags and layout in a DLPack capsule, which torch.from_dlpack does not check.
 
 PyTorch 2.13 writes into arrays that were exported as read-only or as a copy, and ends the process
 on negative strides. The layout is that of dlpack.h, versions 0.x (``dltensor``) and 1.x
@@ -43,7 +43,7 @@ class _Versioned(ctypes.Structure):
     )
 
 
-# Function objects of our own: those of ctypes.pythonapi are shared by the whole process.
+# Separate function objects, because the whole process shares those of ctypes.pythonapi.
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)
 )
@@ -54,12 +54,12 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
 
 @dataclass(frozen=True)
 class Exported:
-    """What a library would hand out for an array.
+    """What a library would export for an array.
 
     Attributes:
         negative_strides: some dimension runs backwards through memory.
-        shared: writes to it reach the array. Exporters before DLPack 1.0 cannot say; the
-            standard forbids them to hand out what must not be written.
+        shared: writes to the export reach the array. Exporters before DLPack 1.0 cannot tell; the
+            standard forbids them to export read-only memory.
     """
 
     negative_strides: bool
@@ -67,7 +67,7 @@ class Exported:
 
 
 def exported(array: Any) -> Exported:
-    """Asks an array's library for a capsule, reads it and lets it go unused.
+    """Requests a capsule from an array's library, reads it and leaves it unused.
 
     Raises:
         BufferError: the library cannot export this array.
@@ -80,8 +80,8 @@ def exported(array: Any) -> Exported:
         versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
         tensor, shared = versioned.tensor, not versioned.flags & (_READ_ONLY | _COPIED)
     else:
-        # The old structure begins with the tensor.
+        # A capsule of version 0.x begins with the tensor.
         tensor, shared = _Tensor.from_address(_get_pointer(capsule, b"dltensor")), True
-    # No strides mean contiguous memory; dlpack.h allows that up to version 1.1.
+    # Without strides the memory is contiguous; dlpack.h allows that up to version 1.1.
     strides = tensor.strides[: tensor.ndim] if tensor.strides else []
     return Exported(any(stride < 0 for stride in strides), shared)

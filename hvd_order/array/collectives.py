@@ -1,9 +1,9 @@
-"""The collectives of `hvd_order.torch` for arrays; its queue, errors and rules hold here too.
+"""The collectives of `hvd_order.torch` for arrays, with the same queue, errors and rules.
 
-Arguments are read where they lie and results are handed over without a copy, both through DLPack;
-what travels is one copy of the argument, and of the functions ending in ``_`` the argument itself.
-Results are arrays of the library, dtype and device of the argument. Until `synchronize` has
-returned, an array that is exchanged in place must not be touched.
+DLPack passes arguments and results without a copy. A collective exchanges one copy of the
+argument; a function ending in ``_`` exchanges the argument itself. Results are arrays of the
+library, dtype and device of the argument. An array that is exchanged in place must not be touched
+until `synchronize` has returned.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def allreduce(
 
     Args:
         array: the same shape and dtype on every rank.
-        name: shown in errors, and two requests of one name must not be in flight together.
+        name: shown in errors; two requests of one name must not be in flight together.
         op: Average (the default), Sum, Min, Max or Product. Averages of integers truncate.
         prescale_factor: multiplies each rank's array before the reduction.
         postscale_factor: multiplies the result.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
         A new array.
 
     Raises:
         ValueError: a mistake in the arguments, or an array that cannot be exchanged.
-        ModelMismatch: another rank called something else (raised on every rank).
-        PeerLost, TransferTimeout: another rank died, or did not come in time.
+        ModelMismatch: another rank called a different collective (raised on every rank).
+        PeerLost, TransferTimeout: another rank died, or did not call in time.
     """
     result: A = synchronize(
         allreduce_async(
@@ -139,7 +139,7 @@ def allgather(
         array: the same dtype and shape on every rank except for the first dimension, which may
             differ and be 0. An array without dimensions counts as one of shape [1].
         name: shown in errors; must not be in flight already.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
         A new array.
@@ -171,10 +171,10 @@ def broadcast(
     """The array of rank `root_rank`, on every rank.
 
     Args:
-        array: the same shape and dtype on every rank; only the root's values matter.
-        root_rank: whose values; its rank in the job, as in Horovod.
+        array: the same shape and dtype on every rank; only the root's values are used.
+        root_rank: rank in the job, as in Horovod, whose values are sent.
         name: shown in errors; must not be in flight already.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
         A new array.
@@ -231,23 +231,23 @@ def alltoall(
     name: str | None = None,
     process_set: hvd.ProcessSet = hvd.global_process_set,
 ) -> A | tuple[A, A]:
-    """Sends some rows of the array to each rank, and joins what comes.
+    """Sends some rows of the array to each rank, and joins the rows it receives.
 
     Args:
         array: the same dtype and shape on every rank except for the first dimension.
-        splits: how many rows go to each rank, in rank order; equal parts if None.
+        splits: number of rows for each rank, in rank order; equal parts if None.
         name: shown in errors; must not be in flight already.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
-        The rows from all ranks in rank order; with ``splits``, a tuple of them and of how many
-        came from each rank, as an array of the same library and device (of the dtype of
+        The rows from all ranks in rank order. With ``splits``, a tuple of the rows and the number
+        of rows from each rank, as an array of the same library and device (of the dtype of
         ``splits``; int32 for a sequence).
 
     Raises:
-        ValueError: ``splits`` does not fit the array, or there is none and the ranks do not
-            divide the first dimension.
-        ModelMismatch, PeerLost, TransferTimeout: as `allreduce`.
+        ValueError: ``splits`` does not fit the array, or it is None and the first dimension is not
+            divisible by the number of ranks.
+        ModelMismatch, PeerLost, TransferTimeout: same as `allreduce`.
     """
     rows: A
     received: A
@@ -285,12 +285,13 @@ def reducescatter(
         array: the same shape and dtype on every rank, with at least one dimension.
         name: shown in errors; must not be in flight already.
         op: Average, Sum, Min, Max or Product. Averages of integers truncate.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
         prescale_factor: multiplies each rank's array before the reduction.
         postscale_factor: multiplies the result.
 
     Returns:
-        Rows in rank order; where the ranks do not divide them, the first ranks have one more.
+        Rows in rank order; if the number of ranks does not divide them, the first ranks have one
+        more.
 
     Raises:
         The same as `allreduce`.
@@ -326,7 +327,7 @@ def poll(handle: int) -> bool:
     """Whether the collective is done, so that `synchronize` returns at once.
 
     Raises:
-        ValueError: `synchronize` has returned for this handle, or it never existed.
+        ValueError: `synchronize` has returned for this handle, or the handle never existed.
     """
     return hvd.poll(handle)
 
@@ -335,11 +336,11 @@ def synchronize(handle: int) -> Any:
     """Waits for an asynchronous collective and returns its result.
 
     Returns:
-        The array, for `alltoall` the tuple; None if the handle is unknown or was synchronized
+        The array, or the tuple for `alltoall`; None if the handle is unknown or was synchronized
         before (as in Horovod).
 
     Raises:
-        ModelMismatch, PeerLost, TransferTimeout, HorovodInternalError: it failed.
+        ModelMismatch, PeerLost, TransferTimeout, HorovodInternalError: the collective failed.
     """
     with _lock:
         deliver = _waiting.get(process.current(), {}).pop(handle, None)
@@ -347,9 +348,9 @@ def synchronize(handle: int) -> Any:
     return result if deliver is None else deliver(result)
 
 
-_lock = threading.Lock()  # guards the one below
-# How the result of each handle reaches its caller, by `init()`: what was never waited for goes
-# with the shutdown.
+_lock = threading.Lock()  # guards `_waiting`
+# How to return the result of each handle to its caller, for each `init()`: the shutdown drops the
+# handles that were never waited for.
 _waiting: weakref.WeakKeyDictionary[process.ProcessContext, dict[int, Callable[[Any], Any]]] = (
     weakref.WeakKeyDictionary()
 )

@@ -1,7 +1,7 @@
-"""Arrays as tensors and tensors as arrays, through DLPack: the same memory wherever it allows.
+"""Converts arrays to tensors and back through DLPack, in the same memory where possible.
 
-No array library is imported here. numpy is known where the caller's arrays are numpy's, since it
-has arrays that DLPack cannot describe; of all others nothing but the protocol is used.
+This module imports no array library. It uses numpy itself for the caller's numpy arrays, because
+DLPack cannot describe all of them; for other libraries it uses the protocol alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ __all__ = ["Array", "FromTensor", "back_to", "settle", "to_tensor", "to_writable
 
 
 class Array(Protocol):
-    """What speaks DLPack: numpy.ndarray, cupy.ndarray, jax.Array, torch.Tensor, ..."""
+    """An object with the DLPack protocol: numpy.ndarray, cupy.ndarray, jax.Array, torch.Tensor,
+    ...
+    """
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -31,13 +33,13 @@ FromTensor = Callable[[torch.Tensor], Any]
 
 
 def to_tensor(array: Any) -> torch.Tensor:
-    """A tensor with the array's values, to be read only; of the same memory where that can be.
+    """A read-only tensor with the array's values, in the same memory where possible.
 
-    Numpy arrays that PyTorch has no words for (negative strides, foreign byte order, fields of
+    Numpy arrays that PyTorch cannot represent (negative strides, foreign byte order, fields of
     records) are copied, and so are numpy's scalars.
 
     Raises:
-        InvalidUsage: this is no array, or one that cannot be exchanged.
+        InvalidUsage: the argument is not an array, or cannot be exchanged.
     """
     _check_kind(array)
     numpy = _numpy_of(array)
@@ -54,15 +56,15 @@ def to_tensor(array: Any) -> torch.Tensor:
     native = numpy.array(array, dtype=array.dtype.newbyteorder("="), order="C")
     try:
         return _as_tensor(native)
-    except BufferError as error:  # no numbers
+    except BufferError as error:  # not numbers
         raise _refused(array, error) from error
 
 
 def to_writable_tensor(array: Any) -> torch.Tensor:
-    """A tensor of the array's own memory.
+    """A tensor in the array's own memory.
 
     Raises:
-        InvalidUsage: this is no array, or one that cannot be written through a tensor.
+        InvalidUsage: the argument is not an array, or cannot be written through a tensor.
     """
     _check_kind(array)
     if not hasattr(array, "__dlpack__"):
@@ -79,14 +81,14 @@ def to_writable_tensor(array: Any) -> torch.Tensor:
 
 
 def back_to(array: Any) -> FromTensor:
-    """What makes arrays of the library, and for numpy of the byte order, of `array`.
+    """A function that makes arrays of the library of `array`, and for numpy of its byte order.
 
     Raises:
         InvalidUsage: the library has no ``from_dlpack``.
     """
     numpy = _numpy_of(array)
     if numpy is not None:
-        # numpy.from_dlpack gives read-only arrays where an older PyTorch exports DLPack 0.x.
+        # numpy.from_dlpack gives read-only arrays if an older PyTorch exports DLPack 0.x.
         if array.dtype.isnative:
             return lambda tensor: tensor.numpy()
         return lambda tensor: _in_byte_order(tensor.numpy(), array.dtype.byteorder)
@@ -108,11 +110,11 @@ def back_to(array: Any) -> FromTensor:
 
 
 def settle(tensor: torch.Tensor) -> None:
-    """Waits until the device has done what it was asked to do with `tensor` so far.
+    """Waits until the device has finished all work queued so far on `tensor`.
 
-    DLPack puts a consumer's stream behind the producer's, never the producer's behind the
-    consumer's: a library that works on a stream of its own could otherwise overwrite what is
-    still being read, or read what is still being written.
+    DLPack orders a consumer's stream after the producer's, but never the producer's after the
+    consumer's. A library with a stream of its own could otherwise overwrite memory that is still
+    being read, or read memory that is still being written.
     """
     if tensor.is_cuda:
         torch.cuda.current_stream(tensor.device).synchronize()
@@ -136,7 +138,7 @@ def _check_kind(array: Any) -> None:
 
 
 def _numpy_of(array: Any) -> Any:
-    """The module numpy if `array` is of it, else None."""
+    """The numpy module if `array` is a numpy object, else None."""
     numpy = sys.modules.get("numpy")
     known = numpy is not None and isinstance(array, (numpy.ndarray, numpy.generic))
     return numpy if known else None

@@ -1,12 +1,13 @@
-"""What carries gradients and collectives between processes by torch.distributed.
+"""Gradients and collectives between processes over torch.distributed.
 
-PyTorch's and TensorFlow's sides are built on it. It knows no model and no optimizer.
+The PyTorch and TensorFlow frontends build on this package. It has no knowledge of models or
+optimizers.
 """
 
 from hvd_order.c10d._requirements import require_extension, require_torch
 
 __all__: list[str] = []
 
-# Before any import of hvd_order._torch, which needs PyTorch's libraries.
+# Must precede any import of hvd_order._torch, which needs PyTorch's libraries.
 require_torch()
 require_extension()

@@ -1,4 +1,4 @@
-"""What ``import hvd_order.torch`` needs, and what to do when it is missing."""
+"""Requirements of ``import hvd_order.torch``, and advice when one is missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def require_torch() -> None:
     """Checks that a recent enough PyTorch can be imported.
 
     Raises:
-        ImportError: it cannot; the message says what to install.
+        ImportError: PyTorch is missing, too old or unsuitable; the message says what to install.
     """
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
@@ -42,7 +42,8 @@ def require_extension() -> None:
     """Checks that the native engine for PyTorch was built and fits the installed PyTorch.
 
     Raises:
-        ImportError: it was not, or it was built for another PyTorch; says how to build it.
+        ImportError: the engine is missing or was built for another PyTorch; the message says how
+            to build it.
     """
     cure = "build it with: pip install --no-build-isolation . (in a checkout: make build)"
     try:

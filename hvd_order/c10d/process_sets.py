@@ -1,4 +1,4 @@
-"""Which processes a collective runs over: all of them, or a registered set."""
+"""Process sets: the processes that a collective runs over, all of them or a registered set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 class ProcessSet(RankSet):
-    """A set of ranks; usable once it was given to `init` or `add_process_set`."""
+    """A set of ranks; usable after it was passed to `init` or `add_process_set`."""
 
     @staticmethod
     def _own_rank() -> int:
@@ -57,13 +57,13 @@ _next_id = 1
 
 
 def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = None) -> None:
-    """Joins the other processes; every rank must call it before anything else.
+    """Joins the job; every rank must call it before any other function.
 
     Reads the configuration from the environment. If the program has initialised
-    ``torch.distributed``, that job is joined and left alone at shutdown; otherwise the launcher's
-    variables say who takes part, and NCCL is used for CUDA tensors when every rank of every host
-    has a device of its own, Gloo for all others. A second call without a ``shutdown()`` in between
-    does nothing, as in Horovod.
+    ``torch.distributed``, `init` joins that job, and `shutdown` leaves it running. Otherwise the
+    launcher's variables define the ranks; CUDA tensors use NCCL when every rank of every host has
+    a device of its own, and all other tensors use Gloo. A second call without a ``shutdown()`` in
+    between does nothing, as in Horovod.
 
     Args:
         comm: only None (all processes); Horovod's lists of ranks and MPI communicators are not
@@ -72,8 +72,9 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
             always be added later.
 
     Raises:
-        InvalidUsage: other arguments, a wrong knob, or contradictory launcher variables.
-        TransferTimeout: not all ranks arrived within ``HVD_ORDER_TIMEOUT``; names those missing.
+        InvalidUsage: other arguments, an invalid knob, or contradictory launcher variables.
+        TransferTimeout: not all ranks arrived within ``HVD_ORDER_TIMEOUT``; names the missing
+            ones.
     """
     if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
         raise InvalidUsage(f"process_sets is {process_sets!r}; expected a list or 'dynamic'")
@@ -81,7 +82,7 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
         return
     process.init(comm)
     process.current().on_shutdown(_forget_all)
-    collective_queue()  # rank 0 has to listen to the others even if it calls nothing itself
+    collective_queue()  # rank 0 must receive requests even if it makes none itself
     for process_set in process_sets or [] if not isinstance(process_sets, str) else []:
         add_process_set(process_set)
 
@@ -93,8 +94,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         The set, ready for use on its members.
 
     Raises:
-        ValueError: there is a set of these ranks already, or a rank does not exist.
-        ModelMismatch: another rank adds other ranks (raised on every rank).
+        ValueError: a set of these ranks exists already, or a rank does not exist.
+        ModelMismatch: another rank adds different ranks (raised on every rank).
     """
     global _next_id
     context = process.current()
@@ -120,10 +121,10 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Takes a set back. Collective: every rank of the job calls it; nothing may be in flight.
+    """Unregisters a set. Collective: every rank of the job calls it; nothing may be in flight.
 
     Returns:
-        Whether it was registered; the set of all ranks stays.
+        Whether the set was registered; the set of all ranks cannot be removed.
     """
     number = process_set.process_set_id
     if number is None or _registered.get(number) is not process_set:
@@ -140,7 +141,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def _agree(line: str) -> None:
-    """All ranks do the same, or all raise."""
+    """Checks that all ranks make the same change; otherwise raises on all of them."""
     queue = collective_queue()
     name = queue.next_name("process_sets")
     queue.run(Request(name, [line], lambda group: None, lambda: None, torch.device("cpu")))
@@ -156,13 +157,13 @@ def _forget_all() -> None:
 
 
 def require_registered(process_set: ProcessSet) -> int:
-    """The number of a process set.
+    """Returns the number of a process set.
 
     Raises:
         NotInitialized: before ``init()``.
         InvalidUsage: the set is not registered.
     """
-    process.current()  # "not initialized" comes before any other complaint
+    process.current()  # "not initialized" takes precedence over other errors
     number = process_set.process_set_id
     if number is None or (number and _registered.get(number) is not process_set):
         raise InvalidUsage(
@@ -172,7 +173,7 @@ def require_registered(process_set: ProcessSet) -> int:
 
 
 def queue_for(process_set: ProcessSet) -> CollectiveQueue:
-    """The queue of a process set.
+    """Returns the queue of a process set.
 
     Raises:
         NotInitialized: before ``init()``.
@@ -186,7 +187,7 @@ def queue_for(process_set: ProcessSet) -> CollectiveQueue:
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> None:
-    """Raises InvalidUsage unless the rank is one of the set's."""
+    """Raises InvalidUsage unless the rank belongs to the set."""
     if root_rank not in process_set.ranks:
         raise InvalidUsage(
             f"root_rank is {root_rank}, the ranks that take part are {process_set.ranks}"

@@ -1,5 +1,5 @@
 """``hvd-order check``: finds mistakes of distributed training in the text of scripts.
 
-Nothing is run or imported. Rules prefer silence to doubt: what is reported is wrong on
-every path that the text shows.
+The check runs and imports nothing. A rule reports a mistake only if it occurs on every path
+through the text.
 """

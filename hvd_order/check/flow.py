@@ -1,6 +1,6 @@
-"""Follows a function's statements in the order in which they run, with a state that rules keep.
+"""Follows a function's statements in execution order, with a state for the rules.
 
-Branches get copies of the state and are joined behind; a branch that returns joins nothing. Bodies
+Branches get copies of the state and join after it; a branch that returns does not join. Bodies
 of loops are followed once. Nested functions and classes are functions of their own.
 """
 
@@ -29,23 +29,23 @@ class Flow(Generic[State]):
     """Derive from it; `follow` calls the methods below on the way."""
 
     def copy(self, state: State) -> State:
-        """A state of its own for a branch."""
+        """Copies the state for a branch."""
         raise NotImplementedError
 
     def join(self, first: State, second: State) -> State:
-        """The state behind two branches."""
+        """Returns the state after two branches."""
         raise NotImplementedError
 
     def call(self, call: ast.Call, state: State) -> State:
-        """A call happens."""
+        """Handles a call."""
         raise NotImplementedError
 
     def assign(self, targets: Sequence[ast.expr], value: ast.expr, state: State) -> State:
-        """A value, whose calls have happened, gets names."""
+        """Handles an assignment; the calls in `value` have been handled."""
         return state
 
     def end(self, state: State) -> State:
-        """An iteration of a loop or the function ends."""
+        """Handles the end of the function or of a loop iteration."""
         return state
 
     def follow(self, body: Sequence[ast.stmt], state: State) -> None:

@@ -1,4 +1,4 @@
-"""HVD3xx, HVD401 and HVD601: what a program should have and has not, in any of its files."""
+"""HVD3xx, HVD401 and HVD601: calls that a program lacks in all of its files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEVICES = ("set_device", "local_rank")
 
 
 def check_missing(script: Script, program: Sequence[Script]) -> set[Finding]:
-    """The findings of `script`, a file of `program`."""
+    """Findings of `script`, a file of `program`."""
     found: set[Finding] = set()
     wrapped = script.calls_of("hvd.DistributedOptimizer")
     found |= {finding(script.path, call, "HVD301") for call in wrapped[:1] if _differ(program)}
@@ -56,7 +56,7 @@ def _differ(program: Sequence[Script]) -> bool:
 
 
 def _loads_on_some_ranks(script: Script, optimizers: bool = True) -> Iterator[ast.Call]:
-    """Calls of ``load_state_dict`` under a condition that tells ranks apart."""
+    """Calls of ``load_state_dict`` under a condition that depends on the rank."""
     for test in script.nodes:
         if not isinstance(test, ast.If) or not script.tells_ranks(test.test):
             continue

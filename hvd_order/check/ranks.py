@@ -1,4 +1,4 @@
-"""HVD5xx: what only some ranks do, and what all do that one should."""
+"""HVD5xx: calls that only some ranks make, and calls that all make but one rank should."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SETTINGS = ("lr", "momentum", "weight_decay", "betas", "eps", "nesterov", "amsg
 
 @dataclass
 class _Reached:
-    """What a stretch of code calls.
+    """Calls in a block of code.
 
     Attributes:
         some: calls that only some ranks reach, by a condition in the same function.
@@ -30,9 +30,9 @@ class _Reached:
 
 
 class _Ranks:
-    """Looks at one script. Functions are known by their names alone, methods included.
+    """Checks one script. Functions and methods are identified by name alone.
 
-    A method is called on what is visibly of a class of the script: ``bar.update()`` may be tqdm's.
+    A method call counts only on an object of a class of the script: ``bar.update()`` may be tqdm's.
     """
 
     def __init__(self, script: Script) -> None:
@@ -86,7 +86,7 @@ class _Ranks:
                 self._expression(node.test, guarded, reached)
                 self._both(node.body, node.orelse, guarded, reached)
                 leaves = _leaves(node.body) or _leaves(node.orelse)
-                if leaves:  # only some ranks come to what stands behind
+                if leaves:  # only some ranks reach the following code
                     self._block(body[place + 1 :], True, reached)
                     return
                 continue
@@ -129,7 +129,7 @@ class _Ranks:
     # --- rules ---------------------------------------------------------------------------------
 
     def _collective(self, call: ast.Call, functions: dict[str, str]) -> str:
-        """What all ranks should call in this call; "" if nothing."""
+        """The collective that this call reaches; "" if none."""
         meaning = self._script.called(call)
         if meaning in COLLECTIVES:
             subset = argument(call, None, "process_set")
@@ -138,7 +138,7 @@ class _Ranks:
         return f"{functions[name]}, in {name}()," if name in functions else ""
 
     def _functions_with_collectives(self) -> dict[str, str]:
-        """Functions of the script that come to a collective, and to which."""
+        """Functions of the script that reach a collective, with that collective."""
         found: dict[str, str] = {}
         for _ in self._own:
             before = len(found)
@@ -175,7 +175,7 @@ class _Ranks:
                 self.findings.add(finding(self._script.path, call, "HVD502"))
 
     def _check_settings(self) -> None:
-        """Hyper-parameters that are made from the rank, when the optimizer is made or later."""
+        """Checks for hyper-parameters computed from the rank, at or after construction."""
         for call in self._script.calls:
             if _OPTIMIZER.match(self._script.called(call)):
                 settings = [*call.args[1:], *(keyword.value for keyword in call.keywords)]

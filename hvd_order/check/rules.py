@@ -1,6 +1,6 @@
-"""Every rule once: its code, what is wrong, and the cure.
+"""All rules: code, mistake and cure.
 
-``docs/check.md`` is made from this file: ``python -m hvd_order.check.rules > docs/check.md``.
+This file generates ``docs/check.md``: ``python -m hvd_order.check.rules > docs/check.md``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Rule:
 
     Attributes:
         code: what ``--select``, ``--ignore`` and ``# hvd-order: ignore[...]`` name.
-        message: what is wrong and what follows from it; may hold ``{what}``.
-        cure: what to write instead.
+        message: the mistake and its consequence; may contain ``{what}``.
+        cure: the code to write instead.
         note: advice; it does not count as a mistake.
     """
 
@@ -132,8 +132,8 @@ class Finding:
     """A rule that fired at a place.
 
     Attributes:
-        path, line, column: where, both counted from 1.
-        code: the rule's.
+        path, line, column: place; line and column count from 1.
+        code: code of the rule.
         text: message with its cure.
         last_line: where the expression ends; a comment up to there can silence it.
     """

@@ -1,4 +1,4 @@
-"""Reads files and folders, runs the rules, and drops what the user does not want to hear."""
+"""Reads files and folders, runs the rules, and drops findings that the user ignores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_paths(
         ignore: codes or beginnings of codes not to report.
 
     Returns:
-        What was found, by file and place.
+        Findings, sorted by file and place.
 
     Raises:
         InvalidUsage: no such file, or no such code.
@@ -89,9 +89,9 @@ def _files(paths: Iterable[Path]) -> list[Path]:
 
 
 def _program_of(script: Script, given: dict[Path, Script]) -> list[Script]:
-    """The files that belong together with `script`: what it imports, and the given that import it.
+    """Files of the program of `script`: those that it imports, and given ones that import it.
 
-    What those import in turn belongs to it as well.
+    Their imports belong to the program as well.
     """
     program = {script.path.resolve(): script}
     waiting = [script]

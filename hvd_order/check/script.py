@@ -1,4 +1,4 @@
-"""A script's text as the rules see it: what its names mean, and which of them tell ranks apart."""
+"""A parsed script: the meaning of its names, and which of them depend on the rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["COLLECTIVES", "Function", "Script", "argument", "looks_like_optimize
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-# Longest first. Whatever the script calls them, the rules know these as ``hvd``.
+# Longest first. The rules call these modules ``hvd``, regardless of their alias.
 _HVD = re.compile(
     r"^(horovod|hvd_order|hvd_order\.horovod)\.torch(\.(mpi_ops|functions|optimizer))?(?=\.|$)"
 )
@@ -77,8 +77,8 @@ class Script:
         tree: its syntax tree.
 
     Raises:
-        SyntaxError, ValueError: it is no Python.
-        OSError, UnicodeDecodeError: it cannot be read.
+        SyntaxError, ValueError: the file is not valid Python.
+        OSError, UnicodeDecodeError: the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,7 +106,7 @@ class Script:
 
     @cached_property
     def imports(self) -> dict[str, str]:
-        """Local name to what it stands for, wherever in the file it is imported."""
+        """Maps local names to imported objects, for imports anywhere in the file."""
         found: dict[str, str] = {}
         for node in self.nodes:
             if isinstance(node, ast.Import):
@@ -127,7 +127,7 @@ class Script:
         )
 
     def meaning(self, node: ast.expr) -> str:
-        """What a dotted name stands for, ``hvd.allreduce`` or ``torch.compile``; else ""."""
+        """Full name of a dotted name, ``hvd.allreduce`` or ``torch.compile``; else ""."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -137,12 +137,12 @@ class Script:
         return _HVD.sub("hvd", ".".join([self.imports[node.id], *reversed(parts)]))
 
     def called(self, call: ast.Call) -> str:
-        """`meaning` of what is called."""
+        """`meaning` of the called function."""
         return self.meaning(call.func)
 
     @cached_property
     def called_names(self) -> set[str]:
-        """The last part of the name of everything that is called."""
+        """Last parts of the names of all called functions."""
         functions = [call.func for call in self.calls]
         return {f.attr if isinstance(f, ast.Attribute) else text_of(f) for f in functions}
 

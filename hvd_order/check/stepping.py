@@ -16,7 +16,7 @@ _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "clip_grads_w
 
 @dataclass(frozen=True)
 class _Last:
-    """What happened last: "backward", "step", "late clip", "early zero" or "unknown"."""
+    """The last event: "backward", "step", "late clip", "early zero" or "unknown"."""
 
     kind: str
     optimizer: str = ""

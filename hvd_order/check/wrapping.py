@@ -1,4 +1,4 @@
-"""HVD2xx: what is wrapped, compiled and hooked, in which order."""
+"""HVD2xx: order of wrapping, compiling and hooking."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTIMIZER = re.compile(r"^torch\.optim\.(?!lr_scheduler)(\w+\.)?[A-Z]\w*$")
 
 @dataclass(frozen=True)
 class _Value:
-    """What a variable holds; `source` is the call that made it, through all wrapping."""
+    """Value of a variable; `source` is the call that created it, before any wrapping."""
 
     kind: str  # "optimizer", "wrapped", "compiled", "called" (compiled and run) or "ddp"
     source: ast.AST
@@ -44,7 +44,7 @@ class _Wrapping(Flow[_State]):
         return _State(dict(state.values), dict(state.schedulers), set(state.wrapped))
 
     def join(self, first: _State, second: _State) -> _State:
-        """What holds on both paths."""
+        """Keeps facts that hold on both paths."""
         return _State(
             dict(first.values.items() & second.values.items()),
             dict(first.schedulers.items() & second.schedulers.items()),
@@ -136,7 +136,7 @@ class _Wrapping(Flow[_State]):
         return state
 
     def _value(self, node: ast.expr, state: _State) -> _Value | None:
-        """What an expression gives."""
+        """Evaluates an expression."""
         if not isinstance(node, ast.Call):
             return state.values.get(text_of(node))
         meaning = self._script.called(node)

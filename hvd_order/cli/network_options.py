@@ -1,4 +1,4 @@
-"""The options that name a network, for every command that asks what would be.
+"""The options that describe a network, for all predicting commands.
 
 Nothing here or in the commands needs the extension before they run: `hvd-order doctor` has to work
 where it is not built.

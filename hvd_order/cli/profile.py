@@ -43,7 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(parsed: argparse.Namespace) -> int:
-    """Writes the profile and says what it holds.
+    """Writes the profile and prints a summary.
 
     Returns:
         The exit code.

@@ -19,7 +19,7 @@ _TOOL_TIMEOUT = timedelta(seconds=10)  # for the store itself
 
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``hvd-order serve``."""
+    """Adds the options of ``hvd-order serve``."""
     parser.add_argument("--workers", type=int, required=True, metavar="N", help="of the job")
     parser.add_argument("--store", metavar="HOST:PORT",
         help="where all meet (default: HVD_ORDER_SERVER_STORE)")  # fmt: skip
@@ -28,7 +28,7 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_servers_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``hvd-order servers``."""
+    """Adds the options of ``hvd-order servers``."""
     parser.add_argument("action", choices=["remove"], help="let a server go once it holds nothing")
     parser.add_argument("server", type=int, help="its number")
     parser.add_argument("--store", metavar="HOST:PORT",
@@ -53,7 +53,7 @@ def serve_main(parsed: argparse.Namespace) -> int:
 
 
 def servers_main(parsed: argparse.Namespace) -> int:
-    """Leaves an order for worker 0, and shows what it answers."""
+    """Leaves an order for worker 0, and prints its answer."""
     from hvd_order.c10d.parameter_server.connections import MeetingPoint
     from hvd_order.c10d.parameter_server.orders import await_answer, give
     from hvd_order.server.access.secret import load_secret

@@ -104,5 +104,5 @@ def plan_main(parsed: argparse.Namespace) -> int:
 
 
 def _is_open(parsed: argparse.Namespace, profile: Profile) -> bool:
-    """Whether nothing says how fast the network is."""
+    """Whether the speed of the network is unknown."""
     return parsed.bandwidth is None and (profile.link is None or profile.link.ranks < 2)

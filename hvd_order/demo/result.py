@@ -1,4 +1,4 @@
-"""What the demo's processes tell each other: options on the way in, measurements on the way out."""
+"""Data exchanged by the demo's processes: options as input, measurements as output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Options:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What was measured; lists of two hold the system to compare with first, then hvd_order.
+    """Measurements; lists of two hold the system to compare with first, then hvd_order.
 
     Attributes:
         systems: what the two are called.

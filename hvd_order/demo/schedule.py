@@ -1,4 +1,4 @@
-"""Which system trains which steps when: interleaved blocks, so that both meet the same machine."""
+"""Interleaved blocks of steps of both systems, so that both meet the same conditions."""
 
 from __future__ import annotations
 

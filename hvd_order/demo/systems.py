@@ -17,7 +17,7 @@ from hvd_order.demo.gpt import Gpt, GptConfig, next_token_loss
 
 @dataclass(frozen=True)
 class Recipe:
-    """What both systems share, so that nothing but communication can differ.
+    """Settings that both systems share, so that only communication differs.
 
     Attributes:
         model: shape of the model.
@@ -98,7 +98,7 @@ class PlainDdp:
         return loss.item()
 
     def finish(self) -> None:
-        """Nothing is ever outstanding."""
+        """Does nothing: there are no deferred updates."""
 
 
 class HvdOrder:

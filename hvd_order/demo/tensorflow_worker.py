@@ -1,4 +1,4 @@
-"""One rank of the demo with TensorFlow: the same model with and without updates in the next step.
+"""One rank of the demo with TensorFlow: the same model with and without deferred updates.
 
 Started by ``hvd_order.demo.train``; rank 0 shows the progress and writes ``result.json``.
 """

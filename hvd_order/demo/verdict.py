@@ -1,4 +1,4 @@
-"""What the demo's numbers say, and what they do not: tables and checks as lines of text."""
+"""Tables and checks of the demo's numbers, as lines of text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ LOOPBACK = (
     "network that takes about as long as the computation."
 )
 SHARED_CORES = (
-    "Little can be gained here: the model computes on the same cores that move the bytes. This\n"
-    "run shows that the result is equal. The emulated layers above leave the cores to the\n"
-    "network, as layers on an accelerator do."
+    "The model computes on the same cores that move the bytes, so this ratio says little about\n"
+    "training on accelerators. What counts here: the result is equal."
 )
 
 

@@ -1,4 +1,4 @@
-"""``hvd-order doctor``: what is built, what works here, and a test of two ranks.
+"""``hvd-order doctor``: report of builds and transports, and a test of two ranks.
 
-The first thing to paste into a bug report. Whatever may crash runs in a process of its own.
+Include its output in bug reports. Code that may crash runs in a separate process.
 """

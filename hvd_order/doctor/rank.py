@@ -1,6 +1,6 @@
 """One rank of the doctor's self-test; run as a program, prints ``passed`` or raises.
 
-What two ranks train together has to equal what one process trains on the whole batch.
+Two ranks must train the same weights as one process on the whole batch.
 """
 
 from __future__ import annotations

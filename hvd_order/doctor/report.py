@@ -1,4 +1,4 @@
-"""Puts the doctor's findings together, as data and as text."""
+"""Collects the doctor's findings, as data and as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROBE_S = 60.0
 
 
 def examine(timeout_s: float) -> dict[str, Any]:
-    """Looks at everything.
+    """Collects all findings.
 
     Args:
         timeout_s: seconds for a self-test.
@@ -101,7 +101,7 @@ def _transports(torch: dict[str, Any], horovod: dict[str, Any] | None) -> dict[s
 
 
 def text_of(report: dict[str, Any]) -> str:
-    """The report for people."""
+    """Formats the report as text."""
     lines: list[str] = []
     for section in ("versions", "modules", "transports", "alias", "network", "environment"):
         lines.append(section)

@@ -1,4 +1,4 @@
-"""Two ranks on this host: real processes, a real transport, and a limit on the time."""
+"""Self-test of two ranks on this host: real processes and transport, with a timeout."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LAUNCHERS = ("OMPI_", "PMI", "SLURM_", "HOROVOD_", "HVD_ORDER_", "TORCHELASTIC"
 
 @dataclass(frozen=True)
 class SelfTest:
-    """How it went.
+    """Result of a self-test.
 
     Attributes:
-        passed: both ranks did what they should.
-        seconds: how long it took, the start of Python and PyTorch included.
-        cause, cure: in a sentence each, when it failed.
-        output: the end of what the ranks wrote, when it failed.
+        passed: whether both ranks succeeded.
+        seconds: duration, including the start of Python and PyTorch.
+        cause, cure: one sentence each after a failure.
+        output: end of the ranks' output after a failure.
     """
 
     passed: bool
@@ -50,7 +50,7 @@ def run_self_test(timeout_s: float, extra: Mapping[str, str] | None = None) -> S
         extra: variables for the ranks.
 
     Returns:
-        How it went; every process is ended when this returns.
+        The result; all processes have ended when this returns.
     """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hvd_order_doctor_") as name:
@@ -99,7 +99,7 @@ def _start(
             "MASTER_PORT": (folder / "port").read_text(),
             "OMP_NUM_THREADS": "1",
             "PYTHONFAULTHANDLER": "1",
-            # So that a rank says what it waits for before it is ended.
+            # Makes a rank report what it waits for before it is killed.
             "HVD_ORDER_TIMEOUT": str(max(1.0, timeout_s / 2)),
             **extra,
         }

@@ -1,4 +1,4 @@
-"""What the doctor sees without a framework: versions, network and environment."""
+"""Findings without a framework: versions, network and environment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SECRET = re.compile(r"SECRET|TOKEN|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 
 
 def versions() -> dict[str, str]:
-    """Versions of everything that matters; packages are looked up, not imported."""
+    """Versions of relevant packages; they are looked up, not imported."""
     found = {
         "hvd_order": hvd_order.__version__,
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -64,7 +64,7 @@ def _compiler() -> str:
 
 
 def network() -> tuple[dict[str, Any], list[str]]:
-    """Host name, what it resolves to and the interfaces; and what is wrong with them."""
+    """Host name, its addresses and the interfaces; and problems with them."""
     host = socket.gethostname()
     problems = []
     try:
@@ -108,7 +108,7 @@ def environment() -> dict[str, str]:
 
 
 def environment_problems() -> list[str]:
-    """What ``init()`` would say about the variables."""
+    """Problems that ``init()`` would report about the variables."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -1,6 +1,6 @@
-"""What PyTorch and the native modules say of themselves; run as a program, prints one JSON object.
+"""Facts about PyTorch and the native modules; run as a program, prints one JSON object.
 
-In a process of its own, since a broken build can crash when it is loaded.
+Runs in a separate process, since a broken build can crash when it is loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The package ``horovod`` as hvd_order presents it, under its alias.
 
-Every file here stands where Horovod 0.28.1 has one that programs import; it only gives our objects
-Horovod's places. `finder` makes ``import horovod...`` come here.
+Every file here corresponds to a file of Horovod 0.28.1 that programs import, and re-exports
+hvd_order's objects. `finder` redirects ``import horovod...`` to this package.
 """
 
 from hvd_order.horovod.runner import run

@@ -1,4 +1,4 @@
-"""What ``importlib.metadata`` is told about Horovod while hvd_order stands in for it."""
+"""Metadata of Horovod for ``importlib.metadata`` while the alias is active."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ MODULES = {
     "horovod.torch.optimizer": "hvd_order.torch.optimizer",
     "horovod.torch.sync_batch_norm": "hvd_order.torch.collectives.sync_batch_norm",
 }
-"""Horovod's modules that programs import, and ours in their place."""
+"""Horovod's modules that programs import, and their replacements."""
 
 _ADVICE = {
     "mxnet": "hvd_order has no MXNet interface",
@@ -62,7 +62,7 @@ _ADVICE = {
 
 
 class _Alias(Loader):
-    """Gives a module that exists under another name."""
+    """Loads a module that exists under another name."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -80,7 +80,7 @@ class _Alias(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Answers for all names below ``horovod``, and for no other."""
+    """Finds all modules below ``horovod``, and no other."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -109,7 +109,7 @@ class _Finder(MetaPathFinder):
     ) -> Iterable[Distribution]:
         """Tells ``importlib.metadata.version("horovod")`` the version of the interface.
 
-        Only who asks for Horovod by name is answered: lists of what is installed stay true.
+        Only a request for Horovod by name gets it; lists of installed packages stay correct.
         """
         if context is None or (context.name or "").lower() != "horovod":
             return ()
@@ -122,7 +122,7 @@ _finder = _Finder()
 
 
 def install() -> None:
-    """Makes ``import horovod...`` mean hvd_order from here on; a second call does nothing.
+    """Makes ``import horovod...`` import hvd_order from now on; a second call does nothing.
 
     Raises:
         ImportError: Horovod itself has been imported already.
@@ -140,9 +140,9 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undoes `install`: from here on ``import horovod`` means what is installed.
+    """Undoes `install`: from now on ``import horovod`` imports the installed package.
 
-    Modules that have imported ours keep it.
+    Modules that have imported hvd_order's modules keep them.
     """
     if not is_installed():
         return

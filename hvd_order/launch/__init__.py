@@ -1,1 +1,1 @@
-"""Starting processes, and finding out how this one was started."""
+"""Launcher: starts processes, and determines how this process was started."""

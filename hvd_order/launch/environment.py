@@ -1,8 +1,8 @@
 """From a launcher's environment variables to this process's place in the job.
 
-Known launchers, in the order in which they are asked:
+Known launchers, in order of precedence:
 
-| launcher                | says rank and size with                      |
+| launcher                | variables of rank and size                   |
 | ----------------------- | -------------------------------------------- |
 | torchrun, `hvd-order run` | RANK, WORLD_SIZE                           |
 | horovodrun              | HOROVOD_RANK, HOROVOD_SIZE                   |
@@ -10,8 +10,8 @@ Known launchers, in the order in which they are asked:
 | MPICH, Intel MPI        | PMI_RANK, PMI_SIZE                           |
 | Slurm (a step of srun)  | SLURM_PROCID, SLURM_STEP_NUM_TASKS           |
 
-What a launcher does not say is None in the answer and is found out by asking the other ranks
-(`placement`). Everything here is a function of its arguments.
+A number that the launcher does not set is None in the result; the ranks determine it together
+(`placement`). All functions depend on their arguments only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hvd_order.errors import InvalidUsage
 __all__ = ["Placement", "RankInfo", "first_host", "placement", "rank_info"]
 
 _LOOPBACK = "127.0.0.1"
-# Below the ports that Linux hands out for outgoing connections (32768 and up).
+# Below Linux's ephemeral ports (32768 and up).
 _FIRST_PORT, _PORT_COUNT = 20000, 12000
 # Slurm numbers real steps from 0; the batch script and other special steps sit at the top.
 _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFF0
@@ -34,15 +34,15 @@ _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One process's place in a job, as far as its launcher told.
+    """One process's place in a job, as far as its launcher set it.
 
     Attributes:
-        launcher: who told: "torchrun", "horovodrun", "Open MPI", "PMI", "Slurm" or "none".
-        rank, size: this process among all.
-        local_rank, local_size: this process among those of its host; None: not told.
-        cross_rank, cross_size: this host among those that have this local rank; None: not told.
-        master_addr, master_port: where rank 0 can be reached; port 0 when size is 1.
-        job: what the launcher calls the job, the same on all ranks; empty: nothing.
+        launcher: the launcher: "torchrun", "horovodrun", "Open MPI", "PMI", "Slurm" or "none".
+        rank, size: number of this process and of all processes.
+        local_rank, local_size: same among the processes of its host; None: not set.
+        cross_rank, cross_size: this host among those with this local rank; None: not set.
+        master_addr, master_port: address of rank 0; port 0 when size is 1.
+        job: the launcher's identifier of the job, the same on all ranks; empty: none.
     """
 
     launcher: str
@@ -59,7 +59,7 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a rank sits: among the processes of its host, and its host among the hosts."""
+    """Place of a rank among the processes of its host, and of its host among the hosts."""
 
     local_rank: int
     local_size: int
@@ -68,7 +68,7 @@ class Placement:
 
 
 def placement(hosts: Sequence[str], rank: int) -> Placement:
-    """Works out the local and cross numbers of `rank` from the host name of every rank.
+    """Computes the local and cross numbers of `rank` from the host name of every rank.
 
     Horovod's meaning: the local rank counts the ranks of one host in rank order; the cross rank
     counts, in order of appearance, the hosts that have a process with the same local rank.
@@ -89,11 +89,11 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
         environ: environment variables, usually ``os.environ``.
 
     Returns:
-        The place; a job of one process when no launcher's variables are there.
+        The place; a job of one process if no launcher's variables are set.
 
     Raises:
-        InvalidUsage: variables that contradict each other, or a job over several hosts without a
-            way to know the address of rank 0; the message names the variable to set.
+        InvalidUsage: variables contradict each other, or a job over several hosts has no
+            address of rank 0; the message names the variable to set.
     """
     env = _Variables(environ)
     for ask in (_torchrun, _horovodrun, _open_mpi, _pmi, _slurm):
@@ -110,17 +110,17 @@ def rank_info(environ: Mapping[str, str]) -> RankInfo:
 
 
 class _Variables:
-    """Environment variables, read as numbers with a message that names the variable."""
+    """Environment variables, parsed as numbers; errors name the variable."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
 
     def text(self, *names: str) -> str | None:
-        """The first of `names` that is set and not empty."""
+        """Value of the first of `names` that is set and not empty."""
         return next((self._environ[name] for name in names if self._environ.get(name)), None)
 
     def number(self, *names: str) -> int | None:
-        """The first of `names` that is set, as an integer."""
+        """Value of the first of `names` that is set, as an integer."""
         for name in names:
             text = self.text(name)
             if text is None:
@@ -203,20 +203,20 @@ def _pmi(env: _Variables) -> RankInfo | None:
     local_rank = env.number("MPI_LOCALRANKID", "PMI_LOCAL_RANK")
     local_size = env.number("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
     if local_rank is None:
-        slurm = _slurm(env)  # srun --mpi=pmi2 sets PMI_RANK too, and Slurm says more
+        slurm = _slurm(env)  # srun --mpi=pmi2 sets PMI_RANK too, and Slurm sets more
         if slurm is not None and (slurm.rank, slurm.size) == (rank, size):
             return slurm
     batch = env.text("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
     job = env.text("PMI_JOBID", "PMI_PORT") or batch
     address, port = _rendezvous(env, "MPI", size, local_size, job)
-    # PMI_PORT may be that of a proxy on each host.
+    # PMI_PORT may name a proxy on each host.
     job = env.text("PMI_JOBID") or batch or ""
     return RankInfo("PMI", rank, size, local_rank, local_size, None, None, address, port, job)
 
 
 def _slurm(env: _Variables) -> RankInfo | None:
     # Only inside a step: the shell of a batch script has SLURM_PROCID=0 and SLURM_NTASKS=N as
-    # well, but nobody starts the other ranks for it.
+    # well, but the other ranks are not started.
     step = env.number("SLURM_STEP_ID", "SLURM_STEPID")
     rank = env.number("SLURM_PROCID")
     if step is None or step >= _FIRST_SPECIAL_SLURM_STEP or rank is None:
@@ -257,7 +257,7 @@ def _rendezvous(
     job: str | None,
     known_address: str | None = None,
 ) -> tuple[str, int]:
-    """Where rank 0 listens: the user's word first, else this host and a port made from the job."""
+    """Address of rank 0: the user's setting, else this host and a port derived from the job."""
     if size == 1:
         return _LOOPBACK, 0
     address = env.text("MASTER_ADDR") or (_LOOPBACK if local_size == size else known_address)
@@ -274,7 +274,7 @@ def _rendezvous(
 
 
 def _checked(info: RankInfo) -> RankInfo:
-    """`info`, unless its numbers cannot be."""
+    """Returns `info`, or raises if its numbers are impossible."""
     pairs = (
         ("rank", info.rank, info.size),
         ("local rank", info.local_rank, info.local_size),

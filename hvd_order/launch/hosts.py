@@ -1,4 +1,4 @@
-"""Which hosts there are and how many processes each may get: a list, a file or a script."""
+"""Hosts and their slots, from a list, a file or a script."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ __all__ = [
 
 _DISCOVERY_LIMIT_S = 60.0
 _MOST_A_CORE = 64
-# A name goes to ssh as an argument, where one that starts with a dash would be an option.
+# A name is an argument of ssh, which would parse a leading dash as an option.
 _NAME = r"[\w@][\w.@\-]*"
 _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host and how many processes it may get."""
+    """A host and its number of slots."""
 
     name: str
     slots: int
@@ -48,7 +48,7 @@ def parse_hosts(text: str) -> list[Host]:
     """Reads horovodrun's ``host1:2,host2:4``; no number means one process.
 
     Raises:
-        InvalidUsage: not of that form.
+        InvalidUsage: the text has another form.
     """
     return _checked([_parse_host(part, 1, f"-H {text}") for part in text.split(",")], "-H")
 
@@ -57,7 +57,7 @@ def read_hostfile(path: Path) -> list[Host]:
     """Reads lines ``host slots=2``, as mpirun and horovodrun do; ``#`` begins a comment.
 
     Raises:
-        InvalidUsage: a line is not of that form, or there is none, or the file is no UTF-8 text.
+        InvalidUsage: a line has another form, there is no host, or the file is not UTF-8.
         OSError: the file cannot be read.
     """
     hosts = []
@@ -87,16 +87,16 @@ def _read_text(path: Path) -> str:
 
 
 def discover_hosts(script: str, default_slots: int) -> list[Host]:
-    """What a host discovery script prints: ``host`` or ``host:slots``, one a line.
+    """Runs a host discovery script, which prints ``host`` or ``host:slots`` lines.
 
     Args:
         script: path of an executable, or a command line, as in horovodrun.
-        default_slots: of a host without a number.
+        default_slots: slots of a host without a number.
 
     Raises:
-        InvalidUsage: the script fails, takes longer than a minute, or prints something else.
+        InvalidUsage: the script fails, takes longer than a minute, or prints other text.
     """
-    # Files, not pipes: what the script leaves in the background may keep its output open.
+    # Files, not pipes: background processes of the script may keep its output open.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         try:
             asked = subprocess.Popen(
@@ -115,7 +115,7 @@ def discover_hosts(script: str, default_slots: int) -> list[Host]:
             raise InvalidUsage(f"{script} took longer than {_DISCOVERY_LIMIT_S:g} s") from None
         finally:
             if asked.poll() is None:  # Ctrl-C as well
-                os.killpg(asked.pid, signal.SIGKILL)  # with what it has started and waits for
+                os.killpg(asked.pid, signal.SIGKILL)  # with its child processes
                 asked.wait()
         said, complaint = _text_of(output), _text_of(errors)
     if asked.returncode != 0:
@@ -132,10 +132,10 @@ def _text_of(file: IO[bytes]) -> str:
 
 
 def check_room(count: int) -> None:
-    """Looks whether so many processes on this host can be what was meant.
+    """Checks that `count` processes on this host are plausible.
 
     Raises:
-        InvalidUsage: they cannot.
+        InvalidUsage: there are too many.
     """
     cores = os.cpu_count() or 1
     if count > _MOST_A_CORE * cores:
@@ -147,7 +147,7 @@ def check_room(count: int) -> None:
 
 
 def share(hosts: Sequence[Host], limit: int | None) -> list[Host]:
-    """The hosts with `limit` processes dealt out in order; None: all slots."""
+    """Assigns `limit` processes to the hosts in order; None: all slots."""
     left = sum(host.slots for host in hosts) if limit is None else limit
     dealt = []
     for host in hosts:
@@ -159,7 +159,7 @@ def share(hosts: Sequence[Host], limit: int | None) -> list[Host]:
 
 
 def is_this_host(name: str) -> bool:
-    """Whether `name` is one that this host certainly has."""
+    """Whether `name` certainly names this host."""
     own = socket.gethostname()
     return name in ("localhost", "127.0.0.1", "::1", own, own.split(".")[0])
 
@@ -168,7 +168,7 @@ def interface_address(name: str) -> str:
     """The IPv4 address of a network interface of this host.
 
     Raises:
-        InvalidUsage: there is no such interface, or it has none.
+        InvalidUsage: the interface does not exist, or has no IPv4 address.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -183,7 +183,7 @@ def interface_address(name: str) -> str:
 
 
 def interface_variables(names: Sequence[str]) -> dict[str, str]:
-    """What makes the communication libraries use these interfaces."""
+    """Variables that make the communication libraries use these interfaces."""
     libraries = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
     return dict.fromkeys(libraries, ",".join(names)) if names else {}
 
@@ -198,7 +198,7 @@ def _parse_host(text: str, default_slots: int, where: str) -> Host:
 
 
 def _checked(hosts: list[Host], where: str) -> list[Host]:
-    """The hosts, those of one name together."""
+    """Merges hosts of the same name."""
     slots: dict[str, int] = {}
     for host in hosts:
         slots[host.name] = slots.get(host.name, 0) + host.slots

@@ -1,7 +1,7 @@
-"""Where a store listens: at one address of this host, not at all, when that is enough.
+"""Makes a store listen at one address of this host instead of all, where possible.
 
-torch's stores listen at all addresses, whatever host name they are given, so that anybody on any
-network of this host may read and write them. They take over a socket that somebody else has made.
+torch's stores listen at all addresses, regardless of their host name, so any host on any network of
+this host may read and write them. But they can take over an existing socket.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ __all__ = ["is_loopback", "listening_fd"]
 
 
 def is_loopback(address: str) -> bool:
-    """Whether `address` means this host on every host: ``localhost`` or a number like 127.0.0.1.
+    """Whether `address` is the local host everywhere: ``localhost`` or one like 127.0.0.1.
 
-    A host's own name does not, even if it leads to 127.0.1.1 here.
+    A host's own name is not, even if it resolves to 127.0.1.1 here.
     """
     number = _number(address)
     return number is not None and number.is_loopback
 
 
 def listening_fd(address: str, port: int = 0) -> int | None:
-    """A socket that listens at `address` alone, for a store to take over.
+    """Opens a socket that listens at `address` alone, for a store to take over.
 
     Args:
         address: an IP address of this host, or ``localhost``.
-        port: 0 for a free one.
+        port: port number, 0 for a free port.
 
     Returns:
-        Its file descriptor; None if `address` is a name or belongs to another host, or if the port
-        is taken: then the store may listen at all addresses, or say what is wrong.
+        The file descriptor; None if `address` is a name or belongs to another host, or if the port
+        is taken. The store then listens at all addresses, or reports the error.
     """
     number = _number(address)
     if number is None:

@@ -1,7 +1,7 @@
-"""The command line of ``hvd-order run``: horovodrun 0.28.1's options, and what became of each.
+"""The command line of ``hvd-order run``, with all options of horovodrun 0.28.1.
 
-An option either works, or has no effect here and says in one line why (`_NOT_NEEDED`), or stops
-with what to use instead (`_INSTEAD`).
+An option works, or prints one line about why it has no effect (`_NOT_NEEDED`), or stops with an
+error that names the replacement (`_INSTEAD`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_CYCLES = "there are no cycles: what is ready is sent at once"
 _NCCL = "NCCL chooses its algorithms itself; NCCL_ALGO overrides it"
 _TUNING = "HVD_ORDER_TUNE=0 turns the trials off; they need no settings"
 
-# Names of an option -> number of its arguments, and why it is not needed.
+# Names of an option -> number of its arguments, and the reason why it is not needed.
 _NOT_NEEDED: dict[tuple[str, ...], tuple[int, str]] = {
     ("--disable-cache",): (0, "no checks are cached"),
     ("--fusion-threshold-mb",): (1, _SLICES),
@@ -61,7 +61,7 @@ _INSTEAD: dict[tuple[str, ...], tuple[int, str]] = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds all options, and the command behind them."""
+    """Adds all options, followed by the command."""
     add = parser.add_argument
     add("-np", "--num-proc", type=int, metavar="N", help="how many processes")
     add("-x", "--env", action="append", default=[], metavar="NAME=VALUE",
@@ -128,10 +128,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def request_from(parsed: argparse.Namespace) -> LaunchRequest:
-    """What the options ask for; says which of them have no effect.
+    """Converts options to a request; prints which of them have no effect.
 
     Raises:
-        InvalidUsage: they contradict each other, or ask for what does not exist here.
+        InvalidUsage: options contradict each other, or are not supported.
     """
     for names, (_, cure) in _INSTEAD.items():
         if _given(parsed, names):
@@ -214,7 +214,7 @@ def _seconds(given: float | None, variable: str, default: float) -> float:
 
 
 def _variables(parsed: argparse.Namespace) -> dict[str, str]:
-    """Variables for the processes."""
+    """Environment variables for the processes."""
     env: dict[str, str] = {}
     for assignment in parsed.env:
         name, equals, value = assignment.partition("=")
@@ -229,6 +229,6 @@ def _variables(parsed: argparse.Namespace) -> dict[str, str]:
         env["HVD_ORDER_STALL_WARNING"] = str(_NEVER_S)
     elif parsed.stall_check_warning_time_seconds is not None:
         env["HVD_ORDER_STALL_WARNING"] = str(parsed.stall_check_warning_time_seconds)
-    if parsed.stall_check_shutdown_time_seconds:  # Horovod's 0 means: never, as without it
+    if parsed.stall_check_shutdown_time_seconds:  # 0 means never in Horovod, same as no option
         env["HVD_ORDER_TIMEOUT"] = str(parsed.stall_check_shutdown_time_seconds)
     return env

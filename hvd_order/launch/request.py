@@ -1,4 +1,4 @@
-"""What to start, and under which rules: the plain data between command line and launcher."""
+"""Launch requests: plain data between command line and launcher."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["ElasticRules", "LaunchRequest"]
 
 @dataclass(frozen=True)
 class ElasticRules:
-    """How an elastic job may change.
+    """Rules of an elastic job.
 
     Attributes:
-        min_count: with fewer processes training waits for hosts.
-        max_count: never more; None: as many as there are slots.
-        discovery_script: prints the hosts, asked every second; None: the hosts stay.
-        default_slots: of a discovered host without a number.
-        reset_limit: how often the job may form anew; None: as often as it gets further.
+        min_count: least number of processes; with fewer the job waits for hosts.
+        max_count: largest number of processes; None: as many as slots.
+        discovery_script: script that prints the hosts, run every second; None: fixed hosts.
+        default_slots: slots of a discovered host without a number.
+        reset_limit: how often the job may form anew; None: no limit while it progresses.
         timeout_s: longest wait for enough hosts.
-        cooldown_s: how long a host that failed is left out, in seconds; None: for good.
+        cooldown_s: seconds for which a failed host is excluded; None: forever.
     """
 
     min_count: int
@@ -37,23 +37,23 @@ class ElasticRules:
 
 @dataclass(frozen=True)
 class LaunchRequest:
-    """What to start.
+    """A command to start, and its settings.
 
     Attributes:
         command: program and arguments; each process runs it.
-        process_count: how many; of an elastic job, how many it needs to begin.
-        env: variables for the processes, on top of this process's own.
+        process_count: number of processes; for an elastic job, the number needed to begin.
+        env: variables for the processes in addition to this process's own.
         verbose: show the agents' own log as well.
-        hosts: where, in the order of the ranks; empty: this host.
-        elastic: None: the job ends with its first failure.
-        interfaces: network interfaces to use; empty: whatever the hosts' names lead to.
-        ssh_options: for ``ssh``, before the host.
+        hosts: hosts in rank order; empty: this host.
+        elastic: rules of an elastic job; None: the job ends with its first failure.
+        interfaces: network interfaces to use; empty: those that the host names resolve to.
+        ssh_options: options of ``ssh``, before the host.
         start_timeout_s: longest wait for the hosts to answer.
-        output_folder: where the output of each rank goes; None: to ours.
-        servers: parameter servers beside the processes, over the same hosts.
-        min_servers: the job may let some go, down to so many; None: see `max_servers`.
-        max_servers: it may get some more, up to so many. If both are None, their number stays.
-        oversubscribe: do not ask whether hosts can have so many processes.
+        output_folder: folder for the output of each rank; None: this process's output.
+        servers: number of parameter servers, on the same hosts.
+        min_servers: least number of servers that the job may keep; None: see `max_servers`.
+        max_servers: largest number of servers. If both are None, the number is fixed.
+        oversubscribe: skip the check of the number of processes of a host.
     """
 
     command: Sequence[str]

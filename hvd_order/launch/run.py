@@ -1,8 +1,8 @@
-"""Starts a command N times: on this host, on several, or on as many as there are.
+"""Starts a command in N processes on this host, several hosts, or a changing set of hosts.
 
-Every host has one elastic agent of torch's; it gives each process the variables that torchrun
-gives, and ends all when one fails. For one host and a fixed number of processes that agent is this
-process; else it is one of its own on every host (driver.py).
+Every host has one elastic agent of torch. The agent sets torchrun's variables for each process, and
+ends all processes when one fails. For one host and a fixed number of processes the agent is this
+process; otherwise each host has a separate agent process (driver.py).
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _HERE = "127.0.0.1"
 
 
 def run(request: LaunchRequest) -> int:
-    """Starts the processes and waits for them; their output goes to this process's.
+    """Starts the processes and waits for them; they share this process's output.
 
     Returns:
-        0 when all succeeded, else the exit code of the first that failed; 128 + n when it was
-        ended by signal n, as a shell has it. 130 after Ctrl-C.
+        0 if all succeeded, else the exit code of the first failed process; 128 + n, as in a shell,
+        if signal n ended it. 130 after Ctrl-C.
 
     Raises:
-        InvalidUsage: there is no such command, or a host list or script is wrong.
+        InvalidUsage: the command does not exist, or a host list or script is wrong.
         ImportError: PyTorch is not installed.
     """
     _check_command(request.command)
     if not request.oversubscribe:
-        check_room(_count_here(request))  # other hosts look themselves
+        check_room(_count_here(request))  # other hosts check themselves
     if _is_only_here(request):
         request = replace(request, env={**_loopback_variables(request), **request.env})
     try:
@@ -69,13 +69,13 @@ def _count_here(request: LaunchRequest) -> int:
 
 
 def _is_only_here(request: LaunchRequest) -> bool:
-    """Whether this host is the only one that the job has and can ever get."""
+    """Whether the job has only this host and cannot get others."""
     may_grow = request.elastic is not None and request.elastic.discovery_script is not None
     return not may_grow and all(is_this_host(host.name) for host in request.hosts)
 
 
 def _loopback_variables(request: LaunchRequest) -> dict[str, str]:
-    """What keeps the communication libraries from listening where other hosts can reach them."""
+    """Variables that keep the communication libraries from listening to other hosts."""
     if request.interfaces or sys.platform != "linux":
         return {}
     return {
@@ -105,7 +105,7 @@ def _run_here(request: LaunchRequest) -> int:
         ) from error
 
     for name in request.interfaces:
-        interface_address(name)  # says what is wrong with it
+        interface_address(name)  # raises with an explanation
     changes = {**request.env, **interface_variables(request.interfaces), **_heeded_signals()}
     with _environment(changes):
         store, count = serve_store(_HERE), request.process_count
@@ -125,7 +125,7 @@ def _run_here(request: LaunchRequest) -> int:
 
 
 def _heeded_signals() -> dict[str, str]:
-    """Has torch's agent go on ignoring what this process was told to ignore, as by nohup."""
+    """Makes torch's agent ignore the signals that this process ignores, for example by nohup."""
     variable = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     usual = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     heeded = [number.name for number in usual if signal.getsignal(number) != signal.SIG_IGN]
@@ -146,7 +146,7 @@ def _check_command(command: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """This process's variables changed for a while; the agent copies them for its children."""
+    """Changes this process's variables in a context; the agent copies them for its children."""
     before = dict(os.environ)
     os.environ.update(changes)
     try:

@@ -1,1 +1,1 @@
-"""How a model's gradients are best cut and sent. Pure: no framework, no clock, no I/O."""
+"""Order and slices for a model's gradients. Pure: no framework, no clock, no I/O."""

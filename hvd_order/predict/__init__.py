@@ -1,1 +1,1 @@
-"""What a training step will take. Pure: no framework, no clock, no I/O."""
+"""Prediction of step times. Pure: no framework, no clock, no I/O."""

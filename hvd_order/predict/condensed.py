@@ -1,4 +1,4 @@
-"""The same step with fewer ops: what runs in one go becomes one op.
+"""Condenses a step: ops that run without a wait in between become one op.
 
 A recorded step has thousands of operators, and few of them wait for a parameter or end a gradient.
 """
@@ -19,10 +19,10 @@ _PLACE_BYTES = 64  # alignment of a gradient's place in its buffer (gradient_buf
 def condensed(graph: Graph) -> Graph:
     """A graph whose steps take the same time, op for op, when ops run in program order.
 
-    One resource runs its ops one after the other, so only the first reader of a parameter can wait
+    One resource runs its ops one after the other. So only the first reader of a parameter can wait
     for it, and only the last op that computes a gradient releases it. Ops between two such places
-    become one. What depends on what is not kept: a heuristic has to look at the original. A graph
-    with several resources is given back as it is.
+    become one. Dependencies are not kept, so heuristics have to use the original graph. A graph
+    with several resources is returned unchanged.
     """
     if len(graph.resources) != 1:
         return graph
@@ -64,9 +64,9 @@ def condensed(graph: Graph) -> Graph:
 
 
 def with_wire_sizes(graph: Graph) -> Graph:
-    """The same graph with the bytes that a gradient occupies in the engine's buffers.
+    """Sets the size of each gradient to its bytes in the gradient buffer.
 
-    Its place is aligned and ends with its use flag, one element.
+    A gradient's place is aligned and ends with its use flag, one element.
     """
 
     def on_wire(parameter: Parameter) -> Parameter:

@@ -1,4 +1,4 @@
-"""The network of a what-if: as it was measured, as it is named, or both."""
+"""The network of a what-if: from a measurement, from options, or both."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ __all__ = [
 ]
 
 USUAL_LATENCY_S = 50e-6
-"""Of a message over TCP between two hosts of a data centre, system calls included."""
+"""Latency of a TCP message between two hosts of a data centre, with system calls."""
 
 LANES = {"gloo": 2, "nccl": 1}
-"""How many slices a back end works on at once: Gloo has two threads, NCCL one stream."""
+"""Slices that a library transfers at once: Gloo has two threads, NCCL one stream."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """Workers and what is between them.
+    """Workers and the network between them.
 
     Attributes:
-        ranks: workers.
-        link: an all-reduce among all of them, as the planner sees it.
-        message_latency_s: of one message from worker to worker.
-        lanes: slices that the transport works on at once; 0: all that are in flight.
-        measured: whether the bandwidth is that of a real transport.
+        ranks: number of workers.
+        link: link model of an all-reduce among all workers.
+        message_latency_s: latency of one message between workers.
+        lanes: slices that the transport transfers at once; 0: all in flight.
+        measured: whether the bandwidth was measured on a real transport.
     """
 
     ranks: int
@@ -43,10 +43,10 @@ class Network:
 
     @classmethod
     def of_link(cls, measured: MeasuredLink, ranks: int | None = None) -> Network:
-        """As a profile has it; for another number of ranks as a ring changes with it.
+        """The network of a profile; another number of ranks scales it as a ring.
 
         Raises:
-            InvalidUsage: the link of a single rank says nothing about several.
+            InvalidUsage: the link was measured with one rank and several are asked for.
         """
         count = measured.ranks if ranks is None else ranks
         if measured.ranks < 2:
@@ -70,37 +70,37 @@ class Network:
         """A ring over links of one rate.
 
         Args:
-            bytes_per_s: of each rank's link, each way, as payload gets it.
-            latency_s: of one message.
+            bytes_per_s: payload bandwidth of each rank's link, each way.
+            latency_s: latency of one message.
         """
         all_s = 2 * (ranks - 1) * latency_s
-        # As LinkModel.from_streams: a slice costs half the latency at least, and a microsecond.
+        # Same as LinkModel.from_streams: a slice costs at least half the latency and 1 us.
         link = LinkModel(all_s, max(all_s / 2, 1e-6), _ring_share(ranks) / bytes_per_s)
         return cls(ranks, link, latency_s, lanes)
 
     @property
     def bytes_per_s(self) -> float:
-        """Of each rank's link, each way, if the all-reduce is a ring; 0 for one rank."""
+        """Bandwidth of each rank's link, each way, for a ring all-reduce; 0 for one rank."""
         share = _ring_share(self.ranks)
         return share / self.link.seconds_per_byte if share else 0.0
 
     @property
     def rate_text(self) -> str:
-        """`bytes_per_s` as people name links."""
+        """Returns `bytes_per_s` as readable text, such as ``10 Gbit/s``."""
         return rate_text(self.bytes_per_s)
 
     def at_rate(self, bytes_per_s: float) -> Network:
-        """The same with links of another rate."""
+        """Returns the network with links of another rate."""
         link = replace(self.link, seconds_per_byte=_ring_share(self.ranks) / bytes_per_s)
         return replace(self, link=link, measured=False)
 
     def at_latency(self, latency_s: float) -> Network:
-        """The same with messages of another latency; what a slice costs stays."""
+        """Returns the network with another message latency; the cost of a slice stays."""
         link = replace(self.link, latency_s=2 * (self.ranks - 1) * latency_s)
         return replace(self, link=link, message_latency_s=latency_s)
 
     def all_reduce(self) -> AllReduce:
-        """For the simulator."""
+        """Returns the network for the simulator."""
         return AllReduce(
             self.link.latency_s,
             self.link.seconds_per_byte,
@@ -110,7 +110,7 @@ class Network:
         )
 
     def __str__(self) -> str:
-        """As people say it."""
+        """Describes the network."""
         workers = f"{self.ranks} worker{'s' * (self.ranks != 1)}"
         if self.ranks == 1:
             return workers
@@ -122,5 +122,5 @@ class Network:
 
 
 def _ring_share(ranks: int) -> float:
-    """Bytes that leave each rank for each byte of gradient. Patarasuk and Yuan, JPDC 69, 2009."""
+    """Bytes that each rank sends for each byte of gradient. Patarasuk and Yuan, JPDC 69, 2009."""
     return 2 * (ranks - 1) / ranks

@@ -1,4 +1,4 @@
-"""What is simulated: what a rank computes, what transfers cost, and in which order they go."""
+"""Input of a simulation: computation of a rank, cost of transfers, and their schedule."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _PULLS = {"at_once": True, "next_step": False}
 
 
 def named(what: str, name: str, values: Mapping[str, T]) -> T:
-    """The value of that name.
+    """Looks up a value by name.
 
     Raises:
-        InvalidUsage: there is none.
+        InvalidUsage: the name is unknown.
     """
     if name not in values:
         raise InvalidUsage(f"{what} is {name!r}; expected one of {', '.join(values)}")
@@ -55,8 +55,8 @@ class Parameter:
     """A parameter; its number is its place in the list, which is in consumption order.
 
     Attributes:
-        size_bytes: of its gradient as it travels.
-        update_s: of the optimizer, for this parameter.
+        size_bytes: size of its gradient as sent.
+        update_s: time of the optimizer for this parameter.
         buffer: gradient buffer; only neighbours in one buffer share slices.
     """
 
@@ -68,15 +68,15 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Op:
-    """A piece of computation of one step.
+    """One operator of a step.
 
     Attributes:
-        seconds: on the device.
-        inputs: ops of the same step that have to end first.
-        reads: parameters; it waits until the step before has updated them.
-        produces: gradients; one is ready when all ops that produce it have ended.
-        awaits: gradients of the same step, summed over all ranks (clipping by their norm).
-        stream: where it runs; a stream runs one op at a time.
+        seconds: duration on the device.
+        inputs: ops of the same step that have to end before.
+        reads: parameters that the op reads once the previous step has updated them.
+        produces: gradients; a gradient is ready when all ops that produce it have ended.
+        awaits: sums of gradients of the same step that the op needs (clipping by norm).
+        stream: stream of the op; a stream runs one op at a time.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Op:
 
 
 class Workload:
-    """What one rank computes in a step: a graph of ops over parameters. Immutable."""
+    """Computation of one rank in a step: a graph of ops over parameters. Immutable."""
 
     def __init__(self, ops: Sequence[Op], parameters: Sequence[Parameter]) -> None:
         """Takes ops in program order.
@@ -116,10 +116,10 @@ class Workload:
         size_bytes: Sequence[Sequence[int]],
         update_s_per_byte: float = 0.0,
     ) -> Workload:
-        """Layers one after the other: forward in this order, backward in the opposite one.
+        """A chain of layers: forward in this order, backward in reverse.
 
         Args:
-            size_bytes: of each layer's parameters; a layer may have none.
+            size_bytes: sizes of each layer's parameters; a layer may have none.
         """
         forward: list[Op] = []
         backward: list[Op] = []
@@ -148,34 +148,34 @@ class Workload:
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """By parameter."""
+        """Size of each parameter's gradient."""
         return self.native.parameter_bytes
 
     def layout(self, slice_bytes: int) -> _core.SliceLayout:
-        """How the gradients are cut into slices; plans and records count these."""
+        """Layout of the gradients in slices; plans and records use its slice numbers."""
         return self.native.layout(slice_bytes)
 
     def merged(self, groups: Sequence[Sequence[int]]) -> Workload:
-        """The same computation with gradients that travel together (MG-WFBP, DDP's buckets).
+        """Merges gradients that travel together (MG-WFBP, DDP's buckets).
 
         Args:
-            groups: of parameters, each in one of them; a group becomes one parameter.
+            groups: partition of the parameters; a group becomes one parameter.
         """
         return self._of(self.native.merged([list(group) for group in groups]))
 
 
 @dataclass(frozen=True)
 class AllReduce:
-    """What an all-reduce of one slice costs.
+    """Cost of an all-reduce of one slice.
 
-    Alone it takes ``latency_s + slice_cost_s + bytes * seconds_per_byte``. The latency passes
-    beside the transfers of others; the rest occupies the link, which slices in flight share
-    equally. Hockney, Parallel Computing 20, 1994.
+    Alone it takes ``latency_s + slice_cost_s + bytes * seconds_per_byte``. The latency overlaps
+    with other transfers. The rest occupies the link, which slices in flight share equally.
+    Hockney, Parallel Computing 20, 1994.
 
     Attributes:
-        sent_per_byte: bytes that leave each rank for each byte of gradient.
-        lanes: how many slices the transport works on at a time, in the order of issue; 0 for all
-            in flight. With 1 they follow each other, latency included, as on a stream of NCCL.
+        sent_per_byte: bytes that each rank sends for each byte of gradient.
+        lanes: slices that the transport transfers at a time, in the order of issue; 0 for all in
+            flight. With 1 slices run one after the other, latency included, as on an NCCL stream.
     """
 
     latency_s: float
@@ -189,8 +189,8 @@ class AllReduce:
         """2 (n - 1) messages deep; each rank sends 2 (n - 1) / n of the bytes.
 
         Args:
-            latency_s: of one message.
-            bytes_per_s: of each rank's link, each way.
+            latency_s: latency of one message.
+            bytes_per_s: bandwidth of each rank's link, each way.
         """
         return cls._of(_core.ring_all_reduce(ranks, latency_s, bytes_per_s))
 
@@ -210,7 +210,7 @@ class AllReduce:
         )
 
     def native(self, schedule: Schedule) -> _core.AllReduceCost:
-        """For the extension; the schedule says nothing about the cost."""
+        """Converts to the extension's type; the schedule does not affect the cost."""
         del schedule
         return _core.AllReduceCost(
             latency_s=self.latency_s,
@@ -223,18 +223,18 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class ParameterServers:
-    """Slices are pushed to servers, updated there when all workers' have come, and pulled.
+    """Workers push slices to servers, which update them when all have arrived; then workers pull.
 
     Links are full duplex; flows share them max-min fairly. Workers push without agreement.
 
     Attributes:
-        servers: how many; slices go to them in turn unless ``server_of`` says for each where.
-        latency_s: of a push or pull, beside the transfers of others.
-        worker_bytes_per_s, server_bytes_per_s: each way.
-        update_s_per_byte, update_s_per_slice: a server's own work on a slice.
-        pull: "at_once" as in P3, or with the worker's "next_step" as in TicTac.
+        servers: number of servers; slices go to them in turn unless ``server_of`` is given.
+        latency_s: latency of a push or pull; it overlaps with other transfers.
+        worker_bytes_per_s, server_bytes_per_s: bandwidth each way.
+        update_s_per_byte, update_s_per_slice: time of a server's update of a slice.
+        pull: "at_once" as in P3, or in the worker's "next_step" as in TicTac.
         pull_policy: order of a worker's pulls; "planned" takes ``pull_plan``, a list of all slices.
-        pull_credit_bytes: in flight to a worker; None for as much as the schedule allows pushes.
+        pull_credit_bytes: credit of a worker's pulls; None for the schedule's credit.
     """
 
     servers: int
@@ -250,7 +250,7 @@ class ParameterServers:
     server_of: Sequence[int] = ()
 
     def native(self, schedule: Schedule) -> _core.ServerNetwork:
-        """For the extension."""
+        """Converts to the extension's type."""
         credit = self.pull_credit_bytes
         return _core.ServerNetwork(
             servers=self.servers,
@@ -269,17 +269,17 @@ class ParameterServers:
 
 @dataclass(frozen=True)
 class Schedule:
-    """In which order and in what pieces gradients travel.
+    """Order, slices and agreement of gradients.
 
     Attributes:
         slice_bytes: unit of transfer.
-        credit_bytes: how much may be in flight.
-        policy: which ready slice goes first.
-        agreement: how ranks come to one order; "planned" goes with the policy of that name.
+        credit_bytes: bytes that may be in flight at once.
+        policy: rule that picks the next ready slice.
+        agreement: order agreement; "planned" requires the policy of that name.
         plan: all slices of ``Workload.layout`` in the order to issue them, for "planned".
-        control_latency_s: of a message of the agreement.
-        reservation_lead_s: no large slice begins so long before the first gradient; 0 for
-            never. What the engine takes: ``hvd_order.plan.link.cut.reservation_lead_s``.
+        control_latency_s: latency of a message of the agreement.
+        reservation_lead_s: duration of the link reservation; 0 for none. The engine uses
+            ``hvd_order.plan.link.cut.reservation_lead_s``.
         cross_step: whether the next step begins before all gradients have arrived.
     """
 
@@ -293,11 +293,11 @@ class Schedule:
     cross_step: bool = True
 
     def native_policy(self) -> _core.Policy:
-        """For the extension."""
+        """Converts to the extension's type."""
         return named("policy", self.policy, _POLICIES)
 
     def native_agreement(self) -> _core.AgreementKind:
-        """For the extension."""
+        """Converts to the extension's type."""
         return named("agreement", self.agreement, _AGREEMENTS)
 
 
@@ -307,8 +307,8 @@ def ddp(
     """DistributedDataParallel: buckets in the order of backward, all awaited at its end.
 
     Args:
-        first_bytes: of the first bucket; None for DDP's default of 1 MiB, which applies when its
-            user names no bucket size.
+        first_bytes: size of the first bucket; None for DDP's default of 1 MiB, used when the
+            user sets no bucket size.
 
     Returns:
         The workload in buckets, and the schedule to simulate it with.

@@ -1,9 +1,8 @@
 """Simulates training steps with the scheduler and agreements that real runs use.
 
-A ``Workload`` is what one rank computes, a network (``AllReduce`` or ``ParameterServers``) what
-transfers cost, a ``Schedule`` in which order and in what pieces they go (scenario.py); ``simulate``
-puts them together and gives a ``Simulated`` (simulated.py). The model and what it leaves out:
-docs/simulator.md.
+A ``Workload`` is the computation of one rank, a network (``AllReduce`` or ``ParameterServers``) the
+cost of transfers, and a ``Schedule`` their order and slices (scenario.py). ``simulate`` combines
+them into a ``Simulated`` (simulated.py). docs/simulator.md describes the model and its limits.
 """
 
 from __future__ import annotations
@@ -53,19 +52,19 @@ def simulate(
     order: Literal["program", "ready"] = "program",
     every_rank: bool = False,
 ) -> Simulated:
-    """Trains for some steps in virtual time. The same input gives the same result, to the bit.
+    """Trains for some steps in virtual time. Equal input gives bitwise equal results.
 
     Args:
         schedule: None for the defaults of ``Schedule``.
-        ranks: how many of equal speed, or for each by how much its times are to be multiplied.
-        recorded: of how many steps, the last ones, to keep times of ops and slices.
-        order: whether a stream runs its ops as listed, waiting for each (eager frameworks), or the
-            first listed of those that could run (dataflow executors).
-        every_rank: simulate also those ranks that do the same as another at the same time.
+        ranks: number of ranks of equal speed, or a time factor for each rank.
+        recorded: number of last steps whose times of ops and slices are kept.
+        order: "program": a stream runs its ops as listed and waits for each (eager frameworks);
+            "ready": it runs the first listed op that can run (dataflow executors).
+        every_rank: also simulate ranks that behave exactly as another rank.
 
     Raises:
-        InvalidUsage: the scenario cannot be, or it comes to a standstill; the message names the op
-            and the slice that wait.
+        InvalidUsage: the scenario is impossible or deadlocks; the message names the op and the
+            slice that wait.
     """
     schedule = schedule or Schedule()
     native = _core.simulate(

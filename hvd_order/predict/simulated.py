@@ -1,4 +1,4 @@
-"""What a simulation tells: steps, ops, updates, slices and links, in seconds since its start."""
+"""Results of a simulation: steps, ops, updates, slices and links, in seconds since start."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class OpTimes:
-    """An op's run; seconds since the start of the simulation.
+    """Times of one op in seconds since the start of the simulation.
 
     Attributes:
-        could_start_s: when its inputs had ended and its stream was free.
-        start_s: when what it reads had arrived and was updated.
+        could_start_s: time at which its inputs had ended and its stream was free.
+        start_s: time at which the parameters that it reads were updated.
     """
 
     name: str
@@ -30,13 +30,13 @@ class OpTimes:
 
     @property
     def wait_s(self) -> float:
-        """For parameters, updates included."""
+        """Time that the op waited for parameters, including updates."""
         return self.start_s - self.could_start_s
 
 
 @dataclass(frozen=True)
 class UpdateTimes:
-    """An update's run; ``parameter`` is None for all of them at the end of a step."""
+    """Times of one update; ``parameter`` None means all parameters at the end of a step."""
 
     stream: int
     parameter: int | None
@@ -46,14 +46,14 @@ class UpdateTimes:
 
 @dataclass(frozen=True)
 class SliceTimes:
-    """A slice's journey in one step.
+    """Times of one slice in one step.
 
     Attributes:
-        ready_s: where the order is decided.
-        issued_s: on all ranks.
-        started_s: on the link, after its latency and behind what is ahead of it.
-        summed_s: over all ranks.
-        finished_s: everywhere: summed, or pulled from the server.
+        ready_s: time of readiness where the order is decided.
+        issued_s: time at which all ranks had issued it.
+        started_s: start on the link, after its latency and the slices ahead of it.
+        summed_s: time at which it was summed over all ranks.
+        finished_s: time at which all ranks had the sum, or had pulled it from the server.
     """
 
     name: str
@@ -67,14 +67,14 @@ class SliceTimes:
 
 @dataclass(frozen=True)
 class Simulated:
-    """What happened; times in seconds since the start.
+    """Result of a simulation; times in seconds since the start.
 
     The first step waits for no parameter, so it is shorter than those that follow.
 
     Attributes:
-        step_s: by step, from its start to the start of the next, of the slowest rank.
-        end_s: when the last gradient had arrived.
-        steps, recorded: as asked for.
+        step_s: time of each step from its start to the next, on the slowest rank.
+        end_s: arrival of the last gradient.
+        steps, recorded: the arguments of ``simulate``.
     """
 
     step_s: list[float]
@@ -92,31 +92,31 @@ class Simulated:
 
     @property
     def sent_bytes(self) -> float:
-        """That left each rank, a step."""
+        """Bytes that each rank sent in a step."""
         return self._native.sent_bytes / self.steps
 
     def compute_busy_s(self, device: int = 0) -> list[float]:
-        """By stream: computation and updates, a step."""
+        """Time of computation and updates in a step, by stream."""
         return [busy / self.steps for busy in self._native.devices[device].busy_s]
 
     def link_busy_s(self) -> dict[str, float]:
-        """By link: how long it carried something, a step."""
+        """Busy time of each link in a step."""
         return {link.name: link.busy_s / self.steps for link in self._native.links}
 
     def link_busy(self) -> dict[str, list[tuple[float, float]]]:
-        """By link: (begin, end) of the times when it carried something in the recorded steps."""
+        """Busy intervals (begin, end) of each link in the recorded steps."""
         return {link.name: link.busy for link in self._native.links}
 
     def ranks(self) -> list[tuple[float, int]]:
-        """By device: slowness, and how many ranks it stands for."""
+        """Slowness of each device, and the number of ranks that it represents."""
         return [(device.slowness, device.ranks) for device in self._native.devices]
 
     def step_starts_s(self, device: int = 0) -> list[float]:
-        """When each step began; the last one is the end of the last step."""
+        """Start of each step; the last entry is the end of the last step."""
         return self._native.devices[device].step_starts_s
 
     def ops(self, device: int = 0) -> list[list[OpTimes]]:
-        """By recorded step and op."""
+        """Times of ops, by recorded step and op."""
         names = self._workload.native.op_names
         rows = _rows(self._native.devices[device].ops, len(names))
         return [
@@ -124,11 +124,11 @@ class Simulated:
         ]
 
     def updates(self, device: int = 0) -> list[UpdateTimes]:
-        """In recorded steps, in order of their ends."""
+        """Updates in the recorded steps, in order of their ends."""
         return [UpdateTimes(*times) for times in self._native.devices[device].updates]
 
     def slices(self) -> list[list[SliceTimes]]:
-        """By recorded step and slice; the last step's finish after its end."""
+        """Times of slices, by recorded step and slice; the last step's slices end after it."""
         cut = self._layout.slices
         names = [self._layout.slice_name(i) for i in range(len(cut))]
         return [

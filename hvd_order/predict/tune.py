@@ -1,13 +1,13 @@
 """Searches for the order, the cut and the agreement with the shortest simulated step.
 
-Coarse to fine: a grid of slice sizes and credits for each order, then the neighbours of the best in
-both and with every agreement, as long as that helps, then longer simulations of what is left. What
-the link alone cannot carry in the best time so far is not simulated. The same input gives the same
-result: every simulation is exact, and the search does not look at the clock.
+The search goes from coarse to fine: a grid of slice sizes and credits for each order, then the
+neighbours of the best settings in both and with every agreement while that helps, then longer
+simulations of the best. Settings whose wire time alone exceeds the best step time are skipped.
+Equal input gives equal results: every simulation is exact, and the search uses no clock.
 
-Real steps are never quite alike, and simulated times have teeth: a cut whose last large slice ends
-just when the first layer's gradient comes looks better than any neighbour, until computation is a
-little faster or slower. So each setting is simulated at several paces, and their mean counts.
+Real steps vary, and simulated times are not smooth: a cut whose last large slice ends just when the
+first layer's gradient is ready looks better than its neighbours only at exactly that speed. So each
+setting is simulated at several paces, and the mean counts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _AGREEMENTS: tuple[AgreementName, ...] = ("leader", "planned", "negotiated")  # 
 _MIB = 2**20
 _SIZES = [round(2 ** (16 + k / 2)) for k in range(21)]  # 64 KiB to 64 MiB
 _IN_FLIGHT = (1, 2, 3, 4, 6, 8, 12, 16)
-_MOST_SLICES = 2**13  # more cost more time to simulate than they can gain
+_MOST_SLICES = 2**13  # more slices cost more simulation time than they can gain
 _COARSE_STEPS, _FINE_STEPS, _LAST_STEPS = 5, 9, 24
-_BEAM = 12  # settings whose neighbours are looked at
+_BEAM = 12  # number of settings whose neighbours are simulated
 _ROUNDS = 6
-_LAST = 24  # settings that are simulated for long
-_PACES = (0.97, 1.0, 1.03)  # of computation
-_ALIKE = 1.02  # what trials on real steps (plan/tuner.py) could not tell apart
+_LAST = 24  # number of settings with a long simulation
+_PACES = (0.97, 1.0, 1.03)  # factors on computation times
+_ALIKE = 1.02  # ratio that trials on real steps (plan/tuner.py) cannot distinguish
 _RIVALS = 2  # runners-up that a plan keeps for trials
 _RIVAL_WITHIN = 1.1
 
@@ -64,7 +64,7 @@ Source:
 
 @dataclass(frozen=True)
 class Setting:
-    """All that the engine can be told about one model."""
+    """All settings of the engine for one model."""
 
     order: str
     agreement: AgreementName
@@ -81,18 +81,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the search found.
+    """Result of the search.
 
     Attributes:
-        outcomes: all that was simulated for long, the best first.
-        chosen: the best, or what is more usual and as good as it.
-        rivals: other cuts with its order and agreement that real steps may prefer.
-        default: what a run without plan begins with.
+        outcomes: all settings with a long simulation, the best first.
+        chosen: the best setting, or an equally good one that is more usual.
+        rivals: other cuts with the same order and agreement that real steps may prefer.
+        default: initial setting of a run without plan.
         published: ByteScheduler's defaults, by name.
-        ddp_s: DistributedDataParallel's step.
-        bound_s: no order makes a step shorter.
-        simulated: how many settings were.
-        plan: for the engine.
+        ddp_s: step time of DistributedDataParallel.
+        bound_s: lower bound on the step time of any order.
+        simulated: number of simulated settings.
+        plan: plan for the engine.
     """
 
     outcomes: list[Outcome]
@@ -107,15 +107,15 @@ class Tuned:
 
 
 def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 2) -> Tuned:
-    """Looks for the best setting for a model on a network.
+    """Searches the best setting for a model on a network.
 
     Args:
-        graph: of one worker's step; medians predict, minima flatter.
-        model: name, for people.
-        in_flight: slices that the default keeps under way; the engine's number for the transport.
+        graph: graph of one worker's step; use median times, minima are too optimistic.
+        model: descriptive name.
+        in_flight: slices that the default keeps in flight; the engine's value for the transport.
 
     Raises:
-        InvalidUsage: nothing travels: one rank, or no parameter has a gradient.
+        InvalidUsage: no gradient travels: one rank, or no parameter has a gradient.
     """
     if network.ranks < 2:
         raise InvalidUsage("with one rank nothing travels; a plan is for two or more")
@@ -155,7 +155,7 @@ def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 
 
 
 class _Search:
-    """Settings that were simulated, and how they did."""
+    """Simulated settings and their step times."""
 
     def __init__(self, graph: Graph, network: Network) -> None:
         self.network = network
@@ -174,7 +174,7 @@ class _Search:
         self._found: dict[Setting, tuple[int, float]] = {}  # steps, step time
 
     def work(self, order_name: str) -> Workload:
-        """As it was recorded."""
+        """The workload at the recorded pace."""
         return self._works[order_name][1.0]
 
     @property
@@ -185,14 +185,14 @@ class _Search:
         return Outcome(setting, self._found[setting][1])
 
     def outcomes(self, settings: Iterable[Setting]) -> list[Outcome]:
-        """Of these, the fastest first."""
+        """Outcomes of these settings, the fastest first."""
         return sorted(map(self.outcome, dict.fromkeys(settings)), key=_rank)
 
     def best(self, count: int | None) -> list[Setting]:
         return [outcome.setting for outcome in self.outcomes(self._found)[:count]]
 
     def grid(self) -> list[Setting]:
-        """Every order by priority, and arrival, with all sizes and credits of two lists."""
+        """Every priority order, and arrival, with all sizes and credits of two lists."""
         least = self.total_bytes // _MOST_SLICES
         sizes = [size for size in _SIZES if size >= least] or _SIZES[-1:]
         sizes = [size for size in sizes if size < 2 * self.total_bytes] or _SIZES[:1]
@@ -209,7 +209,7 @@ class _Search:
         return settings + arrivals
 
     def climb(self) -> None:
-        """Looks at the neighbours of the best until none is better."""
+        """Simulates the neighbours of the best settings until none is better."""
         octave = 0.25
         for _ in range(_ROUNDS):
             beam = self.best(_BEAM)
@@ -223,7 +223,7 @@ class _Search:
                 octave /= 2
 
     def try_all(self, settings: Iterable[Setting], steps: int, prune: bool = True) -> None:
-        """Simulates those that have not been for so many steps, and might be the best."""
+        """Simulates settings that lack a simulation of ``steps`` steps and might be the best."""
         limit_s = min((t for _, t in self._found.values()), default=float("inf")) * _RIVAL_WITHIN
         new = [
             setting
@@ -236,7 +236,7 @@ class _Search:
             self._found[setting] = (steps, step_s)
 
     def _least_s(self, cut: Cut) -> float:
-        """The link alone takes so long for a step's slices."""
+        """Time of the link alone for a step's slices."""
         link = self.network.link
         slices = self.total_bytes / cut.slice_bytes
         return slices * link.slice_cost_s + self.total_bytes * link.seconds_per_byte
@@ -250,7 +250,7 @@ class _Search:
         return statistics.fmean(self._simulated_s(work, schedule, steps) for work in works)
 
     def ddp_s(self) -> float:
-        """DistributedDataParallel's step, the mean of all paces."""
+        """Step time of DistributedDataParallel, mean of all paces."""
         latency_s = self.network.message_latency_s
         return statistics.fmean(
             self._simulated_s(buckets, replace(schedule, control_latency_s=latency_s), _LAST_STEPS)
@@ -273,7 +273,7 @@ class _Search:
         )
 
     def issue_order(self, setting: Setting) -> list[int]:
-        """The order in which the dynamic policy issues slices if deciding costs no message."""
+        """Order in which the dynamic policy issues slices if agreement needs no message."""
         schedule = replace(self._schedule(setting), agreement="leader", control_latency_s=0.0)
         played = simulate(
             self.work(setting.order), self.network.all_reduce(), schedule,
@@ -286,14 +286,14 @@ class _Search:
 
 
 def _at_pace(graph: Graph, pace: float) -> Graph:
-    """Every op takes so many times as long."""
+    """Multiplies the duration of every op by ``pace``."""
     return replace(
         graph, ops=tuple(replace(op, duration_s=pace * op.duration_s) for op in graph.ops)
     )
 
 
 def _orders(graph: Graph, network: Network) -> dict[str, list[Parameter]]:
-    """Parameters that travel, the most urgent first, by each heuristic that has an own opinion."""
+    """Parameters that travel, the most urgent first, by each heuristic with a distinct order."""
     travel = [p for p, makers in zip(graph.parameters, graph.producers, strict=True) if makers]
     orders: dict[str, list[Parameter]] = {}
     for name in _ORDERS:
@@ -305,7 +305,7 @@ def _orders(graph: Graph, network: Network) -> dict[str, list[Parameter]]:
 
 
 def _neighbours(setting: Setting, octave: float) -> list[Setting]:
-    """A little larger and smaller slices, a little more and less credit, other agreements."""
+    """Settings with slightly different slice size or credit, or another agreement."""
     cut = setting.cut
     count = max(cut.credit_bytes // cut.slice_bytes, 1)
     place = min(range(len(_IN_FLIGHT)), key=lambda i: abs(_IN_FLIGHT[i] - count))
@@ -319,7 +319,7 @@ def _neighbours(setting: Setting, octave: float) -> list[Setting]:
 
 
 def _rank(outcome: Outcome) -> tuple[float, int, int, int, int, str]:
-    """The fastest first; of equals, what is usual."""
+    """Sort key: the fastest first; among equals, the more usual first."""
     setting = outcome.setting
     return (
         outcome.step_s,
@@ -332,10 +332,10 @@ def _rank(outcome: Outcome) -> tuple[float, int, int, int, int, str]:
 
 
 def _choose(outcomes: Sequence[Outcome], default: Outcome) -> Outcome:
-    """The best, or what is as good and more usual. Never worse than the default.
+    """The best outcome, or an equally good one that is more usual. Never worse than the default.
 
-    Of those that differ by less than the simulator knows, the one that is nearest to the default is
-    taken: the others are left to trials on real steps.
+    Among outcomes that differ by less than the simulator's accuracy, the one nearest to the default
+    is taken; trials on real steps decide about the others.
     """
     limit_s = min(_ALIKE * outcomes[0].step_s, default.step_s)
     usual = default.setting.cut
@@ -354,7 +354,7 @@ def _choose(outcomes: Sequence[Outcome], default: Outcome) -> Outcome:
 
 
 def _rivals(chosen: Outcome, search: _Search) -> list[Setting]:
-    """Cuts that are almost as good and different enough for a trial to tell them apart."""
+    """Cuts that are almost as good, and different enough for trials to distinguish."""
     wanted = [chosen.setting]
     for setting in search.best(None):
         if len(wanted) > _RIVALS:

@@ -1,4 +1,4 @@
-"""Bandwidths and times as people write them."""
+"""Parses and formats bandwidths and times."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse_rate(text: str) -> float:
         Bytes per second.
 
     Raises:
-        ValueError: it is none, or not positive.
+        ValueError: the text is no bandwidth, or not positive.
     """
     match = re.fullmatch(
         r"\s*(\d+(?:\.\d*)?)\s*([kmgt]i?)?(bit|byte|b)s?(?:/s|ps)?\s*", text, re.IGNORECASE
@@ -30,7 +30,7 @@ def parse_rate(text: str) -> float:
     prefix = (match[2] or "").lower() if match else "?"
     if match is None or prefix not in _PREFIXES or float(match[1]) <= 0:
         raise ValueError(f"expected a bandwidth such as 10gbit, 400Mbit/s or 1.2GB/s, got {text!r}")
-    # "10gb" is written for bits at least as often as for bytes.
+    # "10gb" means bits at least as often as bytes.
     if match[3] == "b":
         raise ValueError(f"{text!r} may mean bits or bytes; write bit or B")
     return float(match[1]) * _PREFIXES[prefix] * _RATE_UNITS[match[3].lower()]
@@ -40,7 +40,7 @@ def parse_duration(text: str) -> float:
     """Reads a time such as ``"50us"``, ``"0.2ms"`` or ``"1e-4"`` (seconds), in seconds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no time.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e[-+]?\d+)?)\s*(s|ms|us|ns)?\s*", text)
     if match is None:
@@ -49,7 +49,7 @@ def parse_duration(text: str) -> float:
 
 
 def rate_text(bytes_per_s: float) -> str:
-    """A bandwidth as people name links: ``10 Gbit/s``."""
+    """Formats a bandwidth in the usual unit of links: ``10 Gbit/s``."""
     bits = 8 * bytes_per_s
     for unit, size in (("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
         if bits >= size:

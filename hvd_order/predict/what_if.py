@@ -1,6 +1,6 @@
-"""What a step would take on a network, sent as today and in order, and what waits for what.
+"""Predicted step on a network, sent as today and in order, with its waits and their causes.
 
-Everything is read off a few simulated steps; times are of one step in the steady state.
+All results come from a few simulated steps; times are of one step in the steady state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Busy", "Idle", "Sent", "Step", "Wait", "WayName", "WhatIf"]
 
 WayName = Literal["today", "arrival", "order"]
 
-_STEPS, _RECORDED = 12, 3  # the one but last is looked at: its transfers end in the last
+_STEPS, _RECORDED = 12, 3  # the last but one is evaluated: its transfers end in the last
 _QUICK_STEPS = 8
 _NOTHING_S = 1e-9  # rounding
 _HELD_UP = "something is ready: agreement, latency, or held back for what is more urgent"
@@ -42,7 +42,7 @@ _HELD_UP = "something is ready: agreement, latency, or held back for what is mor
 
 @dataclass(frozen=True)
 class Busy:
-    """Something that computed; seconds from the start of the step."""
+    """A busy interval of computation; seconds from the start of the step."""
 
     name: str
     phase: Phase
@@ -52,11 +52,11 @@ class Busy:
 
 @dataclass(frozen=True)
 class Sent:
-    """A slice that was ready or travelled in the step; seconds from its start.
+    """A slice that was ready or in flight in the step; seconds from the step's start.
 
     Attributes:
-        place: number of the slice; they are in consumption order.
-        is_old: it belongs to the step before, whose update this step waits for.
+        place: number of the slice in consumption order.
+        is_old: whether the slice belongs to the previous step, whose update this step awaits.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Sent:
 
 @dataclass(frozen=True)
 class Wait:
-    """Computation stood still until a slice had come.
+    """Computation waited for a slice.
 
     Attributes:
         waiting: the op, or "the next step".
         awaited: the slice.
-        behind: tensors that the link carried while this slice was ready, and for how long.
+        behind: tensors that the link carried while the slice was ready, and the time of each.
     """
 
     begin_s: float
@@ -92,11 +92,11 @@ class Wait:
 
 @dataclass(frozen=True)
 class Idle:
-    """The link stood still.
+    """The link was idle.
 
     Attributes:
         cause: why.
-        until: the slice that went next, if one did in this step.
+        until: the next slice in this step, if any.
     """
 
     begin_s: float
@@ -115,10 +115,10 @@ class Step:
     """One steady step of rank 0.
 
     Attributes:
-        title: how it was sent, for people.
-        step_s: from its start to the start of the next.
+        title: description of the way of sending.
+        step_s: time from its start to the start of the next step.
         busy: ops and updates.
-        links: by name, when it carried something.
+        links: busy intervals, by name of the link.
         sent, waits, idle: in order of time.
         overlap: E and S.
     """
@@ -134,17 +134,17 @@ class Step:
 
     @property
     def compute_s(self) -> float:
-        """How long a resource computed."""
+        """Total time of computation."""
         return busy_s((each.begin_s, each.end_s) for each in self.busy)
 
     @property
     def wait_s(self) -> float:
-        """How long computation stood still for transfers."""
+        """Total time that computation waited for transfers."""
         return math.fsum(wait.length_s for wait in self.waits)
 
     @property
     def idle_s(self) -> float:
-        """How long the link stood still."""
+        """Total idle time of the link."""
         return math.fsum(idle.length_s for idle in self.idle)
 
 
@@ -160,13 +160,13 @@ class WhatIf:
     """A model on a network."""
 
     def __init__(self, graph: Graph, network: Network, servers: int | None = None) -> None:
-        """Takes one worker's step; medians predict.
+        """Takes the graph of one worker's step, with median times.
 
         Args:
             servers: parameter servers with links like the workers'; None: all-reduce.
 
         Raises:
-            InvalidUsage: nothing travels: one worker with no servers, or no gradients.
+            InvalidUsage: no gradient travels: one worker without servers, or no gradients.
         """
         if servers is not None and servers < 1:
             raise InvalidUsage(f"{servers} servers; at least 1 is needed")
@@ -174,7 +174,7 @@ class WhatIf:
             raise InvalidUsage("no parameter of the profile has a gradient, so nothing travels")
         if network.ranks == 1 and servers is None:
             raise InvalidUsage("with one worker nothing travels; ask for two or more")
-        # Servers update what they hold, so workers do not.
+        # Servers update their parameters, so workers do not.
         self.graph = graph if servers is None else _without_updates(graph)
         self.network = network
         self.servers = servers
@@ -187,7 +187,7 @@ class WhatIf:
 
     @property
     def link(self) -> LinkModel:
-        """As bounds and cuts see it: all workers' bytes over the narrowest place."""
+        """Link model for bounds and cuts: all workers' bytes over the bottleneck."""
         if self.servers is None:
             return self.network.link
         # Each byte leaves each worker once, and all workers' bytes arrive at the servers.
@@ -197,17 +197,17 @@ class WhatIf:
 
     @property
     def wire_s(self) -> float:
-        """How long a link is busy with a step's gradients, bytes alone."""
+        """Time of a link for a step's gradients, bytes alone."""
         return self.size_bytes * self.link.seconds_per_byte
 
     @property
     def bound_s(self) -> float:
-        """No order of transfers makes a step shorter while ops run in program order."""
+        """Lower bound on the step for any order of transfers, ops in program order."""
         single = len(self.graph.resources) == 1
         return (program_optimum_s if single else step_bound_s)(self.graph, self.link)
 
     def outlook(self) -> Outlook:
-        """Step times of all ways, and the bound."""
+        """Step times of all ways of sending, and the bound."""
         times = {name: self._played(way, _QUICK_STEPS, 0).steady_s for name, way in self._ways()}
         return Outlook(
             self.network.ranks,
@@ -258,7 +258,7 @@ class WhatIf:
             yield "arrival", _Way("as they come, overlapping", self._work, network, arrival)
             yield "order", _Way(sliced, self._work, network, order)
             return
-        # Whole tensors; all that is ready goes to the servers at once.
+        # Whole tensors; all ready tensors go to the servers at once.
         whole = _padded(max(self._work.parameter_bytes))
         unordered = Schedule(whole, whole + 2 * self.size_bytes, "arrival")
         tensors, slices = self._servers(unordered), self._servers(order)
@@ -269,7 +269,7 @@ class WhatIf:
         yield "order", _Way(sliced, self._work, slices, order)
 
     def _servers(self, schedule: Schedule) -> ParameterServers:
-        """In consumption order, each slice to the server that has the fewest bytes so far."""
+        """Assigns slices in consumption order to the server with the fewest bytes so far."""
         assert self.servers is not None
         sizes = [piece.size_bytes for piece in self._work.layout(schedule.slice_bytes).slices]
         loads = [0] * self.servers
@@ -351,10 +351,10 @@ def _step(way: _Way, result: Simulated, phases: dict[str, Phase]) -> Step:
 def _wait(
     from_s: float, until_s: float, waiting: str, slices: Sequence[SliceTimes], begin_s: float
 ) -> Wait:
-    """Who came last before the op could start, and what went ahead of it."""
+    """Finds the slice that arrived last before the op started, and the slices ahead of it."""
     arrived = [s for s in slices if s.finished_s <= until_s + _NOTHING_S]
     awaited = max(arrived or slices, key=lambda s: s.finished_s)
-    # An update behind the arrival is work, not waiting.
+    # An update after the arrival is work, not waiting.
     until_s = min(until_s, max(awaited.finished_s, from_s))
     ahead: dict[str, list[tuple[float, float]]] = {}
     for other in slices:
@@ -375,7 +375,7 @@ def _idle(
     busy: Sequence[Busy],
     step_s: float,
 ) -> Iterator[Idle]:
-    """When no link carried anything, and why."""
+    """Intervals in which no link carried anything, with causes."""
     carried = sorted(each for intervals in links.values() for each in intervals)
     for begin_s, end_s in _gaps(carried, step_s):
         following = next((s.name for s in sent if s.started_s >= end_s - _NOTHING_S), None)
@@ -404,7 +404,7 @@ def _gaps(intervals: Iterable[tuple[float, float]], end_s: float) -> Iterator[tu
 def _clipped(
     intervals: Iterable[tuple[float, float]], begin_s: float, end_s: float
 ) -> Iterator[tuple[float, float]]:
-    """What lies inside, from its begin on."""
+    """Clips intervals to the range; times count from its begin."""
     for begin, end in intervals:
         if min(end, end_s) > max(begin, begin_s):
             yield max(begin, begin_s) - begin_s, min(end, end_s) - begin_s

@@ -1,4 +1,4 @@
-"""From a recorded step to what the simulator runs."""
+"""Converts a recorded step to the simulator's workload."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["consumption_order", "workload_of"]
 
 
 def consumption_order(graph: Graph) -> list[str]:
-    """Names of the parameters that have a gradient, what the next forward pass reads first first.
+    """Names of the parameters with gradient, in the order of the next forward pass.
 
-    It is the order of the engine's buffers. Equals stay in the order of the graph.
+    It is the order of the gradient buffers. Ties keep the order of the graph.
     """
     return _in_order(graph, due_date(graph, LinkModel(0.0, 0.0, 0.0)))
 
 
 def workload_of(graph: Graph, priorities: Priorities | None = None) -> Workload:
-    """The same ops and gradients for the simulator.
+    """Converts ops and gradients for the simulator.
 
-    Ops of the update give way to an update of each parameter, which can follow its gradient
-    wherever that arrives; the time is theirs, spread by bytes. A parameter without gradient is left
-    out: it does not travel.
+    The update ops become one update for each parameter, which can follow the arrival of its
+    gradient; their total time is spread by bytes. A parameter without gradient is left out, since
+    it does not travel.
 
     Args:
-        priorities: place of each parameter in consumption order; None: by its first reader.
+        priorities: consumption order of the parameters; None: by first reader.
     """
     names = consumption_order(graph) if priorities is None else _in_order(graph, priorities)
     number = {name: i for i, name in enumerate(names)}

@@ -1,1 +1,1 @@
-"""Pictures and tables made from what a run left behind."""
+"""Pictures and tables from traces and simulations."""

@@ -1,4 +1,4 @@
-"""Draws simulated steps below each other: what computed, what waited, what travelled when.
+"""Draws simulated steps below each other: computation, waits and transfers.
 
 Slices have a row each, in consumption order with the most urgent on top; buckets of DDP stand in
 the order in which they are sent. A bar begins when the slice is ready (grey: it waits for its turn)
@@ -43,7 +43,7 @@ def draw_steps(title: str, steps: Sequence[Step], bound_s: float) -> Figure:
 
     Args:
         steps: on one scale of time, from top to bottom.
-        bound_s: no step is shorter; a line.
+        bound_s: lower bound on the step time, drawn as a line.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Draws one rank's timeline: what it computed, what it waited for, which slice travelled when.
+"""Draws one rank's timeline: its computation, waits and transfers of slices.
 
 The slices stand in consumption order, most urgent on top, one row each. Backward makes them ready
 from the bottom upwards; where order works, the bars of the top rows come first all the same, and

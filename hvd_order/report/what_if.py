@@ -1,4 +1,4 @@
-"""What a model would do on a network: as text, and as one self-contained page."""
+"""Report on a model on a network: as text, and as one self-contained page."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """All that is said, in whatever form.
+    """Content of a report, independent of its format.
 
     Attributes:
         facts: sentences.
-        rows: of the table, the first one its head.
+        rows: rows of the table, the header first.
     """
 
     title: str
@@ -95,7 +95,7 @@ def report_of(model: str, what_if: WhatIf, steps: Sequence[Step]) -> Report:
 
 
 def text_of(report: Report) -> str:
-    """For a terminal."""
+    """Formats a report for a terminal."""
     lines = [report.title, "", *report.facts, "", *_table(report.rows)]
     for section in report.sections:
         lines += ["", section.heading]
@@ -136,11 +136,11 @@ def page_of(report: Report, figure: Figure) -> str:
 
 
 def advice_text(model: str, networks: Sequence[WhatIf], here: int | None) -> str:
-    """A table over networks, and what is recommended.
+    """A table over networks, and the recommendation.
 
     Args:
         networks: the same model on each.
-        here: place of the one that was asked for; None: none was.
+        here: place of the requested network; None if there is none.
     """
     rows = [["link", "gradients", "as today", "as they come", "in order", "bound", "gain",
              "possible", "mode"]]  # fmt: skip

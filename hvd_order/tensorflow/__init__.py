@@ -150,7 +150,7 @@ __all__ = [
 ]
 
 
-# Keras takes a second to import, and not everybody needs it.
+# Keras takes a second to import, and not every program needs it.
 _OF_KERAS = {
     "SyncBatchNormalization": "hvd_order.tensorflow.keras.sync_batch_norm",
     "overlapped_function": "hvd_order.tensorflow.keras.overlap",

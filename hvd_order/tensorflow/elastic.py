@@ -1,7 +1,7 @@
 """Elastic training with Horovod's names: ``hvd.elastic.run``, ``TensorFlowKerasState``.
 
-A worker dies or a host joins: the elastic agent (``hvd-order run --min-np``, torchrun) starts all
-workers again, and training goes on from the last commit; docs/elastic.md has the whole picture.
+When a worker dies or a host joins, the elastic agent (``hvd-order run --min-np``, torchrun) starts
+all workers again, and training continues from the last commit; see docs/elastic.md.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates the training function of an elastic job.
 
-    Before `func` starts, all ranks get the same state: the last commit's, or, before the first
-    commit, rank 0's. The script around it must not call a collective before `func`, and must make
-    model, optimizer and state anew each time it is started.
+    Before `func` starts, all ranks get the same state: that of the last commit, or rank 0's before
+    the first commit. The script must not call a collective before `func`, and must create model,
+    optimizer and state at each start.
 
     Args:
-        func: takes the `State` first, and trains from wherever that is.
+        func: takes the `State` as first argument, and trains from that state.
 
     Returns:
         A function with the same arguments, which returns what `func` returns.
@@ -68,12 +68,12 @@ class TensorFlowState(ObjectState):
     """State of a list of variables; every further keyword becomes an attribute.
 
     Args:
-        variables: of TensorFlow or Keras, in the same order on every rank.
-        session: accepted for Horovod's sake.
+        variables: variables of TensorFlow or Keras, in the same order on every rank.
+        session: accepted for compatibility with Horovod.
         kwargs: picklable objects (epoch, batch, ...).
 
     Raises:
-        ValueError: no variables; TensorFlow 2 does not keep a list of all.
+        ValueError: no variables are given; TensorFlow 2 has no list of all variables.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class TensorFlowState(ObjectState):
     def sync(self) -> None:
         """See `hvd_order.elastic.State.sync`."""
         broadcast_variables(self.variables, root_rank=0)
-        self._save_variables()  # else restore() would go back to before this rank joined
+        self._save_variables()  # else restore() would return to the state before this rank joined
         super().sync()
 
     def saved(self) -> Any:
@@ -120,7 +120,7 @@ class TensorFlowState(ObjectState):
         """See `hvd_order.elastic.State.set_saved`.
 
         Raises:
-            ValueError: the commit is of other variables.
+            ValueError: the commit has other variables.
         """
         values, objects = saved
         found, expected = [[one.shape for one in each] for each in (values, self._values)]
@@ -140,12 +140,12 @@ class TensorFlowState(ObjectState):
 class TensorFlowKerasState(TensorFlowState):
     """State of a model and its optimizer; every further keyword becomes an attribute.
 
-    The seeds of dropout and the like stay each rank's own.
+    Random seeds, such as those of dropout, stay specific to each rank.
 
     Args:
-        model: of Keras 3, built.
-        optimizer: None: the one that it is compiled with.
-        backend: accepted for Horovod's sake.
+        model: a built model of Keras 3.
+        optimizer: the optimizer; None: the one that the model is compiled with.
+        backend: accepted for compatibility with Horovod.
         kwargs: picklable objects (epoch, batch, ...).
 
     Raises:

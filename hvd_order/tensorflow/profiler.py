@@ -1,7 +1,7 @@
 """Records the profile of a training step for the planner (docs/planning.md), op by op.
 
-The dependency graph is that of the traced step; how long its operations take is what TensorFlow's
-profiler says of some runs.
+The dependency graph is that of the traced step. TensorFlow's profiler measures the duration of its
+operations in several runs.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def record_profile(
         loss_of: the loss of a batch, say ``lambda x, y: loss(y, model(x, training=True))``.
         variables: of TensorFlow or Keras, whose gradients will travel.
         batch: tensors or arrays for `loss_of`.
-        model: name, for people.
-        runs: how often each operation is timed.
+        model: descriptive name.
+        runs: number of timed runs.
 
     Returns:
         A profile without a link; ``.write(path)`` makes the file that ``hvd-order advise``,
@@ -99,7 +99,7 @@ def _dense_part(gradient: Any) -> Any:
 
 
 def _timed(run: Callable[[], Any], known: set[str], runs: int) -> dict[str, list[float]]:
-    """The seconds of each operation in each run; 0 where the profiler does not mention it."""
+    """Seconds of each operation in each run; 0 if the profiler does not list it."""
     for _ in range(_WARM_UP):
         run()
     seconds: dict[str, list[float]] = {name: [0.0] * runs for name in known}
@@ -112,7 +112,7 @@ def _timed(run: Callable[[], Any], known: set[str], runs: int) -> dict[str, list
 
 
 def _run_times(run: Callable[[], Any]) -> dict[str, float]:
-    """How long each node of the graph took in one run, by name."""
+    """Duration of each node of the graph in one run, by name."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     with tempfile.TemporaryDirectory(prefix="hvd_order_profile_") as folder:
@@ -137,8 +137,7 @@ def _run_times(run: Callable[[], Any]) -> dict[str, float]:
 def _owner(node: str, known: set[str]) -> str | None:
     """The operation of the traced graph that a node belongs to.
 
-    Functions that it calls are taken apart when the graph is optimized: their nodes are called
-    after the call.
+    Optimization inlines the functions that the graph calls: their nodes are named after the call.
     """
     while node not in known:
         node, slash, _ = node.rpartition("/")

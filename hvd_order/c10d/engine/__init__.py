@@ -1,1 +1,1 @@
-"""The engine of a process, what is registered with it, and what it measures."""
+"""The engine of a process, the models registered with it, and its measurements."""

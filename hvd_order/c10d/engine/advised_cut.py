@@ -1,4 +1,4 @@
-"""Slice size and credit from a measurement of the transport, the same on all ranks."""
+"""Slice size and credit derived from a measurement of the transport, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ __all__: list[str] = []
 def advised_cut(
     host: EngineHost, device: torch.device, size_bytes: int, again: bool = False
 ) -> Cut:
-    """What the model of the transport advises, with what the user has set. Collective.
+    """Returns the link model's slice settings, overridden by the user's. Collective.
 
     Nothing may be in flight.
 
     Args:
-        device: where the gradients are.
-        size_bytes: of all gradients.
-        again: measure though it was done before.
+        host: the engine.
+        device: device of the gradients.
+        size_bytes: size of all gradients.
+        again: measure even if the link was measured before.
 
     Raises:
-        HorovodInternalError: a rank is gone or does not come.
+        HorovodInternalError: a rank is gone or does not take part.
     """
     config = host.context.config
     with registration.common_step(host, "the measurement of the network"):
         link = host.link(device, again)
     cut = best_cut(link, size_bytes, host.in_flight)
     cut = cut.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
-    # Whoever registers first measures first: all ranks take rank 0's word.
+    # Ranks may have measured different links; all of them use rank 0's result.
     chosen: Cut = registration.gather(host, cut)[0]
     return chosen

@@ -1,4 +1,4 @@
-"""The engine of this process, shared by all of its optimizers; one more for each process set.
+"""The engine of this process, shared by all of its optimizers; each process set adds one.
 
 One engine means one total order over all models: process groups used in different orders on
 different ranks can hang.
@@ -32,7 +32,7 @@ _log = logging.getLogger("hvd_order")
 
 _MAX_MODELS = 256  # SliceKey::kMaxModels
 _ALL_BYTES = 2**62
-# Until the transport has been measured.
+# Used until the transport has been measured.
 _FIRST_SLICE_BYTES = 2 * 2**20
 _FIRST_SLICES_IN_FLIGHT = 4
 
@@ -42,11 +42,11 @@ class EngineHost:
 
     Attributes:
         process_set: number of the set whose members exchange gradients; 0 is all ranks.
-        ranks: of the job, by place in the set.
-        rank, size: this process's place in the set, and how many it has.
-        plan: that the job was told to follow, whatever model it is for; None: none.
+        ranks: ranks in the job, by place in the set.
+        rank, size: this process's place in the set, and the size of the set.
+        plan: plan given to the job, for whichever model it was made; None: no plan.
         agreement: how the ranks agree on an order.
-        servers: that sum, in place of the ranks; None: there are none.
+        servers: parameter servers that sum in place of the ranks; None: there are none.
     """
 
     def __init__(
@@ -57,11 +57,14 @@ class EngineHost:
         groups: dict[str, dist.ProcessGroup],
         comm: Comm = "allreduce",
     ) -> None:
-        """Collective among the members.
+        """Creates the engine. Collective among the members.
 
         Args:
-            groups: as `_new_groups` makes them.
-            comm: who sums; sets other than that of all ranks sum themselves.
+            context: this process in the job.
+            process_set: number of the set.
+            ranks: ranks in the job, by place in the set.
+            groups: process groups as made by `_new_groups`.
+            comm: who sums; every set other than that of all ranks sums by itself.
         """
         config = context.config
         self.context = context
@@ -70,7 +73,7 @@ class EngineHost:
         self.rank = ranks.index(context.rank)
         self.size = len(ranks)
         self._groups = groups
-        # Objects that the ranks tell each other, here and when a model is registered.
+        # Carries objects between ranks, here and when a model is registered.
         self.registration_group = groups["registration"]
         everybody = process_set == 0
         self.plan = job_plan.read(context, self.registration_group) if everybody else None
@@ -79,10 +82,11 @@ class EngineHost:
         )
         self.servers: ParameterServers | None = None
         self.transport = self._transport(comm)
-        # Horovod takes up what has come once a cycle: with two it would take up one at a time.
+        # Horovod accepts new work once a cycle: with two in flight, it would accept one slice at a
+        # time.
         self.in_flight = 3 if isinstance(self.transport, native.HorovodTransport) else 2
-        # What goes to servers needs no common order, so each rank's engine is one by itself, and
-        # leads.
+        # Slices sent to servers need no common order, so each rank's engine runs alone, as its own
+        # leader.
         alone = self.servers is not None
         if alone:
             self.agreement = "leader"
@@ -106,21 +110,21 @@ class EngineHost:
         )
         self.copier = native.GradientCopier()
         self.models: set[int] = set()
-        self.steps = 0  # of all optimizers together
-        self.tuned = False  # an optimizer has begun to choose the cut
-        self.settled = False  # and it has chosen
+        self.steps = 0  # steps of all optimizers together
+        self.tuned = False  # an optimizer has begun to tune the slice settings
+        self.settled = False  # an optimizer has finished tuning them
         self.layouts: dict[int, native.SliceLayout] = {}
         self._join_failures()
         _in_memory.add(self)
 
     def _join_failures(self) -> None:
-        """What the coordinator of servers finds lost fails the engine."""
+        """Fails the engine when the coordinator of the servers reports a loss."""
         if self.servers is not None and self.servers.coordinator is not None:
             self.servers.coordinator.fail = self.engine.fail
 
     def _transport(self, comm: Comm) -> native.TorchTransport:
-        """The adapter to what carries the gradients. Collective."""
-        # Servers and Horovod are there once, for all ranks; a smaller set goes its own way.
+        """Creates the adapter to the library that carries the gradients. Collective."""
+        # Servers and Horovod exist once, for all ranks; a smaller set uses torch.distributed.
         if self.process_set == 0 and comm == "ps":
             self.servers = ParameterServers(self.context, self.registration_group)
             return self.servers.transport
@@ -132,13 +136,14 @@ class EngineHost:
 
     @property
     def known_link(self) -> LinkModel | None:
-        """What the transport was measured to do, if it was."""
+        """The measured link model; None before a measurement."""
         return self._link
 
     def link(self, device: torch.device, again: bool = False) -> LinkModel:
-        """What the transport can do.
+        """Returns the link model of the transport.
 
-        The first call, and one ``again``, measures: it is collective, and nothing may travel then.
+        The first call, and any call with ``again``, measures: it is collective, and nothing may be
+        in flight.
         """
         if self._link is None or again:
             self._link = link_probe.measure(self.transport, device, self.in_flight)
@@ -148,10 +153,11 @@ class EngineHost:
         """Changes policy and credit; every rank does so between the same two steps.
 
         Args:
-            model: it is about to be cut so.
+            cut: the new slice settings.
+            model: the model that is about to be cut with them.
         """
-        # Other optimizers' slices must fit as well, also those of models that only some ranks
-        # have forgotten: credit must not differ.
+        # The slices of other models must fit too, including models that only some ranks have
+        # forgotten: credit must be the same on all ranks.
         others = [layout for m, layout in self.layouts.items() if m != model]
         largest = max((layout.largest_slice_bytes for layout in others), default=0)
         credit_bytes = max(cut.credit_bytes, largest)
@@ -162,16 +168,16 @@ class EngineHost:
         self.cut = cut
 
     def _engine_credit(self, credit_bytes: int) -> int:
-        """What the engine may have in flight.
+        """Returns the credit of the engine; unlimited for servers.
 
-        For servers: all. Workers push in orders of their own, so if each waited for the sums of
-        what it has sent, they could wait for each other. The lines to the servers have the order
-        and the credit instead.
+        Workers push in orders of their own. If each waited for the sums of the slices it has sent,
+        workers could wait for each other. The connections to the servers apply order and credit
+        instead.
         """
         return credit_bytes if self.servers is None else _ALL_BYTES
 
     def _policy(self, name: Policy) -> native.Policy:
-        """A static plan holds whatever policy it was made with."""
+        """Returns the native policy; a static plan applies whichever policy it was made with."""
         if self.agreement == "planned":
             return native.Policy.PLANNED
         return native.Policy.ARRIVAL if name == "arrival" else native.Policy.PRIORITY
@@ -187,7 +193,11 @@ class EngineHost:
         """Registers gradient buffers under an id that is free on every rank.
 
         Args:
-            parameters: by tensor, elements and group, where servers update.
+            model: the id.
+            layout: slices of the buffers.
+            buffers: the gradient buffers.
+            plan: order of the slices for planned agreement.
+            parameters: (elements, group) of each tensor, where servers update.
         """
         if isinstance(self.transport, native.HorovodTransport):
             horovod_library.check(buffers)
@@ -202,7 +212,7 @@ class EngineHost:
         self.layouts[model] = layout
 
     def remove_model(self, model: int) -> None:
-        """Forgets an idle model. Its layout is kept for the names in the timeline."""
+        """Removes an idle model. Its layout is kept for the names in the timeline."""
         self.engine.remove_model(model)
         if self.servers is not None:
             self.servers.forget(model)
@@ -210,23 +220,23 @@ class EngineHost:
         self.models.discard(model)
 
     def step_taken(self) -> None:
-        """An optimizer has taken a step."""
+        """Records that an optimizer has taken a step."""
         self.steps += 1
         if self.servers is not None and self.servers.coordinator is not None:
             self.servers.coordinator.step_taken()
 
     def free_id(self, taken_anywhere: set[int]) -> int:
-        """The lowest model id that no rank uses."""
+        """Returns the lowest model id that no rank uses."""
         return next(i for i in range(_MAX_MODELS) if i not in taken_anywhere)
 
     def finish(self) -> None:
-        """Finishes outstanding updates, and waits until no other rank needs this one for theirs.
+        """Applies deferred updates, and waits until no other rank needs this one for its own.
 
-        Where the job has failed there is nothing to wait for: readers of what is outstanding get
-        the error, as before.
+        After a failure of the job there is nothing to wait for: readers of deferred updates still
+        get the error.
 
         Raises:
-            HorovodInternalError: an update could not be finished.
+            HorovodInternalError: an update could not be applied.
         """
         try:
             self.engine.check()
@@ -244,28 +254,30 @@ class EngineHost:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Tells the other ranks and stops the engine."""
+        """Notifies the other ranks and stops the engine."""
         self.engine.shutdown()
         if self.servers is not None:
             self.servers.close()
 
     def drop_groups(self) -> None:
-        """Gives the process groups back before the shutdown of the job; the engine is closed."""
+        """Destroys the process groups before the shutdown of the job; the engine is closed."""
         for group in self._groups.values():
             self.context.drop_group(group)
 
 
 def _patience(context: process.ProcessContext) -> timedelta:
-    """The engine notices a stall first and can name the cause; a group's own timeout is behind."""
+    """Returns the timeout of the groups: longer than the engine's, which can name the cause of a
+    stall.
+    """
     return context.config.timeout * 1.25
 
 
 def _new_groups(
     context: process.ProcessContext, ranks: list[int] | None
 ) -> dict[str, dist.ProcessGroup]:
-    """The process groups of an engine. Collective over all ranks of the job.
+    """Makes the process groups of an engine. Collective over all ranks of the job.
 
-    Those for objects that ranks tell each other, for control messages and for gradients.
+    One group carries objects between ranks, one control messages and one gradients.
     """
     patience = _patience(context)
     return {
@@ -276,7 +288,9 @@ def _new_groups(
 
 _in_memory: weakref.WeakSet[EngineHost] = weakref.WeakSet()
 _hosts: dict[int, EngineHost] = {}  # by process set
-_groups: dict[int, dict[str, dist.ProcessGroup]] = {}  # of sets whose engine is not needed yet
+_groups: dict[
+    int, dict[str, dist.ProcessGroup]
+] = {}  # groups of sets whose engine is not needed yet
 _hosts_context: process.ProcessContext | None = None
 _is_recording = False
 _before_close: list[Callable[[], None]] = []
@@ -285,16 +299,17 @@ _before_close: list[Callable[[], None]] = []
 def engine_host(
     process_set: int = 0, ranks: Sequence[int] | None = None, comm: Comm | None = None
 ) -> EngineHost:
-    """The engine of a process set, of which this process is a member. First called together.
+    """Returns the engine of a process set that this process belongs to. The first call is
+    collective.
 
     Args:
-        process_set: its number; 0 is all ranks.
+        process_set: number of the set; 0 is all ranks.
         ranks: the members; None: all ranks.
-        comm: who sums; None: as the engine that there is does, else as HVD_ORDER_COMM says.
+        comm: who sums; None: same as the existing engine, or HVD_ORDER_COMM if there is none.
 
     Raises:
         NotInitialized: before ``init()``.
-        InvalidUsage: another optimizer's gradients go another way.
+        InvalidUsage: another optimizer's gradients use the other kind of communication.
     """
     global _hosts_context
     context = process.current()
@@ -310,7 +325,9 @@ def engine_host(
             )
         if _is_recording:
             host.engine.start_recording()
-        context.on_shutdown(_close)  # the last registered runs first: before the transport ends
+        context.on_shutdown(
+            _close
+        )  # callbacks run last registered first: before the transport ends
     if comm is not None and (comm == "ps") != (_hosts[process_set].servers is not None):
         raise InvalidUsage(
             f"comm={comm!r}, but gradients of another optimizer go the other way; all optimizers "
@@ -322,30 +339,30 @@ def engine_host(
 def open_groups(process_set: int, ranks: Sequence[int]) -> None:
     """Makes the process groups for the engine of a set. Collective over all ranks of the job.
 
-    torch.distributed has no way to make them later, by the members alone, that works if these
-    have different numbers of groups already.
+    torch.distributed offers no way for the members alone to make them later that works when
+    members already have different numbers of groups.
     """
     context = process.current()
     _groups[process_set] = _new_groups(context, list(ranks))
 
 
 def running_host() -> EngineHost | None:
-    """The engine of all ranks, if there is one; creates none."""
+    """Returns the engine of all ranks, or None; creates none."""
     return _hosts.get(0)
 
 
 def hosts_in_memory() -> list[EngineHost]:
-    """Those that have been closed as well, while anything holds them."""
+    """Returns the engines that are still referenced, including closed ones."""
     return list(_in_memory)
 
 
 def running_hosts() -> list[EngineHost]:
-    """The engines of this process; creates none."""
+    """Returns the engines of this process; creates none."""
     return list(_hosts.values())
 
 
 def record(on: bool) -> None:
-    """Has all engines, those to come as well, note what happens when, or note no more."""
+    """Starts or stops recording of events on all engines, present and future."""
     global _is_recording
     _is_recording = on
     for host in running_hosts():
@@ -356,12 +373,12 @@ def record(on: bool) -> None:
 
 
 def before_close(callback: Callable[[], None]) -> None:
-    """Has `callback` run at every shutdown while the engines still run."""
+    """Runs `callback` at every shutdown while the engines still run."""
     _before_close.append(callback)
 
 
 def close_host(process_set: int) -> None:
-    """Ends the engine of a process set that is given up, if it has one."""
+    """Ends the engine of a process set that is being removed, if it has one."""
     host = _hosts.pop(process_set, None)
     if host is not None:
         try:
@@ -390,7 +407,7 @@ def _close() -> None:
 
 
 def _finish(hosts: Sequence[EngineHost]) -> None:
-    """As `EngineHost.finish`, for all of them, whatever happens with one."""
+    """Runs `EngineHost.finish` on all hosts, then raises the first error."""
     first_error: Exception | None = None
     for host in hosts:
         try:

@@ -1,7 +1,7 @@
-"""Horovod's own engine inside this process, as what carries the slices.
+"""Horovod's own engine inside this process, used as a transport for slices.
 
-Only its compiled library is used, by the C interface that Horovod's Python uses, never its Python:
-``import horovod`` may be an alias of ours.
+Only Horovod's compiled library is used, through the C interface that Horovod's Python code uses;
+its Python code never is, because ``import horovod`` may be an alias of hvd_order.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from hvd_order.errors import InvalidUsage
 __all__: list[str] = []
 
 _SERVER_START_S = 60
-_started = False  # in this process, once and for all
+_started = False  # once per process, never reset
 _servers: list[subprocess.Popen[str]] = []
 _DTYPES = {
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.float32, torch.float64,
 }  # fmt: skip
-# Slices are the fusion, and what is in flight cannot be reordered. A cycle is how long Horovod may
-# sleep while a slice waits; benchmarks/RESULTS.md has what other values gave.
+# Slices replace fusion, and slices in flight cannot be reordered. The cycle time limits how long
+# Horovod may sleep while a slice waits; benchmarks/RESULTS.md has results with other values.
 _ALWAYS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}
 _UNLESS_SET = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_CACHE_CAPACITY": "4096"}
 
 
 def find() -> Path | None:
-    """Horovod's extension for PyTorch; None where it is not installed."""
+    """Returns the path of Horovod's extension for PyTorch; None if it is not installed."""
     spec = PathFinder.find_spec("horovod")
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         for path in Path(folder, "torch").glob("mpi_lib_v2*.so"):
@@ -51,15 +51,17 @@ def find() -> Path | None:
 
 
 def chosen(context: ProcessContext, group: dist.ProcessGroup) -> bool:
-    """Whether Horovod carries the slices: the user says so, or horovodrun started the job.
+    """Returns whether Horovod carries the slices: on request, or because horovodrun started the
+    job.
 
     Collective.
 
     Args:
-        group: for objects, of all ranks.
+        context: this process in the job.
+        group: carries objects, of all ranks.
 
     Raises:
-        InvalidUsage: the user wants it and some rank does not have it.
+        InvalidUsage: the user requests Horovod and some rank does not have it.
     """
     wish = context.config.transport
     here = find() is not None
@@ -76,20 +78,21 @@ def chosen(context: ProcessContext, group: dist.ProcessGroup) -> bool:
 
 
 def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup) -> Path:
-    """Initializes Horovod, which then stays until the process ends. Collective.
+    """Initializes Horovod, which then runs until the process ends. Collective.
 
     Horovod 0.28 corrupts its memory when it starts a second time with a fixed fusion threshold or
-    cycle time, so a later ``init()`` of the same ranks finds it running.
+    cycle time, so a later ``init()`` of the same ranks reuses the running one.
 
     Args:
+        context: this process in the job.
         patience: longest transfer.
-        group: for objects, of all ranks.
+        group: carries objects, of all ranks.
 
     Returns:
-        The library.
+        The path of the library.
 
     Raises:
-        InvalidUsage: Horovod cannot start, has ended, or numbers the ranks otherwise.
+        InvalidUsage: Horovod cannot start, has ended, or numbers the ranks differently.
     """
     path = find()
     assert path is not None
@@ -132,7 +135,7 @@ def _begin(
             raise InvalidUsage(
                 f"Horovod did not start on rank {context.rank}; use HVD_ORDER_TRANSPORT=c10d"
             )
-    # At exit the engine goes first: the last registered is the first to run.
+    # At exit the engine must end first, and the last registered function runs first.
     atexit.unregister(process.shutdown)
     atexit.register(library.horovod_shutdown)
     atexit.register(process.shutdown)
@@ -149,13 +152,13 @@ def check(buffers: Sequence[torch.Tensor]) -> None:
 
 
 def has_gpu(path: Path) -> bool:
-    """Whether Horovod was built to carry tensors of GPUs without a copy to the host."""
+    """Returns whether Horovod was built to carry GPU tensors without a copy to the host."""
     library = ctypes.CDLL(str(path))
     return bool(library.horovod_cuda_built() or library.horovod_rocm_built())
 
 
 def _launched_for_horovod(library: ctypes.CDLL) -> bool:
-    """Whether Horovod finds the others by itself: horovodrun started the job, or mpirun did."""
+    """Returns whether Horovod finds the other ranks by itself, as under horovodrun or mpirun."""
     mpirun = {"OMPI_COMM_WORLD_RANK", "PMI_RANK"} & os.environ.keys()
     return "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ or bool(
         mpirun and library.horovod_mpi_built()
@@ -163,7 +166,11 @@ def _launched_for_horovod(library: ctypes.CDLL) -> bool:
 
 
 def _meet(context: ProcessContext, group: dist.ProcessGroup) -> dict[str, str]:
-    """Starts a meeting point on rank 0 until the process ends; what horovodrun would have set."""
+    """Starts a rendezvous server on rank 0 and returns the variables that horovodrun would have
+    set.
+
+    The server runs until the process of rank 0 ends.
+    """
     name = socket.gethostname()
     everybody: list[str] = group_collectives.gather_objects(name, group)
     hosts = list(dict.fromkeys(everybody))
@@ -196,7 +203,7 @@ def _meet(context: ProcessContext, group: dist.ProcessGroup) -> dict[str, str]:
 
 
 def _serve(hosts: str) -> int | str:
-    """Serves until this process ends; the port, or what went wrong."""
+    """Serves until this process ends; returns the port, or the text of an error."""
     env = {name: value for name, value in os.environ.items() if name != "HVD_ORDER_ALIAS"}
     server = subprocess.Popen(
         [sys.executable, "-m", "hvd_order.launch.horovod_rendezvous", "--hosts", hosts],
@@ -209,13 +216,13 @@ def _serve(hosts: str) -> int | str:
         server.kill()
         _, said = server.communicate()
         return f"Horovod's rendezvous server did not start: {said.strip()[-500:]}"
-    _servers.append(server)  # its standard input closes when this process ends, and it with it
+    _servers.append(server)  # its standard input closes when this process ends, which ends it
     return int(line)
 
 
 @contextlib.contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Variables for Horovod alone: this process's children shall not inherit them."""
+    """Sets variables for Horovod alone; children of this process do not inherit them."""
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:

@@ -1,4 +1,4 @@
-"""The plan file of a job: rank 0 reads it and tells the other ranks."""
+"""The plan file of a job: rank 0 reads it and sends it to the other ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ __all__: list[str] = []
 
 
 def read(context: ProcessContext, group: dist.ProcessGroup) -> Plan | None:
-    """The plan that rank 0's ``HVD_ORDER_PLAN`` names; None if it names none. Collective.
+    """Reads the plan that rank 0's ``HVD_ORDER_PLAN`` names; None if it names none. Collective.
 
     Only rank 0 needs the file, and only its variable counts.
 
     Args:
-        group: for objects, of all ranks.
+        context: this process in the job.
+        group: carries objects, of all ranks.
 
     Raises:
-        InvalidUsage: on every rank, if the file is missing or is no plan.
+        InvalidUsage: on every rank, if the file is missing or is not a plan.
     """
     told: Any = None
     path = context.config.plan

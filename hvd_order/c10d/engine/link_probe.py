@@ -1,4 +1,4 @@
-"""Measures what the transport of gradients can do, once for each engine."""
+"""Measurement of the transport of gradients, once for each engine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__: list[str] = []
 
 
 def measure(transport: native.TorchTransport, device: torch.device, in_flight: int) -> LinkModel:
-    """Times some all-reduces (plan/cut.py). Collective.
+    """Times a few all-reduces (plan/cut.py). Collective.
 
     Args:
-        transport: that of the gradients, which must be idle.
-        device: where the gradients are.
-        in_flight: slices under way at a time.
+        transport: transport of the gradients, which must be idle.
+        device: device of the gradients.
+        in_flight: number of slices in flight at a time.
 
     Raises:
-        RuntimeError: a transfer failed; who is to blame, the transport does not know.
+        RuntimeError: a transfer failed; the transport does not know which rank is to blame.
     """
     buffer = torch.zeros(PROBE_BYTES // 4, device=device)
 

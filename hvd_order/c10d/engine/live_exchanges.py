@@ -1,4 +1,4 @@
-"""The exchanges of this process, for events that concern all of them: the end, and a fork."""
+"""The gradient exchanges of this process, for what concerns all of them: shutdown and fork."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ __all__: list[str] = []
 
 
 class Live(Protocol):
-    """An exchange that may have updates outstanding."""
+    """A gradient exchange that may have deferred updates."""
 
     @property
     def host(self) -> object:
         """The `EngineHost` that carries its gradients."""
 
     def end(self) -> None:
-        """Finishes outstanding updates and leaves plain parameters; no step will follow."""
+        """Applies deferred updates and leaves plain parameters; no step follows."""
 
     def flush(self) -> None:
-        """Finishes outstanding updates."""
+        """Applies deferred updates."""
 
 
 _live: weakref.WeakSet[Live] = weakref.WeakSet()
 
 
 def add(exchange: Live) -> None:
-    """Takes in a new exchange, until it is dropped."""
+    """Adds a new exchange; it is removed when it is garbage-collected."""
     _live.add(exchange)
 
 
 def live(host: object = None) -> list[Live]:
-    """All of them, or those of one host: an earlier job's have no engine any more."""
+    """Returns all exchanges, or those of one host; exchanges of an earlier job have no engine."""
     return [each for each in _live if host is None or each.host is host]
 
 
 def forget_all() -> None:
-    """In a forked child none of them is alive."""
+    """Forgets all exchanges: none of them is alive in a forked child."""
     _live.clear()

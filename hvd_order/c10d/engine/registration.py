@@ -1,4 +1,4 @@
-"""What the ranks tell each other once, when a model is registered. All functions are collective."""
+"""Objects that ranks exchange once, when a model is registered. All functions are collective."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__: list[str] = []
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all ranks agreed on.
+    """The agreement of all ranks.
 
     Attributes:
         model: an id that is free on every rank.
         order: rank 0's order, as indices into this rank's list.
-        alone: no rank has another model.
+        alone: whether no rank has another model.
     """
 
     model: int
@@ -33,10 +33,10 @@ class Agreed:
 
 
 def gather(host: EngineHost, value: Any) -> list[Any]:
-    """Every rank's ``value``, by rank.
+    """Returns every rank's ``value``, by rank.
 
     Raises:
-        HorovodInternalError: a rank is gone or does not come.
+        HorovodInternalError: a rank is gone or does not take part.
     """
     with common_step(host, "what ranks tell each other"):
         return group_collectives.gather_objects(value, host.registration_group)
@@ -44,13 +44,14 @@ def gather(host: EngineHost, value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def common_step(host: EngineHost, what: str) -> Iterator[None]:
-    """Around a transfer that all ranks of an engine take part in, after the same steps.
+    """Wraps a transfer that all ranks of an engine take part in, after the same steps.
 
     Args:
-        what: it is, for an error.
+        host: the engine.
+        what: description of the transfer, for errors.
 
     Raises:
-        HorovodInternalError: it failed; names the rank that is gone, stopped or late.
+        HorovodInternalError: the transfer failed; names the rank that is gone, stopped or late.
     """
     kind = f"engine {host.process_set}"
     try:
@@ -58,23 +59,23 @@ def common_step(host: EngineHost, what: str) -> Iterator[None]:
             try:
                 yield
             except RuntimeError:
-                host.engine.check()  # knows better which rank is to blame, if it has noticed
+                host.engine.check()  # the engine may have noticed which rank is to blame
                 raise
     except HorovodInternalError as error:
-        # Tells the others, which would take this rank's end for the cause.
+        # Otherwise the other ranks would take this rank's end for the cause.
         host.engine.fail(str(error), lost=isinstance(error, PeerLost))
         raise
 
 
 def agree(host: EngineHost, mine: Sequence[tuple[str, tuple[int, ...], str]]) -> Agreed:
-    """Checks that all ranks have the same parameters, and takes rank 0's order.
+    """Checks that all ranks have the same parameters, and adopts rank 0's order.
 
     Args:
         host: the engine.
         mine: (name, shape, dtype) of each parameter.
 
     Raises:
-        ModelMismatch: on every rank, naming the first parameter that differs and where.
+        ModelMismatch: on every rank; names the first parameter that differs and the ranks.
     """
     everyone = gather(host, (list(mine), host.models))
     check_same([parameters for parameters, _ in everyone], host.ranks)
@@ -85,16 +86,18 @@ def agree(host: EngineHost, mine: Sequence[tuple[str, tuple[int, ...], str]]) ->
 
 
 def union(host: EngineHost, indices: Iterable[int]) -> list[int]:
-    """All indices that any rank has, in order."""
+    """Returns all indices that any rank has, sorted."""
     return sorted(set().union(*gather(host, set(indices))))
 
 
 def average_loss(host: EngineHost, loss: Any, absent: bool = False) -> Any:
-    """The mean of the ranks' losses, in the type that was given; None stays None.
+    """Returns the mean of the ranks' losses, in the type of ``loss``; None stays None.
 
-    An optimizer that looks at the loss must decide the same on every rank.
+    An optimizer that uses the loss must decide the same on every rank.
 
     Args:
+        host: the engine.
+        loss: this rank's loss.
         absent: this rank has joined and has no loss.
     """
     if absent:

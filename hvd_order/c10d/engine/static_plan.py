@@ -1,10 +1,10 @@
-"""A fixed order of slices for ``planned`` agreement: a plan file's, or from one observed step.
+"""A fixed order of slices for ``planned`` agreement: from a plan file, or from one observed step.
 
-Rank 0's gradients are replayed at the times at which they became ready, through the real
-Scheduler under the cut's policy, over a link that moves one slice after the other at the
-measured rate. The order in which slices were issued is the plan. Strictly following it never
-starts a slice much before or after the moment at which the dynamic policy would have, as long as
-steps resemble the observed one.
+Rank 0's gradients are replayed at the times at which they became ready, through the real Scheduler
+under the policy of the slice settings, over a link that moves one slice after the other at the
+measured rate. The order in which slices were issued is the plan. While steps resemble the observed
+one, a rank that follows the plan strictly starts no slice much before or after the moment at which
+the dynamic policy would have started it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _ROUNDS = 3
 
 
 def arrival_plan(layout: native.SliceLayout) -> list[int]:
-    """Before anything is known: gradients come about in the reverse of consumption order."""
+    """The order before a measurement: gradients arrive in about reverse consumption order."""
     return list(range(len(layout.slices)))[::-1]
 
 
 def by_name(layout: native.SliceLayout, issue_order: Sequence[str]) -> list[int] | None:
-    """The order that a plan file names; None if its slices are others than the layout's."""
+    """Returns the order that a plan file names; None if its slices differ from the layout's."""
     numbers = {layout.slice_name(i): i for i in range(len(layout.slices))}
     if numbers.keys() != set(issue_order):
         return None
@@ -42,12 +42,13 @@ def replay(
     link: LinkModel,
     cut: Cut,
 ) -> list[int]:
-    """The order in which a dynamic policy issues the slices of one step.
+    """Returns the order in which a dynamic policy issues the slices of one step.
 
     Args:
-        ready_s: when each tensor becomes ready, in seconds, by TensorId.
-        link: what a slice and a byte cost while the link is busy.
-        cut: credit and policy; the layout has its slices.
+        layout: slices of the model.
+        ready_s: time at which each tensor becomes ready, in seconds, by TensorId.
+        link: cost of a slice and of a byte while the link is busy.
+        cut: credit and policy; the slices are the layout's.
     """
     scheduler = native.Scheduler(getattr(native.Policy, cut.policy.upper()), cut.credit_bytes)
     scheduler.add_model(0, layout)
@@ -75,9 +76,10 @@ def replay(
 def seconds_per_byte(
     layout: native.SliceLayout, ready: Callable[[int], None], wait: Callable[[int], None]
 ) -> float:
-    """The pace of the transport when it never idles: all tensors at once, best of three rounds.
+    """Measures a transport that never idles: all tensors at once, best of three rounds.
 
     Args:
+        layout: slices of the model.
         ready: hands a tensor to the engine.
         wait: waits for a tensor.
     """

@@ -1,7 +1,7 @@
-"""What happened when, as a Chrome trace that Perfetto opens.
+"""Timeline of transfers, waits and updates, as a Chrome trace that Perfetto opens.
 
-Transfers come from the engine, waits and updates from the shim, and spans that the user adds with
-:func:`timeline_span`. Horovod's ``start_timeline`` and ``stop_timeline`` switch it.
+Transfers come from the engine, waits and updates from the frontend, and further spans from the
+user through :func:`timeline_span`. Horovod's ``start_timeline`` and ``stop_timeline`` switch it.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _recording: _Recording | None = None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begins to record.
+    """Starts a recording.
 
     Args:
-        file_path: where :func:`stop_timeline` (or ``shutdown()``) writes; rank 0 only, unless it
-            contains ``{rank}``.
-        mark_cycles: accepted for Horovod's sake; this engine has no cycles.
+        file_path: file that :func:`stop_timeline` (or ``shutdown()``) writes; on rank 0 only,
+            unless it contains ``{rank}``.
+        mark_cycles: accepted for compatibility with Horovod; this engine has no cycles.
 
     Raises:
         NotInitialized: before ``init()``.
-        ValueError: a recording is under way.
+        ValueError: a recording is in progress.
     """
     global _recording
     del mark_cycles
@@ -54,11 +54,11 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         )
     _recording = _Recording(file_path, context.rank)
     engine_host.record(True)
-    context.on_shutdown(stop_timeline)  # where there is no engine
+    context.on_shutdown(stop_timeline)  # for a process without an engine
 
 
 def stop_timeline() -> None:
-    """Writes the trace. Harmless when nothing is recorded."""
+    """Writes the trace. Does nothing if no recording is in progress."""
     global _recording
     recording, _recording = _recording, None
     if recording is None:
@@ -91,7 +91,7 @@ engine_host.before_close(stop_timeline)
 
 
 def span(category: str, name: str, **args: Any) -> contextlib.AbstractContextManager[None]:
-    """Records the body as one event of this rank, if recording is on."""
+    """Records the body as one event of this rank, if a recording is in progress."""
     return _OFF if _recording is None else _span(_recording, category, name, args)
 
 

@@ -1,12 +1,12 @@
-"""Collectives over a process group, whether torch.distributed lists it or not.
+"""Collectives over a process group, whether torch.distributed lists the group or not.
 
-The functions of ``torch.distributed`` look groups up in a table (for the place of a rank, and once
-more to report an error, which hides the error where the group is unknown); the methods of the
-group do not. All block until done, and are called by all members together. Ranks are places in the
+The functions of ``torch.distributed`` look groups up in a table (for the place of a rank, and
+again to report an error, which hides the error if the group is unknown); the methods of the group
+do not. All functions block until done, and all members call them together. Ranks are places in the
 group.
 
 Raises:
-    RuntimeError: torch.distributed's, when a transfer fails.
+    RuntimeError: torch.distributed's error, when a transfer fails.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hvd_order import _torch as native
 
 __all__: list[str] = []
 
-_GROUPS_OWN_S = 0.0  # to torch.distributed: as long as the group's timeout says
+_GROUPS_OWN_S = 0.0  # torch.distributed's value for the timeout of the group
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: Any = dist.ReduceOp.SUM) -> None:
@@ -37,7 +37,7 @@ def broadcast(tensor: torch.Tensor, root: int, group: dist.ProcessGroup) -> None
 
 
 def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """All members' tensors, which are of one shape, by rank."""
+    """Returns all members' tensors, which have one shape, by rank."""
     everyone = [torch.empty_like(tensor) for _ in range(group.size())]
     _finish(group.allgather(everyone, tensor))
     return everyone
@@ -50,12 +50,14 @@ def all_to_all(
     sent_counts: Sequence[int],
     group: dist.ProcessGroup,
 ) -> None:
-    """Sends so many elements to each rank, and gets so many from each; the tensors are flat."""
+    """Sends `sent_counts` elements to, and receives `received_counts` from, each rank; flat
+    tensors.
+    """
     _finish(group.alltoall_base(received, sent, list(received_counts), list(sent_counts)))
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """All members' values, by rank; of a group that carries CPU tensors."""
+    """Returns all members' values, by rank; the group must carry CPU tensors."""
     data = _pickled(value)
     counts = [int(one) for one in all_gather(torch.tensor([data.numel()]), group)]
     padded = torch.zeros(max(counts), dtype=torch.uint8)
@@ -65,7 +67,7 @@ def gather_objects(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def share_object(value: Any, root: int, group: dist.ProcessGroup) -> Any:
-    """The value of ``root``; that of others does not matter. As `gather_objects` otherwise."""
+    """Returns the value of ``root``; the other ranks' values are ignored. See `gather_objects`."""
     mine = group.rank() == root
     data = _pickled(value) if mine else torch.empty(0, dtype=torch.uint8)
     count = torch.tensor([data.numel()])
@@ -85,5 +87,5 @@ def _unpickled(data: torch.Tensor) -> Any:
 
 
 def _finish(work: dist.Work | None) -> None:
-    if work is not None:  # else the back end has waited itself
+    if work is not None:  # None: the backend has waited itself
         native.wait_for(work, _GROUPS_OWN_S)

@@ -1,8 +1,8 @@
-"""How the ranks of a job find each other: a card of each in rank 0's store, before anything else.
+"""Rendezvous of the ranks of a job: each leaves a card in rank 0's store before anything else.
 
-A rank takes its place, leaves its card and reads those of the others, rank 0's first. A card says
+A rank takes its place, leaves its card and reads the other cards, rank 0's first. A card holds
 what must be the same everywhere: the job, its size, versions and settings. So a wrong setting, or
-another job at the same port, is an error that names it, and not a failure of some transfer later.
+another job at the same port, raises an error that names it, instead of a failed transfer later.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _JOB_SIZE = "the number of processes (WORLD_SIZE)"
 
 @dataclass(frozen=True)
 class Card:
-    """What each rank tells the others.
+    """A rank's description of itself for the other ranks.
 
     Attributes:
-        host: where it runs.
-        process: its id there.
-        device_count: CUDA devices that it sees.
-        visible_devices: which ones.
-        job: what its launcher calls the job, the number of ranks and the versions: who differs here
-            has come to the wrong place.
-        settings: by variable, as text.
+        host: its host name.
+        process: its process id.
+        device_count: number of CUDA devices that it sees.
+        visible_devices: the devices that it sees.
+        job: the launcher's name of the job, the number of ranks and the versions; a rank that
+            differs here has connected to the wrong job.
+        settings: values by variable, as text.
     """
 
     host: str
@@ -60,7 +60,7 @@ class Card:
 
     @classmethod
     def of_this_process(cls, size: int, config: Config, job: str) -> Card:
-        """``job``: the launcher's name for it; empty: not known."""
+        """Describes this process; ``job`` is the launcher's name of the job, empty if unknown."""
         release = ".".join(torch.__version__.split(".")[:2])
         return cls(
             host=socket.gethostname(),
@@ -80,15 +80,15 @@ class Card:
         )
 
     def to_text(self) -> str:
-        """As `from_text` reads it."""
+        """Returns text that `from_text` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: bytes) -> Card:
-        """Reads a card, which anybody who reaches the store may have written.
+        """Parses a card; any process that reaches the store may have written it.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is not a card.
         """
         try:
             told = json.loads(text)
@@ -109,10 +109,10 @@ class Card:
 
 
 def every_rank_has_a_device(cards: Sequence[Card]) -> bool:
-    """Whether no two ranks must share a CUDA device, which NCCL does not allow.
+    """Returns whether no two ranks must share a CUDA device, which NCCL does not allow.
 
     Either a host shows all its devices to all its ranks and has enough of them, or the launcher
-    shows one to each.
+    shows one device to each rank.
     """
     for host in {card.host for card in cards}:
         local = [card for card in cards if card.host == host]
@@ -126,7 +126,7 @@ def every_rank_has_a_device(cards: Sequence[Card]) -> bool:
 
 
 def check_cards(cards: Mapping[int, Card]) -> None:
-    """Compares what must be the same.
+    """Checks that the cards agree where they must.
 
     Args:
         cards: by rank.
@@ -147,14 +147,17 @@ def _check_jobs(cards: Mapping[int, Card]) -> None:
 
 
 def meet(store: Store, info: RankInfo, config: Config) -> list[Card]:
-    """Every rank's card, in rank order; so all ranks are known to be there. Collective.
+    """Returns every rank's card, in rank order; all ranks have arrived then. Collective.
 
     Args:
-        store: with keys of this ``init()`` alone.
+        store: store whose keys belong to this ``init()`` alone.
+        info: this rank's place in the job.
+        config: the knobs.
 
     Raises:
         InvalidUsage: the ranks do not fit together, or another process has this rank's place.
-        TransferTimeout: not all ranks arrived within ``HVD_ORDER_TIMEOUT``; names those missing.
+        TransferTimeout: not all ranks arrived within ``HVD_ORDER_TIMEOUT``; names the missing
+            ones.
     """
     meeting = _Meeting(store, info, config)
     mine = Card.of_this_process(info.size, config, info.job)
@@ -164,7 +167,7 @@ def meet(store: Store, info: RankInfo, config: Config) -> list[Card]:
         _check_jobs({0: cards[0], info.rank: mine})
         for rank in range(info.size):
             cards[rank] = mine if rank == info.rank else meeting.card_of(rank)
-            # At once: of a job of another size not all may ever come.
+            # Check each card at once: not all ranks of a job of another size may ever arrive.
             _check_jobs({0: cards[0], rank: cards[rank]})
         check_cards(cards)
     except InvalidUsage:
@@ -177,7 +180,7 @@ def meet(store: Store, info: RankInfo, config: Config) -> list[Card]:
 
 
 class _Meeting:
-    """One rank's view of the store while the ranks find each other."""
+    """One rank's view of the store during the rendezvous."""
 
     def __init__(self, store: Store, info: RankInfo, config: Config) -> None:
         self._store = store
@@ -189,12 +192,12 @@ class _Meeting:
         """Leaves this rank's card, unless its place is taken.
 
         Raises:
-            InvalidUsage: it is; names who has it.
+            InvalidUsage: the place is taken; names the process that has it.
         """
         rank = self._info.rank
         if self._ask(lambda: self._store.add(f"place/{rank}", 1)) != 1:
             other = self.card_of(rank)
-            # The same one again: its init() has failed before.
+            # The same process may call init() again after a failure.
             if (other.host, other.process) != (mine.host, mine.process):
                 raise InvalidUsage(
                     f"rank {rank} (process {mine.process} on {mine.host}) has come to "
@@ -209,8 +212,8 @@ class _Meeting:
         """Waits for a card.
 
         Raises:
-            InvalidUsage: what is there is none.
-            TransferTimeout: it does not come, or rank 0 has gone.
+            InvalidUsage: the content is not a card.
+            TransferTimeout: the card does not arrive, or rank 0 is gone.
         """
         key = f"card/{rank}"
         left_s = max(0.001, self._deadline - time.monotonic())
@@ -236,12 +239,12 @@ class _Meeting:
             ) from None
 
     def has_read(self) -> None:
-        """This rank needs the store no more to know what is wrong."""
-        with contextlib.suppress(TransferTimeout):  # rank 0 has gone: nobody asks
+        """Records that this rank no longer needs the store to report an error."""
+        with contextlib.suppress(TransferTimeout):  # rank 0 is gone, so no rank reads the count
             self._ask(lambda: self._store.add("read", 1))
 
     def let_others_read(self) -> None:
-        """Waits a moment until the others have seen what is wrong."""
+        """Waits a moment until the other ranks have read the cards."""
         end = time.monotonic() + _OTHERS_MAY_READ_S
         while time.monotonic() < end and self._store.add("read", 0) < self._info.size - 1:
             time.sleep(_LOOK_S)

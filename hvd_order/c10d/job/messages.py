@@ -1,7 +1,7 @@
-"""Short messages between rank 0 and every other rank, beside the data.
+"""Short messages between rank 0 and every other rank, separate from the data.
 
-A star like the engine's control channel, for the collectives: rank 0 decides in which order they
-run (name_order.py). Messages between two ranks arrive in the order in which they were sent.
+A star like the engine's control channel, but for collectives: rank 0 decides the order in which
+they run (name_order.py). Messages between two ranks arrive in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ from hvd_order import _torch as native
 
 __all__ = ["Message", "MessageStar"]
 
-Message = list[Any]  # what JSON can carry; the first element says what it is
+Message = list[Any]  # any JSON value; the first element is the kind of message
 
-_FRAME_BYTES = 512  # nearly every message fits one frame
+_FRAME_BYTES = 512  # nearly every message fits in one frame
 _LENGTH_BYTES = 4
 _TAG = 0
 _FOREVER_S = 365 * 24 * 3600.0  # silence is not an error
 _LEAVE: Message = ["leave"]
-_PARTING_S = 1.0  # for the good-byes
+_PARTING_S = 1.0  # for farewells
 
 
 class MessageStar:
-    """This rank's end: on rank 0 a thread for every other rank, elsewhere one for rank 0.
+    """This rank's end of the star: one thread for each peer, on rank 0 every other rank, else rank
+    0.
 
-    Both ends of a connection say good-bye, so that no thread is left in a receive, which Gloo has
-    no means to abort. A thread whose peer is frozen stays behind.
+    Both ends of a connection send a farewell, so that no thread is left in a receive, which Gloo
+    cannot abort. A thread whose peer is frozen stays behind.
 
     Thread safety: `send` may be called from any thread.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, size: int) -> None:
-        """``group``: a Gloo group of all ranks that nobody else uses."""
+        """Prepares the star; ``group`` is a Gloo group of all ranks with no other user."""
         self._group = group
         self._peers = range(1, size) if rank == 0 else range(1)
-        self._locks = {peer: threading.Lock() for peer in self._peers}  # a message goes whole
+        self._locks = {
+            peer: threading.Lock() for peer in self._peers
+        }  # frames of a message must not interleave
         self._said_goodbye: set[int] = set()
         self._posted: queue.SimpleQueue[dist.Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -52,19 +55,20 @@ class MessageStar:
     def start(
         self, on_message: Callable[[int, Message], None], on_lost: Callable[[int, str], None]
     ) -> None:
-        """Begins to listen.
+        """Starts to receive.
 
         Args:
-            on_message: gets the sender and its message; ["leave"] is the last one of a peer that
-                shuts down. Called from the peer's own thread.
-            on_lost: gets a peer whose connection broke, and how; nothing comes from it any more.
+            on_message: called with the sender and its message, on the peer's own thread; ["leave"]
+                is the last message of a peer that shuts down.
+            on_lost: called with a peer whose connection broke, and the reason; no message from it
+                follows.
         """
         for peer in self._peers:
             self._start(self._listen, peer, on_message, on_lost)
         self._start(self._keep_posted)
 
     def send(self, to: int, message: Message) -> None:
-        """Posts a message and returns; the loss of the peer is told by ``on_lost``."""
+        """Posts a message and returns; ``on_lost`` reports the loss of the peer."""
         text = json.dumps(message, separators=(",", ":")).encode()
         data = len(text).to_bytes(_LENGTH_BYTES, "little") + text
         with self._locks[to], contextlib.suppress(RuntimeError):
@@ -77,7 +81,7 @@ class MessageStar:
                 self._post(to, data[_FRAME_BYTES:])
 
     def close(self) -> None:
-        """Says good-bye to all peers and waits a moment for theirs."""
+        """Sends a farewell to all peers and waits a moment for theirs."""
         for peer in self._peers:
             self.send(peer, _LEAVE)
         deadline = time.monotonic() + _PARTING_S
@@ -85,7 +89,9 @@ class MessageStar:
         for thread in listeners:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._posted.put(None)
-        keeper.join(_PARTING_S)  # of its own: it must not be on its way when Python ends
+        keeper.join(
+            _PARTING_S
+        )  # a limit of its own: the thread must not still run when Python ends
 
     def _start(self, function: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(
@@ -99,9 +105,13 @@ class MessageStar:
         self._posted.put(self._group.send([frame], to, _TAG))
 
     def _keep_posted(self) -> None:
-        """What is posted must live until its peer has taken it; nobody else waits for that."""
+        """Keeps posted messages alive until their peers have received them; only this thread
+        waits.
+        """
         while (work := self._posted.get()) is not None:
-            with contextlib.suppress(RuntimeError):  # the peer is gone; its listener says so
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the peer is gone; its receiving thread reports it
                 native.wait_for(work, _FOREVER_S)
 
     def _listen(

@@ -1,9 +1,9 @@
-"""This process among the others: ``init``, ``shutdown`` and who is where.
+"""This process in the job: ``init``, ``shutdown``, and ranks and sizes.
 
-``init()`` joins the process group that the program has already made with ``torch.distributed``,
-or makes groups of its own, which torch.distributed does not list (process_groups.py), from what the
-launcher left in the environment (`hvd_order.launch.environment`). A job of one process needs no
-process group at all.
+``init()`` joins the process group that the program has already made with ``torch.distributed``.
+Otherwise it makes groups of its own, which torch.distributed does not list (process_groups.py),
+from the launcher's environment variables (`hvd_order.launch.environment`). A job of one process
+needs no process group.
 """
 
 from __future__ import annotations
@@ -57,18 +57,21 @@ __all__ = [
 
 
 class ProcessContext:
-    """What ``init()`` found out and made; `current` returns it.
+    """State that ``init()`` creates; `current` returns it.
 
     Attributes:
-        rank, size: this process among all.
-        local_rank, local_size: this process among those of its host.
-        cross_rank, cross_size: this host among those that have a process of this local rank.
+        rank, size: this process's number among all processes, and their count.
+        local_rank, local_size: this process's number on its host, and the host's process count.
+        cross_rank, cross_size: this host's number among the hosts that have a process of this
+            local rank, and their count.
         config: the knobs, read from the environment once.
-        backend: what new groups use, in torch.distributed's spelling; empty when size is 1.
-        abandoned: the process ends by an error, so `close` finishes nothing and waits for nobody.
-        roll_call: asks who lives; None until the ranks exchange messages.
+        backend: backend of new groups, in torch.distributed's spelling; empty when size is 1.
+        abandoned: the process ends by an error, so `close` applies no updates and waits for no
+            rank.
+        roll_call: asks which ranks are alive; None until the ranks exchange messages.
 
-    Thread safety: the fields never change; the methods belong to the thread that called ``init()``.
+    Thread safety: the fields never change; the methods belong to the thread that called
+    ``init()``.
     """
 
     def __init__(
@@ -104,22 +107,22 @@ class ProcessContext:
         timeout: timedelta | None = None,
         ranks: list[int] | None = None,
     ) -> dist.ProcessGroup:
-        """A process group with connections of its own; destroyed at shutdown.
+        """Makes a process group with connections of its own; destroyed at shutdown.
 
         Collective: every rank must call it, in the same order.
 
         Args:
             purpose: one word for logs.
             backend: in torch.distributed's spelling; None: `backend`.
-            timeout: longest transfer; None: the config's.
+            timeout: longest transfer; None: the timeout of the configuration.
             ranks: the members; None: all ranks.
 
         Returns:
-            The group; on a rank that is no member, something of no use.
+            The group; on a rank that is not a member, an unusable object.
 
         Raises:
             InvalidUsage: in a job of one process.
-            HorovodInternalError: a rank did not come, or cannot be reached.
+            HorovodInternalError: a rank did not arrive, or cannot be reached.
         """
         if self._maker is None:
             raise InvalidUsage("a job of one process has no process groups")
@@ -135,7 +138,7 @@ class ProcessContext:
         return group
 
     def open_groups(self) -> list[dist.ProcessGroup]:
-        """The groups made here, and that of all ranks."""
+        """Returns the groups made here, and torch.distributed's default group."""
         everybody = [dist.group.WORLD] if dist.is_initialized() else []
         return [*self._groups, *(group for group in everybody if group is not None)]
 
@@ -147,7 +150,7 @@ class ProcessContext:
 
     @property
     def functions_group(self) -> dist.ProcessGroup:
-        """The group that allreduce(), broadcast() and their like use.
+        """The group for allreduce(), broadcast() and similar functions.
 
         Raises:
             InvalidUsage: in a job of one process.
@@ -158,7 +161,7 @@ class ProcessContext:
 
     @property
     def messages_group(self) -> dist.ProcessGroup:
-        """The group over which ranks agree on what the functions do next.
+        """The group over which ranks agree on the next collective.
 
         Raises:
             InvalidUsage: in a job of one process.
@@ -169,11 +172,11 @@ class ProcessContext:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a child of the rank: it has none of its threads."""
+        """Whether this process is a forked child of the rank, without the rank's threads."""
         return self._pid != os.getpid()
 
     def check_not_forked(self, what: str) -> None:
-        """Raises InvalidUsage in a child of the rank."""
+        """Raises InvalidUsage in a forked child of the rank."""
         if self.is_forked:
             raise InvalidUsage(
                 f"{what} in process {os.getpid()}, which was forked from rank {self.rank} "
@@ -181,7 +184,7 @@ class ProcessContext:
             )
 
     def on_shutdown(self, callback: Callable[[], None]) -> None:
-        """Has `callback` run at shutdown or at exit, the last registered first."""
+        """Runs `callback` at shutdown or at exit, the last registered first."""
         self._callbacks.append(callback)
 
     def close(self) -> None:
@@ -203,17 +206,19 @@ class ProcessContext:
             raise first_error
 
 
-_GREETING_S = 2.0  # torch tries to connect for the timeout; then it waits for a word, for ever
+_GREETING_S = 2.0  # torch bounds the connection by the timeout, but waits for a reply without limit
 
-_lock = threading.Lock()  # guards the two names below; held by init() while it waits for others
+_lock = threading.Lock()  # guards the two names below; init() holds it while it waits for ranks
 _context: ProcessContext | None = None
-_init_count = 0  # keeps the keys of one init() apart from those of the next in the same store
+_init_count = 0  # separates the keys of successive init() calls in one store
 _at_init: list[Callable[[], None]] = []
-_stores: dict[tuple[str, int], TCPStore] = {}  # kept: rank 0's is the server of all
+_stores: dict[
+    tuple[str, int], TCPStore
+] = {}  # kept alive: rank 0's store is the server of all ranks
 
 
 def init(comm: object = None) -> None:
-    """Joins the other processes; process_sets.init() is the public form, and says the rest."""
+    """Joins the job; process_sets.init() is the public form and has the full description."""
     global _context, _init_count
     if comm is not None and comm != []:
         raise InvalidUsage(
@@ -232,26 +237,26 @@ def init(comm: object = None) -> None:
         _init_count += 1
         _context = context
         if multiprocessing.parent_process() is not None:
-            # A process that multiprocessing has forked ends without atexit.
+            # A process forked by multiprocessing ends without atexit.
             multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
     for callback in _at_init:
         callback()
 
 
 def at_init(callback: Callable[[], None]) -> None:
-    """Has `callback` run at the end of every ``init()`` to come."""
+    """Runs `callback` at the end of every future ``init()``."""
     _at_init.append(callback)
 
 
 def shutdown() -> None:
     """Leaves the job; ``init()`` may be called again. Without ``init()`` it does nothing.
 
-    First of all it finishes outstanding updates, and waits until no other rank needs this one for
-    theirs. Afterwards parameters are as if ``step()`` had never put anything off. Ends only what
+    First applies deferred updates, and waits until no other rank needs this one for its own.
+    Afterwards parameters are as if ``step()`` had never deferred an update. Ends only what
     ``init()`` made: a process group of the program itself stays.
 
     Raises:
-        HorovodInternalError: an outstanding update could not be finished.
+        HorovodInternalError: a deferred update could not be applied.
     """
     _shutdown()
 
@@ -260,7 +265,7 @@ def _shutdown(abandoned: bool = False) -> None:
     global _context
     context = _context
     if context is not None and context.is_forked:
-        _context = None  # the job is the parent's
+        _context = None  # the job belongs to the parent
         return
     with _lock:
         context, _context = _context, None
@@ -270,12 +275,12 @@ def _shutdown(abandoned: bool = False) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether ``init()`` was called, and ``shutdown()`` not since."""
+    """Returns whether ``init()`` was called without a later ``shutdown()``."""
     return _context is not None
 
 
 def current() -> ProcessContext:
-    """The context that ``init()`` made.
+    """Returns the context that ``init()`` made.
 
     Raises:
         NotInitialized: ``init()`` was not called.
@@ -287,68 +292,68 @@ def current() -> ProcessContext:
 
 
 def rank() -> int:
-    """This process's number, from 0 to ``size() - 1``."""
+    """Returns this process's number, from 0 to ``size() - 1``."""
     return current().rank
 
 
 def size() -> int:
-    """How many processes the job has."""
+    """Returns the number of processes of the job."""
     return current().size
 
 
 def local_rank() -> int:
-    """This process's number among those of its host."""
+    """Returns this process's number among those of its host."""
     return current().local_rank
 
 
 def local_size() -> int:
-    """How many processes of the job this host has."""
+    """Returns the number of processes of the job on this host."""
     return current().local_size
 
 
 def cross_rank() -> int:
-    """This host's number among the hosts that have a process of this local rank."""
+    """Returns this host's number among the hosts that have a process of this local rank."""
     return current().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a process of this local rank."""
+    """Returns the number of hosts that have a process of this local rank."""
     return current().cross_size
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be used beside; as in Horovod an error where MPI is not in use.
+    """Returns whether the program may use MPI as well, with threads.
 
     Raises:
-        InvalidUsage: MPI is not in use.
+        InvalidUsage: MPI is not in use, as in Horovod.
     """
     if not mpi_enabled():
         raise InvalidUsage("Horovod MPI is not enabled; this job does not communicate over MPI.")
-    return True  # torch.distributed's MPI back end asks for MPI_THREAD_SERIALIZED or more
+    return True  # torch.distributed's MPI backend requests MPI_THREAD_SERIALIZED or more
 
 
 def mpi_enabled() -> bool:
-    """Whether this job communicates over MPI."""
+    """Returns whether this job communicates over MPI."""
     return _context is not None and "mpi" in _context.backend
 
 
 def mpi_built() -> bool:
-    """Whether this PyTorch has the MPI back end."""
+    """Returns whether this PyTorch has the MPI backend."""
     return bool(dist.is_mpi_available())
 
 
 def gloo_enabled() -> bool:
-    """Whether Gloo can be used; always so unless the job communicates over MPI."""
+    """Returns whether Gloo can be used; it can unless the job communicates over MPI."""
     return gloo_built() and not mpi_enabled()
 
 
 def gloo_built() -> bool:
-    """Whether this PyTorch has the Gloo back end."""
+    """Returns whether this PyTorch has the Gloo backend."""
     return bool(dist.is_gloo_available())
 
 
 def nccl_built() -> int:
-    """NCCL's version as one number (2.21.5 is 22105), 0 where this PyTorch has no NCCL."""
+    """Returns NCCL's version as one number (2.21.5 is 22105), 0 if this PyTorch has no NCCL."""
     if not dist.is_nccl_available():
         return 0
     version = torch.cuda.nccl.version()
@@ -357,22 +362,22 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """False: IBM's DDL does not exist for torch.distributed."""
+    """Returns False: IBM's DDL does not exist for torch.distributed."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: oneCCL is not used."""
+    """Returns False: oneCCL is not used."""
     return False
 
 
 def cuda_built() -> bool:
-    """Whether this PyTorch was built for CUDA."""
+    """Returns whether this PyTorch was built for CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Whether this PyTorch was built for ROCm."""
+    """Returns whether this PyTorch was built for ROCm."""
     return torch.version.hip is not None
 
 
@@ -381,12 +386,12 @@ def _alone(config: Config) -> ProcessContext:
 
 
 def _join(config: Config) -> ProcessContext:
-    """Takes part in the job that the program initialised itself."""
+    """Joins the job that the program initialised itself."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
         return _alone(config)
     cards: list[Card | None] = [None] * size
-    # The group has its own idea of the job.
+    # The group replaces the launcher's name of the job.
     dist.all_gather_object(cards, Card.of_this_process(size, config, job=""))
     known = [card for card in cards if card is not None]
     check_cards(dict(enumerate(known)))
@@ -396,7 +401,7 @@ def _join(config: Config) -> ProcessContext:
 
 
 def _covering_backend(backend: str, devices: bool) -> str:
-    """`backend` of the program's own group, completed so that CPU and CUDA tensors both work."""
+    """Completes the backend of the program's own group so that CPU and CUDA tensors both work."""
     parts = backend.split(",")
     covered = {part.split(":")[0] for part in parts}
     if "cpu" not in covered and dist.is_gloo_available():
@@ -407,11 +412,11 @@ def _covering_backend(backend: str, devices: bool) -> str:
 
 
 def _start(info: RankInfo, config: Config, generation: int) -> ProcessContext:
-    """Makes the job of all ranks that the launcher started."""
+    """Creates the job of all ranks that the launcher started."""
     store = _store(info, config, generation)
     cards = meet(store, info, config)
     place = placement([card.host for card in cards], info.rank)
-    # A launcher knows better than host names, which containers may share or change.
+    # The launcher is more reliable than host names, which containers may share or change.
     if info.local_rank is not None and info.local_size is not None:
         place = Placement(info.local_rank, info.local_size, place.cross_rank, place.cross_size)
     if info.cross_rank is not None and info.cross_size is not None:
@@ -423,7 +428,7 @@ def _start(info: RankInfo, config: Config, generation: int) -> ProcessContext:
 
 
 def _store(info: RankInfo, config: Config, generation: int) -> Store:
-    """The key-value store of the job, with keys of its own for each init()."""
+    """Connects to the key-value store of the job, with separate keys for each init()."""
     address = (info.master_addr, info.master_port)
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     agent_serves = (
@@ -432,7 +437,7 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
     store = _stores.get(address)
     if store is None:
         serves = info.rank == 0 and not agent_serves
-        # At the loopback address alone if that is where the others come.
+        # Listen at the loopback address alone if the other ranks connect there.
         own = serves and is_loopback(info.master_addr)
 
         def connect() -> TCPStore:
@@ -443,7 +448,7 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
                 is_master=serves,
                 timeout=config.timeout,
                 wait_for_workers=False,
-                multi_tenant=True,  # as torch.distributed itself: the program may use it as well
+                multi_tenant=True,  # as in torch.distributed: the program may use it, too
                 master_listen_fd=listening_fd(*address) if own else None,
             )
 
@@ -470,17 +475,17 @@ def _unreachable(info: RankInfo, config: Config, error: Exception) -> Exception:
 
 
 def _at_exit() -> None:
-    """The program ends: by itself, or by an error that it has not caught."""
+    """Shuts down when the program ends, by itself or by an uncaught error."""
     _shutdown(abandoned=_ends_by_error())
 
 
 def _ends_by_error() -> bool:
-    """Whether others would wait in vain for what this rank was about to do.
+    """Returns whether other ranks would wait in vain for this rank's next collective.
 
     ``sys.exit()`` and Ctrl-C are ends that the program, or its user, has chosen.
     """
-    # The first in multiprocessing's processes, where the error is under way; the other where the
-    # interpreter has reported it.
+    # multiprocessing's processes end while the error is being handled; elsewhere the interpreter
+    # has reported it already.
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     return error is not None and not isinstance(error, (SystemExit, KeyboardInterrupt))
 

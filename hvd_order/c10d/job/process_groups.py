@@ -1,15 +1,16 @@
-"""Where the process groups of a job come from.
+"""Creation of the process groups of a job.
 
-A library that asks ``torch.distributed.is_initialized()`` takes a yes for "average gradients
-yourself": Ignite and Accelerate wrap models in DDP, torchmetrics and torch's own SyncBatchNorm
-exchange tensors of their own. Under Horovod the answer is no. So `init()` makes no default process
-group: `OwnGroups` are built from torch's back ends directly, and torch.distributed's table of
-groups does not know them. (A script that wants one calls ``init_process_group()``, before or after
-``hvd.init()``.) A job that the script has initialised itself is joined with `JoinedGroups`, made by
-``torch.distributed.new_group``, which knows back ends that only the script has.
+A library for which ``torch.distributed.is_initialized()`` is true assumes that it must average
+gradients itself: Ignite and Accelerate wrap models in DDP, torchmetrics and torch's own
+SyncBatchNorm exchange tensors of their own. Under Horovod it is false. So `init()` makes no
+default process group: `OwnGroups` are built from torch's backends directly, and
+torch.distributed's table of groups does not list them. (A script that wants a default group calls
+``init_process_group()``, before or after ``hvd.init()``.) For a job that the script has
+initialised itself, `JoinedGroups` makes groups with ``torch.distributed.new_group``, which
+supports backends that only the script has.
 
-Groups that the table does not know cannot be given to functions such as
-``torch.distributed.broadcast``: group_collectives.py has what we use instead.
+Unlisted groups cannot be passed to functions such as ``torch.distributed.broadcast``:
+group_collectives.py has the replacements.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Groups(Protocol):
     def make(
         self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
     ) -> dist.ProcessGroup:
-        """A group with connections of its own. Collective: all ranks call it, in the same order.
+        """Makes a group with connections of its own. Collective: all ranks call it in the same
+        order.
 
         Args:
             purpose: one word for logs.
@@ -45,18 +47,18 @@ class Groups(Protocol):
             ranks: the members; None: all ranks.
 
         Returns:
-            The group; on a rank that is no member, something of no use.
+            The group; on a rank that is not a member, an unusable object.
         """
 
     def end(self, group: dist.ProcessGroup) -> None:
-        """Ends a group of `make`."""
+        """Ends a group made by `make`."""
 
 
 class OwnGroups:
-    """Groups that meet in a store of ours and that torch.distributed does not list."""
+    """Groups that connect through hvd_order's store and that torch.distributed does not list."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
-        """``store``: with keys that nobody else uses; all ranks reach it."""
+        """Prepares groups; ``store`` has keys with no other user, and all ranks reach it."""
         self._store = store
         self._rank = rank
         self._size = size
@@ -65,17 +67,18 @@ class OwnGroups:
     def make(
         self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
     ) -> dist.ProcessGroup:
-        """As `Groups.make`; back ends are Gloo and NCCL.
+        """Makes a group of Gloo or NCCL; see `Groups.make`.
 
         Raises:
-            HorovodInternalError: a connection could not be made; names the ranks that did not come.
-            InvalidUsage: this PyTorch's Gloo does not have what GLOO_DEVICE_TRANSPORT asks for.
+            HorovodInternalError: a connection could not be made; names the ranks that did not
+                arrive.
+            InvalidUsage: this PyTorch's Gloo lacks the device that GLOO_DEVICE_TRANSPORT requests.
         """
         number = self._made
-        self._made += 1  # on all ranks, members or not: the store's keys follow from it
+        self._made += 1  # on all ranks, members or not: the store's keys contain the number
         members = list(range(self._size)) if ranks is None else sorted(ranks)
         if self._rank not in members:
-            nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # as new_group() answers
+            nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # same as new_group()
             return nobody  # type: ignore[no-any-return]
         try:
             within(answer_s(timeout), lambda: self._store.set(f"at/{self._rank}", str(number)))
@@ -92,8 +95,8 @@ class OwnGroups:
         kinds = dist.ProcessGroup.BackendType
         nccl = "nccl" in backend
         group._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
-        # On a thread of its own, as it meets the others in the store; NCCL does so later, and must
-        # be made where the program has chosen its device.
+        # Gloo meets the other ranks in the store, so it needs a thread with a limit. NCCL meets
+        # them later, and must be created on the thread where the program has chosen its device.
         gloo = within(
             timeout.total_seconds() + answer_s(timeout),
             lambda: dist.ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, timeout),
@@ -114,7 +117,7 @@ class OwnGroups:
     def _failure(
         self, error: Exception, number: int, purpose: str, timeout: timedelta, members: list[int]
     ) -> HvdOrderError:
-        """The error of a group that could not be made, with who is to blame."""
+        """Returns the error of a group that could not be made, naming the rank to blame."""
         if "unsupported gloo device" in str(error):
             return InvalidUsage(
                 f"GLOO_DEVICE_TRANSPORT is {os.environ.get('GLOO_DEVICE_TRANSPORT')!r}, which this "
@@ -150,7 +153,7 @@ class OwnGroups:
         return self._store.check([key]) and int(self._store.get(key)) >= number
 
     def end(self, group: dist.ProcessGroup) -> None:
-        """As `Groups.end`."""
+        """Ends a group; see `Groups.end`."""
         group.shutdown()
 
 
@@ -168,18 +171,18 @@ def _nccl(
 
 
 class JoinedGroups:
-    """Groups beside the default one of the script; they end with it, if that is sooner."""
+    """Groups beside the script's default one; they end with it if it ends first."""
 
     def make(
         self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
     ) -> dist.ProcessGroup:
-        """As `Groups.make`."""
+        """Makes a group; see `Groups.make`."""
         group: dist.ProcessGroup = dist.new_group(
             ranks, timeout=timeout, backend=backend, group_desc=f"hvd_order:{purpose}"
         )
         return group
 
     def end(self, group: dist.ProcessGroup) -> None:
-        """As `Groups.end`."""
-        if dist.is_initialized():  # the script may have destroyed everything already
+        """Ends a group; see `Groups.end`."""
+        if dist.is_initialized():  # the script may have destroyed all groups already
             dist.destroy_process_group(group)

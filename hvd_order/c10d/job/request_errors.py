@@ -1,4 +1,4 @@
-"""What torch.distributed raises, as errors of ours that say where and why."""
+"""Translation of torch.distributed's errors into errors of hvd_order that name place and cause."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ __all__ = ["afresh", "common_step", "translate_failure"]
 def common_step(
     context: process.ProcessContext, what: str, *, kind: str, ranks: Sequence[int]
 ) -> Iterator[None]:
-    """Around a transfer that some ranks take part in, all after the same ones of its kind.
+    """Wraps a transfer that some ranks take part in, all after the same steps of its kind.
 
     Args:
-        what: it is, for an error.
-        kind: of step; ranks are late that have come to fewer.
-        ranks: that take part.
+        context: this process in the job.
+        what: description of the transfer, for errors.
+        kind: kind of common step; a rank that has started fewer of them is late.
+        ranks: ranks that take part.
 
     Raises:
-        HorovodInternalError: it failed; names the rank that is gone, stopped or late.
+        HorovodInternalError: the transfer failed; names the rank that is gone, stopped or late.
     """
     if context.roll_call is not None:
         context.roll_call.come_to(kind)
@@ -43,14 +44,16 @@ def translate_failure(
     kind: str | None = None,
     ranks: Sequence[int] | None = None,
 ) -> HorovodInternalError:
-    """torch.distributed's error as one of ours, told apart by its text: there is nothing else.
+    """Translates torch.distributed's error, which can be classified only by its text.
 
-    Asks who is to blame, which takes some seconds where a rank does not answer.
+    Runs a roll call, which takes some seconds if a rank does not answer.
 
     Args:
-        what: is not done, for the message.
-        kind: as `common_step`; None: all ranks had come.
-        ranks: as `common_step`; None: all.
+        error: the error.
+        what: description of the failed transfer, for the message.
+        context: this process in the job.
+        kind: as in `common_step`; None: all ranks had started it.
+        ranks: as in `common_step`; None: all.
     """
     if isinstance(error, HorovodInternalError):
         return error
@@ -76,5 +79,7 @@ def _who(context: process.ProcessContext, kind: str | None, ranks: Sequence[int]
 
 
 def afresh(error: HorovodInternalError) -> HorovodInternalError:
-    """A fresh object for every raise, so that tracebacks of different callers do not pile up."""
+    """Returns a fresh copy for every raise, so that tracebacks of different callers do not pile
+    up.
+    """
     return type(error)(*error.args)

@@ -1,8 +1,9 @@
-"""Who is to blame when ranks wait for each other in vain: every rank is asked whether it lives.
+"""Roll call: finds the rank to blame when ranks wait for each other in vain.
 
-The answers come from a thread of each rank, whatever its program is busy with, so a process that is
-stopped, or whose host is cut off, gives none. An answer says how often its rank has come to each
-kind of common step; who has come less often is late. Rank 0 passes questions and answers on.
+A separate thread of each rank answers, even while the program is busy, so only a process that is
+stopped, or whose host is cut off, gives no answer. An answer counts the common steps of each kind
+that its rank has started; a rank with a lower count is late. Rank 0 forwards questions and
+answers.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from hvd_order.same_model import name_ranks
 
 __all__ = ["Answers", "RollCall"]
 
-_PATIENCE_S = 3.0  # a thread answers in milliseconds, on a host under load in some hundred
+_PATIENCE_S = 3.0  # a thread answers in milliseconds, or some hundred on a loaded host
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a roll call gave.
+    """Result of a roll call.
 
     Attributes:
         gone: ranks that have left or died.
-        silent: ranks that gave no answer, though they are not known to be gone; rank 0 alone where
-            that is silent, since it would have passed the other answers on.
-        late: ranks that live and have come less often.
+        silent: ranks that gave no answer and are not known to be gone; only rank 0 if it is
+            silent, since it would have forwarded the other answers.
+        late: ranks that are alive and have started fewer steps.
     """
 
     gone: list[int]
@@ -36,7 +37,7 @@ class Answers:
     late: list[int]
 
     def text(self) -> str:
-        """One clause that names the ranks."""
+        """Returns one clause that names the ranks."""
         parts = []
         if self.gone:
             parts.append(f"{name_ranks(self.gone)} died or left")
@@ -53,29 +54,29 @@ class Answers:
 
 
 class RollCall:
-    """One rank's part.
+    """One rank's part in roll calls.
 
     Thread safety: all methods may be called from any thread.
     """
 
     def __init__(self, rank: int, size: int, send: Callable[[int, Message], None]) -> None:
-        """``send``: posts a message to a rank; from ranks other than 0 to rank 0 alone."""
+        """Prepares; ``send`` posts a message to a rank, on ranks other than 0 to rank 0 alone."""
         self._rank = rank
         self._size = size
         self._send = send
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._came: Counter[str] = Counter()
         self._gone: set[int] = set()
         self._number = 0
         self._answers: dict[int, Mapping[str, int]] = {}
 
     def come_to(self, what: str) -> None:
-        """This rank takes part in one more common step of this kind."""
+        """Counts one more common step of this kind on this rank."""
         with self._changed:
             self._came[what] += 1
 
     def gone(self, rank: int) -> None:
-        """Nothing comes from a rank any more."""
+        """Records that a rank has left or died."""
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
@@ -85,7 +86,7 @@ class RollCall:
 
         Args:
             what: the kind of common step that does not end.
-            ranks: that take part in it; nothing is said of others.
+            ranks: ranks that take part in it; the result leaves out all other ranks except rank 0.
         """
         with self._changed:
             self._number += 1
@@ -100,14 +101,14 @@ class RollCall:
             )
             answered, gone = dict(self._answers), sorted(self._gone)
         silent = [rank for rank in ranks if rank not in answered and rank not in gone]
-        if 0 not in answered:  # nobody passes their answers on
+        if 0 not in answered:  # rank 0 would have forwarded the other answers
             silent = [] if 0 in gone else [0]
         mine = answered[self._rank].get(what, 0)
         late = [rank for rank in ranks if answered.get(rank, {}).get(what, mine) < mine]
         return Answers([rank for rank in gone if rank in ranks or rank == 0], silent, late)
 
     def received(self, message: Message) -> None:
-        """Takes a question or an answer: ``["roll", ...]`` or ``["here", ...]``."""
+        """Handles a question or an answer: ``["roll", ...]`` or ``["here", ...]``."""
         what, asker, number, *rest = message
         if what == "roll":
             with self._changed:

@@ -1,4 +1,6 @@
-"""Gradients over parameter servers instead of all-reduce; docs/parameter-server.md has the picture.
+"""Gradient exchange over parameter servers instead of all-reduce; docs/parameter-server.md has an
+overview.
 
-`process` is what a server runs, `client` the worker's end, `coordinator` what worker 0 decides.
+`process` is the program of a server, `client` the worker's end, `coordinator` worker 0's
+decisions.
 """

@@ -27,18 +27,19 @@ _log = logging.getLogger("hvd_order")
 
 
 class ParameterServers:
-    """The links to all servers, and the transport that uses them.
+    """The connections to all servers, and the transport that uses them.
 
     Attributes:
         transport: carries slices to the servers and back.
-        coordinator: decides who holds what; on worker 0 only.
+        coordinator: assigns slices to servers; on worker 0 only.
     """
 
     def __init__(self, context: ProcessContext, group: dist.ProcessGroup) -> None:
-        """Finds the servers that the job begins with. Collective.
+        """Connects to the servers that the job starts with. Collective.
 
         Args:
-            group: for objects, of all workers.
+            context: this process in the job.
+            group: carries objects, of all workers.
 
         Raises:
             InvalidUsage: the job has no servers.
@@ -79,21 +80,22 @@ class ParameterServers:
             self._orders = orders.Orders(self._meeting, self._key, self.coordinator)
         self._lookout = connections.Lookout(self._meeting, count, self._server_joined)
         self._watch: signs_of_life.Watch | None = None
-        # Where all go on without a server, worker 0 alone says which; else each sees its own end.
+        # With replicas, all workers continue without a lost server, and worker 0 alone decides
+        # which one is lost; otherwise each worker detects the loss itself.
         if context.rank == 0 or not config.ps_replicas:
             limit = signs_of_life.longest_silence(config)
             self._watch = signs_of_life.Watch(self._meeting, self.transport, limit)
 
-    # ---- servers come and go ------------------------------------------------------------------
+    # ---- servers join and leave ---------------------------------------------------------------
 
     def _connect(self, server: int, others: Sequence[int]) -> None:
         link = connections.take_part(self._meeting, self._key, self._me, server, self._timeout)
         self.transport.connect(server, link)
-        # Behind the models, which connect() has told it of.
+        # After the models, which connect() has sent to the server.
         self.transport.send_control(server, messages.ready(others))
 
     def _server_joined(self, server: int) -> None:
-        """On the lookout's thread."""
+        """Connects to a new server; runs on the lookout's thread."""
         try:
             others = self.transport.servers()
             self._connect(server, others)
@@ -108,7 +110,7 @@ class ParameterServers:
             _log.warning("%s goes on without server %d: %s", self._me, server, error)
 
     def _lost(self, server: int, why: str) -> None:
-        """On the link's thread, which must not wait for another's."""
+        """Reports a lost server, on the connection's thread, which must not wait for another."""
         coordinator = self.coordinator
         if coordinator is not None:
             threading.Thread(
@@ -124,11 +126,14 @@ class ParameterServers:
         element_bytes: Sequence[int],
         parameters: Sequence[tuple[int, int]],
     ) -> None:
-        """Says who holds the slices of a model that is about to be registered. Collective.
+        """Shares which server holds each slice of a model about to be registered. Collective.
 
         Args:
-            element_bytes: of each gradient buffer.
-            parameters: by tensor, elements and group of its rule, where servers update; else empty.
+            model: id of the model.
+            layout: its slices.
+            element_bytes: element size of each gradient buffer.
+            parameters: (elements, group of its update rule) of each tensor, where servers update;
+                else empty.
         """
         places: list[tuple[int, int]] = []
         if self.coordinator is not None:
@@ -137,17 +142,17 @@ class ParameterServers:
         self.transport.prepare(model, places, list(parameters))
 
     def registered(self, model: int) -> None:
-        """The transport has got the buffers of a model that was prepared."""
+        """Records that the transport has the buffers of a prepared model."""
         if self.coordinator is not None:
             self.coordinator.registered(model)
 
     def forget(self, model: int) -> None:
-        """A model is gone."""
+        """Forgets a removed model."""
         if self.coordinator is not None:
             self.coordinator.forget(model)
 
     def close(self) -> None:
-        """Takes leave of the servers, which end when all workers have."""
+        """Sends farewells to the servers, which end when all workers have left."""
         if self._orders is not None:
             self._orders.close()
         if self._watch is not None:

@@ -1,15 +1,15 @@
-"""How a worker, a server or a tool gets its link to a server.
+"""Connections of a worker, a server or a tool to a server.
 
-They meet in the job's store. A server announces itself under its number; whoever wants a link takes
-the next place in the server's line, and both prove that they know the secret before either opens a
-connection::
+Both sides meet in the job's store. A server announces itself under its number. A process that
+wants a connection draws the next number of the server's ticket queue, and both sides prove that
+they have the secret before either opens a connection::
 
     servers                number of servers so far
-    server/3               where server 3 runs; it listens
-    server/3/places        how many have asked for a link to it
-    server/3/place/7/...   the proofs of who asked as the seventh (server/access/secret.py)
+    server/3               address of server 3, which listens
+    server/3/places        number of processes that have asked for a connection to it
+    server/3/place/7/...   proofs of the process with number 7 (server/access/secret.py)
     server/3/pair/7/...    Gloo's own keys for that pair, signed (signed_store.py)
-    server/3/ready         all workers and all servers before it have their links
+    server/3/ready         all workers and all earlier servers have their connections
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _log = logging.getLogger("hvd_order")
 
 LARGEST_PAYLOAD_BYTES = 64 * 2**20
 _HANDSHAKE_TIME = timedelta(seconds=30)
-LOOK_S = 0.2  # between two looks for somebody new
-PARTING_S = 5.0  # for a thread that may wait for a store which is stopped; it then stays behind
-_TRY_S = 5.0  # for a connection; a host that throws packets away says nothing
+LOOK_S = 0.2  # between two looks for new processes
+PARTING_S = 5.0  # for a thread that may wait for a stopped store; the thread then stays behind
+_TRY_S = 5.0  # for a connection attempt; a host that drops packets sends no error
 _TRY_AGAIN_S = 0.2
 
 
 class MeetingPoint:
-    """The job's store, as one process sees it.
+    """The job's store, as one process uses it.
 
     Thread safety: every method opens a connection of its own where it waits.
     """
@@ -63,14 +63,14 @@ class MeetingPoint:
 
         Args:
             address: "host:port".
-            timeout: longest wait for what is in the store.
-            listen: be the store that the others connect to.
-            patience: for somebody to listen there; 0: one look says it.
-            waiting: takes a line for the log, before it waits.
+            timeout: longest wait for a key of the store.
+            listen: be the store that the other processes connect to.
+            patience: longest wait for the store to listen; 0: one attempt.
+            waiting: called with a line for the log before a wait.
 
         Raises:
-            InvalidUsage: that is no address.
-            PeerLost: nobody listens there, or what does is no store.
+            InvalidUsage: the address is invalid.
+            PeerLost: nothing listens there, or the listener is not a store.
         """
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
@@ -115,7 +115,7 @@ class MeetingPoint:
         )
 
     def _greet(self) -> TCPStore:
-        # PyTorch waits for ever for the greeting of what listens and is no store.
+        # PyTorch waits without limit for the greeting of a listener that is not a store.
         greeting_s = answer_s(self._timeout)
         try:
             return within(greeting_s, self._connect)
@@ -147,16 +147,16 @@ class MeetingPoint:
         return store
 
     def own(self) -> PrefixStore:
-        """A connection for one thread.
+        """Opens a connection for one thread.
 
         Raises:
             PeerLost: the store is gone.
         """
-        self._await_listener(timedelta(0), _log.warning)  # PyTorch would try until time is up
+        self._await_listener(timedelta(0), _log.warning)  # PyTorch would retry until its timeout
         return PrefixStore("hvd_order", self._greet())
 
     def count(self, key: str) -> int:
-        """Adds one to a number. Returns what it was.
+        """Increments a counter and returns its previous value.
 
         Raises:
             PeerLost: the store is gone, or does not answer.
@@ -174,34 +174,37 @@ class MeetingPoint:
         first: int = 0,
         given_up: Callable[[str], None] = _log.warning,
     ) -> TicketQueue:
-        """Who takes a number from a counter and fills its key, for one thread to look at.
+        """Returns a queue of the processes that draw numbers from a counter, for use by one
+        thread.
 
         Args:
             counter: key of the counter, as for `count`.
-            key: of a number.
-            first: numbers before it are not looked at.
-            given_up: takes a line for the log, about a number that nobody fills.
+            key: returns the key that the holder of a number fills.
+            first: first number to look at.
+            given_up: called with a line for the log about a number whose key stays empty.
         """
         return TicketQueue(self.own(), counter, key, self._timeout, given_up, first)
 
 
 def host_name() -> str:
-    """How this host calls itself."""
+    """Returns this host's own name."""
     return socket.gethostname()
 
 
 def take_part(
     meeting: MeetingPoint, key: bytes, me: str, server: int, timeout: timedelta
 ) -> native.PairConnection:
-    """A link to a server that has announced itself.
+    """Connects to a server that has announced itself.
 
     Args:
+        meeting: the job's store.
         key: the job's secret.
         me: "worker 2", "server 0" or "observer 1".
+        server: number of the server.
         timeout: longest wait for the server.
 
     Raises:
-        NotTrusted: one of both does not know the secret.
+        NotTrusted: one side does not have the secret.
         TransferTimeout: the server does not answer.
         PeerLost: the connection could not be made.
     """
@@ -239,7 +242,7 @@ def _link(
 
 
 class Door:
-    """Lets in whoever proves to know the secret, each on a thread of its own."""
+    """Accepts every process that proves that it has the secret, each on a thread of its own."""
 
     def __init__(
         self,
@@ -249,13 +252,14 @@ class Door:
         welcome: Callable[[str, native.PairConnection], None],
         refuse: Callable[[str], None],
     ) -> None:
-        """Opens.
+        """Starts to accept connections.
 
         Args:
+            meeting: the job's store.
             key: the job's secret.
             server: this server's number.
-            welcome: takes each new link, with who is at its other end.
-            refuse: takes a line for the log.
+            welcome: called with each new connection's peer name and the connection.
+            refuse: called with a line for the log.
         """
         self._meeting = meeting
         self._key = key
@@ -275,7 +279,7 @@ class Door:
             try:
                 places = tickets.look()
             except RuntimeError:
-                return  # the job is over
+                return  # the job has ended
             for place in places:
                 threading.Thread(
                     target=self._let_in, args=(place,), name=f"door {place}", daemon=True

@@ -1,4 +1,4 @@
-"""``horovod.common.util``: the questions that libraries ask before they use Horovod."""
+"""``horovod.common.util``: checks that libraries make before they use Horovod."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
         ext_env_var, pkg_path, args: of Horovod's own build; they do not matter here.
 
     Raises:
-        ImportError: it cannot; the message says why.
+        ImportError: the extension cannot be used; the message gives the reason.
     """
     importlib.import_module(ext_name.replace("horovod", "hvd_order.horovod", 1))
 
@@ -83,14 +83,14 @@ def ccl_built(verbose: bool = False) -> bool:
 
 
 def _ask(name: str, verbose: bool) -> Any:
-    """What hvd_order.torch answers; False where it cannot be used."""
+    """Result of hvd_order.torch; False if it cannot be used."""
     if not extension_available("torch", verbose):
         return False
     return getattr(importlib.import_module("hvd_order.torch"), name)()
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether `num_rank` is a power of two, which Adasum wants."""
+    """Whether `num_rank` is a power of two, as Adasum requires."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 

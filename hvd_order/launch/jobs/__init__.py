@@ -1,1 +1,1 @@
-"""Workers of a job: started, led through rounds, and ended, on one host or on several."""
+"""Workers of a job on one or several hosts: their start, rounds and end."""

@@ -1,4 +1,4 @@
-"""An agent as the launcher sees it: a process here or behind ssh, lines out, messages in."""
+"""The launcher's handle of an agent: a local or ssh process that exchanges lines."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from hvd_order.launch.request import LaunchRequest
 __all__ = ["AgentProcess", "Event", "ssh_command"]
 
 Event = tuple["AgentProcess | None", dict[str, Any]]
-"""Who says it (None: the launcher's own threads) and what: ``{"what": ..., ...}``."""
+"""Sender (None: the launcher's own threads) and message: ``{"what": ..., ...}``."""
 
-# Of this host or this login; elsewhere they would be wrong.
+# Variables of this host or login, which would be wrong on other hosts.
 _STAYS_HERE = re.compile(
     r"HOSTNAME|HOST|HOME|USER|LOGNAME|MAIL|SHELL|PWD|OLDPWD|SHLVL|_|TERM_SESSION_ID|DISPLAY"
     r"|XAUTHORITY|TMPDIR|SSH_.*|XDG_.*|DBUS_.*|BASH_FUNC_.*"
 )
 # A line ends with \n, or with \r where progress bars overwrite theirs.
 _LINE_END = re.compile(rb"(?<=\n)|(?<=\r)(?!\n|\Z)")
-# BatchMode: a question for a password would wait for ever. Alive: a host that lost its power closes
-# no connection, so ssh asks it now and then, and gives it up after a minute without an answer.
+# BatchMode: a password prompt would wait forever. Alive: a host that loses power closes no
+# connection, so ssh probes it and drops it after a minute without an answer.
 _SSH_DEFAULTS = [
     "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4",
 ]  # fmt: skip
 
 
 def ssh_command(options: Sequence[str]) -> list[str]:
-    """The start of a command line that runs something elsewhere; a host and a command follow.
+    """The start of an ssh command line; a host and a command follow.
 
     Args:
-        options: the user's. Of two that contradict each other, ssh takes the first.
+        options: the user's options. Of two contradicting options, ssh takes the first.
     """
     return ["ssh", *options, *_SSH_DEFAULTS]
 
@@ -57,11 +57,11 @@ class AgentProcess:
     The last message is ``ended`` with the exit code.
 
     Args:
-        host: its name, as the user wrote it.
-        process_count: how many workers it may expect.
-        request: what to start.
-        events: where messages go.
-        prefix: before each line of output.
+        host: name of the host as given by the user.
+        process_count: number of workers to expect.
+        request: the launch request.
+        events: queue of messages.
+        prefix: text before each line of output.
     """
 
     def __init__(
@@ -106,21 +106,21 @@ class AgentProcess:
         self.send(self._job(process_count, request))
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Sends a line, without waiting for a host that does not take it."""
+        """Sends a line without blocking on a host that does not read."""
         self._outgoing.put(json.dumps(message).encode() + b"\n")
 
     def stop(self) -> None:
-        """Ends the agent and its workers, which may take their time; `wait` waits for it."""
+        """Ends the agent and its workers gracefully; `wait` waits for the end."""
         self.send({"what": "stop"})
-        if not self._answered:  # it has no workers, and may never come to read
+        if not self._answered:  # it has no workers, and may never read
             self._process.terminate()
 
     def kill(self) -> None:
-        """After `stop`: has the workers ended at once."""
+        """After `stop`: makes the agent end the workers at once."""
         self.send({"what": "kill"})
 
     def wait(self, seconds: float) -> None:
-        """Waits for the end, and kills what has not ended by then."""
+        """Waits for the end, and kills the agent after the timeout."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -151,7 +151,7 @@ class AgentProcess:
         }
 
     def _write(self) -> None:
-        """Sends what there is to send; of an agent that has ended, its own end is the news."""
+        """Sends queued lines; errors are ignored, since the agent's end is reported separately."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError), self._process.stdin as pipe:
             while (line := self._outgoing.get()) is not None:
@@ -159,7 +159,7 @@ class AgentProcess:
                 pipe.flush()
 
     def _forward(self, source: IO[bytes], target: IO[str]) -> None:
-        """Passes lines on, and messages among them to the queue."""
+        """Forwards lines of output, and puts messages among them into the queue."""
         marker = self._marker.encode()
         for line in _lines(source):
             text, found, message = line.partition(marker)
@@ -173,14 +173,14 @@ class AgentProcess:
 
     def _wait(self) -> None:
         code = self._process.wait()
-        for thread in self._threads:  # what it said comes before its end
+        for thread in self._threads:  # its messages come before its end
             thread.join(5)
         self._events.put((self, {"what": "ended", "code": code}))
 
 
 def _lines(source: IO[bytes]) -> Iterator[bytes]:
-    """Lines with their ends, as soon as they have come."""
-    held: list[bytes] = []  # of a line whose end has not come
+    """Yields lines with their line ends as soon as they arrive."""
+    held: list[bytes] = []  # parts of an incomplete line
     while chunk := source.read1():  # type: ignore[attr-defined]
         held.append(chunk)
         if b"\n" in chunk or b"\r" in chunk:
@@ -192,7 +192,7 @@ def _lines(source: IO[bytes]) -> Iterator[bytes]:
 
 
 def _pass_on(text: bytes, target: IO[str]) -> None:
-    """Writes to an output of ours; where nobody reads it any more the job goes on without it."""
+    """Writes to an output of this process; if its reader is gone the job continues."""
     try:
         target.buffer.write(text)  # type: ignore[attr-defined]
         target.flush()

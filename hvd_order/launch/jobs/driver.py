@@ -1,8 +1,8 @@
-"""Leads a job over several hosts, or one that may change: one agent a host, round after round.
+"""Drives a job over several hosts, or an elastic job: one agent a host, round after round.
 
-An event loop over what the agents say. A job that is not elastic has one round, and its first
-failure ends it. An elastic one forms anew when a worker fails, a host is lost, or hosts come and
-go; workers then go on from their last commit (hvd_order/elastic).
+An event loop over the agents' messages. A job that is not elastic has one round, and its first
+failure ends it. An elastic job forms anew when a worker fails, a host is lost, or hosts join or
+leave; workers then continue from their last commit (hvd_order/elastic).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FAILURES_WITHOUT_COMMIT = 3
 
 
 def explain(failure: Failure, where: str = "") -> str:
-    """Says how a worker ended."""
+    """Describes how a worker ended."""
     if failure.code >= 0:
         return f"rank {failure.rank}{where} failed with exit code {failure.code}"
     number = -failure.code
@@ -50,9 +50,9 @@ class _Member:
     process: AgentProcess
     ready: bool = False
     address: str | None = None
-    launcher: str | None = None  # address of the launcher's host, as seen from there
-    has_state: bool = False  # whether it took part, and so may have the last commit
-    deadline: float | None = None  # until then it must be ready, or have begun the round
+    launcher: str | None = None  # launcher's address as seen from that host
+    has_state: bool = False  # whether it was in a round, and so may have the last commit
+    deadline: float | None = None  # by then it must be ready, or have begun the round
 
 
 class _Ended(Exception):  # noqa: N818  (the way out of the event loop)
@@ -67,7 +67,7 @@ class Driver:
     """Runs one request; use it once.
 
     Attributes:
-        stopped_by: the signal that ended it; None: it ended otherwise.
+        stopped_by: the signal that ended the job; None: it ended otherwise.
     """
 
     def __init__(self, request: LaunchRequest) -> None:
@@ -83,12 +83,12 @@ class Driver:
         self._broken = False  # whether the round has failed, so that another must follow
         self._serving: str | None = None  # host asked for a store for the round
         self._finished: set[str] = set()
-        self._commit = 0  # the newest that was heard of
+        self._commit = 0  # newest commit that an agent reported
         self._commit_at_failure = -1
         self._failures = 0  # in a row, without a new commit
         self._last_code = 1
-        self._left: list[AgentProcess] = []  # agents of hosts that are no members any more
-        self._hosts_deadline: float | None = None  # until then there must be enough hosts
+        self._left: list[AgentProcess] = []  # agents of hosts that are no longer members
+        self._hosts_deadline: float | None = None  # by then there must be enough hosts
         self._closing = threading.Event()
 
     def run(self) -> int:
@@ -120,7 +120,7 @@ class Driver:
                     process.stop()
                 for process in processes:
                     process.wait(_STOP_S)
-            except KeyboardInterrupt:  # whoever asks a second time does not want to wait
+            except KeyboardInterrupt:  # a second Ctrl-C ends the job at once
                 handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 for process in processes:
@@ -158,7 +158,7 @@ class Driver:
             member.address, member.launcher = message["address"], message["launcher"]
             self._adapt()
         elif what == "serving" and message["round"] == self._round and host == self._serving:
-            if not self._broken:  # else a host of the round is lost already
+            if not self._broken:  # else a host of the round is already lost
                 self._announce(message["port"])
         elif what == "began" and message["round"] == self._round:
             member.deadline = None
@@ -178,7 +178,7 @@ class Driver:
             self._lost(host, 1)
 
     def _tick(self) -> None:
-        """Looks at the clock."""
+        """Handles deadlines."""
         now = time.monotonic()
         freed = [host for host, until in self._excluded.items() if until <= now]
         for host in freed:
@@ -196,14 +196,14 @@ class Driver:
             )
             raise _Ended(1)
 
-    # ---- what follows from them ----
+    # ---- reactions ----
 
     def _adapt(self) -> None:
-        """Brings agents and round in line with the hosts that there are."""
+        """Adapts agents and round to the available hosts."""
         if self._finished and not self._broken:
             return  # the job is about to end by itself
         usable = [host for host in self._available if host.name not in self._excluded]
-        # Hosts that are in stay in front: their ranks, 0 first, have the newest state.
+        # Current members stay in front: their ranks, 0 first, have the newest state.
         order = list(self._members)
         usable.sort(key=lambda host: order.index(host.name) if host.name in order else len(order))
         wanted = share(usable, self._most())
@@ -233,7 +233,7 @@ class Driver:
             self._form(ready)
 
     def _form(self, hosts: list[Host]) -> None:
-        """Begins a round with `hosts`, and lets the others go."""
+        """Begins a round with `hosts`, and releases all other hosts."""
         if self._finished:
             _say("a worker failed or a host was lost after others had finished; ending the job")
             raise _Ended(self._last_code)
@@ -264,7 +264,7 @@ class Driver:
         )
 
     def _announce(self, port: int) -> None:
-        """Tells all hosts of the round, now that their meeting place is known."""
+        """Announces the round to all its hosts once the port of the store is known."""
         assert self._serving is not None
         address = self._address_of(self._serving)
         size, first_rank = sum(host.slots for host in self._in_round), 0
@@ -301,7 +301,7 @@ class Driver:
         self._adapt()
 
     def _lost(self, host: str, code: int) -> None:
-        """Goes on without a host, if that is possible."""
+        """Continues without a host if possible."""
         member = self._members.pop(host)
         member.process.stop()
         self._left.append(member.process)
@@ -318,7 +318,7 @@ class Driver:
         _say(f"going on without {host}" + ("" if cooldown is None else f" for {cooldown:g} s"))
         self._adapt()
 
-    # ---- small questions ----
+    # ---- queries ----
 
     def _most(self) -> int | None:
         return self._request.process_count if self._rules is None else self._rules.max_count
@@ -343,7 +343,7 @@ class Driver:
         return discovers or len(self._available) > 1
 
     def _address_of(self, host: str) -> str:
-        """Where the others reach a host: by interface, as ssh did, or by its name."""
+        """Address of a host for the other hosts: of its interface, as used by ssh, or its name."""
         member = self._members[host]
         if member.address is not None:
             return member.address
@@ -366,7 +366,7 @@ class Driver:
         _say(f"nothing could be started on {host} (exit code {code}): {said}{cure}")
 
     def _discover(self) -> None:
-        """Asks the discovery script every second; its failures are told once."""
+        """Runs the discovery script every second; reports its failures once."""
         assert self._rules is not None
         assert self._rules.discovery_script is not None
         hosts, failed = list(self._available), False
@@ -385,7 +385,7 @@ class Driver:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more, which must not end the job
+    with contextlib.suppress(OSError):  # a closed output must not end the job
         sys.stderr.write(f"hvd-order: {text}\n")
         sys.stderr.flush()
 

@@ -1,9 +1,9 @@
-"""One host's part of a job over several hosts, or of one that may change: ``main`` runs there.
+"""Agent of one host in a job over several hosts, or in an elastic job: ``main`` runs there.
 
-The launcher starts it, here or by ssh, writes one line of JSON to its standard input that says
-what to do, the environment with its secrets included, and then a line for each round. When that
-pipe breaks, because the launcher or the connection died, everything here ends. What it has
-to say goes to standard output, in lines that begin with a word only the launcher knows.
+The launcher starts it, locally or by ssh, and writes to its standard input: first one line of JSON
+with the job, including the environment with its secrets, then a line for each round. When that pipe
+breaks because the launcher or the connection died, the agent and its workers end. The agent writes
+messages to standard output, in lines that begin with a secret marker of the launcher.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from hvd_order.launch.jobs.rounds import Failure, JobEnded, Round, RoundInbox, S
 
 __all__ = ["BOOT", "main"]
 
-# Nothing of hvd_order can be imported before the first line has come: it says where from.
+# hvd_order cannot be imported before the first line, which gives its path.
 BOOT = (
     "import json, os, sys; pipe = os.fdopen(os.dup(0), 'rb'); "
     "job = json.loads(pipe.readline()); sys.path[:0] = job['path']; "
     "from hvd_order.launch.jobs.host_agent import main; sys.exit(main(job, pipe))"
 )
 
-# Not SIGTERM: elastic workers take that for a change of the job and would finish their step.
+# Not SIGTERM: elastic workers treat it as a change of hosts and would finish their step.
 _STOP = signal.SIGHUP
 
 
 def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
-    """Takes part in a job until its end.
+    """Serves a job on this host until its end.
 
     Args:
         job: marker, remote, env, folder, command, processes, oversubscribe, restart, interfaces,
@@ -50,10 +50,10 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
         pipe: further lines from the launcher.
 
     Returns:
-        The exit code; the launcher goes by the messages.
+        The exit code; the launcher relies on the messages instead.
     """
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # workers must not read the launcher's lines
-    # Under nohup it would be ignored here and by the workers; but no terminal reaches this session.
+    # nohup would make this process and the workers ignore it; this session has no terminal.
     signal.signal(_STOP, _stop)  # until torch's agent has a handler of its own
     os.environ.update(job["env"])
     launcher = _Launcher(job["marker"])
@@ -96,7 +96,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
 
 
 class _Launcher:
-    """The way back to the launcher."""
+    """Sends messages to the launcher."""
 
     def __init__(self, marker: str) -> None:
         self._marker = marker
@@ -104,7 +104,7 @@ class _Launcher:
 
     def tell(self, what: str, **details: object) -> None:
         line = f"{self._marker}{json.dumps({'what': what, **details})}\n"
-        # One call, so that no worker's output gets in between.
+        # One call, so that no worker's output is mixed in.
         os.write(self._output, line.encode())
 
 
@@ -114,7 +114,7 @@ def _report(launcher: _Launcher, what: str, number: int, failure: Failure | None
 
 
 def _newest_commit() -> int:
-    """How far the job has got, to tell one that gets on from one that only fails."""
+    """Number of the newest commit, which separates a job with progress from a failing one."""
     directory = os.environ.get("HVD_ORDER_ELASTIC_DIR")
     folders = [Path(directory)] if directory else agent_folders(os.getpid())
     commit = CommitFolder(folders, durable=bool(directory)).newest()
@@ -122,7 +122,7 @@ def _newest_commit() -> int:
 
 
 def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
-    """Takes the launcher's lines until it lets this host go, or until there are no more."""
+    """Reads the launcher's lines until it releases this host, or until the pipe ends."""
     from hvd_order.launch.jobs.torch_agent import serve_store
 
     stores: list[object] = []  # kept, for the workers of the latest round and of the one before
@@ -141,7 +141,7 @@ def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
             elif message["what"] in ("stop", "kill"):  # a second signal means: at once
                 inbox.end()
                 os.kill(os.getpid(), _STOP)
-    except (RuntimeError, OSError) as error:  # no store could be made, or nobody listens any more
+    except (RuntimeError, OSError) as error:  # the store failed, or the launcher is gone
         with contextlib.suppress(OSError):
             launcher.tell("error", text=f"nothing can be served here: {error}")
     inbox.end()
@@ -153,7 +153,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _check(job: dict[str, Any]) -> None:
-    """Raises InvalidUsage where the job cannot be run here."""
+    """Raises InvalidUsage if the job cannot run here."""
     try:
         os.chdir(job["folder"])
     except OSError as error:
@@ -170,7 +170,7 @@ def _check(job: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _quiet_torch(verbose: bool) -> Iterator[None]:
-    """Keeps torch's C++ code in this process, not in the workers, from reporting peers' ends."""
+    """Stops torch's C++ code in this process, not in the workers, from logging peers' ends."""
     name = "TORCH_CPP_LOG_LEVEL"
     if verbose or name in os.environ:
         yield
@@ -181,7 +181,7 @@ def _quiet_torch(verbose: bool) -> Iterator[None]:
 
 
 def _address(interfaces: list[str], remote: bool) -> dict[str, str | None]:
-    """How others can reach this host, and how this one reached the launcher's, if known."""
+    """Address of this host for others, and of the launcher's host, if known."""
     connection = os.environ.get("SSH_CONNECTION", "").split() if remote else []
     client, server = (connection[0], connection[2]) if len(connection) == 4 else (None, None)
     if interfaces:

@@ -1,8 +1,8 @@
-"""Processes that end with the one that started them, even where that is killed.
+"""Processes that end with the process that started them, even if that is killed.
 
-A launcher that gets SIGKILL can tell nobody. Without this its workers would train on, keep the
-devices, and write the files of the job that is started in their place. The same goes for what a
-worker itself has started, if the worker fails.
+A launcher that gets SIGKILL cannot notify its workers. Without this module they would train on,
+keep the devices, and write the files of the next job. The same holds for the processes that a
+worker has started, if the worker fails.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 def kill_with_parent(command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` until this process ends.
+    """Returns a command line that runs `command` until this process ends.
 
-    When `command` ends, or is ended, so is all that it has started. The process has the exit code
-    or the signal of `command`, and passes signals on.
+    When `command` ends or is killed, all processes that it has started are ended too. The wrapping
+    process has the exit code or the signal of `command`, and forwards signals.
 
-    On systems other than Linux the command alone. It takes some 20 ms longer to start.
+    On systems other than Linux it returns `command` itself. The start takes some 20 ms longer.
     """
     if sys.platform != "linux":
         return list(command)
@@ -32,7 +32,7 @@ def kill_with_parent(command: Sequence[str]) -> list[str]:
 
 
 def kill_with_children(process: subprocess.Popen[bytes]) -> None:
-    """Ends a tied process with all that it has started, at once; does not wait for it."""
+    """Kills a process of `kill_with_parent` and all that it has started; does not wait."""
     if sys.platform != "linux":
         process.kill()
         return

@@ -11,16 +11,16 @@ __all__ = ["Failure", "JobEnded", "OneRound", "Round", "RoundInbox", "Stopped"]
 
 @dataclass(frozen=True)
 class Round:
-    """A round as one host sees it.
+    """A round from the view of one host.
 
     Attributes:
         number: counts up from 1.
-        place: of this host among the hosts; ranks follow the hosts' order.
-        host_count: how many hosts take part.
-        first_rank: of this host's workers.
-        process_count: how many workers this host starts.
-        size: how many workers there are on all hosts.
-        address, port: of the store at which all workers meet.
+        place: place of this host among the hosts; ranks follow the hosts' order.
+        host_count: number of hosts in the round.
+        first_rank: lowest rank of this host's workers.
+        process_count: number of workers on this host.
+        size: number of workers on all hosts.
+        address, port: address of the workers' store.
     """
 
     number: int
@@ -46,10 +46,10 @@ class JobEnded(Exception):  # noqa: N818  (says what happened)
 
 
 class Stopped(Exception):  # noqa: N818  (says what happened)
-    """This process got a signal; the workers got it too, and have ended.
+    """This process received a signal; the workers received it too, and have ended.
 
     Attributes:
-        signal: its number.
+        signal: number of the signal.
     """
 
     def __init__(self, signal: int) -> None:
@@ -79,10 +79,10 @@ class OneRound:
 
 
 class RoundInbox:
-    """The rounds that the launcher has announced to this host; filled by another thread.
+    """Rounds that the launcher has announced to this host; another thread fills it.
 
     Args:
-        report: tells the launcher that a round began here, failed here or finished here.
+        report: reports to the launcher that a round began, failed or finished here.
     """
 
     def __init__(self, report: Callable[[str, int, Failure | None], None]) -> None:
@@ -93,13 +93,13 @@ class RoundInbox:
         self._ended = False
 
     def announce(self, announced: Round) -> None:
-        """Takes a round from the launcher."""
+        """Adds a round from the launcher."""
         with self._changed:
             self._latest = announced
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Makes `next_round` raise: this host takes no part any more."""
+        """Makes `next_round` raise: this host has left the job."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -108,7 +108,7 @@ class RoundInbox:
         """Waits for a round later than `after`, which ended here with `failure` if not None.
 
         Raises:
-            JobEnded: there will be none.
+            JobEnded: there will be no further round.
         """
         if failure is not None:
             self._report("failed", after, failure)
@@ -122,17 +122,17 @@ class RoundInbox:
         return latest
 
     def newest(self) -> int:
-        """Number of the newest round; one more when this host is to leave, so that it comes."""
+        """Number of the newest round; one more if this host has to leave, so that torch asks."""
         number = 0 if self._latest is None else self._latest.number
         return number + 1 if self._ended else number
 
     def finished(self) -> bool:
-        """Called when all workers of this host have succeeded; returns when all hosts' have.
+        """Called when all workers of this host have succeeded; waits for those of all hosts.
 
-        Until then others may need what is served here.
+        Until then other hosts may need the store that this host serves.
 
         Returns:
-            Whether that is the end; False when the job forms anew nevertheless.
+            True at the end of the job; False if the job forms anew instead.
         """
         self._report("finished", self._began, None)
         with self._changed:

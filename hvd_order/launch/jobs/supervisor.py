@@ -1,11 +1,12 @@
-"""Runs a command, and ends whatever the command has started. `kill_with_parent` uses it.
+"""Runs a command, and ends all processes that it has started. For `kill_with_parent`.
 
     python -I -S supervisor.py PARENT COMMAND...
 
-It passes signals on to the command and ends as the command does, with its exit code or signal. It
-is the *subreaper* of all below it: a process whose parent has ended becomes its child, and nobody
-escapes by a session of his own. So when the command has ended, all that is left is ended, politely
-first; and at once when the process PARENT dies, or asks for it by `AT_ONCE`.
+The supervisor forwards signals to the command and ends with its exit code or signal. It is the
+*subreaper* of all its descendants: a process whose parent has ended becomes its child, so no
+process escapes by a session of its own. When the command has ended, the supervisor ends all
+remaining processes, first with SIGTERM. When the process PARENT dies or sends `AT_ONCE`, it kills
+them at once.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from typing import NoReturn
 __all__ = ["AT_ONCE"]
 
 AT_ONCE = signal.SIGRTMIN + 1
-"""Asks a supervisor to end everything without any patience."""
+"""Signal that makes a supervisor end everything at once."""
 
 _PARENT_DIED = signal.SIGRTMIN + 2
 _STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-# Those that stop a process or say that it has a fault of its own.
+# Signals that stop a process or report a fault of its own.
 _NOT_PASSED_ON = {
     signal.SIGKILL, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT,
     signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS,
@@ -37,10 +38,10 @@ _WAITED_FOR = set(signal.valid_signals()) - _NOT_PASSED_ON
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
-_GRACE_S = 28.0  # after a signal to stop; torch's agent would kill us, and nobody else, after 30
-_BY_THEMSELVES_S = 0.3  # helpers of the command, which see it end and clean up
+_GRACE_S = 28.0  # after a stop signal; torch's agent would kill only us after 30
+_BY_THEMSELVES_S = 0.3  # time for helpers of the command to end by themselves
 _TERMINATED_S = 3.0
-_KILLED_S = 5.0  # one that the kernel holds, or another user's, does not end
+_KILLED_S = 5.0  # a process in the kernel, or of another user, does not end
 _LOOK_S = 0.01
 _PARENT_LOOK_S = 1.0
 
@@ -49,15 +50,15 @@ class _Supervisor:
     def __init__(self, parent: int, command: Sequence[str]) -> None:
         self._parent = parent
         self._at_once = False
-        self._notified = True  # of the parent's death, by the kernel
-        self._status: int | None = None  # of the command, when it has ended
+        self._notified = True  # by the kernel of the parent's death
+        self._status: int | None = None  # of the ended command
         self._stop_by: float | None = None
         inherited = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
         libc.prctl(_PR_SET_PDEATHSIG, _PARENT_DIED)
-        if os.getppid() != parent:  # it has ended before that
+        if os.getppid() != parent:  # the parent has already ended
             os._exit(1)
         me = os.getpid()
         self._command = os.fork()
@@ -68,11 +69,11 @@ class _Supervisor:
                 os._exit(1)
             _become(command, inherited)
         nowhere = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1):  # theirs alone
+        for stream in (0, 1):  # only the command uses them
             os.dup2(nowhere, stream)
 
     def run(self) -> NoReturn:
-        """Returns with the command; ends this process as the command ended."""
+        """Waits for the command, then ends this process as the command ended."""
         while self._status is None and not self._at_once:
             self._heed(self._next_look())
             if self._stop_by is not None and time.monotonic() > self._stop_by:
@@ -83,19 +84,19 @@ class _Supervisor:
         _end_as(self._status)
 
     def _next_look(self) -> float | None:
-        """Seconds to wait for a signal; None: as long as it takes."""
+        """Seconds to wait for a signal; None: no limit."""
         if self._stop_by is not None:
             return max(0.0, self._stop_by - time.monotonic())
         return None if self._notified else _PARENT_LOOK_S
 
     def _heed(self, seconds: float | None) -> None:
-        """Waits for a signal and does what it asks for."""
+        """Waits for a signal and handles it."""
         if seconds is None:
             number = signal.sigwaitinfo(_WAITED_FOR).si_signo
         else:
             came = signal.sigtimedwait(_WAITED_FOR, seconds)
             number = 0 if came is None else came.si_signo
-        if number == _PARENT_DIED:  # or a thread of it, the one that started us
+        if number == _PARENT_DIED:  # or only the parent's thread that started us
             self._notified = False
         if not self._notified and os.getppid() != self._parent:
             self._at_once = True
@@ -109,14 +110,14 @@ class _Supervisor:
             self._pass_on(number)
 
     def _pass_on(self, number: int) -> None:
-        with contextlib.suppress(PermissionError):  # it has become another user
+        with contextlib.suppress(PermissionError):  # it now runs as another user
             try:
                 os.killpg(self._command, number)
-            except ProcessLookupError:  # it has just begun, and is no group of its own yet
+            except ProcessLookupError:  # it has just started, without a group of its own
                 os.kill(self._command, number)  # not reaped, so it is still the same
 
     def _reap(self) -> bool:
-        """Takes the ends of children; whether there are any left."""
+        """Reaps ended children; returns whether any are left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -148,7 +149,7 @@ class _Supervisor:
 
 
 def _become(command: Sequence[str], mask: set[int | signal.Signals]) -> NoReturn:
-    # Python ignores two signals, which a command of another kind would inherit, and handles one.
+    # Python ignores two signals, which the command would inherit, and handles one.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -162,11 +163,11 @@ def _become(command: Sequence[str], mask: set[int | signal.Signals]) -> NoReturn
 
 
 def _end_as(status: int | None) -> NoReturn:
-    if status is None:  # it could not even be killed
+    if status is None:  # the command could not be killed
         os._exit(1)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command's own is the one to look at
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the command's core dump is useful
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
@@ -175,7 +176,7 @@ def _end_as(status: int | None) -> NoReturn:
 
 
 def _descendants() -> list[int]:
-    """All below this process, by the kernel's table."""
+    """All descendants of this process, from /proc."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdecimal():
@@ -197,7 +198,7 @@ def _descendants() -> list[int]:
 
 def _send(processes: Sequence[int], number: int) -> None:
     for pid in processes:
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             os.kill(pid, number)
 
 

@@ -1,9 +1,9 @@
-"""torch's elastic agent, led by the launcher's rounds (rounds.py) instead of a rendezvous server.
+"""torch's elastic agent, driven by the launcher's rounds (rounds.py) instead of a rendezvous.
 
-So ranks follow the order of the hosts, hosts may have different numbers of processes, and the only
-port is that of the workers' meeting place. Agents know from the round what torch's would ask each
-other for, so a host that freezes or dies while the job forms holds up no other. The only module of
-this room that needs PyTorch.
+Ranks follow the order of the hosts, hosts may have different numbers of processes, and the only
+port is that of the workers' store. Agents get from the round what torch's agents would ask each
+other for, so a host that freezes or dies while the job forms delays no other host. This is the only
+module of this package that needs PyTorch.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from hvd_order.launch.listening import listening_fd
 __all__ = ["RoundSource", "run_workers", "serve_store"]
 
 _STORE_TIMEOUT = timedelta(seconds=300)
-_REACH_S = 30.0  # for the first host to answer
+_REACH_S = 30.0  # timeout of the connection to the first host
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _NOT_LIMITED = 2**31 - 1  # restarts: the launcher decides, round by round
 
 
 class RoundSource(Protocol):
-    """Where an agent hears of rounds; see `hvd_order.launch.jobs.rounds.RoundInbox`."""
+    """Source of an agent's rounds; see `hvd_order.launch.jobs.rounds.RoundInbox`."""
 
     def next_round(self, after: int, failure: Failure | None) -> Round: ...  # noqa: D102
     def newest(self) -> int: ...  # noqa: D102
@@ -64,10 +64,10 @@ class RoundSource(Protocol):
 
 
 def serve_store(address: str) -> TCPStore:
-    """A store for the workers of one round, on a free port; it serves as long as it is kept.
+    """Serves a store for the workers of one round on a free port while the object lives.
 
     Args:
-        address: by which all of them reach this host. If that is a number, nobody else can.
+        address: this host's address for all workers. An IP address is the only one served.
     """
     return TCPStore(
         "localhost" if (taken := listening_fd(address)) is None else address,
@@ -92,18 +92,18 @@ def run_workers(
 
     Args:
         command: program and arguments of each worker.
-        source: of rounds.
-        process_count: of the first round, at a guess.
-        restart: come for another round when a worker fails; else that ends all.
-        output_folder: where the ranks' output goes; None: to ours.
+        source: source of rounds.
+        process_count: estimate for the first round.
+        restart: ask for another round when a worker fails; else the failure ends all.
+        output_folder: folder for the ranks' output; None: this process's output.
         verbose: show the agent's log.
 
     Returns:
-        The first failure, None when all workers succeeded.
+        The first failure, or None if all workers succeeded.
 
     Raises:
-        JobEnded: this host has no part in the job any more.
-        Stopped: by a signal.
+        JobEnded: this host is no longer part of the job.
+        Stopped: a signal stopped this process.
         InvalidUsage: the first host cannot be reached from here.
     """
     if not verbose:
@@ -117,10 +117,10 @@ def run_workers(
         local_world_size=process_count,
         rdzv_handler=rendezvous,
         entrypoint=program,
-        # The agent takes "$name" in them for its own macros.
+        # The agent would expand "$name" in them as its macros.
         args=tuple(argument.replace("$", "$$") for argument in arguments),
         max_restarts=_NOT_LIMITED if restart else 0,
-        # Without them it makes a folder for logs, which would stay.
+        # Without logs_specs it makes a folder for logs, which would remain.
         numa_options=LaunchConfig(1, 1, process_count, logs_specs=files).numa_options,
     )
     rendezvous.spec = spec
@@ -137,13 +137,13 @@ def run_workers(
 
 @contextlib.contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Undoes what torch's agent does to this process's signals."""
+    """Restores the signal handlers that torch's agent replaces."""
     before = {number: signal.getsignal(number) for number in _STOPS}
     try:
         yield
     finally:
         for number, handler in before.items():
-            if handler is not None:  # else it is not Python's
+            if handler is not None:  # None: not a Python handler
                 signal.signal(number, handler)
 
 
@@ -167,15 +167,15 @@ class _Rendezvous(RendezvousHandler):
         if not self._threads_given:
             threads = max(1, (os.cpu_count() or 1) // now.process_count)
             os.environ["OMP_NUM_THREADS"] = str(threads)
-        # Agents have nothing to tell each other: the store is one of their own.
+        # Agents exchange nothing, so each has its own store.
         place = RendezvousStoreInfo(now.address, now.port)
         return RendezvousInfo(HashStore(), now.place, now.host_count, place)
 
     def _reach(self, now: Round) -> None:
-        """Looks whether workers will come to their meeting place; they would wait far longer.
+        """Checks that the workers' store is reachable; workers themselves would wait far longer.
 
         Raises:
-            InvalidUsage: it cannot be reached, and no other round has been announced.
+            InvalidUsage: the store is unreachable, and no other round has been announced.
         """
         deadline = time.monotonic() + _REACH_S
         while True:
@@ -195,17 +195,17 @@ class _Rendezvous(RendezvousHandler):
 
     def num_nodes_waiting(self) -> int:
         number = 0 if self.round is None else self.round.number
-        return int(self._source.newest() > number)  # then torch comes for the next round
+        return int(self._source.newest() > number)  # makes torch ask for the next round
 
     @property
     def use_agent_store(self) -> bool:
-        return True  # the one that the round names is there before any worker is
+        return True  # the round's store exists before any worker
 
     def get_backend(self) -> str:
         return "hvd_order"
 
     def get_run_id(self) -> str:
-        # The same on all hosts: ranks compare it.
+        # Equal on all hosts, since ranks compare it.
         return "none" if self.round is None else f"{self.round.address}:{self.round.port}"
 
     def is_closed(self) -> bool:
@@ -219,7 +219,7 @@ class _Rendezvous(RendezvousHandler):
 
 
 class _Agent(LocalElasticAgent):
-    """Takes from the round what torch's agents ask each other for; remembers who failed first."""
+    """Uses the round's numbers where torch's agents communicate; records the first failure."""
 
     def __init__(
         self, spec: WorkerSpec, source: RoundSource, rendezvous: _Rendezvous, logs: _RankFiles
@@ -238,7 +238,7 @@ class _Agent(LocalElasticAgent):
         return started
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        """Has torch end the workers politely; whoever asks a second time does not want to wait."""
+        """Makes torch end the workers gracefully; a second signal ends them at once."""
         if not self._stopping:
             self._stopping = True
             name = signal.Signals(number)
@@ -265,22 +265,22 @@ class _Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> Any:
         result = super()._monitor_workers(worker_group)
-        # Those that the agent itself has stopped are listed as well, behind who ended before.
+        # Workers that the agent has stopped are listed too, after those that ended before.
         for rank, failure in list(result.failures.items())[:1]:
             self._rendezvous_handler.failure = Failure(rank, failure.exitcode)
         if result.state == WorkerState.SUCCEEDED and not self._source.finished():
-            return RunResult(WorkerState.HEALTHY)  # so that torch comes for the next round
+            return RunResult(WorkerState.HEALTHY)  # makes torch ask for the next round
         return result
 
     def _exit_barrier(self) -> None:
-        """`_monitor_workers` has waited for the other hosts, and without a limit on the time."""
+        """Does nothing: `_monitor_workers` has waited for the other hosts, without a timeout."""
 
 
 class _RankFiles(LogsSpecs):
     """Sends a rank's output to ``<folder>/rank.<rank>/stdout`` and ``stderr``, as horovodrun does.
 
-    When ranks are started again, the names get a number: ``stdout.1``. Without a folder there are
-    no files at all, so a launcher that is killed leaves none.
+    When ranks start again, the names get a number: ``stdout.1``. Without a folder there are
+    no files, so a killed launcher leaves none.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -294,7 +294,7 @@ class _RankFiles(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         for env in envs.values():
-            env["TORCHELASTIC_ERROR_FILE"] = ""  # the output says it
+            env["TORCHELASTIC_ERROR_FILE"] = ""  # the output has the error
         to_ours, nowhere = dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull)
         destination = LogsDest(dict(to_ours), dict(to_ours), {}, {}, nowhere)
         if self._folder is None:

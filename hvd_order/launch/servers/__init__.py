@@ -1,1 +1,1 @@
-"""Parameter servers of a job, started beside its workers."""
+"""Parameter servers that a job starts beside its workers."""

@@ -1,7 +1,7 @@
 """Parameter servers of a job, beside its workers: ``hvd-order run -np 4 --servers 2 ...``.
 
-The launcher has the store where all meet. It makes up the job's secret and gives it to servers and
-workers by environment; to other hosts it travels through ssh, on standard input.
+The launcher serves the job's store. It generates the job's secret and passes it to servers and
+workers in the environment; to other hosts the secret travels through ssh, on standard input.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hvd_order.server.access.secret import new_secret
 
 __all__ = ["servers_running"]
 
-_GRACE_IF_STOPPED_S = 1.0  # some workers may never have come to them
+_GRACE_IF_STOPPED_S = 1.0  # some workers may never have connected
 
 
 @contextlib.contextmanager
 def servers_running(request: LaunchRequest) -> Iterator[Mapping[str, str]]:
-    """Runs the servers that a job asks for, in its course as well; on the way out they end.
+    """Runs the servers of a job, including those requested later; ends them on exit.
 
     Yields:
-        Variables for the workers; none if the job has no servers.
+        Variables for the workers; empty if the job has no servers.
 
     Raises:
         InvalidUsage: an elastic job asks for servers.

@@ -1,4 +1,4 @@
-"""The parameter servers that a launcher has started, over the job's hosts."""
+"""Parameter server processes that the launcher has started on the job's hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hvd_order.launch.jobs.kill_with_parent import kill_with_children, kill_with
 __all__ = ["ServerProcesses"]
 
 _MODULE = "hvd_order.c10d.parameter_server.process"
-# What runs behind ssh: reads its variables, then becomes the server.
+# Program that ssh runs: reads its variables, then becomes the server.
 _BOOT = (
     "import json, os, sys; job = json.loads(sys.stdin.readline()); os.environ.update(job['env']); "
     "os.execvp(sys.executable, [sys.executable, *job['arguments']])"
@@ -30,7 +30,7 @@ _GRACE_S = 10.0
 
 
 class ServerProcesses:
-    """Thread safety: all methods may be called from any thread."""
+    """The servers of a job. Thread safety: all methods may be called from any thread."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class ServerProcesses:
         ssh_options: Sequence[str],
         env: Mapping[str, str],
     ) -> None:
-        """Starts none yet.
+        """Starts no server yet.
 
         Args:
-            hosts: of the job; empty: this one.
-            workers: of the job.
-            ssh_options: for ``ssh``, before the host.
-            env: variables for the servers, on top of this process's as they are now.
+            hosts: hosts of the job; empty: this host.
+            workers: number of workers of the job.
+            ssh_options: options of ``ssh``, before the host.
+            env: variables for the servers in addition to this process's current ones.
         """
         self._hosts = [host.name for host in hosts] or ["localhost"]
         self._arguments = ["-m", _MODULE, str(workers)]
@@ -56,7 +56,7 @@ class ServerProcesses:
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     def running(self) -> int:
-        """How many there are."""
+        """Number of running servers."""
         with self._lock:
             return len(self._running())
 
@@ -64,13 +64,13 @@ class ServerProcesses:
         return [host for host, process in self._processes if process.poll() is None]
 
     def start(self) -> tuple[str, subprocess.Popen[bytes]]:
-        """Starts one more: where the fewest are, and of such hosts on the next.
+        """Starts a server on a host with the fewest servers, taking such hosts in turn.
 
         Returns:
             Host and process.
 
         Raises:
-            OSError: there is no ``ssh``, or no room for a process.
+            OSError: ``ssh`` does not exist, or no process can be started.
         """
         with self._lock:
             running = self._running()
@@ -93,17 +93,18 @@ class ServerProcesses:
         )
         assert process.stdin is not None
         job = {"env": {"PYTHONPATH": path, **self._env}, "arguments": self._arguments}
-        with contextlib.suppress(OSError), process.stdin as pipe:  # the workers report its end
+        with contextlib.suppress(OSError), process.stdin as pipe:  # workers report the server's end
             pipe.write(json.dumps(job).encode() + b"\n")
         return process
 
     def end(self, grace_s: float = _GRACE_S) -> None:
-        """Servers go by themselves when all workers have gone; not if some never came.
+        """Waits for the servers, and ends those that remain.
 
-        Ctrl-C meanwhile ends them at once.
+        A server ends by itself when all workers have left, but not if a worker never connected.
+        Ctrl-C during the wait ends all servers at once.
 
         Args:
-            grace_s: how long they may take to go by themselves.
+            grace_s: seconds for servers to end by themselves.
         """
         with self._lock:
             processes = [process for _, process in self._processes]

@@ -1,7 +1,7 @@
-"""Starts the parameter servers that worker 0 wishes for while the job runs.
+"""Server starter: starts the parameter servers that worker 0 requests while the job runs.
 
-Wishes and answers lie in the job's store; c10d/parameter_server/scale_requests.py says how. Only
-worker 0's are followed: they are signed with the job's secret, each for its own number.
+Scale requests and answers are in the job's store, see c10d/parameter_server/scale_requests.py. Only
+requests of worker 0 are accepted: each is signed with the job's secret, for its own number.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from hvd_order.server.access.ticket_queue import CountingStore, TicketQueue
 __all__ = ["ServerStarter"]
 
 _LOOK_S = 0.2
-_PATIENCE = timedelta(seconds=60)  # for a number to be filled
-_ROOM = "hvd_order/"  # what processes of the job put before each key
+_PATIENCE = timedelta(seconds=60)  # for a request to appear under its number
+_ROOM = "hvd_order/"  # prefix that processes of the job put before each key
 
 
 class _Store(CountingStore, Protocol):
-    # Any: they take bytes, but torch's stubs say str.
+    # Any: stores accept bytes, but torch's stubs say str.
     def set(self, key: str, value: Any, /) -> None: ...
 
     def get(self, key: str, /) -> bytes: ...
 
 
 class ServerStarter:
-    """Looks for wishes, on a thread of its own."""
+    """Answers scale requests on a thread of its own."""
 
     def __init__(self, store: _Store, key: bytes, servers: ServerProcesses, most: int) -> None:
-        """Looks from now on.
+        """Starts the thread.
 
         Args:
-            store: the job's; nobody else may use this connection.
+            store: a connection to the job's store that is used here only.
             key: the job's secret.
-            servers: that there are.
-            most: servers at a time.
+            servers: the job's servers.
+            most: largest number of servers at a time.
         """
         self._store = store
         self._key = key
         self._servers = servers
         self._most = most
-        self._started: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by wish
+        self._started: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by request
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._look, name="wished servers", daemon=True)
         self._thread.start()
@@ -104,7 +104,7 @@ class ServerStarter:
         )
 
     def close(self) -> None:
-        """Starts none any more."""
+        """Stops the thread; no more servers are started."""
         self._closing.set()
         self._thread.join()
 

@@ -1,1 +1,1 @@
-"""How short a step can be."""
+"""Lower bounds on the step time."""

@@ -1,7 +1,7 @@
-"""How short a step with all-reduce can be: exact in program order, a lower bound in any order.
+"""Bounds on a step with all-reduce: exact in program order, a lower bound in any order.
 
-The link moves bytes at its rate, interrupts at no cost and has no latency; whatever is real is
-slower. A parameter of the next step is not read before this step's gradient has arrived.
+The model's link moves bytes at its rate, interrupts at no cost and has no latency; a real link is
+slower. The next step reads a parameter only after this step's gradient has arrived.
 docs/planning.md has the proofs and says how tight the bound is.
 """
 
@@ -27,7 +27,7 @@ _IDLE = LinkModel(0.0, 0.0, 0.0)
 
 
 def program_optimum_s(graph: Graph, link: LinkModel) -> float:
-    """Step time that no order of transfers can beat while ops run in program order. Attainable.
+    """Shortest step time of any order of transfers while ops run in program order. Attainable.
 
     Raises:
         InvalidUsage: the graph has several resources.
@@ -44,12 +44,12 @@ def chain_optimum_s(
 ) -> float:
     """:func:`program_optimum_s` of a chain of layers.
 
-    One device computes forward 0, 1, ..., n-1 and backward n-1, ..., 0; one link moves the gradient
-    of a layer as soon as its backward is done. Forward i of the next step waits for gradient i.
+    One device computes forward 0, 1, ..., n-1 and backward n-1, ..., 0. One link may move the
+    gradient of a layer once its backward is done. Forward i of the next step waits for gradient i.
 
     Args:
-        forward_s, backward_s: by layer, in seconds.
-        wire_s: how long the layer's gradient occupies the link when it has it for itself.
+        forward_s, backward_s: times of each layer, in seconds.
+        wire_s: time that each layer's gradient occupies the link when it travels alone.
     """
     graph = chain(forward_s, backward_s, [0] * len(wire_s))
     pieces = [[seconds] for seconds in wire_s]
@@ -57,12 +57,12 @@ def chain_optimum_s(
 
 
 def step_bound_s(graph: Graph, link: LinkModel) -> float:
-    """Step time that no order of transfers *and* of ops can beat, on any number of resources.
+    """Lower bound on the step time for any order of transfers *and* ops, on any resources.
 
-    No step is shorter than the work of a resource, or than the bytes of all gradients. And for each
-    set of gradients: between the first that is ready and the last that has arrived, all of them
-    travel; and between that arrival and the next time that one is ready, there is work that needs
-    the former and is needed by the latter. Equal to :func:`program_optimum_s` on chains.
+    No step is shorter than the work of a resource, or than the wire time of all gradients. The same
+    holds for each set of gradients: all of them travel between the first readiness and the last
+    arrival. Between that arrival and the next readiness lies the work that needs the arrived
+    gradient and that the next ready one needs. Equal to :func:`program_optimum_s` on chains.
 
     Source:
         The worst set is found by Jackson's preemptive schedule: Carlier, "The one-machine
@@ -72,7 +72,7 @@ def step_bound_s(graph: Graph, link: LinkModel) -> float:
     wire_s = [graph.parameters[i].size_bytes * link.seconds_per_byte for i in travel]
     before, after = _ancestors(graph), _descendants(graph)
     pasts = [_union(before[op] for op in graph.producers[i]) for i in travel]
-    # What nothing reads is waited for where it is computed anew, see program.py.
+    # A gradient without reader is awaited where it is next computed, see program.py.
     futures = [_union(after[op] for op in graph.readers[i] or graph.producers[i]) for i in travel]
 
     bounds = [math.fsum(wire_s)]
@@ -82,7 +82,7 @@ def step_bound_s(graph: Graph, link: LinkModel) -> float:
         jobs = []
         for past, future, wire in zip(pasts, futures, wire_s, strict=True):
             bounds.append(wire + _work_s(past & future, times))
-            # Work that two sets share is at least what both have, less all work there is.
+            # Two sets share at least the sum of their work minus all work.
             jobs.append(_Job(_work_s(past, times) - total_s, wire, _work_s(future, times)))
         bounds += [total_s, _latest_end_s(jobs)]
     return max(bounds)
@@ -90,11 +90,11 @@ def step_bound_s(graph: Graph, link: LinkModel) -> float:
 
 @dataclass(frozen=True)
 class _Job:
-    """A gradient as a job of one machine with heads and tails.
+    """A gradient as a job in one-machine scheduling with heads and tails.
 
     Attributes:
-        head_s: when it is ready: minus the work that need not precede it.
-        tail_s: what has to follow its arrival.
+        head_s: time of readiness: minus the work that need not precede the gradient.
+        tail_s: work that has to follow the gradient's arrival.
     """
 
     head_s: float
@@ -103,7 +103,7 @@ class _Job:
 
 
 def _latest_end_s(jobs: Sequence[_Job]) -> float:
-    """The largest, over all sets of jobs, of earliest head + all wire times + shortest tail."""
+    """Maximum over all sets of jobs of earliest head + all wire times + shortest tail."""
     queue = LinkQueue(fluid=True)
     earliest_s = min((job.head_s for job in jobs), default=0.0)
     for i, job in sorted(enumerate(jobs), key=lambda item: item[1].head_s):
@@ -121,7 +121,7 @@ def _union(sets: Iterable[int]) -> int:
 
 
 def _ancestors(graph: Graph) -> list[int]:
-    """Of each op: itself and all that it depends on, as a set of ops."""
+    """For each op, the set of the op and all ops that it depends on."""
     sets: list[int] = []
     for k, op in enumerate(graph.ops):
         mask = 1 << k
@@ -132,7 +132,7 @@ def _ancestors(graph: Graph) -> list[int]:
 
 
 def _descendants(graph: Graph) -> list[int]:
-    """Of each op: itself and all that depend on it, as a set of ops."""
+    """For each op, the set of the op and all ops that depend on it."""
     sets = [1 << k for k in range(len(graph.ops))]
     for k in reversed(range(len(graph.ops))):
         for name in graph.ops[k].inputs:

@@ -1,15 +1,15 @@
-"""How short a step can be whose parameters are pulled over one channel.
+"""Lower bound on a step that pulls its parameters over one channel.
 
-With one compute resource that never idles while an op could run, the order of ops does not matter:
-what counts is which work is unlocked when. If S(k) are the first k transfers, T(S) their time, U(S)
-the work of all ops that need nothing else, and W all work, then the makespan is
+With one compute resource that never idles while an op could run, the order of ops does not matter.
+Only the time at which work is unlocked does. If S(k) are the first k transfers, T(S) their time,
+U(S) the work of all ops that need no other transfer, and W all work, then the makespan is
 
     max over k of  T(S(k)) + W - U(S(k-1))
 
-since the k-th transfer ends at T(S(k)) and all that was not unlocked before it still has to run; k
-runs from 0, where it is W alone. Moving several parameters at a time gains nothing: each would
-arrive later. So the best order is a path through the subsets whose largest term is the least. It is
-the problem to minimise the largest cumulative cost under precedence, which is NP-hard.
+since the k-th transfer ends at T(S(k)) and all work not unlocked before it still has to run. k
+starts at 0, where the term is W alone. Moving several parameters at a time gains nothing, because
+each would arrive later. So the best order is the path through the subsets whose largest term is
+least. This is minimising the largest cumulative cost under precedence, which is NP-hard.
 
 Source:
     Abdel-Wahab, Kameda, "Scheduling to minimize maximum cumulative cost subject to series-parallel
@@ -33,11 +33,11 @@ _MOST_SEARCHED = 14  # transfers; 2^14 subsets take about 0.2 s
 
 @dataclass(frozen=True)
 class PullBound:
-    """No order takes less.
+    """A lower bound on the makespan of any order.
 
     Attributes:
-        makespan_s: from the first pull to the last op.
-        exact: some order takes no more.
+        makespan_s: time from the first pull to the last op.
+        exact: whether some order attains the bound.
     """
 
     makespan_s: float
@@ -45,13 +45,13 @@ class PullBound:
 
 
 def pull_bound(graph: Graph, link: LinkModel) -> PullBound:
-    """The shortest makespan, or a lower bound where a search would take too long.
+    """Returns the shortest makespan, or a lower bound where a search would take too long.
 
-    Exact up to 14 transfers on one compute resource, parameters that the same ops need counted
-    once. Otherwise the largest of: for each set of parameters that some op needs, all of its
-    transfers and then all work that needs all of them; and all transfers, and then the work that
-    needs the last one, for the best last one. The former is exact where sets are nested, as in
-    chains.
+    The result is exact up to 14 transfers on one compute resource, where parameters that the same
+    ops need count once. Otherwise it is the largest of two kinds of terms. First, for each set of
+    parameters that some op needs: all of its transfers, then all work that needs all of them.
+    Second, for the best last transfer: all transfers, then the work that needs the last one. The
+    first kind is exact where sets are nested, as in chains.
     """
     times = [transfer_s(parameter.size_bytes, link) for parameter in graph.parameters]
     if len(graph.resources) <= 1:
@@ -62,7 +62,7 @@ def pull_bound(graph: Graph, link: LinkModel) -> PullBound:
 
 
 def _alike(graph: Graph) -> list[int]:
-    """Sets of parameters that the same ops need: they unlock nothing before all have arrived."""
+    """Sets of parameters that the same ops need; they unlock work only when all have arrived."""
     needed_by: defaultdict[int, int] = defaultdict(int)
     for k, mask in enumerate(dict.fromkeys(graph.needs)):
         for i in members(mask):
@@ -81,7 +81,7 @@ def _search(graph: Graph, classes: list[int], times: list[float]) -> float:
     for op, needs in zip(graph.ops, graph.needs, strict=True):
         subset = sum(1 << c for c in range(count) if classes[c] & needs)
         unlocked[subset] += op.duration_s
-    for c in range(count):  # each subset gets what its subsets unlock
+    for c in range(count):  # adds to each subset what its subsets unlock
         for subset in range(subsets):
             if subset >> c & 1:
                 unlocked[subset] += unlocked[subset ^ (1 << c)]

@@ -1,11 +1,11 @@
 """Imports a trace of ``torch.profiler`` as a profile. Needs no framework.
 
 A trace has names, times, shapes and autograd's sequence numbers, but neither parameters nor
-tensors. What follows from it: autograd accumulates a gradient (``AccumulateGrad``, whose input has
-the parameter's shape) right behind the last backward node that adds to it, since that node of the
-engine goes before all others that are ready; the forward op with the sequence number of this
-backward node has read the parameter, and no other did so before it. docs/planning.md says how a
-trace has to be recorded, and what it does not tell.
+tensors. The importer infers them. Autograd accumulates a gradient (``AccumulateGrad``, whose input
+has the parameter's shape) right after the last backward node that adds to it, since autograd's
+engine prefers ``AccumulateGrad`` to all other ready nodes. The forward op with the sequence number
+of this backward node is the first reader of the parameter. docs/planning.md says how to record a
+trace, and what a trace lacks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STEP = "ProfilerStep#"
 _UPDATES = ("Optimizer.step#", "Optimizer.zero_grad#")
 _NODE = "autograd::engine::evaluate_function: "
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
-# What moves bytes is measured as a link, not as an op.
+# Communication is measured as a link, not as an op.
 _LEFT_OUT = ("c10d::", "_c10d_functional::", "nccl:", "gloo:", "mpi:", "ucc:")
 _ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _ELEMENT_BYTES = {
@@ -47,13 +47,13 @@ _HOW = (
 def profile_of_trace(path: str | Path) -> Profile:
     """Reads a trace that ``export_chrome_trace`` wrote, as JSON or gzipped JSON.
 
-    Ops are chained in the order in which they ran; parameters are called after the op that reads
-    them first, and their shape.
+    Ops are chained in the order in which they ran. Parameters are named after their first reader
+    and their shape.
 
     Raises:
-        InvalidUsage: the file is no such trace, lacks something, or holds steps from which a
-            profile cannot be made; the message says how to record it.
-        OSError: there is no such file.
+        InvalidUsage: the file is no such trace, is incomplete, or holds steps from which no
+            profile can be made; the message says how to record a trace.
+        OSError: the file does not exist.
     """
     source = Path(path)
     try:
@@ -100,7 +100,7 @@ def _profile(document: Mapping[str, Any], model: str) -> Profile:
 def _parameters(
     units: Sequence[_Unit], names: Sequence[str]
 ) -> tuple[dict[int, list[str]], dict[int, list[str]], list[Parameter]]:
-    """By op what it reads and produces, and all parameters by their first readers."""
+    """Reads and products by op, and all parameters in order of their first readers."""
     readers = {number: i for i, unit in enumerate(units) for number in unit.sequences}
     backward_begins = min((i for i, u in enumerate(units) if u.phase == "backward"), default=0)
     found: list[tuple[int, int, _Gradient]] = []  # reader, producer
@@ -123,7 +123,7 @@ def _parameters(
         found.append((reader, i, unit.gradient))
     if not found:
         raise InvalidUsage(f"it has no backward pass with gradients of parameters; {_HOW}")
-    # What one op reads, in the order of its arguments.
+    # Parameters that one op reads stand in the order of its arguments.
     found.sort(key=lambda each: (each[0], _position(each[2].shape, units[each[0]].shapes), each[1]))
     called = _unique([f"{units[reader].name} {gradient.shape}" for reader, _, gradient in found])
     reads: defaultdict[int, list[str]] = defaultdict(list)
@@ -168,7 +168,7 @@ class _Event:
 
 
 class _Trace:
-    """Steps with what ran in them, and the kernels that ops have started on a device."""
+    """Steps with their events, and the kernels that ops started on a device."""
 
     def __init__(self, content: Sequence[Any]) -> None:
         self.kernels: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
@@ -198,7 +198,7 @@ class _Trace:
         if not self.steps:
             raise InvalidUsage(f"it does not say where steps begin; {_HOW}")
         self.steps.sort(key=lambda step: step.begin_us)
-        # On a device, backward runs in a thread of its own.
+        # With a device, backward runs in a thread of its own.
         mine = self.steps[0].thread
         others = [root for thread, trees in roots.items() if thread != mine for root in trees]
         for step in self.steps:
@@ -213,7 +213,7 @@ class _Trace:
 
 
 def _nested(events: list[_Event]) -> list[_Event]:
-    """Events of one thread as trees, by their times."""
+    """Nests the events of one thread into trees by their times."""
     roots: list[_Event] = []
     above: list[_Event] = []
     for event in sorted(events, key=lambda e: (e.begin_us, -e.duration_us, _id(e))):
@@ -234,7 +234,7 @@ def _id(event: _Event) -> int:
 
 @dataclass(frozen=True)
 class _Gradient:
-    """What one AccumulateGrad was given."""
+    """The input of one AccumulateGrad."""
 
     shape: str
     size_bytes: int
@@ -245,10 +245,10 @@ class _Unit:
     """An op of the profile.
 
     Attributes:
-        sequences: of the autograd nodes that it made.
-        shapes: of its inputs, those of what it consists of behind them.
-        gradient: that it accumulates.
-        node: sequence number of the backward node that computed that.
+        sequences: sequence numbers of the autograd nodes that the op made.
+        shapes: shapes of the op's inputs, followed by those of its inner ops.
+        gradient: gradient that the op accumulates.
+        node: sequence number of the backward node that computed the gradient.
     """
 
     name: str
@@ -284,7 +284,7 @@ def _units_of(step: _Event, trace: _Trace) -> list[_Unit]:
 
 
 def _ops(events: Iterable[_Event], phase: Phase) -> Iterator[tuple[_Event, Phase]]:
-    """What becomes ops: ops with one autograd node at most, and backward's nodes."""
+    """Events that become ops: ops with at most one autograd node, and backward nodes."""
     for event in events:
         if event.name.startswith(_LEFT_OUT):
             continue
@@ -298,7 +298,7 @@ def _ops(events: Iterable[_Event], phase: Phase) -> Iterator[tuple[_Event, Phase
 
 
 def _is_composed(event: _Event) -> bool:
-    """Whether autograd sees what is inside rather than the op itself."""
+    """Whether autograd records the inner ops instead of the op itself."""
     mine = event.sequence
     inside = (e for child in event.inside for e in child.all())
     return any(
@@ -308,7 +308,7 @@ def _is_composed(event: _Event) -> bool:
 
 
 def _time(event: _Event, trace: _Trace) -> tuple[str, float]:
-    """What an op occupies, and for how long in seconds."""
+    """Resource that an op occupies, and for how many seconds."""
     if not trace.kernels:
         return "compute", event.duration_us / 1e6
     by_stream = {trace.main_stream: 0.0}
@@ -336,7 +336,7 @@ def _text(shape: Sequence[Any]) -> str:
 
 
 def _alike(steps: Sequence[list[_Unit]]) -> list[list[_Unit]]:
-    """The steps that ran what most of them did."""
+    """The steps that ran the most frequent sequence of ops."""
     kinds = [tuple((u.name, u.phase, u.gradient, u.resource) for u in step) for step in steps]
     common, count = Counter(kinds).most_common(1)[0]
     if count < LEAST_RUNS:
@@ -373,7 +373,7 @@ def _us(event: Mapping[str, Any], key: str) -> float:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """The same names, with a number where one is used again."""
+    """Makes names unique by appending a number to repeated ones."""
     seen: Counter[str] = Counter()
     unique = []
     for name in names:

@@ -1,4 +1,4 @@
-"""JSON files with a format and a version: read with care, written as a whole."""
+"""JSON files with a format and a version: validated when read, written atomically."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ T = TypeVar("T")
 
 
 class Fields:
-    """Takes the fields of a JSON object one by one, and says where something is amiss."""
+    """Takes the fields of a JSON object one by one; errors name the place in the file."""
 
     def __init__(self, content: Any, where: str) -> None:
-        """``where``: the place of the object in the file, for messages."""
+        """Takes ``where``, the place of the object in the file, for messages."""
         if not isinstance(content, dict):
             raise InvalidUsage(f"{where} is {content!r}; expected an object")
         self._left = dict(content)
         self.where = f"{where} ({content['name']!r})" if "name" in content else where
 
     def take(self, key: str, *kinds: type) -> Any:
-        """The value of a field that has to be there, of one of ``kinds``."""
+        """Returns the value of a required field, which has one of the types ``kinds``."""
         if key not in self._left:
             raise InvalidUsage(f'{self.where} lacks "{key}"')
         value = self._left.pop(key)
-        # JSON's true is Python's int 1, and 1 is as good a float as 1.0.
+        # JSON's true would pass as Python's int 1; an int is valid where a float is expected.
         fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
         if not fits or isinstance(value, bool):
             wanted = " or ".join(_JSON_NAMES[kind] for kind in kinds)
@@ -42,7 +42,7 @@ class Fields:
     @overload
     def names(self, key: str, *, optional: Literal[True]) -> tuple[str, ...] | None: ...
     def names(self, key: str, *, optional: bool = False) -> tuple[str, ...] | None:
-        """A list of texts; None for null, where that may be."""
+        """Returns a list of strings, or None for null if ``optional``."""
         values = self.take(key, list, *[type(None)] * optional)
         if values is None:
             return None
@@ -51,7 +51,7 @@ class Fields:
         return tuple(values)
 
     def choice(self, key: str, choices: Sequence[str]) -> Any:
-        """One of some texts."""
+        """Returns a string that is one of ``choices``."""
         value = self.take(key, str)
         if value not in choices:
             raise InvalidUsage(
@@ -60,7 +60,7 @@ class Fields:
         return value
 
     def end(self) -> None:
-        """Refuses what nobody has taken."""
+        """Rejects fields that have not been taken."""
         if self._left:
             unknown = ", ".join(f'"{key}"' for key in self._left)
             raise InvalidUsage(f"{self.where} has unknown fields: {unknown}")
@@ -79,16 +79,16 @@ _JSON_NAMES: dict[type, str] = {
 def read_document(
     path: str | os.PathLike[str], kind: str, version: int, parse: Callable[[Fields], T]
 ) -> T:
-    """Reads what :func:`write_document` wrote.
+    """Reads a file that :func:`write_document` wrote.
 
     Args:
-        kind: what the file is to be: "profile", "plan".
-        parse: takes all its fields but format and version.
+        kind: expected format: "profile", "plan".
+        parse: takes all fields except format and version.
 
     Raises:
-        InvalidUsage: the file is something else, of another version, or says something impossible;
+        InvalidUsage: the file has another format or version, or an impossible content;
             the message names the file and the place in it.
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     text = Path(path).read_text(encoding="utf-8")
     try:
@@ -120,7 +120,7 @@ def _parse(text: str, kind: str, version: int, parse: Callable[[Fields], T]) -> 
 def write_document(
     path: str | os.PathLike[str], kind: str, version: int, content: dict[str, Any]
 ) -> None:
-    """Writes a file; an existing one is replaced as a whole or not at all."""
+    """Writes a file; an existing file is replaced atomically."""
     target = Path(path)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     whole = {"format": _format(kind), "version": version, **content}

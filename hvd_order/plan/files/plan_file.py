@@ -1,6 +1,6 @@
-"""A plan: in which order and in what pieces one model's gradients travel on one cluster.
+"""A plan: the order and the slices of one model's gradients on one cluster.
 
-``hvd-order tune`` writes it; a run with ``HVD_ORDER_PLAN`` follows it and adds what it measured.
+``hvd-order tune`` writes it; a run with ``HVD_ORDER_PLAN`` follows it and adds its measurements.
 docs/planning.md describes the file. No framework needed.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["VERSION", "AgreementName", "Candidate", "Confirmed", "Plan", "read_p
 _KIND = "plan"
 VERSION = 1
 _LEAST_BYTES = 64  # SliceLayout::kCutAlignment
-_LISTED = 3  # of many differences
+_LISTED = 3  # number of differences that a message names
 
 AgreementName = Literal["leader", "negotiated", "planned"]
 _PolicyName = Literal["priority", "arrival"]
@@ -39,11 +39,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """What trials on real steps have chosen.
+    """The choice of trials on real steps.
 
     Attributes:
-        step_s: measured with it, of the slowest rank.
-        ranks: in the job that measured it.
+        step_s: step time measured with the choice, on the slowest rank.
+        ranks: number of ranks of the job that measured it.
     """
 
     cut: Cut
@@ -53,23 +53,23 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do with one model on one cluster.
+    """Order, slice settings and agreement for one model on one cluster.
 
     Attributes:
-        model: name, for people.
-        ranks, link: the cluster that it was made for.
-        order: name of the heuristic behind the order of ``parameters``, for people.
-        parameters: those that travel, the most urgent first.
-        idle: those that had no gradient in the profile.
-        agreement: how ranks come to send the same slices in the same order.
-        candidates: the best first; the others are worth a trial.
-        bound_s: no order makes a step shorter.
+        model: descriptive name.
+        ranks, link: the cluster that the plan was made for.
+        order: name of the heuristic that ordered ``parameters``; informative only.
+        parameters: parameters whose gradients travel, the most urgent first.
+        idle: parameters without gradient in the profile.
+        agreement: order agreement.
+        candidates: slice settings, the best first; the others are worth a trial.
+        bound_s: lower bound on the step time of any order.
         issue_order: for ``planned`` agreement, names of all slices of the first candidate's cut, in
-            the order in which they are sent.
+            sending order.
         confirmed: None until trials have been made.
 
     Raises:
-        InvalidUsage: numbers or names that make no sense.
+        InvalidUsage: a number or name is invalid.
     """
 
     model: str
@@ -106,23 +106,23 @@ class Plan:
 
     @property
     def cut(self) -> Cut:
-        """To begin with: what trials have chosen, or else the best prediction."""
+        """Initial slice settings: the choice of trials, or else the best prediction."""
         return self.candidates[0].cut if self.confirmed is None else self.confirmed.cut
 
     def issue_order_of(self, cut: Cut) -> tuple[str, ...] | None:
-        """The static order of slices that the plan has for a cut, None if it has none."""
+        """The plan's static order of slices for a cut, or None if the plan has none."""
         return self.issue_order if cut == self.candidates[0].cut else None
 
     def in_order(self, names: Sequence[str]) -> list[str]:
-        """The same names, the most urgent first; all of a model that the plan fits."""
+        """Sorts all names of a model that the plan fits, the most urgent first."""
         place = {p.name: i for i, p in enumerate((*self.parameters, *self.idle))}
         return sorted(names, key=place.__getitem__)
 
     def differences(self, size_bytes: Mapping[str, int]) -> list[str]:
-        """What keeps the plan from fitting a model, a sentence each; none if it fits.
+        """Reasons why the plan does not fit a model, one sentence each; empty if it fits.
 
         Args:
-            size_bytes: of the model's trainable parameters, by name.
+            size_bytes: sizes of the model's trainable parameters, by name.
         """
         planned = {p.name: p.size_bytes for p in self.parameters}
         known = {**{p.name: p.size_bytes for p in self.idle}, **planned}
@@ -141,7 +141,7 @@ class Plan:
         return found
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file; an existing one is replaced as a whole or not at all."""
+        """Writes the file; an existing file is replaced atomically."""
         write_document(path, _KIND, VERSION, self._document())
 
     def _document(self) -> dict[str, Any]:
@@ -163,12 +163,12 @@ class Plan:
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:
-    """Reads what :meth:`Plan.write` wrote.
+    """Reads a file that :meth:`Plan.write` wrote.
 
     Raises:
-        InvalidUsage: the file is no plan, of another version, or says something impossible; the
+        InvalidUsage: the file is no plan, has another version or an impossible content; the
             message names the file and the place in it.
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     return read_document(path, _KIND, VERSION, _plan)
 

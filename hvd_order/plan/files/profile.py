@@ -1,7 +1,7 @@
-"""A profile: what one worker's step was measured to consist of, as a JSON file.
+"""A profile: the measured operators of one worker's step, as a JSON file.
 
-docs/planning.md describes the file. Reading and writing needs no framework; recording one is the
-shim's job.
+docs/planning.md describes the file. Reading and writing needs no framework; the shim records
+profiles.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ Clock = Literal["wall", "cuda_event"]
 
 @dataclass(frozen=True)
 class Timing:
-    """How long an op took when it was run several times.
+    """Duration of an op over several runs.
 
     Attributes:
-        runs: how often, at least 5.
-        minimum_s: the duration on a dedicated resource, as TicTac's time oracle has it.
-        median_s: what to expect of a run.
-        spread_s: width of the middle half.
+        runs: number of runs, at least 5.
+        minimum_s: the duration on a dedicated resource, as in TicTac's time oracle.
+        median_s: the expected duration of a run.
+        spread_s: interquartile range.
 
     Raises:
-        InvalidUsage: too few runs, or numbers that no runs can have.
+        InvalidUsage: too few runs, or impossible numbers.
     """
 
     runs: int
@@ -66,7 +66,7 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
-        """Sums up the measured runs."""
+        """Summarises the measured runs."""
         if not seconds:
             raise InvalidUsage(f"0 runs; at least {LEAST_RUNS} are needed")
         ordered = sorted(seconds)
@@ -77,7 +77,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """The transport that was there when the profile was made.
+    """The transport that was measured with the profile.
 
     Attributes:
         link: an all-reduce of n bytes among ``ranks`` ranks takes ``slice_cost_s`` and n times
@@ -95,15 +95,15 @@ class Profile:
     """A model's step on one worker.
 
     Attributes:
-        model: name, for people.
-        machine: what it ran on, for people: host, processor, versions, batch size.
+        model: descriptive name.
+        machine: description of the machine: host, processor, versions, batch size.
         parameters, ops: as in a :class:`Graph`; durations follow from ``timings``.
-        timings: by name of the op.
+        timings: timing of each op, by name.
         link: None if no transport was measured.
-        clock: what the ops were timed with.
+        clock: clock that timed the ops.
 
     Raises:
-        InvalidUsage: the graph is none, or ops and timings do not belong together.
+        InvalidUsage: the graph is invalid, or ops and timings do not match.
     """
 
     model: str
@@ -130,7 +130,7 @@ class Profile:
         """The dependency graph.
 
         Args:
-            times: "minimum" to order by, as published; "median" to predict real steps.
+            times: "minimum" for ordering, as published; "median" for predicting real steps.
         """
         if times == "minimum":
             return Graph(self.parameters, self.ops)
@@ -138,7 +138,7 @@ class Profile:
         return Graph(self.parameters, tuple(medians))
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file; an existing one is replaced as a whole or not at all."""
+        """Writes the file; an existing file is replaced atomically."""
         write_document(path, _KIND, VERSION, self._document())
 
     def _document(self) -> dict[str, Any]:
@@ -165,12 +165,12 @@ class Profile:
 
 
 def read_profile(path: str | os.PathLike[str]) -> Profile:
-    """Reads what :meth:`Profile.write` wrote.
+    """Reads a file that :meth:`Profile.write` wrote.
 
     Raises:
-        InvalidUsage: the file is no profile, of another version, or says something impossible; the
+        InvalidUsage: the file is no profile, has another version or an impossible content; the
             message names the file and the place in it.
-        OSError: there is no such file.
+        OSError: the file does not exist.
     """
     return read_document(path, _KIND, VERSION, _profile)
 
@@ -188,7 +188,7 @@ def _profile(top: Fields) -> Profile:
         if not isinstance(value, str):
             raise InvalidUsage(f'"machine" has {key!r}: {value!r}; expected text')
     timings = {op.name: timing for op, timing in ops}
-    if len(timings) < len(ops):  # the graph says which is there twice
+    if len(timings) < len(ops):  # Graph's error names the duplicate
         Graph(tuple(parameters), tuple(op for op, _ in ops))
     return Profile(
         model,
@@ -202,7 +202,7 @@ def _profile(top: Fields) -> Profile:
 
 
 def parameter_from(content: Any, place: str) -> Parameter:
-    """A parameter in a file; ``place`` says where, for messages."""
+    """Parses a parameter; ``place`` is its place in the file, for messages."""
     fields = Fields(content, f"parameter {place}")
     parameter = Parameter(fields.take("name", str), fields.take("size_bytes", int))
     fields.end()

@@ -1,1 +1,1 @@
-"""The dependency graph of a step, and priorities of its transfers."""
+"""Dependency graph of a step, and priorities of its transfers."""

@@ -1,8 +1,8 @@
-"""The dependency graph of one worker's step: what computes, what it reads, what it produces.
+"""Dependency graph of one worker's step: its ops, what each op reads and what it produces.
 
-Transfers are no nodes of it. Every parameter is one transfer, whose direction depends on the use:
-a *pull* from a server has to arrive before the first op that reads the parameter (TicTac's recv),
-and a *gradient* can be sent after the last op that produces it.
+Transfers are not nodes. Every parameter is one transfer, whose direction depends on the use: a
+*pull* from a server has to arrive before the first op that reads the parameter (TicTac's recv), and
+a *gradient* can be sent after the last op that produces it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Phase = Literal["forward", "backward", "update"]
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor that is pulled, or whose gradient is reduced."""
+    """A tensor that workers pull, or whose gradient they reduce."""
 
     name: str
     size_bytes: int
@@ -33,16 +33,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Op:
-    """Something that keeps a resource busy.
+    """A computation that occupies a resource.
 
     Attributes:
         name: unique in its graph.
-        duration_s: on a dedicated resource, nothing to wait for.
-        inputs: names of ops whose results it needs.
-        reads: names of parameters that it needs itself.
-        produces: names of parameters whose gradient it computes, or a part of it.
-        resource: what it occupies alone: "compute", a stream, a copy engine.
-        phase: part of the step, for reports; what comes when follows from the inputs.
+        duration_s: duration on a dedicated resource, without waits.
+        inputs: names of ops whose results the op needs.
+        reads: names of parameters that the op reads directly.
+        produces: names of parameters whose gradient the op computes in whole or in part.
+        resource: resource that the op occupies alone: "compute", a stream, a copy engine.
+        phase: part of the step, for reports only; inputs alone determine the order.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Graph:
     """Parameters and ops of one step. Immutable. Sets are bit masks of positions in the tuples.
 
     Attributes:
-        parameters: in any order; it decides where a rule leaves two of them equal.
-        ops: in program order: as given, but none before its inputs.
+        parameters: parameters in any order; the order breaks ties of a rule.
+        ops: ops in program order: as given, but each after its inputs.
 
     Raises:
-        InvalidUsage: a name is used twice or refers to nothing, a number makes no sense, or ops
-            wait for each other in a circle. The message names the op.
+        InvalidUsage: a name is a duplicate or unknown, a number is invalid, or ops wait for each
+            other in a circle. The message names the op.
     """
 
     parameters: tuple[Parameter, ...]
@@ -78,17 +78,17 @@ class Graph:
 
     @cached_property
     def parameter_position(self) -> dict[str, int]:
-        """Where a parameter stands in ``parameters``."""
+        """Position of each parameter in ``parameters``, by name."""
         return {parameter.name: i for i, parameter in enumerate(self.parameters)}
 
     @cached_property
     def op_position(self) -> dict[str, int]:
-        """Where an op stands in ``ops``."""
+        """Position of each op in ``ops``, by name."""
         return {op.name: i for i, op in enumerate(self.ops)}
 
     @cached_property
     def needs(self) -> tuple[int, ...]:
-        """Of each op: the parameters that it reads, or an op does that it depends on.
+        """For each op, the parameters that the op or its dependencies read.
 
         Source:
             ``op.dep`` of TicTac (MLSys 2019), section 3.
@@ -105,22 +105,22 @@ class Graph:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """Of each parameter: the ops that read it themselves, in program order."""
+        """For each parameter, the ops that read it directly, in program order."""
         return self._by_parameter([op.reads for op in self.ops])
 
     @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:
-        """Of each parameter: the ops that compute its gradient, in program order."""
+        """For each parameter, the ops that compute its gradient, in program order."""
         return self._by_parameter([op.produces for op in self.ops])
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """Of all ops, in the order in which they first appear."""
+        """Resources of all ops, in order of first appearance."""
         return tuple(dict.fromkeys(op.resource for op in self.ops))
 
     @property
     def compute_s(self) -> float:
-        """How long all ops take, one after the other."""
+        """Total duration of all ops."""
         return math.fsum(op.duration_s for op in self.ops)
 
     def _by_parameter(self, names_of_ops: Iterable[Iterable[str]]) -> tuple[tuple[int, ...], ...]:
@@ -132,7 +132,7 @@ class Graph:
 
 
 def bits(mask: int) -> bytes:
-    """A set as one byte for each position, 1 or 0, up to the largest in it."""
+    """A set as one byte for each position, 1 or 0, up to its largest member."""
     return f"{mask:b}"[::-1].encode().translate(_TO_BITS)
 
 
@@ -175,7 +175,7 @@ def _check_values(parameters: Sequence[Parameter], ops: Sequence[Op]) -> None:
 
 
 def _behind_inputs(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Topological order; among ops whose inputs are there, the one that was listed first."""
+    """Topological order; among ops whose inputs are placed, the first listed one is next."""
     position = {op.name: i for i, op in enumerate(ops)}
     missing = [len(set(op.inputs)) for op in ops]
     users: list[list[int]] = [[] for _ in ops]
@@ -198,9 +198,9 @@ def _behind_inputs(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 def _circle(ops: Sequence[Op]) -> list[str]:
-    """Names along a circle of inputs, of which there is at least one."""
+    """Names along a circle of inputs; the ops contain at least one."""
     left = {op.name: op for op in ops}
-    while True:  # what waits for nothing that is left is in no circle
+    while True:  # an op that waits for no remaining op is in no circle
         free = [name for name, op in left.items() if not any(i in left for i in op.inputs)]
         if not free:
             break

@@ -1,4 +1,4 @@
-"""Priorities of transfers: which goes first when several could."""
+"""Priorities of transfers: among ready transfers, the most urgent goes first."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 __all__ = ["Priorities", "ranked", "within_servers"]
 
 Priorities = dict[str, int]
-"""By parameter; 0 goes first, and equal ones in any order."""
+"""Priority by parameter; 0 goes first, equal priorities in any order."""
 
 
 def ranked(values: Mapping[str, Any]) -> Priorities:
-    """Smaller values first; equal ones share the number of transfers that precede them all.
+    """Priorities by ascending value; equal values share the number of transfers before them.
 
     Source:
-        The authors' code for TicTac (``tictac/common.py``), which a sender's counter relies on: it
-        has passed exactly that many transfers when the first of the group may go.
+        The authors' code for TicTac (``tictac/common.py``). A sender's counter relies on this
+        rule: it has counted exactly that many transfers when the first of the group may go.
     """
     priorities: Priorities = {}
     ordered = sorted(values, key=values.__getitem__)
@@ -27,10 +27,10 @@ def ranked(values: Mapping[str, Any]) -> Priorities:
 
 
 def within_servers(priorities: Priorities, server_of: Mapping[str, Any]) -> Priorities:
-    """The same order, counted by each server from 0: a server sees its own transfers only.
+    """Renumbers priorities from 0 on each server: a server has only its own transfers.
 
     Args:
-        server_of: which server holds the parameter, by name.
+        server_of: the server that holds each parameter, by parameter name.
     """
     result: Priorities = {}
     for server in dict.fromkeys(server_of[name] for name in priorities):

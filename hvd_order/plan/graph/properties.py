@@ -1,10 +1,12 @@
-"""What TicTac knows about a transfer: P, M and M+, kept up to date while transfers arrive.
+"""TicTac's properties of a transfer: P, M and M+, updated while transfers arrive.
 
 With R the parameters that have not arrived, and ``dep`` what an op needs (``Graph.needs``):
 
-* M of an op is the time of all transfers in dep and R; of a transfer, its own time;
-* P of a transfer is the time of all ops that need it and nothing else of R: what it alone unlocks;
-* M+ of a transfer is the least M of all ops that need it *and* others of R; infinite without one.
+* M of an op is the time of all transfers in both dep and R; M of a transfer is its own time;
+* P of a transfer is the time of all ops that need it and no other member of R: it alone unlocks
+  them;
+* M+ of a transfer is the least M of all ops that need it *and* other members of R; infinite if no
+  op does.
 
 The paper computes all three anew for every transfer (UpdateProperties). Here ops with the same dep
 are one *group*, and an arrival touches only the groups that need it; a training graph has about as
@@ -26,27 +28,27 @@ __all__ = ["Outstanding", "impending"]
 
 
 class Outstanding:
-    """The transfers that have not arrived, and P, M and M+ of each.
+    """Transfers that have not arrived, with P, M and M+ of each.
 
     Attributes:
-        left: set of positions in ``graph.parameters``, as a bit mask.
+        left: their positions in ``graph.parameters``, as a bit mask.
         M: time of each transfer.
-        P: compute that each unlocks alone.
+        P: time of the ops that each transfer alone unlocks.
     """
 
     def __init__(
         self, graph: Graph, transfer_times: Sequence[int], op_times: Sequence[int]
     ) -> None:
-        """Nothing has arrived.
+        """Starts with all transfers outstanding.
 
         Args:
-            transfer_times, op_times: by position. Whole numbers, in any unit: sums are exact, so
-                what is equal in the paper is equal here.
+            transfer_times, op_times: times by position. Whole numbers in any unit: sums are exact,
+                so values that are equal in the paper are equal here.
         """
         work: defaultdict[int, int] = defaultdict(int)
         for mask, time in zip(graph.needs, op_times, strict=True):
             work[mask] += time
-        work.pop(0, None)  # runs at once, whatever arrives
+        work.pop(0, None)  # needs no transfer and runs at once
 
         self.left = (1 << len(graph.parameters)) - 1
         self.M = list(transfer_times)
@@ -54,7 +56,7 @@ class Outstanding:
         self._masks = list(work)
         self._work = list(work.values())
         self._group_M: list[int] = []
-        self._missing: list[int] = []  # how many transfers a group waits for
+        self._missing: list[int] = []  # number of transfers that a group waits for
         self._groups_of: list[list[int]] = [[] for _ in graph.parameters]
         self._joins: dict[int, None] = {}  # groups that wait for several, in order
         for group, mask in enumerate(self._masks):
@@ -69,7 +71,7 @@ class Outstanding:
                 self.P[needed[0]] += self._work[group]
 
     def arrive(self, transfer: int) -> None:
-        """Takes a transfer out of R."""
+        """Removes a transfer from R."""
         self.left &= ~(1 << transfer)
         for group in self._groups_of[transfer]:
             self._missing[group] -= 1
@@ -85,7 +87,7 @@ class Outstanding:
         return impending(joins, self.left, len(self.M))
 
     def least_impending(self, among: int) -> int:
-        """Those of a set of transfers whose M+ is the least, as a set."""
+        """The subset of a set of transfers with the least M+."""
         least: float = math.inf
         found = 0
         for group in self._joins:
@@ -97,12 +99,12 @@ class Outstanding:
 
 
 def impending(joins: Iterable[tuple[int, int]], among: int, count: int) -> list[float]:
-    """M+ by position; infinite where nothing joins.
+    """M+ by position; infinite for transfers that no joint op needs.
 
     Args:
-        joins: (M, set of transfers) of ops that wait for several.
-        among: transfers that have not arrived, as a set.
-        count: of all transfers.
+        joins: (M, set of transfers) of ops that wait for several transfers.
+        among: set of the transfers that have not arrived.
+        count: number of all transfers.
     """
     result = [math.inf] * count
     for least, mask in sorted(joins):

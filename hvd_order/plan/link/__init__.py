@@ -1,1 +1,1 @@
-"""A model of the link, and the slices that suit it."""
+"""Link model, and the slice settings that suit it."""

@@ -1,4 +1,4 @@
-"""What ordering can gain, and which mode that speaks for. Pure: numbers in, words out."""
+"""Advice: the gain from ordering and the recommended mode. Pure: numbers in, words out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Advice", "Mode", "Outlook", "advise", "run_line"]
 Mode = Literal["order", "arrival", "none"]
 
 _WORTH = 1.02  # gains below are noise on real machines; the tuner's measure as well
-_FASTER = 10.0  # of the other networks that a run's line looks at
+_FASTER = 10.0  # speed ratio of the other networks in a run's line
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Outlook:
     """Step times of one model on one network, in seconds.
 
     Attributes:
-        ranks: workers.
-        compute_s: what a worker computes in a step.
-        wire_s: how long the link needs for all gradients, bytes alone.
-        today_s: as DistributedDataParallel sends them: in large buckets as they come, all awaited.
-        arrival_s: in large slices as they come, while the next forward pass goes on.
-        order_s: what is needed first first, in slices, while the next forward pass goes on.
-        bound_s: what no order can beat.
+        ranks: number of workers.
+        compute_s: computation of a worker in a step.
+        wire_s: time of the link for all gradients, bytes alone.
+        today_s: DistributedDataParallel: large buckets in order of arrival, all awaited.
+        arrival_s: large slices in order of arrival, overlapping with the next forward pass.
+        order_s: slices in consumption order, overlapping with the next forward pass.
+        bound_s: lower bound for any order.
     """
 
     ranks: int
@@ -39,22 +39,22 @@ class Outlook:
 
     @property
     def gain(self) -> float:
-        """How much faster than today training gets with order: 0.25 is a quarter more steps."""
+        """Speedup of training with order over today: 0.25 means a quarter more steps."""
         return self.today_s / self.order_s - 1 if self.order_s else 0.0
 
     @property
     def possible_gain(self) -> float:
-        """The same for the best that is possible."""
+        """Speedup over today at the bound."""
         return self.today_s / self.bound_s - 1 if self.bound_s else 0.0
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to use, and why.
+    """The recommended mode and its reason.
 
     Attributes:
-        mode: "order": what is needed first first, overlapping with the next step; "arrival": large
-            slices as they come, overlapping with the next step; "none": what you have.
+        mode: "order": consumption order, overlapping with the next step; "arrival": large slices
+            in order of arrival, overlapping with the next step; "none": no change.
     """
 
     mode: Mode
@@ -62,7 +62,7 @@ class Advice:
 
 
 def advise(outlook: Outlook) -> Advice:
-    """Recommends what is clearly faster, and the simpler one where nothing is."""
+    """Recommends the mode that is clearly faster, or the simpler mode if neither is."""
     if outlook.ranks == 1:
         return Advice("none", "with one worker nothing travels")
     if outlook.wire_s == 0:
@@ -90,16 +90,16 @@ def advise(outlook: Outlook) -> Advice:
 
 
 def run_line(link: LinkModel, size_bytes: int, ranks: int, step_s: float | None) -> str:
-    """One line at the start of a run, which has no profile: what is known, and what follows.
+    """One line of advice at the start of a run, which has no profile.
 
-    A step is no shorter than its transfers nor than its computation, and no longer than both one
-    after the other. So of a step of m seconds whose transfers take w, computation takes m - w at
-    least: enough for bounds, not for a prediction.
+    A step is no shorter than its transfers or its computation, and no longer than their sum. So in
+    a step of m seconds whose transfers take w, computation takes at least m - w. This is enough for
+    bounds, not for a prediction.
 
     Args:
-        link: as measured among the ranks.
-        size_bytes: of all gradients.
-        step_s: median step as it runs now; None: not known.
+        link: link model measured among the ranks.
+        size_bytes: total size of all gradients.
+        step_s: median step time of the current run; None if unknown.
     """
     if ranks == 1:
         return "one worker: nothing travels, so there is nothing to order"

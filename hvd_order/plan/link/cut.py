@@ -2,10 +2,10 @@
 
 The model (Hockney, Parallel Computing 20, 1994): an all-reduce of n bytes takes ``alpha + n beta``.
 Two costs pull in opposite directions. Each slice costs ``alpha``, so B bytes in slices of s cost
-``alpha B / s`` beside the bytes themselves. And an urgent gradient, whose own slice is small
-(SliceLayout), waits for what is in flight: ``beta k s`` with k slices in flight. The sum is least
-at ``s = sqrt(alpha B / (beta k))``. Alpha is what a slice costs the link, or the latency where that
-is larger: beside training a slice costs processor time as well.
+``alpha B / s`` in addition to the bytes. And an urgent gradient, whose own slice is small
+(SliceLayout), waits for the slices in flight: ``beta k s`` with k slices in flight. The sum is
+least at ``s = sqrt(alpha B / (beta k))``. Alpha is the cost of a slice on the link, or the latency
+if that is larger: during training a slice costs processor time as well.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ __all__ = [
 
 _SMALLEST_BYTES = 64 * 1024
 _LARGEST_BYTES = 16 * 2**20
-_STEP_BYTES = 16 * 1024  # sizes are multiples of it
+_STEP_BYTES = 16 * 1024  # slice sizes are multiples of this
 _MOST_IN_FLIGHT = 16
 _FUSED_BYTES = 25 * 2**20  # at most, DDP's default bucket
-_FUSED_PARTS = 8  # at least: in one part a small model would not overlap with backward at all
-_SLICE_FACTOR, _CREDIT_FACTOR = 1.4, 1.6  # cuts that are nearer are taken as the same
+_FUSED_PARTS = 8  # at least: with one part a small model would not overlap with backward
+_SLICE_FACTOR, _CREDIT_FACTOR = 1.4, 1.6  # closer cuts count as the same
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How gradients are sent.
+    """Slice settings.
 
     Attributes:
         slice_bytes: unit of transfer.
-        credit_bytes: how much may be in flight.
-        policy: which ready slice goes first.
+        credit_bytes: bytes that may be in flight at once.
+        policy: rule that picks the next ready slice.
     """
 
     slice_bytes: int
@@ -56,7 +56,7 @@ class Cut:
         credit_bytes: int | None,
         policy: Literal["priority", "arrival"],
     ) -> Cut:
-        """The same but for what a user has set."""
+        """Returns a copy with the settings that the user has given."""
         cut = self
         if slice_bytes is not None:
             in_flight = cut.credit_bytes // cut.slice_bytes
@@ -66,7 +66,7 @@ class Cut:
         return replace(cut, policy=policy)
 
     def resembles(self, other: Cut) -> bool:
-        """Whether trials could hardly tell the two apart."""
+        """Whether the two cuts are too similar for trials to distinguish."""
         return (
             self.policy == other.policy
             and _within(self.slice_bytes, other.slice_bytes, _SLICE_FACTOR)
@@ -76,12 +76,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class LinkModel:
-    """What a transport was measured to do.
+    """Measured latency and cost of a transport.
 
     Attributes:
-        latency_s: an all-reduce of next to nothing, alone.
-        slice_cost_s: what a slice costs beside its bytes while others are in flight; alpha above.
-        seconds_per_byte: beta above, of an all-reduce among all ranks.
+        latency_s: time of a nearly empty all-reduce, alone.
+        slice_cost_s: cost of a slice besides its bytes while others are in flight; alpha above.
+        seconds_per_byte: beta above, for an all-reduce among all ranks.
     """
 
     latency_s: float
@@ -95,11 +95,11 @@ class LinkModel:
         small: tuple[int, int, float],
         large: tuple[int, int, float],
     ) -> LinkModel:
-        """Solves two measurements for the two unknowns.
+        """Solves two measurements for slice cost and seconds per byte.
 
         Args:
-            latency_s: as the attribute.
-            small, large: (slices, bytes of each, seconds for all), with some in flight at a time.
+            latency_s: same as the attribute.
+            small, large: (slices, bytes of each, seconds for all), several in flight at a time.
         """
         small_count, small_bytes, small_s = small
         large_count, large_bytes, large_s = large
@@ -108,11 +108,10 @@ class LinkModel:
             beta = (each_large - each_small) / (large_bytes - small_bytes)
             cost_s = each_small - small_bytes * beta
         else:
-            # Something else held up the small slices. The large ones took no more than they did,
-            # and how much of that was cost is unknown: without it, bytes count for too much rather
-            # than for nothing.
+            # A disturbance delayed the small slices, so the slice cost is unknown. Without a slice
+            # cost, the cost of bytes is overestimated instead of lost.
             beta, cost_s = each_large / large_bytes, 0.0
-        # Slices in flight hide each other's latency on an idle machine only: threads that hand
+        # Slices in flight hide each other's latency on an idle machine only: threads that pass
         # them on wait for a core while a model trains.
         return cls(latency_s, max(cost_s, latency_s / 2, 1e-6), beta)
 
@@ -122,15 +121,15 @@ _TINY_BYTES = 1024
 _SMALL = (16, 128 * 1024)  # slices, bytes of each
 _LARGE = (4, 2**20)
 PROBE_BYTES = _LARGE[0] * _LARGE[1]
-"""How much memory a transport needs to be measured."""
+"""Memory that the measurement of a transport needs."""
 
 
 def measured_link(time_stream: Callable[[list[int]], float]) -> LinkModel:
-    """Times some all-reduces of up to 4 MiB together, several times each.
+    """Times streams of all-reduces of up to 4 MiB in total, several times each.
 
     Args:
-        time_stream: carries out all-reduces of these sizes, in bytes, two or more of them in
-            flight at a time, and returns the seconds that took; nothing else travels.
+        time_stream: runs all-reduces of these sizes in bytes, two or more in flight at a time, and
+            returns the seconds taken; the transport is otherwise idle.
     """
     latency_s = _undisturbed(time_stream([_TINY_BYTES]) for _ in range(4 * _ROUNDS))
     times = []
@@ -141,22 +140,22 @@ def measured_link(time_stream: Callable[[list[int]], float]) -> LinkModel:
 
 
 def _undisturbed(seconds: Iterable[float]) -> float:
-    """The lower quartile: what else a machine has to do only adds."""
+    """The lower quartile: disturbances only add time."""
     return quantiles(seconds, n=4)[0]
 
 
 def best_cut(link: LinkModel, total_bytes: int, in_flight: int = 2) -> Cut:
-    """The cut with the least sum of both costs for a model with so many bytes of gradients.
+    """The cut with the least sum of both costs for ``total_bytes`` of gradients.
 
     Args:
-        in_flight: slices that keep the transport busy, at least.
+        in_flight: least number of slices that keeps the transport busy.
     """
-    # What an idle transport does not show: messages and wake-ups take processor time.
+    # Messages and wake-ups take processor time, which an idle transport does not show.
     alpha_s = max(link.slice_cost_s, link.latency_s)
     size = math.sqrt(alpha_s * total_bytes / (link.seconds_per_byte * in_flight))
     size = min(max(size, _SMALLEST_BYTES), _LARGEST_BYTES)
     slice_bytes = cut_of(size, 1).slice_bytes
-    # On a long line two slices do not fill it: while one is acknowledged, others must travel.
+    # Two slices do not fill a link of high latency: others must travel during an acknowledgment.
     slice_s = slice_bytes * link.seconds_per_byte
     in_flight = min(max(in_flight, 1 + math.ceil(link.latency_s / slice_s)), _MOST_IN_FLIGHT)
     return Cut(slice_bytes, in_flight * slice_bytes)
@@ -165,23 +164,23 @@ def best_cut(link: LinkModel, total_bytes: int, in_flight: int = 2) -> Cut:
 def cut_of(
     slice_bytes: float, in_flight: int, policy: Literal["priority", "arrival"] = "priority"
 ) -> Cut:
-    """Slices of about that size, so many of them in flight."""
+    """Rounds the slice size and sets the credit to ``in_flight`` slices."""
     size = max(round(slice_bytes / _STEP_BYTES), 1) * _STEP_BYTES
     return Cut(size, in_flight * size, policy)
 
 
 def reservation_lead_s(link: LinkModel, cut: Cut) -> float:
-    """How long before the most urgent gradient the last large slice should begin, in seconds.
+    """Seconds before the most urgent gradient by which the last large slice should begin.
 
-    What is in flight then needs this long to arrive. The window is full or half full, so three
-    quarters of the credit on average; a link that falls idle a little early costs as much as a
-    gradient that waits as long.
+    The slices in flight then need this long to arrive. The window is full or half full, so it holds
+    three quarters of the credit on average. A link that falls idle early costs as much as a
+    gradient that waits equally long.
     """
     return 0.0 if cut.policy == "arrival" else 0.75 * cut.credit_bytes * link.seconds_per_byte
 
 
 def arrival_cut(total_bytes: int) -> Cut:
-    """What DDP does: large slices of neighbours, sent as they come."""
+    """DDP's method: large slices of neighbouring gradients, sent in order of arrival."""
     size = min(max(total_bytes / _FUSED_PARTS, _SMALLEST_BYTES), _FUSED_BYTES)
     return cut_of(size, 2, "arrival")
 

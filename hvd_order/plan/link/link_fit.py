@@ -1,7 +1,7 @@
 """A latency-bandwidth model of a transport from timed streams of slices.
 
-The quick measurement before training (``LinkModel.from_streams``) solves two streams; this one fits
-several, for a profile that others will calculate with.
+The quick measurement before training (``LinkModel.from_streams``) solves two streams; this module
+fits several, for the more accurate link model of a profile.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Stream", "fit_link"]
 
 @dataclass(frozen=True)
 class Stream:
-    """Slices of one size that were sent with some in flight at a time.
+    """Slices of one size that were sent with several in flight at a time.
 
     Attributes:
-        slice_bytes: of each.
-        slice_s: time for all, by their number.
+        slice_bytes: size of each slice.
+        slice_s: total time divided by the number of slices.
     """
 
     slice_bytes: int
@@ -32,13 +32,13 @@ class Stream:
 def fit_link(latency_s: float, streams: Sequence[Stream]) -> LinkModel:
     """The line ``slice_cost_s + n seconds_per_byte`` with the least *relative* error.
 
-    A millisecond off is nothing for 8 MiB and a lot for 64 KiB, so each stream counts by the
-    inverse square of its time. The line falls nowhere, and begins no lower than 0: where the
-    unbounded fit would, the best line through the bound is taken.
+    An error of 1 ms is little for 8 MiB and much for 64 KiB, so each stream is weighted by the
+    inverse square of its time. Slope and intercept are not negative: if the unbounded fit violates
+    a bound, the best line at that bound is taken.
 
     Args:
-        latency_s: an all-reduce of next to nothing, alone.
-        streams: of two sizes at least.
+        latency_s: time of a nearly empty all-reduce, alone.
+        streams: streams of at least two sizes.
 
     Raises:
         InvalidUsage: too few sizes, or a time that is not positive.
@@ -61,10 +61,10 @@ def fit_link(latency_s: float, streams: Sequence[Stream]) -> LinkModel:
     if cost_s < 0:
         cost_s, per_byte_s = 0.0, y1 / yy
     elif per_byte_s <= 0:
-        # Sizes made no difference: the cost alone, and bytes that the largest slice hides in it.
+        # Size made no difference: only the cost remains; it covers the largest slice's bytes.
         largest = max(stream.slice_bytes for stream in streams)
         cost_s, per_byte_s = x1 / xx, x1 / xx / largest / 100
-    # As LinkModel.from_streams: slices hide each other's latency on an idle machine only.
+    # Same as LinkModel.from_streams: slices hide each other's latency on an idle machine only.
     return LinkModel(latency_s, max(cost_s, latency_s / 2, 1e-6), per_byte_s)
 
 

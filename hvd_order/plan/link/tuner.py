@@ -1,4 +1,4 @@
-"""Tries other cuts on real steps, a few each, and keeps the fastest."""
+"""Tries several cuts on a few real steps each, and keeps the fastest."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hvd_order.plan.link.cut import Cut, arrival_cut
 
 __all__ = ["Tuner", "Turn", "candidates", "distinct"]
 
-_WARM_UP = 2  # steps after a change that still feel the old cut
+_WARM_UP = 2  # steps after a change that the old cut still affects
 _STEPS = 5  # measured steps of each candidate
 _WORTH = 0.98  # a rival must be this much faster than the first candidate, or it is noise
 
 
 @dataclass(frozen=True, order=True)
 class Turn:
-    """Step times of one candidate, in seconds: the median and the middle half around it."""
+    """Step times of one candidate, in seconds: the median and the quartiles around it."""
 
     median_s: float
     low_s: float
@@ -24,14 +24,14 @@ class Turn:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Turn:
-        """Sums up the measured steps."""
+        """Summarises the measured steps."""
         ordered = sorted(seconds)
         last = len(ordered) - 1
         return cls(ordered[last // 2], ordered[last // 4], ordered[last - last // 4])
 
     @classmethod
     def slowest(cls, turns: Sequence[Turn]) -> Turn:
-        """The same turn on all ranks as the job felt it."""
+        """Combines the turns of all ranks; the slowest rank counts."""
         return cls(
             max(turn.median_s for turn in turns),
             max(turn.low_s for turn in turns),
@@ -39,15 +39,15 @@ class Turn:
         )
 
     def clearly_faster(self, other: Turn) -> bool:
-        """By more than the steps of either differ among themselves, and enough to matter."""
+        """Whether the difference exceeds the spread of both turns and is large enough to matter."""
         return self.high_s < other.low_s and self.median_s < _WORTH * other.median_s
 
 
 def candidates(first: Cut, total_bytes: int) -> list[Cut]:
-    """What is tried beside the model's answer: half and twice the slice, and no order at all.
+    """Cuts to try besides the model's: half and twice the slice size, and arrival order.
 
     Args:
-        total_bytes: of all gradients.
+        total_bytes: total size of all gradients.
     """
     in_flight = first.credit_bytes // first.slice_bytes
     others = [
@@ -57,7 +57,7 @@ def candidates(first: Cut, total_bytes: int) -> list[Cut]:
 
 
 def distinct(cuts: Sequence[Cut]) -> list[Cut]:
-    """Those that trials can tell apart; of others the first."""
+    """Drops cuts that trials cannot distinguish from an earlier one."""
     kept: list[Cut] = []
     for cut in cuts:
         if not any(cut.resembles(other) for other in kept):
@@ -66,15 +66,15 @@ def distinct(cuts: Sequence[Cut]) -> list[Cut]:
 
 
 class Tuner:
-    """Says which cut the next steps use. The same on every rank, if fed the same.
+    """Chooses the cut of the next steps. Equal input gives equal choices on all ranks.
 
     Every candidate gets a turn. If a rival was clearly faster than the first candidate, both get
-    another turn, and the rival has to win that one as well: on a machine that others use, one of
-    several often looks better by chance.
+    another turn, and the rival has to win that turn as well: on a shared machine, one of several
+    candidates often looks better by chance.
     """
 
     def __init__(self, cuts: Sequence[Cut]) -> None:
-        """``cuts``: what to try; the first is in use and stays unless another is clearly faster."""
+        """Takes the cuts to try; the first is in use and stays unless another is clearly faster."""
         self._turns = list(cuts)
         self._confirming = False
         self._seconds: list[float] = []  # of the current turn, by step
@@ -85,7 +85,7 @@ class Tuner:
 
     @property
     def cut(self) -> Cut:
-        """In use now. There is none if there is nothing to try."""
+        """The cut in use. There is none without candidates."""
         return self._chosen or self._turns[len(self._over)]
 
     @property
@@ -95,19 +95,19 @@ class Tuner:
 
     @property
     def chosen_s(self) -> float:
-        """The median step of the choice in its last turn, on the slowest rank."""
+        """Median step time of the chosen cut in its last turn, on the slowest rank."""
         assert self._chosen_s is not None, "nothing has been tried to the end"
         return self._chosen_s
 
     def step_taken(self, now_s: float) -> Turn | None:
-        """A step has ended.
+        """Records the end of a step.
 
         Args:
-            now_s: any clock.
+            now_s: time of any clock.
 
         Returns:
-            When the turn is over: how it went on this rank. All ranks come here at the same step,
-            and tell each other before they call :meth:`measured`.
+            This rank's turn if it is over, else None. The turn ends at the same step on all ranks;
+            the ranks exchange their turns before they call :meth:`measured`.
         """
         if self._last_s is not None:
             self._seconds.append(now_s - self._last_s)
@@ -117,10 +117,10 @@ class Tuner:
         return Turn.of(self._seconds[_WARM_UP:])
 
     def measured(self, turns: Sequence[Turn]) -> Cut:
-        """All ranks' measurements of the turn that is over.
+        """Takes all ranks' measurements of the finished turn.
 
         Returns:
-            What to use from now on.
+            The cut to use from now on.
         """
         self._over.append(Turn.slowest(turns))
         self._seconds.clear()

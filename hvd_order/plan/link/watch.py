@@ -1,4 +1,4 @@
-"""Notices that steps no longer take what they took when the cut was chosen."""
+"""Detects that step times have changed since the cut was chosen."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from statistics import median
 
 __all__ = ["Drift", "Watch"]
 
-INTERVAL_S = 30.0  # between two looks
-LEAST_STEPS = 100  # as well
-_SEEN = 25  # steps of each look
-_WARM_UP = 3  # steps after a change that still feel what was before
+INTERVAL_S = 30.0  # between two measurements
+LEAST_STEPS = 100  # least number of steps between two measurements
+_SEEN = 25  # steps of each measurement
+_WARM_UP = 3  # steps after a change that the previous state still affects
 _CLEAR = 1.2  # times slower or faster than before
 _TIMES = 2  # in a row
 
@@ -25,37 +25,37 @@ class Drift:
 
 
 class Watch:
-    """Looks at some steps now and then. The same on every rank, if fed the same.
+    """Measures some steps now and then. Equal input gives equal results on all ranks.
 
-    The ranks compare what they have seen after the same steps, twice a minute at most, and a change
-    counts when it is clear and seen twice in a row. Between two looks a step costs a comparison of
-    two integers.
+    The ranks compare their medians after the same steps, at most twice a minute. A change counts if
+    it is clear and found twice in a row. Between two measurements a step costs a comparison of two
+    integers.
     """
 
     def __init__(self, step_s: float, patience: int = 1, expected: bool = True) -> None:
-        """Begins with the next step.
+        """Starts with the next step.
 
         Args:
-            step_s: measured with the choice; the same on all ranks.
-            patience: so many times the usual interval between two looks.
-            expected: ``step_s`` is what steps are held against; if not, it is a few steps' account
-                that the first look, right away, replaces.
+            step_s: step time measured with the chosen cut; the same on all ranks.
+            patience: factor on the usual interval between two measurements.
+            expected: whether ``step_s`` is the reference. If not, it is an estimate from a few
+                steps, which an immediate first measurement replaces.
         """
         self._every = patience * max(LEAST_STEPS, round(INTERVAL_S / step_s))
         self._expected_s = step_s if expected else None
         self._left = _SEEN + _WARM_UP if not expected else self._every  # until the ranks compare
         self._last_s = 0.0
         self._seconds: list[float] = []
-        self._odd = 0  # how often in a row steps were slower, or if negative faster
+        self._odd = 0  # times in a row that steps were slower, or if negative faster
 
     def step_taken(self, now_s: float) -> float | None:
-        """A step has ended.
+        """Records the end of a step.
 
         Args:
-            now_s: any clock.
+            now_s: time of any clock.
 
         Returns:
-            When the ranks compare: the median of this rank's last steps.
+            The median of this rank's last steps if the ranks have to compare, else None.
         """
         self._left -= 1
         if self._left > _SEEN:
@@ -71,10 +71,10 @@ class Watch:
         return seen_s
 
     def compared(self, medians_s: Sequence[float]) -> Drift | None:
-        """What all ranks have seen, of which the slowest counts.
+        """Takes the medians of all ranks; the slowest counts.
 
         Returns:
-            A change, if it is clear and lasts.
+            A change that is clear and lasts, else None.
         """
         now_s = max(medians_s)
         if self._expected_s is None:
@@ -87,5 +87,5 @@ class Watch:
 
     @property
     def expected_s(self) -> float | None:
-        """What steps are held against; None before the first look."""
+        """Reference step time; None before the first measurement."""
         return self._expected_s

@@ -1,1 +1,1 @@
-"""Heuristics: the order of transfers, and what travels together."""
+"""Heuristics for the order of transfers and for the messages that carry them."""

@@ -1,4 +1,4 @@
-"""Orders that look at no dependency: what others are compared with."""
+"""Baseline orders, which use no dependencies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["arrival", "random_order"]
 
 
 def arrival(graph: Graph, link: LinkModel) -> Priorities:
-    """As gradients become ready, which is what DDP and Horovod do.
+    """Order in which gradients become ready, as in DDP and Horovod.
 
-    What has no gradient (a parameter that is only pulled) counts as ready from the start, and such
-    go in the order of the graph.
+    Parameters without gradient (only pulled) count as ready from the start, in the order of the
+    graph.
     """
     del link
     ready = {transfer.name: transfer.release_s for transfer in gradient_transfers(graph)}
@@ -24,7 +24,7 @@ def arrival(graph: Graph, link: LinkModel) -> Priorities:
 
 
 def random_order(graph: Graph, link: LinkModel, seed: int = 0) -> Priorities:
-    """Any order, the same for the same seed: the unordered pulls of a parameter server."""
+    """A random order by seed, like the unordered pulls of a parameter server."""
     del link
     names = [parameter.name for parameter in graph.parameters]
     random.Random(seed).shuffle(names)

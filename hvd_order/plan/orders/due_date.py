@@ -1,4 +1,4 @@
-"""Gradients by earliest due date: what the next forward pass reads first goes first.
+"""Earliest due date: the gradient that the next forward pass reads first goes first.
 
 One machine (the link), jobs (gradients) with release times in the backward pass and due dates in
 the next forward pass, preemption (slices): earliest due date first is optimal for the maximum
@@ -20,14 +20,14 @@ __all__ = ["due_date", "max_lateness_s"]
 
 
 def due_date(graph: Graph, link: LinkModel) -> Priorities:
-    """Orders parameters by when their first reader starts if nothing waits.
+    """Orders parameters by the time at which their first reader starts if no op waits.
 
-    Parameters with one first reader share a priority. What no op reads is needed when its gradient
-    is computed anew.
+    Parameters with the same first reader share a priority. A parameter that no op reads is due when
+    its gradient is next computed.
 
     Args:
-        link: not looked at: a latency moves all due dates alike, and what a slice costs does not
-            change which one is needed first.
+        link: unused: a latency shifts all due dates equally, and the cost of a slice does not
+            change which gradient is due first.
 
     Source:
         Horn, "Some simple scheduling algorithms", Naval Research Logistics 21, 1974.
@@ -45,10 +45,10 @@ def due_date(graph: Graph, link: LinkModel) -> Priorities:
 def max_lateness_s(
     graph: Graph, priorities: Priorities, link: LinkModel, slice_bytes: int | None = None
 ) -> float:
-    """How late the latest gradient is if no op waits for any; negative if all are early.
+    """Lateness of the latest gradient if no op waits for any; negative if all are early.
 
     Args:
-        slice_bytes: as in :func:`hvd_order.plan.steps.delivery.deliver`.
+        slice_bytes: same as in :func:`hvd_order.plan.steps.delivery.deliver`.
     """
     transfers = gradient_transfers(graph)
     arrived = deliver(transfers, priorities, link, slice_bytes)

@@ -1,11 +1,11 @@
-"""Gradients that are sent as they come, several in one message where that pays.
+"""Merging of gradients that are sent in order of arrival into larger messages.
 
-A message of n bytes takes ``a + b n``: merging saves an a, and a gradient that waits for the next
-one may leave the link idle. MG-WFBP decides for one pair after the other: it merges a gradient with
-the next one if that is ready before the message could have started and paid its a. For one pair
-that is best. It is called optimal where it was published, but a row of pairs is not: with a = 1,
-gradients ready at 0, 0.9 and 1.8 s that take 5 s each are all merged, and end at 17.8 s, while the
-first alone and the other two together end at 17 s. `merge_best` is the optimum.
+A message of n bytes takes ``a + b n``. Merging saves one a, but a gradient that waits for the next
+one may leave the link idle. MG-WFBP decides pair by pair: it merges a gradient with the next one if
+the next one is ready before the message could have started and paid its a. This is best for one
+pair. The paper calls it optimal, but for several pairs it is not: with a = 1, three gradients ready
+at 0, 0.9 and 1.8 s that take 5 s each are all merged and end at 17.8 s, while the first alone and
+the other two together end at 17 s. `merge_best` is the optimum.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def merge_pairs(ready_s: Sequence[float], size_bytes: Sequence[int], link: LinkM
     """MG-WFBP's rule, as published.
 
     Args:
-        ready_s: when each gradient is computed, ascending.
-        size_bytes: of each.
+        ready_s: time at which each gradient is computed, ascending.
+        size_bytes: size of each gradient.
         link: a is ``slice_cost_s``, b is ``seconds_per_byte``.
 
     Returns:
         Positions of the gradients in each message, in the order of sending.
 
     Source:
-        Shi, Chu, Li, "MG-WFBP", INFOCOM 2019 (arXiv 1912.09268), algorithm 1, in one pass: when a
-        message can start depends on those before it only.
+        Shi, Chu, Li, "MG-WFBP", INFOCOM 2019 (arXiv 1912.09268), algorithm 1, in one pass: the
+        start of a message depends only on the messages before it.
     """
     groups: Groups = []
     group: list[int] = []
@@ -56,13 +56,13 @@ def merge_pairs(ready_s: Sequence[float], size_bytes: Sequence[int], link: LinkM
 
 
 def merge_best(ready_s: Sequence[float], size_bytes: Sequence[int], link: LinkModel) -> Groups:
-    """Neighbours in messages such that the last message ends as early as possible.
+    """Merges neighbours such that the last message ends as early as possible.
 
-    The best end of the first j gradients is the least, over all last messages i..j, of the best end
-    of those before i, or the time when j is ready, and the message. O(n^2).
+    The best end of the first j gradients is the minimum over all last messages i..j. Such a message
+    starts at the best end of the gradients before i or when j is ready, whichever is later. O(n^2).
 
     Args:
-        ready_s, size_bytes, link: as for :func:`merge_pairs`; the result as well.
+        ready_s, size_bytes, link: same as in :func:`merge_pairs`, as is the result.
     """
     sums = [0, *accumulate(size_bytes)]
     ends = [0.0]
@@ -87,7 +87,7 @@ def mg_wfbp(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice
     """The messages of :func:`merge_pairs`, in order of arrival.
 
     Args:
-        priorities: not looked at: merging is a rule for gradients that are sent as they come.
+        priorities: unused: gradients are sent in order of arrival.
     """
     del priorities
     return _messages(graph, link, merge_pairs)
@@ -97,7 +97,7 @@ def best_merge(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Sl
     """The messages of :func:`merge_best`, in order of arrival.
 
     Args:
-        priorities: not looked at.
+        priorities: unused.
     """
     del priorities
     return _messages(graph, link, merge_best)

@@ -1,4 +1,4 @@
-"""All heuristics by name. A new one is a function and a line here."""
+"""All heuristics by name. A new heuristic is a function and a line here."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ORDERS: dict[str, Callable[[Graph, LinkModel], Priorities]] = {
     "tac": tac,
     "tic": tic,
 }
-"""What goes first."""
+"""Heuristics for the order of transfers."""
 
 SLICINGS: dict[str, Callable[[Graph, LinkModel, Priorities], list[Slice]]] = {
     "best_merge": best_merge,
@@ -32,11 +32,11 @@ SLICINGS: dict[str, Callable[[Graph, LinkModel, Priorities], list[Slice]]] = {
     "p3": p3,
     "whole": whole_tensors,
 }
-"""What travels together."""
+"""Heuristics for the slices that travel together."""
 
 
 def order(name: str, graph: Graph, link: LinkModel) -> Priorities:
-    """Priorities of all parameters by the heuristic of that name.
+    """Priorities of all parameters by the named heuristic.
 
     Raises:
         InvalidUsage: there is none.
@@ -47,7 +47,7 @@ def order(name: str, graph: Graph, link: LinkModel) -> Priorities:
 
 
 def slices(name: str, graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
-    """Slices of all gradients by the policy of that name.
+    """Slices of all gradients by the named rule.
 
     Raises:
         InvalidUsage: there is none.

@@ -1,4 +1,4 @@
-"""What travels together: whole tensors, or slices of P3. Merging tensors is merge.py's."""
+"""Units of transfer: whole tensors, or slices of P3. merge.py merges tensors."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hvd_order.plan.link.cut import LinkModel
 __all__ = ["P3_SLICE_BYTES", "Part", "Slice", "p3", "whole_tensors"]
 
 P3_SLICE_BYTES = 200_000
-"""50,000 parameters of 4 bytes: best on the authors' four hosts."""
+"""Slice size of P3: 50,000 parameters of 4 bytes, the best on the authors' four hosts."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of one parameter's gradient."""
+    """Byte range of one parameter's gradient."""
 
     parameter: str
     offset_bytes: int
@@ -26,10 +26,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Slice:
-    """The unit of transfer; what has been issued is not interrupted.
+    """The unit of transfer; an issued slice is not interrupted.
 
     Attributes:
-        priority: 0 goes first; equal ones in any order.
+        priority: 0 goes first; equal priorities in any order.
     """
 
     parts: tuple[Part, ...]
@@ -37,12 +37,12 @@ class Slice:
 
     @property
     def size_bytes(self) -> int:
-        """Of all parts."""
+        """Total size of all parts."""
         return sum(part.size_bytes for part in self.parts)
 
 
 def whole_tensors(graph: Graph, link: LinkModel, priorities: Priorities) -> list[Slice]:
-    """Each gradient by itself, however large: TicTac, and DDP without buckets."""
+    """One slice for each gradient: TicTac, and DDP without buckets."""
     del link
     return _cut(graph, priorities, max((1, *(p.size_bytes for p in graph.parameters))))
 
@@ -50,9 +50,9 @@ def whole_tensors(graph: Graph, link: LinkModel, priorities: Priorities) -> list
 def p3(
     graph: Graph, link: LinkModel, priorities: Priorities, slice_bytes: int = P3_SLICE_BYTES
 ) -> list[Slice]:
-    """Large gradients in slices of equal size, small ones by themselves.
+    """Cuts large gradients into slices of equal size; small ones are one slice each.
 
-    Slices have the priority of their tensor.
+    A slice has the priority of its tensor.
 
     Source:
         Jayarajan et al., "Priority-based parameter propagation", SysML 2019 (arXiv 1905.03960),

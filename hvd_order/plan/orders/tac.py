@@ -5,15 +5,15 @@ Two transfers A and B, each of which unlocks its own compute before a common op,
     A then B:  M_A + max(P_A, M_B) + P_B        B then A:  M_B + max(P_B, M_A) + P_A
 
 so A goes first if min(P_B, M_A) < min(P_A, M_B): Johnson's rule for a flow shop of two machines,
-the link and the processor. TAC sends the transfer that goes first among all that have not been
-sent, takes it as arrived, and compares anew.
+the link and the processor. TAC sends the transfer that goes first among all unsent transfers,
+treats it as arrived, and compares again.
 
-The printed Algorithm 3 has the sign of that comparison the other way round; Eq. 6 and the authors'
-code have it as above. And with ties, which go to the smaller M+, "goes first" is no order: with
-(P, M, M+) of X = (4, 4, 9), Y = (3, 4, 4) and Z = (1, 1, 7), X precedes Y, Y precedes Z and Z
-precedes X. Whoever sorts or scans with it gets what his algorithm happens to meet last. So ties are
-broken among those transfers only that none precedes by Eq. 6 itself, which has no circles: here X
-and Z, hence Z. Where there is no circle, that is the minimum of the paper.
+The printed Algorithm 3 has the opposite sign in that comparison; Eq. 6 and the authors' code have
+it as above. With ties, which go to the smaller M+, "goes first" is not an order: with (P, M, M+) of
+X = (4, 4, 9), Y = (3, 4, 4) and Z = (1, 1, 7), X precedes Y, Y precedes Z and Z precedes X. The
+result of a sort or scan would depend on the input order. So this code breaks ties only among those
+transfers that no other precedes by Eq. 6 itself, which has no circles: here X and Z, hence Z.
+Without a circle, the result is the minimum of the paper.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _TICKS_PER_S = 10**12  # times are whole numbers of picoseconds, so that equal s
 
 
 def tac(graph: Graph, link: LinkModel) -> Priorities:
-    """Orders transfers by Eq. 6, one after the other; none share a priority.
+    """Orders transfers by Eq. 6, one after the other; no two share a priority.
 
     Remaining ties go to the parameter that the graph lists first. 4,655 ops with 363 parameters
     (ResNet-152) take about 0.1 s.
 
     Args:
-        link: how long each transfer takes alone.
+        link: gives the time of each transfer alone.
 
     Source:
         TicTac (MLSys 2019), section 4.3, Eq. 6; ``tictac/tac.py``.
@@ -68,10 +68,10 @@ def _next(state: Outstanding) -> int:
 
 
 def _unpreceded(state: Outstanding) -> int:
-    """Those of the outstanding transfers that no other precedes by Eq. 6.
+    """The outstanding transfers that no other precedes by Eq. 6.
 
     B precedes A if min(P_A, M_B) < min(P_B, M_A), that is if M_B < P_B and M_B < M_A, or if
-    P_A < P_B and P_A < M_A. The B with the least M_B, and the one with the largest P_B, tell.
+    P_A < P_B and P_A < M_A. Only the B with least M_B and the B with largest P_B matter.
     """
     left = members(state.left)
     shortest = min((state.M[i] for i in left if state.M[i] < state.P[i]), default=math.inf)

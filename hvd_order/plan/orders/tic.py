@@ -11,14 +11,14 @@ __all__ = ["tic"]
 
 
 def tic(graph: Graph, link: LinkModel) -> Priorities:
-    """Orders transfers by M+ where every transfer takes 1 and every op 0: by how few transfers
-    unblock some op that needs this one and others.
+    """Orders transfers by M+ where every transfer takes 1 and every op 0: by the least number of
+    transfers that unblocks an op which needs this transfer and others.
 
-    In a chain the first two transfers are tied; a parameter that is read only by ops that need
-    nothing else comes last, however much it unlocks.
+    In a chain the first two transfers are tied. A parameter whose readers need no other parameter
+    comes last, regardless of the work that it unlocks.
 
     Args:
-        link: not looked at; all heuristics are called alike.
+        link: unused; all heuristics share one signature.
 
     Source:
         TicTac (MLSys 2019), section 4.2; numbers are those of the authors' ``tictac/tic.py``.

@@ -1,1 +1,1 @@
-"""A step in virtual time: computation, transfers, and how well they overlap."""
+"""A step in virtual time: computation, transfers and their overlap."""

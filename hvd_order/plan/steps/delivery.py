@@ -1,4 +1,4 @@
-"""One shared link: how long transfers take, and when each has arrived under given priorities."""
+"""One shared link: durations of transfers, and their arrival under given priorities."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Transfer:
     """A gradient that has to reach the next forward pass.
 
     Attributes:
-        release_s: when it is computed, from the start of its step.
-        due_s: when its reader could start if nothing ever waited, on the same clock.
+        release_s: time at which the gradient is computed, from the start of its step.
+        due_s: time at which its reader could start if no op waited, on the same clock.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Transfer:
 
 
 def transfer_s(size_bytes: int, link: LinkModel) -> float:
-    """How long a message occupies the link: what each costs, and its bytes."""
+    """Time that a message occupies the link: cost of a message plus its bytes."""
     return link.slice_cost_s + size_bytes * link.seconds_per_byte
 
 
 def piece_times(size_bytes: int, link: LinkModel, slice_bytes: int | None) -> list[float]:
-    """How long each slice of a tensor occupies the link; all of it at no cost if None (fluid).
+    """Time that each slice of a tensor occupies the link; one piece without cost if None (fluid).
 
     Raises:
         InvalidUsage: ``slice_bytes`` is not positive.
@@ -52,16 +52,16 @@ def piece_times(size_bytes: int, link: LinkModel, slice_bytes: int | None) -> li
 @dataclass(order=True)
 class _Waiting:
     priority: tuple[float, ...]
-    number: int  # of its arrival, where priorities are equal
+    number: int  # order of arrival, which breaks ties of priority
     key: Hashable = field(compare=False)
-    left_s: list[float] = field(compare=False)  # by piece, the next one last
+    left_s: list[float] = field(compare=False)  # time of each piece, the next piece last
 
 
 class LinkQueue:
     """A link that always moves the most urgent transfer it has.
 
-    If ``fluid``, something more urgent interrupts at once and at no cost, else when the slice in
-    flight has ended. Time only moves forward: transfers are added in the order of their readiness.
+    If ``fluid``, a more urgent transfer interrupts at once and at no cost, else when the slice in
+    flight has ended. Time only moves forward: transfers are added in order of readiness.
     """
 
     def __init__(self, *, fluid: bool) -> None:
@@ -73,17 +73,17 @@ class LinkQueue:
 
     @property
     def backlog_s(self) -> float:
-        """How long the link still has to work."""
+        """Remaining work of the link in seconds."""
         return math.fsum(second for each in self._waiting for second in each.left_s)
 
     def add(
         self, key: Hashable, priority: tuple[float, ...], ready_s: float, piece_s: Sequence[float]
     ) -> None:
-        """Something became ready.
+        """Adds a transfer that became ready.
 
         Args:
-            priority: the smallest goes first.
-            piece_s: how long each piece of it occupies the link; at least one.
+            priority: priority of the transfer; the smallest goes first.
+            piece_s: time that each piece occupies the link; at least one piece.
         """
         self.advance(ready_s)
         self._now_s = max(self._now_s, ready_s)
@@ -92,12 +92,12 @@ class LinkQueue:
         self._added += 1
 
     def advance(self, until_s: float) -> None:
-        """Lets time pass; a slice that began before may end later."""
+        """Advances time; a slice that began before ``until_s`` may end after it."""
         while self._waiting and self._now_s < until_s:
             self._serve(until_s)
 
     def end_s(self, key: Hashable) -> float:
-        """When the last byte of it has left, if nothing else becomes ready before. Asked once."""
+        """Time at which its last byte has left if no transfer is added before. Call once."""
         while key not in self._ended:
             self._serve(math.inf)
         return self._ended.pop(key)
@@ -120,10 +120,10 @@ def deliver(
     link: LinkModel,
     slice_bytes: int | None = None,
 ) -> dict[str, float]:
-    """When each transfer has arrived, by name, on the clock of its release.
+    """Arrival time of each transfer, by name, on the clock of its release.
 
     Args:
-        slice_bytes: what is sent at a time; each slice has its cost, and the last of a transfer the
+        slice_bytes: slice size; each slice has its cost, and the last slice of a transfer has the
             latency. None: the fluid ideal, bytes alone.
     """
     queue = LinkQueue(fluid=slice_bytes is None)

@@ -1,12 +1,12 @@
-"""How well a step overlaps communication and computation: TicTac's E and S.
+"""Overlap of communication and computation in a step: TicTac's E and S.
 
-U is the time of everything one after the other, L that of the busiest resource; no step is shorter
-than L, and one that never idles is not longer than U. Neither knows what depends on what, so E = 1
-may be out of reach: bound.py and pull_bound.py say what is in reach.
+U is the time of all work one after the other, L that of the busiest resource. No step is shorter
+than L, and a step that never idles is not longer than U. Both ignore dependencies, so E = 1 may be
+out of reach: bound.py and pull_bound.py compute what is in reach.
 
 Source:
-    TicTac (MLSys 2019), section 3.2, and the authors' ``utils.py``: what a resource has worked is
-    the *union* of its busy intervals, since what it does at a time may be recorded several times.
+    TicTac (MLSys 2019), section 3.2, and the authors' ``utils.py``: the work of a resource is the
+    *union* of its busy intervals, since the same work may be recorded several times.
     Their makespan begins with the first compute op; ours with the first span of any resource.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["Overlap", "Span", "busy_s", "overlap_of"]
 
 @dataclass(frozen=True)
 class Span:
-    """Something that a resource did, measured or simulated; in seconds on any one clock."""
+    """A busy interval of a resource, measured or simulated; in seconds on one clock."""
 
     resource: str
     name: str
@@ -37,8 +37,8 @@ class Overlap:
     """A step in three numbers.
 
     Attributes:
-        step_s: how long it took, waits included; m in the paper.
-        serial_s: all resources' work, added up; U.
+        step_s: duration of the step including waits; m in the paper.
+        serial_s: sum of the work of all resources; U.
         busiest_s: the work of the busiest resource; L.
     """
 
@@ -48,28 +48,28 @@ class Overlap:
 
     @property
     def efficiency(self) -> float | None:
-        """E = (U - m) / (U - L): 1 is perfect, 0 as if nothing overlapped, less if time was lost.
+        """E = (U - m) / (U - L): 1 is perfect, 0 is no overlap, less than 0 is lost time.
 
-        None if only one resource works: there is nothing to overlap (the paper's code says -1).
+        None if only one resource works: there is nothing to overlap (-1 in the paper's code).
         """
         return self.part_of_possible(self.busiest_s)
 
     @property
     def speedup(self) -> float:
-        """S = (U - L) / L: 0 is nothing to gain from any order, 1 twice the throughput at best."""
+        """S = (U - L) / L: with 0 no order gains anything, with 1 at best twice the throughput."""
         return (self.serial_s - self.busiest_s) / self.busiest_s if self.busiest_s else 0.0
 
     def part_of_possible(self, bound_s: float) -> float | None:
-        """E with a step time that this graph can reach in place of L: 0.93 of what is possible.
+        """E with an attainable step time in place of L: 0.93 is 93 % of the possible overlap.
 
         Args:
-            bound_s: no schedule takes less.
+            bound_s: lower bound on the step time of any schedule.
 
         Returns:
-            None if the bound says that nothing can overlap.
+            None if the bound permits no overlap.
         """
         possible_s = self.serial_s - bound_s
-        # Sums of the same work, taken in another order, differ in the last bits.
+        # Sums of the same work in different orders differ in the last bits.
         if possible_s <= 1e-12 * self.serial_s:
             return None
         return (self.serial_s - self.step_s) / possible_s
@@ -85,12 +85,12 @@ def busy_s(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def overlap_of(spans: Iterable[Span], step_s: float | None = None) -> Overlap:
-    """Sums up one step.
+    """Summarises one step.
 
     Args:
-        spans: what its resources did, two or more of them.
-        step_s: how long it took, where the spans do not tell: in the steady state, from the start
-            of a step to the start of the next. None: from the first begin to the last end.
+        spans: busy intervals of two or more resources.
+        step_s: duration of the step where the spans do not show it: in the steady state, from the
+            start of a step to the start of the next. None: from the first begin to the last end.
 
     Raises:
         InvalidUsage: a span ends before it begins, or there is none.

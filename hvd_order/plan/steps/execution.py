@@ -1,12 +1,12 @@
 """One step as the papers execute it: pulls over one channel, ops as soon as they can run.
 
-A list scheduler. The channel moves one whole parameter at a time, all are requested at the start;
-each resource runs one op at a time and never idles while one of its ops could run. For tests and
-for E and S of an order; the simulator has slices, credit and several workers.
+A list scheduler. All parameters are requested at the start, and the channel moves one whole
+parameter at a time. Each resource runs one op at a time and never idles while one of its ops could
+run. For tests and for E and S of an order; the simulator has slices, credit and several workers.
 
 Source:
-    TicTac (MLSys 2019), section 3.1: among what is ready, a resource picks at random from those
-    with the lowest priority and those that have none.
+    TicTac (MLSys 2019), section 3.1: a resource picks at random among the ready items with the
+    lowest priority and those without priority.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pull_order(graph: Graph, priorities: Mapping[str, int], pick: random.Random)
     """An order in which the channel may send the parameters, by position.
 
     Args:
-        priorities: by parameter; those that have none may go at any time.
+        priorities: priorities by parameter; parameters without priority may go at any time.
     """
     free = [i for i, p in enumerate(graph.parameters) if p.name not in priorities]
     ranked = [(priorities[p.name], i) for i, p in enumerate(graph.parameters) if i not in free]
@@ -44,10 +44,10 @@ def pull_order(graph: Graph, priorities: Mapping[str, int], pick: random.Random)
 
 
 def execute(graph: Graph, order: Sequence[int], link: LinkModel) -> list[Span]:
-    """What each resource does when.
+    """Computes the busy intervals of each resource.
 
     Args:
-        order: positions of all parameters, as the channel sends them.
+        order: positions of all parameters in sending order.
     """
     spans = []
     arrived = [0.0] * len(graph.parameters)
@@ -61,12 +61,12 @@ def execute(graph: Graph, order: Sequence[int], link: LinkModel) -> list[Span]:
 
 
 def pull_overlap(graph: Graph, order: Sequence[int], link: LinkModel) -> Overlap:
-    """E and S of a step with pulls in this order."""
+    """Overlap (E and S) of a step with pulls in this order."""
     return overlap_of(execute(graph, order, link))
 
 
 def _run_ops(graph: Graph, arrived: Sequence[float]) -> list[Span]:
-    """Ops in the order in which they became able to run; of several, the first in the program."""
+    """Runs ops in the order in which they become able to run; ties go by program order."""
     users: list[list[int]] = [[] for _ in graph.ops]
     missing = []
     for k, op in enumerate(graph.ops):
@@ -78,8 +78,8 @@ def _run_ops(graph: Graph, arrived: Sequence[float]) -> list[Span]:
         max((arrived[graph.parameter_position[name]] for name in op.reads), default=0.0)
         for op in graph.ops
     ]
-    # Events are ops that become able to run: handled by time, each begins when its resource has
-    # finished what it was given before.
+    # Events are ops that become able to run. In order of time, each op begins when its resource has
+    # finished its earlier ops.
     able = [(able_s[k], k) for k in range(len(graph.ops)) if not missing[k]]
     heapq.heapify(able)
     free: dict[str, float] = {}

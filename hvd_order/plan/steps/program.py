@@ -1,8 +1,8 @@
-"""A step whose ops run in program order, as PyTorch runs them: alone, and step after step.
+"""Steps whose ops run in program order, as in PyTorch: a single step, and consecutive steps.
 
-Each resource runs its ops one after the other in the order of the graph; an op waits for the one
+Each resource runs its ops one after the other in the order of the graph. An op waits for the op
 before it, for its inputs, and for the parameters that it is the first to read. A parameter that no
-op reads is waited for where its gradient is computed anew.
+op reads is awaited where its gradient is next computed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _STEADY = 1e-9  # relative: rounding, not change
 
 
 def unhindered(graph: Graph) -> list[tuple[float, float]]:
-    """Begin and end of each op in seconds if every parameter is there from the start."""
+    """Begin and end of each op in seconds if every parameter is available from the start."""
     free: dict[str, float] = {}
     times: list[tuple[float, float]] = []
     for op in graph.ops:
@@ -35,7 +35,7 @@ def unhindered(graph: Graph) -> list[tuple[float, float]]:
 
 
 def first_uses(graph: Graph) -> list[int | None]:
-    """Of each parameter: the op that first waits for it; None if nothing reads or computes it."""
+    """For each parameter, the op that first waits for it; None if no op reads or computes it."""
     times = unhindered(graph)
     return [
         min(readers or producers, key=lambda op: (times[op][0], op), default=None)
@@ -44,7 +44,7 @@ def first_uses(graph: Graph) -> list[int | None]:
 
 
 def gradient_transfers(graph: Graph) -> list[Transfer]:
-    """All gradients of a step with their release times, and their due times in the next one."""
+    """All gradients of a step with release times, and due times in the next step."""
     times = unhindered(graph)
     step_s = max((end for _, end in times), default=0.0)
     return [
@@ -64,13 +64,13 @@ def gradient_transfers(graph: Graph) -> list[Transfer]:
 def steady_step_s(
     graph: Graph, priorities: Priorities, link: LinkModel, slice_bytes: int | None = None
 ) -> float:
-    """Step time in the steady state, transfers of a step overlapping with the next.
+    """Steady-state step time if transfers overlap with the next step.
 
     Args:
-        slice_bytes: as in `delivery.deliver`; one slice in flight at a time.
+        slice_bytes: same as in `delivery.deliver`; one slice in flight at a time.
 
     Raises:
-        InvalidUsage: the graph has several resources. Such need the simulator.
+        InvalidUsage: the graph has several resources, which need the simulator.
     """
     pieces = [piece_times(p.size_bytes, link, slice_bytes) for p in graph.parameters]
     latency_s = 0.0 if slice_bytes is None else link.latency_s
@@ -85,7 +85,7 @@ def play_steps(
     *,
     fluid: bool,
 ) -> float:
-    """:func:`steady_step_s` with all times given: of each parameter, of each of its pieces."""
+    """Same as :func:`steady_step_s`, but with the time of each piece of each parameter given."""
     if len(graph.resources) > 1:
         raise InvalidUsage(
             f"the graph has ops on {', '.join(graph.resources)}; program order alone does not say "
@@ -115,14 +115,14 @@ def play_steps(
             for i in sends[k]:
                 urgency = (step, priorities[graph.parameters[i].name])
                 queue.add((step, i), urgency, now_s, piece_s[i])
-    # Steps of a few different lengths in turns: their mean.
+    # Steps alternate between a few lengths; take their mean.
     half = _MOST_STEPS // 2
     return (starts[-1] - starts[half - 1]) / (_MOST_STEPS - half)
 
 
 def _is_steady(starts: Sequence[float], backlogs: Sequence[float]) -> bool:
-    """Whether a step took as long as the one before, and left the link as much to do."""
-    if len(starts) < 4:  # nothing is waited for in the first
+    """Whether a step had the same duration and link backlog as the one before."""
+    if len(starts) < 4:  # the first step waits for nothing
         return False
     before_s, last_s = (end - begin for begin, end in pairwise(starts[-3:]))
     little_s = _STEADY * last_s

@@ -1,1 +1,1 @@
-"""What carries bytes for TensorFlow: torch.distributed or MPI, and the library of operators."""
+"""Backends for TensorFlow, torch.distributed and MPI, and the library of operators."""

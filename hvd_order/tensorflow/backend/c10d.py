@@ -1,6 +1,6 @@
-"""torch.distributed as the backend: a thin layer over what `hvd_order.torch` has.
+"""The backend over torch.distributed: a thin layer over `hvd_order.torch`.
 
-The only module of this package that knows PyTorch.
+The only module of this package that imports PyTorch.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def init(comm: object) -> None:
 
 
 def config() -> Config:
-    """The knobs, as `init` has read them."""
+    """The settings that `init` has read."""
     return process.current().config
 
 
 def on_shutdown(callback: Callable[[], None]) -> None:
-    """Has `callback` run before the processes part."""
+    """Registers `callback` to run before the processes disconnect."""
     process.current().on_shutdown(callback)
 
 
@@ -59,12 +59,12 @@ def supports(what: str) -> int:
 
 
 def start_timeline(path: str, mark_cycles: bool) -> Any:
-    """Starts to record."""
+    """Starts to record the timeline."""
     return hvd.start_timeline(path, mark_cycles)
 
 
 def stop_timeline() -> Any:
-    """Writes what was recorded."""
+    """Writes the recorded timeline."""
     return hvd.stop_timeline()
 
 
@@ -77,7 +77,7 @@ def engine_api() -> int:
 
 
 def add_process_set(ranks: Sequence[int]) -> int:
-    """Registers it on all ranks of the job and returns its number."""
+    """Registers a process set on all ranks of the job and returns its number."""
     added = hvd.add_process_set(ranks)
     assert added.process_set_id is not None
     _process_sets[added.process_set_id] = added
@@ -85,7 +85,7 @@ def add_process_set(ranks: Sequence[int]) -> int:
 
 
 def remove_process_set(number: int) -> bool:
-    """Takes it back on all ranks of the job."""
+    """Removes a process set on all ranks of the job."""
     removed = _process_sets.pop(number, None)
     return removed is not None and hvd.remove_process_set(removed)
 
@@ -106,7 +106,7 @@ def _process_set(number: int) -> hvd.ProcessSet:
 
 
 def _tensor(host: HostTensor) -> torch.Tensor:
-    """The same memory as a tensor; valid as long as the caller keeps that."""
+    """A tensor over the same memory; valid while the caller keeps the memory."""
     dtype: torch.dtype = getattr(torch, host.dtype)
     if 0 in host.shape:
         return torch.empty(host.shape, dtype=dtype)
@@ -122,7 +122,7 @@ def _host(tensor: torch.Tensor) -> HostTensor:
 
 
 def start(collective: Collective, tensors: Sequence[HostTensor]) -> Callable[[], list[HostTensor]]:
-    """Starts a collective; what is returned waits for it."""
+    """Starts a collective; the returned function waits for it."""
     handle = _start(collective, [_tensor(tensor) for tensor in tensors])
 
     def finish() -> list[HostTensor]:
@@ -161,12 +161,12 @@ def _start(collective: Collective, tensors: list[torch.Tensor]) -> int:
 
 
 def broadcast_object(obj: Any, root_rank: int, name: str | None, number: int) -> Any:
-    """The object of a rank, on every rank of a process set."""
+    """Broadcasts the object of a rank to every rank of a process set."""
     return hvd.broadcast_object(obj, root_rank, name, _process_set(number))
 
 
 def allgather_object(obj: Any, name: str | None, number: int) -> list[Any]:
-    """Every rank's object."""
+    """Gathers the objects of all ranks."""
     return hvd.allgather_object(obj, name, _process_set(number))
 
 
@@ -174,10 +174,10 @@ def allgather_object(obj: Any, name: str | None, number: int) -> list[Any]:
 
 
 class _Rounds:
-    """Notes in the log what operators do, so that ranks that have joined can do the same.
+    """Records the operators' rounds in the log, so that joined ranks can follow.
 
-    A round, one post of every gradient, is one event. Operators need no Python; a thread notes
-    what they have begun.
+    A round, one post of every gradient, is one event. Operators run without Python; a thread
+    records the rounds that they have begun.
     """
 
     def __init__(self, queue: native.OpGradientQueue, log: StepLog) -> None:
@@ -189,18 +189,18 @@ class _Rounds:
 
     @property
     def noted(self) -> int:
-        """How many rounds are in the log."""
+        """Number of rounds in the log."""
         return self._log.count
 
     def catch_up(self) -> None:
-        """Notes what has begun until now."""
+        """Records all rounds begun so far."""
         with self._lock:
             while self._log.count < self._queue.rounds:
                 self._log.note("round")
 
     def end(self) -> None:
-        """The queue is closed; waits for the thread, which must not outlive the interpreter."""
-        # Not for long: garbage may be collected on that very thread, or under the log's lock.
+        """Joins the thread after the queue is closed; it must not outlive the interpreter."""
+        # Wait briefly: garbage collection may run on that thread, or under the log's lock.
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout=1.0)
 
@@ -214,13 +214,13 @@ class _Rounds:
 class RegisteredGradients:
     """Gradients in buffers of the engine, for operators to post and take.
 
-    Whoever makes one also closes it, when nothing is under way.
+    The creator also closes it, when no gradient is in flight.
     """
 
     def __init__(
         self, host: EngineHost, gradients: Sequence[Gradient], order: Sequence[int]
     ) -> None:
-        """Lays them out in rank 0's order. Collective.
+        """Lays out the gradients in rank 0's order. Collective.
 
         Raises:
             ModelMismatch: the ranks have different gradients.
@@ -258,23 +258,23 @@ class RegisteredGradients:
 
     @property
     def number(self) -> int:
-        """By which operators know it."""
+        """Number that identifies the gradients to operators."""
         return self._queue.number
 
     @property
     def posts(self) -> int:
-        """How many gradients this process has posted."""
+        """Number of gradients that this process has posted."""
         return self._queue.posts
 
     def prepare_to_join(self) -> None:
-        """Finishes a round that an operator which failed has left unfinished."""
+        """Finishes a round that a failed operator has left unfinished."""
         if self._is_closed:
             return
         self._queue.stand_in(self._queue.rounds)
         self._rounds.catch_up()
 
     def stand_in(self, event: str) -> None:
-        """Takes part with zeros in a round of the others."""
+        """Takes part with zeros in a round of the other ranks."""
         if self._is_closed:
             raise InvalidUsage(
                 "another rank exchanges gradients that this rank has given up after an error; "
@@ -284,11 +284,11 @@ class RegisteredGradients:
         self._rounds.catch_up()
 
     def end_join(self) -> None:
-        """Waits until the last zeros are back: the next gradients may come."""
+        """Waits for the sums of the last zeros, so that the next gradients can be posted."""
         self._queue.wait_until_idle()
 
     def close(self) -> None:
-        """Ends what is under way with an error; a second call does nothing."""
+        """Ends everything in flight with an error; a second call does nothing."""
         self._is_closed = True
         self._queue.close()
         self._rounds.end()

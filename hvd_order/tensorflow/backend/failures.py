@@ -1,7 +1,7 @@
-"""Errors on their way through TensorFlow, which knows its own classes only.
+"""Translation of errors through TensorFlow, which supports only its own classes.
 
-What an operator ends with is one of TensorFlow's errors, whose text begins with ours. In eager mode
-both are raised as one: of our class, and of the one that Horovod's operators end with.
+A failed operator raises one of TensorFlow's errors, whose text begins with ours. In eager mode the
+error raised belongs to both classes: ours, and the one that Horovod's operators raise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PATTERN = re.compile(rf"\b({'|'.join(_KINDS)}): (.*)", re.DOTALL)
 
 
 def code_of(kind: type[Exception]) -> int:
-    """The number of TF_Code by which TensorFlow knows errors of this class."""
+    """TensorFlow's TF_Code for errors of this class."""
     if issubclass(kind, (errors.ModelMismatch, errors.NotInitialized)):
         return tf.errors.FAILED_PRECONDITION  # type: ignore[no-any-return]
     if issubclass(kind, errors.HorovodInternalError):
@@ -49,7 +49,7 @@ _CLASSES: dict[int, Any] = {
 
 
 def as_both(kind: Any, text: str) -> Exception:
-    """An error of our class that is TensorFlow's as well: programs may catch either."""
+    """An error of both our and TensorFlow's class: programs may catch either."""
     return _both(kind)(text)
 
 
@@ -72,11 +72,11 @@ def _both(kind: Any) -> Callable[[str], Exception]:
 
 
 def translated(error: Exception) -> Exception:
-    """The error that an operator of ours ended with; TensorFlow's own stays as it is."""
+    """Converts an error of our operators; TensorFlow's own errors stay unchanged."""
     found = None if isinstance(error, errors.HvdOrderError) else _PATTERN.search(str(error))
     if found is None:
         return error
     kind, text = found.groups()
-    # What TensorFlow adds: the node of a graph, the operator in eager mode.
+    # TensorFlow adds the node of a graph, or the operator in eager mode.
     text = re.sub(r"\s*(\[\[\{\{node |\[Op:\w+\]).*", "", text, flags=re.DOTALL)
     return as_both(_KINDS[kind], text)

@@ -1,8 +1,8 @@
-"""The seam between TensorFlow's side and what carries bytes between processes.
+"""The interface between the TensorFlow code and its backends.
 
-Whatever implements `Backend` will do: it sees memory, shapes and names of dtypes, never a tensor
-of TensorFlow. There are two: torch.distributed (c10d.py) and MPI (mpi/). `init` imports one of
-them; importing this package imports none.
+A backend implements `Backend`. It gets memory, shapes and names of dtypes, never a tensor of
+TensorFlow. There are two: torch.distributed (c10d.py) and MPI (mpi/). `init` imports one of them;
+importing this package imports none.
 """
 
 # ruff: noqa: D102  (methods that are named as in Horovod's API do what they do there)
@@ -35,12 +35,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class HostTensor:
-    """A tensor in host memory, contiguous.
+    """A contiguous tensor in host memory.
 
     Attributes:
-        dtype: its name in numpy, or "bfloat16".
-        address: of its first byte; of no meaning if it has no elements.
-        owner: whatever keeps the memory.
+        dtype: name of the dtype in numpy, or "bfloat16".
+        address: address of the first byte; undefined without elements.
+        owner: object that keeps the memory.
     """
 
     dtype: str
@@ -51,14 +51,14 @@ class HostTensor:
 
 @dataclass(frozen=True)
 class Collective:
-    """What an operator of a graph asks for, each time that it is executed.
+    """The collective that an operator of a graph requests at each execution.
 
     Attributes:
         kind: "allreduce", "allgather", "broadcast", "alltoall", "reducescatter" or "barrier".
-        name: what the ranks' calls are matched by; None: by how many came before.
-        grouped: several tensors at once, as one.
-        root_rank: of a broadcast.
-        process_set: its number.
+        name: name that matches the ranks' calls; None: matched by call order.
+        grouped: whether several tensors are treated as one.
+        root_rank: root of a broadcast.
+        process_set: number of the process set.
     """
 
     kind: str
@@ -73,11 +73,11 @@ class Collective:
 
 @dataclass(frozen=True)
 class Gradient:
-    """A gradient that will travel: of the same shape and dtype on every rank.
+    """A gradient to exchange, with the same shape and dtype on every rank.
 
     Attributes:
-        name: for messages and the timeline; it may differ between ranks, since frameworks count
-            what a process has made before.
+        name: name for messages and the timeline; it may differ between ranks, since frameworks
+            number the objects of a process.
     """
 
     name: str
@@ -89,8 +89,8 @@ class GradientModel(Protocol):
     """Gradients that are registered with the engine.
 
     Attributes:
-        number: by which operators know it; the n-th gradient is its position n.
-        posts: how many gradients this process has posted.
+        number: identifies the model to operators; the n-th gradient has position n.
+        posts: number of gradients that this process has posted.
     """
 
     @property
@@ -100,20 +100,20 @@ class GradientModel(Protocol):
     def posts(self) -> int: ...
 
     def close(self) -> None:
-        """Ends what is under way with an error; a second call does nothing."""
+        """Ends everything in flight with an error; a second call does nothing."""
 
 
 class Backend(Protocol):
-    """What can carry; a module that has these functions will do. All raise hvd_order's errors."""
+    """A backend: a module with these functions. All raise hvd_order's errors."""
 
     def init(self, comm: object) -> None: ...
     def shutdown(self) -> None: ...
     def on_shutdown(self, callback: Callable[[], None]) -> None:
-        """Has `callback` run before the processes part."""
+        """Registers `callback` to run before the processes disconnect."""
 
     def is_initialized(self) -> bool: ...
     def config(self) -> Config:
-        """The knobs, as ``init()`` has read them."""
+        """The settings that ``init()`` has read."""
 
     def rank(self) -> int: ...
     def size(self) -> int: ...
@@ -128,14 +128,14 @@ class Backend(Protocol):
     def stop_timeline(self) -> Any: ...
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
-        """Registers it on all ranks of the job and returns its number."""
+        """Registers a process set on all ranks of the job and returns its number."""
 
     def remove_process_set(self, number: int) -> bool: ...
 
     def start(
         self, collective: Collective, tensors: Sequence[HostTensor]
     ) -> Callable[[], list[HostTensor]]:
-        """Starts a collective; what is returned waits for it. The tensors stay until then."""
+        """Starts a collective; the returned function waits for it and keeps the tensors."""
 
     def join(self) -> int: ...
     def broadcast_object(self, obj: Any, root_rank: int, name: str | None, number: int) -> Any: ...
@@ -150,15 +150,15 @@ class Backend(Protocol):
         """Registers gradients on all ranks of a process set of several; matched by their places.
 
         Args:
-            order: places, most urgent first; rank 0's is taken.
-            number: of the process set.
+            order: places, most urgent first; rank 0's order is used.
+            number: number of the process set.
 
         Raises:
             ModelMismatch: the ranks have different gradients.
         """
 
 
-# By measurement (benchmarks/RESULTS.md) the faster one stands first.
+# The backend that measured faster (benchmarks/RESULTS.md) is first.
 _NEEDS = {"c10d": ("torch", "hvd_order._torch"), "mpi": ("mpi4py",)}
 _MODULES = {
     "c10d": "hvd_order.tensorflow.backend.c10d",
@@ -173,10 +173,10 @@ _started: Backend | None = None
 
 
 def backend() -> Backend:
-    """What carries bytes in this process; imports it.
+    """Imports and returns the backend of this process.
 
     Raises:
-        InvalidUsage: there is nothing here that could.
+        InvalidUsage: no backend is available.
     """
     global _started
     if _started is None:
@@ -187,7 +187,7 @@ def backend() -> Backend:
 
 
 def _choose() -> str:
-    """What is wanted, or else the first that there is."""
+    """The configured backend, or else the first available one."""
     wanted = Config.from_environment().backend
     there = [name for name, needs in _NEEDS.items() if all(map(_is_installed, needs))]
     if wanted is not None and wanted not in there:
@@ -207,10 +207,10 @@ def _is_installed(package: str) -> bool:
 
 
 def started_backend() -> Backend:
-    """The same after ``init()``.
+    """Same as `backend`, but only after ``init()``.
 
     Raises:
-        NotInitialized: before it.
+        NotInitialized: before ``init()``.
     """
     if _started is None:
         raise NotInitialized("Horovod has not been initialized; use hvd.init().")

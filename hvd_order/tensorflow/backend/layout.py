@@ -1,4 +1,4 @@
-"""How the gradients of an exchange lie in the engine's buffers, whatever carries them."""
+"""Layout of an exchange's gradients in gradient buffers, for any backend."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ALIGNMENT_BYTES = 64  # cache line; more than SliceLayout needs
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Gradients in order of urgency, those of a dtype in one buffer.
+    """Gradients in order of urgency, with one buffer for each dtype.
 
     Attributes:
-        positions: place of each in the exchange, by its number in the engine.
-        tensors: (name, padded size in bytes, buffer) of each, for ``SliceLayout``.
-        sizes: without padding, in bytes.
-        dtypes: of the buffers.
+        positions: place of each gradient in the exchange, by its number in the engine.
+        tensors: (name, padded size in bytes, buffer) of each gradient, for ``SliceLayout``.
+        sizes: sizes in bytes without padding.
+        dtypes: dtypes of the buffers.
     """
 
     positions: list[int]
@@ -39,9 +39,9 @@ class Arrangement:
         """Lays out the gradients in the order of `positions`.
 
         Args:
-            gradients: all of the exchange.
+            gradients: all gradients of the exchange.
             positions: the order, as indices into `gradients`.
-            item_bytes: size of an element, by dtype.
+            item_bytes: returns the size of an element of a dtype.
         """
         buffers: dict[str, int] = {}
         tensors, sizes = [], []
@@ -55,7 +55,7 @@ class Arrangement:
 
     @property
     def size_bytes(self) -> int:
-        """Of all buffers."""
+        """Total size of all buffers."""
         return sum(padded for _, padded, _ in self.tensors)
 
     def places(
@@ -64,8 +64,8 @@ class Arrangement:
         """(name, tensor, address, size in bytes) by position, for ``OpGradientQueue``.
 
         Args:
-            address_of: of a buffer.
-            offset_of: of a tensor in its buffer.
+            address_of: returns the address of a buffer.
+            offset_of: returns the offset of a tensor in its buffer.
         """
         places: list[tuple[str, int, int, int]] = [("", 0, 0, 0)] * len(self.positions)
         for tensor, position in enumerate(self.positions):

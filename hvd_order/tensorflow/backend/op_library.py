@@ -1,9 +1,9 @@
-"""The library of operators: found, tried out, loaded once, and what Python calls in it.
+"""The library of operators: finds, tests and loads it, and declares its C functions.
 
-There are two builds. `_tensorflow_ops` needs no headers and fits every TensorFlow whose C
-interface keeps a promise it does not make (csrc/tensorflow/c_api.cc); so before the first use with
-a version of TensorFlow it is tried out in a process of its own, and the outcome is remembered.
-`_tensorflow_ops_cpp` fits the one version that it was built with.
+There are two builds. `_tensorflow_ops` needs no headers and works with every TensorFlow whose C
+interface has a property that TensorFlow does not guarantee (csrc/tensorflow/c_api.cc). So before
+the first use with a version of TensorFlow, a separate process tests it, and the result is cached.
+`_tensorflow_ops_cpp` works only with the version that it was built with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SELF_TEST_S = 120.0  # a cold import of TensorFlow takes most of it
 
 
 class NativeTensor(ctypes.Structure):
-    """A tensor as the library passes it; dtypes are TensorFlow's numbers."""
+    """A tensor in the library's C interface; dtypes are TensorFlow's numbers."""
 
     _fields_ = (
         ("dtype", ctypes.c_int32),
@@ -51,10 +51,10 @@ class OpLibrary:
     """
 
     def __init__(self, path: Path) -> None:
-        """Loads it.
+        """Loads the library.
 
         Raises:
-            InvalidUsage: TensorFlow does not take it.
+            InvalidUsage: TensorFlow rejects the library.
         """
         self.path = path
         try:
@@ -68,7 +68,7 @@ class OpLibrary:
                 f"TensorFlow {tf.__version__} does not have what the operators in {path} need; "
                 "what it lacks is printed above"
             )
-        self.native = ctypes.CDLL(str(path))  # gives up Python's lock during calls
+        self.native = ctypes.CDLL(str(path))  # releases the GIL during calls
         call, text = ctypes.c_void_p, ctypes.c_char_p
         tensors = ctypes.POINTER(NativeTensor)
         for name, result, arguments in (
@@ -86,7 +86,7 @@ class OpLibrary:
             function.restype, function.argtypes = result, arguments
 
     def set_engine_api(self, address: int) -> None:
-        """Tells the operators of gradients where the engine's function table is.
+        """Passes the address of the engine's function table to the gradient operators.
 
         Raises:
             InvalidUsage: the library and the engine are of different builds.
@@ -98,12 +98,12 @@ class OpLibrary:
             )
 
 
-_lock = threading.Lock()  # guards the one below
+_lock = threading.Lock()  # guards _library
 _library: OpLibrary | None = None
 
 
 def load() -> OpLibrary:
-    """The library; the first call loads it.
+    """Returns the library; the first call loads it.
 
     Raises:
         InvalidUsage: no build of it works with this TensorFlow; the message says what to do.
@@ -116,7 +116,7 @@ def load() -> OpLibrary:
 
 
 def open_library(path: Path) -> OpLibrary:
-    """Makes `path` the library of this process, untested: for the self-test."""
+    """Loads `path` as the library of this process without a test: for the self-test."""
     global _library
     with _lock:
         _library = OpLibrary(path)
@@ -148,7 +148,7 @@ def _choose() -> Path:
 
 
 def _built_for(library: Path) -> str:
-    """The TensorFlow that a library was built with, read without loading it."""
+    """The TensorFlow version that a library was built with, read without loading it."""
     marker = b"hvd_order was built with TensorFlow "
     content = library.read_bytes()
     start = content.find(marker)
@@ -157,14 +157,14 @@ def _built_for(library: Path) -> str:
 
 
 def _verdict(library: Path) -> str:
-    """Why the library does not work here; empty if it does. Remembered for the next process."""
+    """Reason why the library does not work here; empty if it works. Cached on disk."""
     digest = hashlib.blake2b(library.read_bytes(), digest_size=8).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvd_order"
     record = cache / f"tensorflow-{tf.__version__}-{digest}"
     with contextlib.suppress(OSError):
         return record.read_text("utf-8")
     verdict = _self_test(library)
-    with contextlib.suppress(OSError):  # without a place to remember it is tried out every time
+    with contextlib.suppress(OSError):  # without a cache, every process tests
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=cache, delete=False, encoding="utf-8") as file:
             file.write(verdict)

@@ -1,7 +1,7 @@
-"""Tries out a build of the operators: ``python -m hvd_order.tensorflow.backend.self_test LIBRARY``.
+"""Tests a build of the operators: ``python -m hvd_order.tensorflow.backend.self_test LIBRARY``.
 
-Run in a process of its own, which a build that does not fit may crash. Every operator is executed
-in a traced function and is ended late, by a thread that TensorFlow does not know.
+Runs in a separate process, since an incompatible build may crash. Every operator runs in a traced
+function and is completed late, by a thread that TensorFlow does not manage.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Api(ctypes.Structure):
 
 
 class _Engine:
-    """An engine of one rank without a transport: gives back what was posted, late.
+    """An engine of one rank without transport: returns posted gradients late.
 
     Attributes:
         api: the function table (csrc/tensorflow/engine_api.h).
@@ -155,7 +155,7 @@ def _collectives(library: op_library.OpLibrary) -> None:
 
 
 def main() -> None:
-    """Raises, or crashes, if something does not work."""
+    """Runs the test; raises or crashes if the build does not work."""
     library = op_library.open_library(Path(sys.argv[1]))
     engine = _Engine()
     library.set_engine_api(ctypes.addressof(engine.api))

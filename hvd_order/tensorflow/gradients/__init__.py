@@ -1,1 +1,1 @@
-"""Gradients of a list of variables through a step."""
+"""Gradients of a list of variables during a step."""

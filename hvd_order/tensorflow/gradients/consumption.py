@@ -1,13 +1,12 @@
-"""In which order a step needs its variables, read from its graph while that is traced.
+"""The consumption order of a step's variables, read from its graph during tracing.
 
-What counts is the first operation that joins a variable's value with the step's data: where a
-value is only cast or reshaped, nobody waits for it yet. Sooner is what lies behind fewer
-operations, not what was created first, since branches run side by side. Data are what the step is
-given, what its stateful operations bring, and tensors that it refers to from outside.
+The first operation that joins a variable's value with the step's data decides; a cast or reshape of
+the value alone does not count. An operation is earlier if fewer operations precede it, not if it
+was created first, since branches run in parallel. Data are the arguments of the step, the results
+of its stateful operations, and tensors that it captures.
 
-The time that it takes is proportional to the size of the graph: what a value is made of is kept as
-references to what its parts are made of, never as a list of variables, which would double at every
-sum of two values that are made of the same.
+The time is proportional to the size of the graph: a value refers to the origins of its parts
+instead of listing variables. A list would double at every sum of two values of the same origin.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _READS = {"ReadVariableOp", "VarHandleOp", "VarIsInitializedOp", "VariableShape"
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """What a value without data is made of: a variable, or other such values."""
+    """Origin of a value without data: a variable, or other such values."""
 
     place: int | None = None
     parts: tuple[_Made, ...] = ()
@@ -37,9 +36,9 @@ class Join:
 
     Attributes:
         op: TensorFlow's operation.
-        depth: operations on the longest way from the data.
+        depth: operations on the longest path from the data.
         inputs: the operations before it.
-        made_of: what else goes into it.
+        made_of: its other inputs, which do not depend on data.
     """
 
     op: Any
@@ -49,12 +48,12 @@ class Join:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Places of variables whose values it joins with data."""
+        """Places of variables whose values the operation joins with data."""
         return tuple(_places(self.made_of, set()))
 
 
 def _places(values: Iterable[_Made], seen: set[_Made]) -> Iterator[int]:
-    """The variables behind values, except for what has been seen."""
+    """Variables from which values are computed, except those already seen."""
     left = list(reversed(tuple(values)))
     while left:
         value = left.pop()
@@ -67,13 +66,13 @@ def _places(values: Iterable[_Made], seen: set[_Made]) -> Iterator[int]:
 
 
 def joins(graph: Any, variables: Sequence[Any]) -> Iterator[Join]:
-    """All operations of a function's graph that depend on data, in an order that fits."""
+    """All operations of a function's graph that depend on data, in topological order."""
     place_of_handle = {id(variable.handle): place for place, variable in enumerate(variables)}
     captured = {inner.op: outer for outer, inner in graph.captures}
     brings_data: dict[str, bool] = {}  # by type
     depth: dict[Any, int] = {}
-    made: dict[Any, _Made] = {}  # of the other operations, those that variables go into
-    # While it is traced, operations come after their inputs.
+    made: dict[Any, _Made] = {}  # operations without data that use variables
+    # During tracing, operations come after their inputs.
     for op in graph.get_operations():
         outer = captured.get(op)
         if outer is not None:
@@ -87,7 +86,7 @@ def joins(graph: Any, variables: Sequence[Any]) -> Iterator[Join]:
         before = tuple(dict.fromkeys(source.op for source in op.inputs))
         made_of = tuple(dict.fromkeys(made[source] for source in before if source in made))
         behind = [depth[source] for source in before if source in depth]
-        if op.type not in brings_data:  # asked once: a definition is made anew for every answer
+        if op.type not in brings_data:  # asked once: TensorFlow builds each answer anew
             brings_data[op.type] = _brings_data(op)
         if behind or brings_data[op.type]:
             depth[op] = max(behind, default=-1) + 1
@@ -97,29 +96,29 @@ def joins(graph: Any, variables: Sequence[Any]) -> Iterator[Join]:
 
 
 def _is_data(captured: Any) -> bool:
-    """Whether a tensor from outside is data of the step: no handle, and no mere factor."""
+    """Whether a captured tensor is data of the step: not a handle or a scalar factor."""
     return captured.dtype not in (tf.resource, tf.variant) and captured.shape.rank != 0
 
 
 def _brings_data(op: Any) -> bool:
-    """Whether operations of this type give data from nothing."""
+    """Whether operations of this type produce data without input."""
     if op.type == "Placeholder":
         return True
     return op.op_def is not None and op.op_def.is_stateful and op.type not in _READS
 
 
 def consumption_order(variables: Sequence[Any]) -> list[int]:
-    """Places of the variables, the one that is needed first in front.
+    """Places of the variables in consumption order.
 
-    Call it in the function that is being traced, when its forward pass is there. Outside of one
-    the given order is returned; what no operation joins with data comes last.
+    Call it during tracing of a function, after its forward pass. Outside of tracing it returns the
+    given order. Variables that no operation joins with data come last.
     """
     graph = tf.compat.v1.get_default_graph()
     places = range(len(variables))
     if tf.executing_eagerly() or not hasattr(graph, "captures"):
         return list(places)
     found = [join for join in joins(graph, variables) if join.made_of]
-    found.sort(key=lambda join: join.depth)  # among equals, what was created first
+    found.sort(key=lambda join: join.depth)  # ties keep the order of creation
     seen: set[_Made] = set()
     needed: dict[int, int] = {}
     for position, join in enumerate(found):

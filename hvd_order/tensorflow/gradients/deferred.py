@@ -1,4 +1,4 @@
-"""Gradients that one execution of a traced step hands over and a later one takes."""
+"""Gradients that one execution of a traced step posts and a later execution takes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["DeferredGradients", "NotDeferrable"]
 
 
 class NotDeferrable(Exception):  # noqa: N818  (no error: the step works otherwise)
-    """Why the updates of a step cannot wait for the next one; the text ends a sentence."""
+    """Reason why the updates of a step cannot be deferred; the text ends a sentence."""
 
 
 class _Held:
-    """A gradient that the engine does not take, kept in variables from one step to the next."""
+    """A gradient that does not use the engine, kept in variables until the next step."""
 
     def __init__(self, gradient: Any) -> None:
         self.sparse = isinstance(gradient, tf.IndexedSlices)
@@ -26,7 +26,7 @@ class _Held:
         self._variables = []
         for part in parts:
             shape = part.shape
-            if self.sparse and shape.rank:  # as many rows as a batch happens to name
+            if self.sparse and shape.rank:  # the number of rows depends on the batch
                 shape = tf.TensorShape([None, *shape[1:]])
             beginning = [length or 0 for length in shape.as_list()] if shape.rank else []
             with tf.init_scope():
@@ -47,10 +47,10 @@ class _Held:
 
 
 class DeferredGradients:
-    """What `post` leaves behind for `take`, in whatever order the two are traced.
+    """Gradients that `post` leaves for `take`, in either order of tracing.
 
-    Dense gradients travel meanwhile. Sparse ones are combined at once, and wait: they are of what
-    the next step needs first anyway.
+    Dense gradients travel in the meantime. Sparse gradients are combined at once and kept, since
+    the next step needs their variables first.
     """
 
     def __init__(self, reducer: GradientReducer) -> None:
@@ -64,10 +64,10 @@ class DeferredGradients:
         self._held: dict[int, _Held] = {}
 
     def post(self, gradients: Sequence[Any], sources: Sequence[Any], own: Collection[int]) -> None:
-        """Hands over the gradients; traced as often as the step is, and each time alike.
+        """Posts the gradients; each trace of the step calls it with equal gradients.
 
         Args:
-            own: places of gradients that stay this rank's own.
+            own: places of gradients that are not reduced.
 
         Raises:
             NotDeferrable: these gradients have to be applied in this step.
@@ -103,7 +103,7 @@ class DeferredGradients:
             self._held[i].put(gradient)
 
     def take(self) -> list[Any]:
-        """The gradients, combined, in the order of the sources; None where there was none."""
+        """Takes the combined gradients in the order of the sources; None for no gradient."""
         results: list[Any] = [None] * len(self._kinds)
         sums = self._exchange.take(self._dtypes, self._packed.variables)
         for i, gradient in zip(self._engine, self._reducer.unpack(self._packed, sums), strict=True):
@@ -114,11 +114,11 @@ class DeferredGradients:
 
     @property
     def sources(self) -> list[Any]:
-        """What they are gradients of."""
+        """Sources of the gradients."""
         return self._sources
 
     def close(self) -> None:
-        """Gives up what has not been taken."""
+        """Discards gradients that have not been taken."""
         close(self._exchange)
 
 

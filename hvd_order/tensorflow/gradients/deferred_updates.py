@@ -1,7 +1,7 @@
-"""Which updates are outstanding, and what makes up for them: whoever reads a variable eagerly.
+"""Deferred updates, and their application before an eager read of a variable.
 
-A traced function reads variables through handles that it has captured, which nobody sees. So those
-of Keras that do (testing, predicting) ask for `flush` by themselves (keras/fit.py).
+A traced function reads variables through captured handles, which cannot be intercepted. So Keras'
+functions that do this (testing, predicting) call `flush` first (keras/fit.py).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ __all__ = ["Flushable", "busy", "flush", "outstanding", "watch"]
 
 
 class Flushable(Protocol):
-    """What may have updates outstanding."""
+    """An object that may have deferred updates."""
 
     def flush(self) -> None:
-        """Applies them."""
+        """Applies the deferred updates."""
 
 
 _log = logging.getLogger("hvd_order")
 
 outstanding: list[Flushable] = []
-_lock = threading.RLock()  # guards the next
+_lock = threading.RLock()  # guards _busy
 _busy = 0
 
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
-    """While a step or a flush runs: whatever reads variables meanwhile is part of it."""
+    """Marks a running step or flush: reads of variables during it belong to it."""
     global _busy
     with _lock:
         _busy += 1
@@ -49,10 +49,10 @@ def busy() -> Iterator[None]:
 
 
 def flush() -> None:
-    """Applies all outstanding updates, waiting for their gradients.
+    """Applies all deferred updates, waiting for their gradients.
 
     Needed only before a function of your own that was traced with ``tf.function`` reads
-    variables between two steps: everything else does it by itself.
+    variables between two steps. All other reads flush automatically.
 
     Raises:
         HorovodInternalError: a rank is gone or late; the variables have to be restored.
@@ -64,7 +64,7 @@ def flush() -> None:
 
 
 def watch(variables: Iterable[Any]) -> None:
-    """Has eager reads and writes of these variables wait for outstanding updates, from now on."""
+    """Makes eager reads and writes of these variables apply deferred updates first."""
     for source in variables:
         variable = tensorflow_variable(source)
         kind: Any = type(variable)
@@ -74,7 +74,7 @@ def watch(variables: Iterable[Any]) -> None:
 
 @functools.cache
 def _watched_kind(kind: Any) -> Any:
-    """A subclass whose handle, which every eager operation asks for, is given out after a flush."""
+    """A subclass that flushes before it returns its handle, which every eager operation uses."""
 
     def handle(self: Any) -> Any:
         if outstanding and tf.executing_eagerly():

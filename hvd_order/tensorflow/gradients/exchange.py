@@ -1,7 +1,7 @@
 """Gradients of a list of variables, summed over the ranks by the engine.
 
-What has to be agreed among the ranks is agreed when the first gradients of these variables are
-seen, which in a traced function is while it is traced. Afterwards only operators run.
+The ranks agree on the exchange at the first gradients of these variables; for a traced function
+this is during tracing. Afterwards only operators run.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Exchange:
         """Collective.
 
         Args:
-            variables: of TensorFlow, of fully known shapes.
-            dtypes: of the gradients, as they travel.
-            names: of the variables, for messages.
+            variables: variables of TensorFlow with fully known shapes.
+            dtypes: dtypes of the gradients as sent.
+            names: names of the variables, for messages.
 
         Raises:
             ModelMismatch: the ranks have gradients of different shapes or dtypes.
@@ -62,7 +62,7 @@ class Exchange:
             raise as_both(ModelMismatch, f"{error}. On this rank they are {here}") from None
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The sums over all ranks, one gradient for each variable of the exchange."""
+        """Sums over all ranks of one gradient for each variable of the exchange."""
         ops, number = op_library.load().ops, self.model.number
         if not tf.executing_eagerly():
             sums = []
@@ -73,7 +73,7 @@ class Exchange:
                 total.set_shape(gradient.shape)
                 sums.append(total)
             return sums
-        # An operator that waits blocks an eager program: all are sent before the first wait.
+        # A waiting operator blocks an eager program, so all are posted before the first wait.
         try:
             self.post(gradients, variables)
             return self.take([gradient.dtype for gradient in gradients], variables)
@@ -81,13 +81,13 @@ class Exchange:
             raise translated(error) from error
 
     def post(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Hands over a gradient for each variable; returns before they are summed."""
+        """Posts a gradient for each variable; returns before they are summed."""
         ops, number = op_library.load().ops, self.model.number
         for position, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
             ops.hvd_order_post(variable.handle, gradient, exchange=number, position=position)
 
     def take(self, dtypes: Sequence[tf.DType], variables: Sequence[Any]) -> list[Any]:
-        """The sums of what was posted. In a graph, each waits for itself alone."""
+        """Takes the sums of the posted gradients. In a graph, each waits only for itself."""
         ops, number = op_library.load().ops, self.model.number
         sums = []
         for position, (variable, dtype) in enumerate(zip(variables, dtypes, strict=True)):
@@ -101,7 +101,7 @@ class Exchange:
 
 
 _exchanges: dict[_Key, Exchange] = {}
-_posted_before = 0  # by exchanges that are gone
+_posted_before = 0  # by exchanges that no longer exist
 
 
 def exchange_of(
@@ -111,21 +111,21 @@ def exchange_of(
     key = (process_set, tuple((id(v), d.name) for v, d in zip(variables, dtypes, strict=True)))
     if key not in _exchanges:
         _exchanges[key] = Exchange(variables, dtypes, names, process_set)
-        # Graphs that could still run keep their variables; what has lost one can run no more, and
-        # the next variable may get its id.
+        # A graph that can still run keeps its variables. So an exchange that lost one is unused;
+        # drop it, since a new variable may get the same id.
         for variable in variables:
             weakref.finalize(variable, _drop, key).atexit = False
     return _exchanges[key]
 
 
 def close(exchange: Exchange) -> None:
-    """Ends what is under way with an error; its variables get a new exchange when next needed."""
+    """Ends everything in flight with an error; its variables get a new exchange when needed."""
     for key in [key for key, one in _exchanges.items() if one is exchange]:
         _drop(key)
 
 
 def gradients_posted() -> int:
-    """How many gradients this process has handed to the engine since it began."""
+    """Number of gradients that this process has posted to the engine since its start."""
     living = list(_exchanges.values())  # the garbage collector may drop some at any time
     return _posted_before + sum(exchange.model.posts for exchange in living)
 
@@ -140,7 +140,7 @@ def _drop(key: _Key) -> None:
 
 
 def close_all() -> None:
-    """Ends what is under way with an error; graphs that refer to it must be traced again."""
+    """Ends all exchanges with an error; graphs that refer to them must be traced again."""
     for key in list(_exchanges):
         _drop(key)
 

@@ -1,4 +1,4 @@
-"""``join()``: a rank that has no more data waits for the others, and takes part with zeros."""
+"""``join()``: a rank without more data waits for the other ranks, and takes part with zeros."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ __all__ = ["join"]
 
 
 def join() -> int:
-    """Says that this rank has no more data, and waits until all ranks have said so.
+    """Marks this rank as joined, and waits until all ranks have joined.
 
-    Until then it takes part in what the others do: with zeros in allreduce, reducescatter and the
-    gradients of `DistributedGradientTape` and `DistributedOptimizer`, without rows in allgather and
-    sparse gradients. Averages still divide by the number of all ranks. Whatever else the others
-    call raises there, `broadcast` for example, and so does the first step of a function that was
-    not traced before. The variables of this rank stay as they are; the returned rank has the
-    latest, so training usually goes on with ``broadcast_variables(..., root_rank=join())``.
+    Until then this rank takes part in the collectives of the other ranks: with zeros in allreduce,
+    reducescatter and the gradients of `DistributedGradientTape` and `DistributedOptimizer`, without
+    rows in allgather and sparse gradients. Averages still divide by the number of all ranks. Other
+    calls raise on the other ranks, for example `broadcast`, and so does the first step of a
+    function that was not traced before. The variables of this rank do not change. The returned rank
+    has the latest, so training usually continues with
+    ``broadcast_variables(..., root_rank=join())``.
 
     Returns:
         The rank that joined last, the same on all ranks.
@@ -25,7 +26,7 @@ def join() -> int:
         NotInitialized: before ``init()``.
         NotImplementedError: over MPI.
         HorovodInternalError: another rank died, shut down, or failed.
-        TransferTimeout: nothing was heard of the others for ``HVD_ORDER_TIMEOUT``.
+        TransferTimeout: no message from the other ranks for ``HVD_ORDER_TIMEOUT``.
     """
     backend = started_backend()
     deferred_updates.flush()

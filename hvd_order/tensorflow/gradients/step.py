@@ -1,4 +1,4 @@
-"""What is done to the gradients of a step: dense ones go to the engine, the rest to collectives."""
+"""Reduces the gradients of a step: dense ones by the engine, the rest by collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["GradientReducer", "Packed", "SortedOut", "scaled", "tensorflow_varia
 
 
 def tensorflow_variable(source: Any) -> Any:
-    """TensorFlow's variable behind one of Keras; anything else as it is."""
+    """TensorFlow's variable inside a Keras variable; returns other objects unchanged."""
     return getattr(source, "_value", source)
 
 
@@ -36,7 +36,7 @@ def scaled(gradient: Any, factor: float) -> Any:
 
 @dataclass(frozen=True)
 class SortedOut:
-    """Gradients of a step, and the places of those that the engine takes and of the others."""
+    """Gradients of a step, and the places of those for the engine and of the rest."""
 
     gradients: list[Any]
     engine: list[int]
@@ -45,7 +45,7 @@ class SortedOut:
 
 @dataclass(frozen=True)
 class Packed:
-    """Gradients as they travel, and what turns them back."""
+    """Gradients as sent, and the data to restore them."""
 
     variables: list[Any]
     wires: list[Any]
@@ -54,7 +54,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class GradientReducer:
-    """How gradients are combined over the ranks; the arguments of Horovod's wrappers.
+    """Combines gradients over the ranks, with the arguments of Horovod's wrappers.
 
     Attributes:
         op: Average, Sum or Adasum.
@@ -77,7 +77,7 @@ class GradientReducer:
         gradient_predivide_factor: float,
         process_set: ProcessSet,
     ) -> GradientReducer:
-        """Raises ValueError for arguments that do not fit each other, as Horovod does."""
+        """Makes a reducer; raises ValueError for inconsistent arguments, as Horovod does."""
         chosen = choose_op(op, None)
         if chosen not in (Average, Sum, Adasum):
             raise InvalidUsage(f"gradients cannot be combined by hvd.{chosen.name}")
@@ -87,15 +87,15 @@ class GradientReducer:
 
     @tf.autograph.experimental.do_not_convert
     def reduce(self, gradients: Sequence[Any], sources: Sequence[Any]) -> list[Any]:
-        """The gradients of all ranks, combined.
+        """Combines the gradients of all ranks.
 
         Args:
             gradients: tensors, IndexedSlices or None; the same kinds on every rank.
-            sources: what they are gradients of: variables of TensorFlow or Keras, or tensors.
+            sources: sources of the gradients: variables of TensorFlow or Keras, or tensors.
 
         Returns:
-            Gradients in the same order; None where there was none. On a rank outside of the
-            process set they are its own.
+            Gradients in the same order; None for no gradient. A rank outside of the
+            process set gets its own gradients.
         """
         if not self.is_collective():
             return list(gradients)
@@ -111,14 +111,14 @@ class GradientReducer:
         return results
 
     def is_collective(self) -> bool:
-        """Whether this rank combines anything with others."""
+        """Whether this rank combines gradients with other ranks."""
         if not self.process_set.included():  # as in Horovod
             return False
         number_of(self.process_set)
         return len(self.process_set.ranks) > 1
 
     def sort_out(self, gradients: Sequence[Any], sources: Sequence[Any]) -> SortedOut:
-        """Which gradients the engine takes, and which go by collectives of their own."""
+        """Separates gradients for the engine from those with a collective of their own."""
         results = list(gradients)
         engine: list[int] = []
         others: list[int] = []
@@ -133,7 +133,7 @@ class GradientReducer:
         return SortedOut(results, engine, others)
 
     def pack(self, sorted_out: SortedOut, sources: Sequence[Any]) -> tuple[Packed, Exchange]:
-        """Those for the engine, as they travel, and with what. Collective when they are new."""
+        """Packs the gradients for the engine and finds their exchange. Collective if it is new."""
         variables = [tensorflow_variable(sources[i]) for i in sorted_out.engine]
         pairs = [
             self.compression.compress(self._predivided(sorted_out.gradients[i]))
@@ -145,14 +145,14 @@ class GradientReducer:
         return packed, exchange_of(variables, dtypes, names, number_of(self.process_set))
 
     def unpack(self, packed: Packed, sums: Sequence[Any]) -> list[Any]:
-        """Gradients from the sums of what `pack` made."""
+        """Restores gradients from the sums of the packed ones."""
         return [
             self._averaged(self.compression.decompress(total, context))
             for total, context in zip(sums, packed.contexts, strict=True)
         ]
 
     def _is_for_engine(self, gradient: Any, variable: Any) -> bool:
-        """Whether it is dense, of a variable, and of a size that is known while it is traced."""
+        """Whether it is dense, of a variable, and of a size known during tracing."""
         return (
             self.op != Adasum
             and not isinstance(gradient, tf.IndexedSlices)
@@ -163,7 +163,7 @@ class GradientReducer:
         )
 
     def reduce_one(self, gradient: Any) -> Any:
-        """A gradient that the engine does not take, by a collective of its own."""
+        """Reduces a gradient without the engine, by a collective of its own."""
         if isinstance(gradient, tf.IndexedSlices):
             return allreduce(gradient, op=self.op, process_set=self.process_set)
         reduced = allreduce(

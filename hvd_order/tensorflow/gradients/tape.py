@@ -17,14 +17,14 @@ __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape", "check_g
 
 
 class _DistributedTape(tf.GradientTape):
-    """What `DistributedGradientTape` adds to the class of the user's tape."""
+    """The methods that `DistributedGradientTape` adds to the class of the user's tape."""
 
     _hvd_reducer: GradientReducer
     _hvd_scale_local: bool
     _hvd_local: dict[int, Any]
 
     def register_local_source(self, source: Any) -> None:
-        """Leaves the gradients of `source` alone: they stay this rank's own."""
+        """Excludes the gradients of `source` from the reduction."""
         self._hvd_local[id(tensorflow_variable(source))] = source
 
     def gradient(
@@ -35,7 +35,7 @@ class _DistributedTape(tf.GradientTape):
         use_generic_names: bool = False,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        """The gradients of all ranks, combined; arguments as ``tf.GradientTape.gradient``."""
+        """Combined gradients of all ranks; arguments as in ``tf.GradientTape.gradient``."""
         gradients = super().gradient(target, sources, output_gradients, unconnected_gradients)
         flat_sources = tf.nest.flatten(sources)
         flat = tf.nest.flatten(gradients)
@@ -61,7 +61,7 @@ class _DistributedTape(tf.GradientTape):
         output_gradients: Any = None,
         use_generic_names: bool = False,
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """(source, gradient) of the local sources, and of the others."""
+        """Pairs (source, gradient) of the local sources, and of all other sources."""
         gradients = self.gradient(target, sources, output_gradients)
         pairs = list(zip(sources, gradients, strict=True))
         local = [p for p in pairs if id(tensorflow_variable(p[0])) in self._hvd_local]
@@ -84,22 +84,22 @@ def DistributedGradientTape(  # noqa: N802  (Horovod's name)
 ) -> Any:
     """A tape like `gradtape`, of its class, whose ``gradient`` combines the ranks' gradients.
 
-    The gradients of variables travel through the engine; those of other tensors, and sparse ones,
-    by `allreduce`.
+    The gradients of variables use the engine; sparse gradients and those of other tensors use
+    `allreduce`.
 
     Args:
-        gradtape: has recorded already, or will.
-        device_dense, device_sparse: accepted for Horovod's sake.
-        compression: what travels instead of the gradients.
+        gradtape: the tape, before or after recording.
+        device_dense, device_sparse: accepted for compatibility with Horovod.
+        compression: compression of the gradients.
         sparse_as_dense: exchange ``tf.IndexedSlices`` as dense gradients.
         op: Average, Sum or Adasum.
         gradient_predivide_factor: an average divides by this before the sum, by the rest after.
-        num_groups, groups: what may share a message in Horovod; changes nothing here.
-        process_set: who takes part.
+        num_groups, groups: fusion groups of Horovod; no effect here.
+        process_set: ranks that take part.
         scale_local_gradients: divide gradients of local sources by the number of ranks.
 
     Raises:
-        ValueError: arguments that do not fit each other.
+        ValueError: the arguments are inconsistent.
     """
     check_groups(num_groups, groups)
     reducer = GradientReducer.checked(
@@ -109,7 +109,7 @@ def DistributedGradientTape(  # noqa: N802  (Horovod's name)
     bases = (_DistributedTape,) if own is tf.GradientTape else (_DistributedTape, own)
     made: Any = type(own.__name__, bases, {})
     tape = made.__new__(made)
-    tape.__dict__.update(gradtape.__dict__)  # goes on with the same recording
+    tape.__dict__.update(gradtape.__dict__)  # continues the same recording
     tape._hvd_reducer = reducer
     tape._hvd_scale_local = scale_local_gradients
     tape._hvd_local = {}
@@ -130,10 +130,10 @@ def PartialDistributedGradientTape(  # noqa: N802  (Horovod's name)
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """`DistributedGradientTape` that leaves the gradients of some layers to each rank.
+    """`DistributedGradientTape` that does not reduce the gradients of some layers.
 
     Args:
-        local_layers: a Keras layer or several.
+        local_layers: one or more Keras layers.
     """
     tape = DistributedGradientTape(
         gradtape, device_dense, device_sparse, compression, sparse_as_dense, op,
@@ -148,7 +148,7 @@ def PartialDistributedGradientTape(  # noqa: N802  (Horovod's name)
 
 
 def check_groups(num_groups: int, groups: int | list[list[Any]] | None) -> None:
-    """Raises ValueError for what Horovod does not take."""
+    """Raises ValueError for arguments that Horovod rejects."""
     if num_groups != 0:
         warnings.warn(
             "Parameter `num_groups` has been replaced by `groups`.",

@@ -1,4 +1,4 @@
-"""What Horovod's Keras modules offer besides callbacks."""
+"""The API of Horovod's Keras modules, except callbacks."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name)
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Has an optimizer of Keras 3 combine its gradients over the ranks before it uses them.
+    """Makes an optimizer of Keras 3 combine its gradients over the ranks before it uses them.
 
-    It is the same object afterwards, of the same class and configuration; clipping, weight decay,
+    Returns the same object, with the same class and configuration. Clipping, weight decay,
     accumulation, moving averages and loss scaling work as in one process.
 
     Args:
-        optimizer: of Keras 3, also a ``LossScaleOptimizer``.
-        name: accepted for Horovod's sake, as are device_dense and device_sparse.
-        compression: what travels instead of the gradients.
+        optimizer: an optimizer of Keras 3; may be a ``LossScaleOptimizer``.
+        name, device_dense, device_sparse: accepted for compatibility with Horovod.
+        compression: compression of the gradients.
         sparse_as_dense: exchange ``tf.IndexedSlices`` as dense gradients.
         gradient_predivide_factor: an average divides by this before the sum, by the rest after.
         op: Average, Sum or Adasum.
         backward_passes_per_step: steps whose gradients are added up locally before they are
             exchanged; the optimizer's own ``gradient_accumulation_steps`` does the same, averaging.
-        average_aggregated_gradients: average those, instead of adding them up.
-        num_groups, groups: what may share a message in Horovod; changes nothing here.
-        process_set: who takes part.
+        average_aggregated_gradients: average these gradients instead of adding them.
+        num_groups, groups: fusion groups of Horovod; no effect here.
+        process_set: ranks that take part.
         scale_local_gradients: of no effect; see `PartialDistributedOptimizer`.
 
     Raises:
         InvalidUsage: not an optimizer of Keras 3 on TensorFlow, or wrapped already.
-        ValueError: arguments that do not fit each other.
-        HvdOrderError: while it trains: gradients were about to be applied that were not reduced.
+        ValueError: the arguments are inconsistent.
+        HvdOrderError: during training, if gradients to apply have not been reduced.
     """
     check_groups(num_groups, groups)
     reducer = GradientReducer.checked(
@@ -88,10 +88,10 @@ def PartialDistributedOptimizer(  # noqa: N802  (Horovod's name)
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """`DistributedOptimizer` that leaves the gradients of some layers to each rank.
+    """`DistributedOptimizer` that does not reduce the gradients of some layers.
 
     Args:
-        local_layers: a layer or several.
+        local_layers: one or more layers.
         scale_local_gradients: divide their gradients by the number of ranks.
     """
     check_groups(0, groups)
@@ -148,14 +148,14 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """A saved model, whose optimizer is a `DistributedOptimizer` again.
+    """Loads a saved model and wraps its optimizer in `DistributedOptimizer`.
 
     Args:
-        filepath: as ``keras.models.load_model`` takes it.
-        custom_optimizers: classes that Keras does not know.
-        custom_objects: by name, what else it does not know.
-        compression: of the optimizer.
-        legacy_opts: accepted for Horovod's sake.
+        filepath: same as in ``keras.models.load_model``.
+        custom_optimizers: optimizer classes unknown to Keras.
+        custom_objects: other objects unknown to Keras, by name.
+        compression: compression of the optimizer.
+        legacy_opts: accepted for compatibility with Horovod.
     """
     known: dict[str, Callable[..., Any]] = {cls.__name__: cls for cls in custom_optimizers or ()}
     known.update(custom_objects or {})

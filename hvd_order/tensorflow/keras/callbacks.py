@@ -29,26 +29,26 @@ __all__ = [
 
 
 def _exchanges() -> int:
-    """How often this process has given something of its own to the others."""
+    """Number of exchanges that this process has started."""
     return gradients_posted() + reductions_started()
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Starts training from one rank's variables: the model's and the optimizer's.
 
-    It does so before the first batch, or after it if they do not exist before. And it raises when
-    an epoch has passed in which no gradient was exchanged.
+    The broadcast runs before the first batch, or after it for variables that do not exist before.
+    The callback raises after an epoch in which no gradient was exchanged.
     """
 
     def __init__(
         self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None
     ) -> None:
-        """Does nothing yet.
+        """Creates the callback.
 
         Args:
-            root_rank: whose variables.
-            device: accepted for Horovod's sake.
-            local_variables: stay each rank's own.
+            root_rank: rank whose variables are broadcast.
+            device: accepted for compatibility with Horovod.
+            local_variables: variables to exclude.
         """
         super().__init__()
         self.root_rank = root_rank
@@ -59,11 +59,11 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._exchanged = 0
 
     def register_local_var(self, var: Any) -> None:
-        """Leaves a variable alone."""
+        """Excludes a variable from the broadcast."""
         self._local.append(tensorflow_variable(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Broadcasts, unless the model is yet to be built."""
+        """Broadcasts if the model is built."""
         if not self.model.built:
             return
         optimizer = self.model.optimizer
@@ -72,19 +72,19 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Broadcasts what has come to exist."""
+        """Broadcasts variables that now exist."""
         self._exchanged = _exchanges()
         self._broadcast()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Counts from here."""
+        """Starts to count exchanges."""
         self._begun_with = self._exchanged = _exchanges()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Looks whether gradients were exchanged.
+        """Checks that gradients were exchanged.
 
         Raises:
-            HvdOrderError: none was, though the model learns, and not by a DistributedOptimizer.
+            HvdOrderError: none was, though the model trains without a DistributedOptimizer.
         """
         if (
             process.size() > 1
@@ -103,7 +103,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         if self.broadcast_done:
             return
         self.broadcast_done = True
-        variables = list(self.model.weights)  # not the seeds: dropout differs between ranks
+        variables = list(self.model.weights)  # without seeds: dropout differs between ranks
         known = {id(variable) for variable in variables}
         for optimizer in dict.fromkeys(optimizers_of(self.model)):
             variables += [v for v in optimizer.variables if id(v) not in known]
@@ -114,13 +114,13 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Averages the metrics of an epoch over the ranks, for those callbacks that come after it."""
+    """Averages the metrics of an epoch over the ranks, for the callbacks that follow it."""
 
     def __init__(self, device: str = "") -> None:
-        """Does nothing yet.
+        """Creates the callback.
 
         Args:
-            device: accepted for Horovod's sake.
+            device: accepted for compatibility with Horovod.
         """
         super().__init__()
         self.device = device
@@ -150,18 +150,18 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
     ) -> None:
-        """Does nothing yet.
+        """Creates the callback.
 
         Args:
-            initial_lr: at the beginning of `start_epoch`.
+            initial_lr: learning rate at the beginning of `start_epoch`.
             multiplier: a function of the epoch, or a constant for exponential decay.
-            start_epoch: the first epoch that is changed.
-            end_epoch: the first that is not any more.
+            start_epoch: first epoch whose rate is changed.
+            end_epoch: first epoch after the changes.
             staircase: change it once an epoch, else with every batch.
-            momentum_correction: accepted for Horovod's sake. Keras 3 fixes the momentum when it
+            momentum_correction: accepted, but unused. Keras 3 fixes the momentum when it
                 traces the step, so it cannot be corrected for a batch; a warning says so when the
                 rate of an optimizer with momentum changes within an epoch.
-            steps_per_epoch: where Keras does not know.
+            steps_per_epoch: number of steps, if Keras cannot determine it.
         """
         super().__init__()
         if initial_lr is None:
@@ -180,7 +180,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
             self.multiplier = lambda epoch: base ** (epoch - start_epoch)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Learns how many steps an epoch has."""
+        """Determines the number of steps of an epoch."""
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
@@ -201,7 +201,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
         return float(getattr(optimizer, "momentum", 0.0) or 0.0)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remembers which."""
+        """Stores the epoch."""
         self.current_epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -229,7 +229,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Raises the learning rate from that of one process to that of all, over some epochs.
+    """Raises the learning rate from that of one process to that of all processes over some epochs.
 
     See Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2.
     """
@@ -242,13 +242,13 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """Does nothing yet.
+        """Creates the callback.
 
         Args:
-            initial_lr: what is reached in the end; one process's, times the number of ranks.
-            warmup_epochs: how long.
-            momentum_correction, steps_per_epoch: as for `LearningRateScheduleCallback`.
-            verbose: 1: rank 0 says when it is done.
+            initial_lr: final rate: that of one process times the number of ranks.
+            warmup_epochs: number of epochs of the rise.
+            momentum_correction, steps_per_epoch: see `LearningRateScheduleCallback`.
+            verbose: with 1, rank 0 prints a line at the end of the rise.
         """
 
         def multiplier(epoch: float) -> float:
@@ -283,7 +283,7 @@ class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
         mode: str = "auto",
         save_freq: str = "epoch",
     ) -> None:
-        """As ``keras.callbacks.ModelCheckpoint``."""
+        """Same arguments as ``keras.callbacks.ModelCheckpoint``."""
         super().__init__(
             filepath="best.weights.h5" if save_weights_only else "best.keras",
             monitor=monitor,

@@ -26,25 +26,25 @@ class KerasState(TensorFlowKerasState):
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commits the state after every so many batches, and at the end of each epoch.
+    """Commits the state after every `batches_per_commit` batches, and after each epoch.
 
-    Put it behind the callbacks that change the state. A commit waits for the updates of the last
-    step, so one after every batch leaves nothing to overlap.
+    Place it after the callbacks that change the state. A commit waits for the updates of the last
+    step, so a commit after every batch prevents all overlap.
     """
 
     def __init__(self, state: State, batches_per_commit: int = 1) -> None:
-        """Commits nothing yet."""
+        """Creates the callback."""
         super().__init__()
         self.state = state
         self.batches_per_commit = batches_per_commit
         self.batches_remaining = batches_per_commit
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Counts anew, so that all ranks do it alike."""
+        """Restarts the count, so that all ranks commit at the same batches."""
         self.batches_remaining = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Commits when it is time."""
+        """Commits after every `batches_per_commit` batches."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
             self.state.commit()
@@ -56,28 +56,28 @@ class CommitStateCallback(keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(keras.callbacks.Callback):
-    """Notes in ``state.batch`` which batch of the epoch has been trained on, 0 between epochs.
+    """Stores the number of trained batches of the epoch in ``state.batch``, 0 between epochs.
 
-    Keras does not leave out those that are done: give ``fit`` a ``steps_per_epoch`` that is
+    Keras does not skip finished batches: give ``fit`` a ``steps_per_epoch`` that is
     ``state.batch`` shorter, as Horovod's examples do.
     """
 
     def __init__(self, state: Any) -> None:
-        """Changes nothing yet."""
+        """Creates the callback."""
         super().__init__()
         self.state = state
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Notes the batch."""
+        """Stores the batch."""
         self.state.batch = batch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Begins anew."""
+        """Resets the batch to 0."""
         self.state.batch = 0
 
 
 class UpdateEpochStateCallback(keras.callbacks.Callback):
-    """Notes in ``state.epoch`` how many epochs have been trained, over all starts of the job."""
+    """Stores in ``state.epoch`` the number of trained epochs over all starts of the job."""
 
     def __init__(self, state: Any) -> None:
         """Counts from ``state.epoch``."""
@@ -86,9 +86,9 @@ class UpdateEpochStateCallback(keras.callbacks.Callback):
         self.initial_epoch = state.epoch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Counts from here."""
+        """Stores the initial epoch."""
         self.initial_epoch = self.state.epoch
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """One more; Keras counts from 0 in each call of fit."""
+        """Updates the count; Keras counts from 0 in each call of fit."""
         self.state.epoch = self.initial_epoch + epoch + 1

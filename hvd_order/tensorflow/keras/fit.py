@@ -1,8 +1,8 @@
-"""``model.fit`` with updates that the next step applies.
+"""``model.fit`` with deferred updates.
 
 Keras makes the function of a step in `make_train_function`. For a model with a DistributedOptimizer
-that function is replaced here by one that overlaps; Keras calls it as before. The class is changed
-once a process, as late as the first DistributedOptimizer: an optimizer does not know its model.
+this module replaces that function by an overlapping one. It changes Keras' class once a process, at
+the first DistributedOptimizer, since an optimizer has no reference to its model.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _log = logging.getLogger("hvd_order")
 
 
 class _TrainFunction:
-    """What ``fit`` calls for each batch; in ``train_on_batch`` a step ends with its update."""
+    """Function that ``fit`` calls for each batch; ``train_on_batch`` does not defer updates."""
 
     def __init__(self, model: Any, within: Callable[[Any], Any]) -> None:
         self._model = model
         self._within = within
-        self._steps = 1  # of the call that is under way
+        self._steps = 1  # of the current call
         self._overlapped = OverlappedStep(
             model.train_step, model._make_function, self._whole_call_within
         )
@@ -44,7 +44,7 @@ class _TrainFunction:
             known = translated(error)
             if known is error:
                 raise
-            # In a graph's error what has happened stands below some fifty lines of operators.
+            # A graph's error hides the cause below some fifty lines of operators.
             raise known from None
 
     def _step(self, iterator: Any) -> Any:
@@ -61,7 +61,7 @@ class _TrainFunction:
         return self._one_by_one(iterator)
 
     def _one_by_one(self, iterator: Any) -> Any:
-        """Steps that all follow another, as several in one call do, need one before them."""
+        """Runs single steps: the several steps of one call all need a step before them."""
         outputs = None
         self._model.steps_per_execution = 1
         try:
@@ -73,20 +73,20 @@ class _TrainFunction:
                     if step == 0:
                         raise
                     break
-                if self._overlapped.is_refused():  # and has done a whole call
+                if self._overlapped.is_refused():  # and has run a whole call
                     break
         finally:
             self._model.steps_per_execution = self._steps
         return outputs
 
     def _whole_call_within(self, iterator: Any) -> Any:
-        """As Keras does it: how many steps a call has is fixed when it is traced."""
+        """A call as in Keras: its number of steps is fixed during tracing."""
         self._model.steps_per_execution = self._steps
         return self._within(iterator)
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """The optimizers among a model's attributes: some have several, like adversarial networks."""
+    """Optimizers among a model's attributes; adversarial networks, for example, have several."""
     found = []
     for value in vars(model).values():
         several = value.values() if isinstance(value, dict) else value
@@ -96,9 +96,9 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def say_why_not() -> None:
-    """For a DistributedOptimizer that is traced where its updates cannot be left to the next step.
+    """Logs why a DistributedOptimizer cannot defer its updates where it is being traced.
 
-    A model whose train function is ours has said why; another one hides its optimizer.
+    A model with our train function has logged the reason; other models hide the optimizer.
     """
     if not _fitting or _fitting[-1] in _told or tf.executing_eagerly():
         return
@@ -121,7 +121,7 @@ _changed = False
 
 
 def change_trainer(is_distributed: Callable[[Any], bool]) -> None:
-    """Has models with a DistributedOptimizer overlap; a second call does nothing."""
+    """Makes models with a DistributedOptimizer overlap; a second call does nothing."""
     global _changed
     if _changed:
         return
@@ -142,7 +142,7 @@ def change_trainer(is_distributed: Callable[[Any], bool]) -> None:
         own_make(self, force)
         if self.train_function is before or not distributed:
             return self.train_function
-        # Alone there is nothing to wait for.
+        # A single process has nothing to wait for.
         overlaps = started_backend().size() > 1 and started_backend().config().cross_iteration
         if overlaps and not self.run_eagerly:
             self.train_function = _TrainFunction(self, self.train_function)
@@ -165,7 +165,7 @@ def change_trainer(is_distributed: Callable[[Any], bool]) -> None:
 
 
 def _flushing(own_make: Callable[..., Any], attribute: str) -> Callable[..., Any]:
-    """A maker of functions that finish outstanding updates before they run."""
+    """Wraps a maker of functions so that they apply deferred updates before they run."""
 
     @functools.wraps(own_make)
     def make(self: Any, force: bool = False) -> Any:

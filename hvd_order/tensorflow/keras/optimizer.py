@@ -1,12 +1,11 @@
 """``DistributedOptimizer`` for Keras 3: the user's own optimizer, with two methods replaced.
 
-Keras 3 has none of the hooks that Horovod 0.28.1 overrides, which is why an optimizer wrapped by
-that trains without a single all-reduce. Gradients are reduced where Keras clips them: after it has
-accumulated them, before the norm is taken. Under loss scaling they are reduced before it looks
-whether they are finite, since that decides about the update, and ranks must decide alike.
+Keras 3 has none of the hooks that Horovod 0.28.1 overrides, so an optimizer wrapped by Horovod
+trains without any all-reduce. Here gradients are reduced where Keras clips them: after accumulation
+and before the norm is taken. Under loss scaling they are reduced before the check for finite
+values, since the check decides about the update, and all ranks must decide alike.
 
-The optimizer stays an instance of its class, with its configuration: what is saved can be loaded
-without this package.
+The optimizer keeps its class and configuration, so a saved model loads without this package.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ def wrap(
     local: Sequence[Any] = (),
     scale_local: bool = True,
 ) -> Any:
-    """Has the optimizer combine its gradients over the ranks; returns it.
+    """Makes the optimizer combine its gradients over the ranks; returns it.
 
     Args:
-        passes: steps whose gradients are added up before they are exchanged.
-        average_passes: divide by them.
-        local: variables whose gradients stay each rank's own.
-        scale_local: divide those by the number of ranks.
+        passes: number of steps whose gradients are summed before the exchange.
+        average_passes: divide by the number of passes.
+        local: variables whose gradients are not reduced.
+        scale_local: divide local gradients by the number of ranks.
 
     Raises:
         InvalidUsage: not an optimizer of Keras 3 on TensorFlow, or one that is wrapped already.
@@ -94,7 +93,7 @@ def _reduction_of(optimizer: Any) -> Reduction | None:
 
 
 def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
-    """Lets Keras add up gradients, which it averages; returns what makes a sum of that."""
+    """Makes Keras accumulate gradients as an average; returns the factor that gives the sum."""
     if passes == 1:
         return 1.0
     if optimizer.built:
@@ -113,7 +112,7 @@ def _accumulate(optimizer: Any, passes: int, average: bool) -> float:
 
 
 class Reduction:
-    """Where the gradients of one optimizer are reduced, and the proof that they were."""
+    """Reduces the gradients of one optimizer, and checks that they were reduced."""
 
     def __init__(
         self,
@@ -129,9 +128,9 @@ class Reduction:
         self._local = {id(tensorflow_variable(variable)): variable for variable in local}
         self._scale_local = scale_local
         self._variables: Sequence[Any] = ()
-        self._done = False  # in the call of apply() that is under way
-        self._outside = False  # loss scaling has done it before
-        self._rate: Any = None  # the learning rate of updates that are applied late
+        self._done = False  # in the current call of apply()
+        self._outside = False  # loss scaling has reduced
+        self._rate: Any = None  # the learning rate of deferred updates
         self._apply: Callable[..., Any] = optimizer.apply
         self._current_rate: Callable[[], Any] = optimizer._get_current_learning_rate
         self._backend_apply: Callable[..., Any] = optimizer._backend_apply_gradients
@@ -140,12 +139,12 @@ class Reduction:
         optimizer._backend_apply_gradients = self.backend_apply
         optimizer._clip_gradients = self.clip
         optimizer._get_current_learning_rate = self.current_rate
-        # Keras replaces containers among attributes by copies of its own.
+        # Keras replaces containers among attributes by copies.
         setattr(optimizer, _STATE, SimpleNamespace(reduction=self))
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """As the optimizer's own, or later; finds gradients that were not reduced."""
+        """Same as the optimizer's method, but may defer; detects unreduced gradients."""
         grads = list(grads)
         if not self._outside and self._deferred(self._optimizer, grads, trainable_variables):
             return None
@@ -160,11 +159,11 @@ class Reduction:
         return result
 
     def current_rate(self) -> Any:
-        """As the optimizer's own; what it was for gradients that are applied late."""
+        """Same as the optimizer's method, but deferred updates use the rate of their step."""
         return self._current_rate() if self._rate is None else self._rate
 
     def backend_apply(self, grads: Any, trainable_variables: Any) -> Any:
-        """As the optimizer's own; remembers whose gradients come."""
+        """Same as the optimizer's method; stores the variables of the gradients."""
         for variable in trainable_variables:
             if getattr(variable, "overwrite_with_gradient", False):
                 raise InvalidUsage(
@@ -177,7 +176,7 @@ class Reduction:
         return self._backend_apply(grads, trainable_variables)
 
     def _accumulates_only(self) -> bool:
-        """In eager mode, whether this step only adds its gradients to those of others."""
+        """In eager mode, whether this step only accumulates its gradients."""
         steps = self._optimizer.gradient_accumulation_steps
         return bool(
             steps
@@ -192,7 +191,7 @@ class Reduction:
         return self._clip(grads)
 
     def reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """The gradients of all ranks, combined."""
+        """Combines the gradients of all ranks."""
         self._done = True
         results = list(grads)
         shared = [
@@ -216,7 +215,7 @@ class Reduction:
         ]
 
     def apply_scaled(self, optimizer: Any, grads: Any, variables: Sequence[Any]) -> Any:
-        """The part of a ``LossScaleOptimizer`` around this one: reduces before it looks at them."""
+        """Implements apply of a ``LossScaleOptimizer``: reduces before it checks the gradients."""
         grads = list(grads)
         if self._deferred(optimizer, grads, variables):
             return None
@@ -225,7 +224,7 @@ class Reduction:
     def apply_reduced(
         self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any], rate: Any = None
     ) -> Any:
-        """Applies gradients that are reduced already.
+        """Applies reduced gradients.
 
         Args:
             optimizer: this one, or the ``LossScaleOptimizer`` around it.
@@ -242,7 +241,7 @@ class Reduction:
             self._outside, self._rate = False, None
 
     def _deferred(self, optimizer: Any, grads: list[Any], variables: Sequence[Any] | None) -> bool:
-        """Whether the step that is being traced leaves these gradients to the next one."""
+        """Whether the step being traced defers these gradients to the next step."""
         if not self._reducer.is_collective():
             return False
         step = deferring_step()
@@ -264,16 +263,16 @@ class Reduction:
             raise NotDeferrable(f"{type(self._optimizer).__name__} has an apply() of its own")
 
     def defer(self, grads: Sequence[Any], variables: Sequence[Any], to: DeferredGradients) -> None:
-        """Hands over gradients, which the next step takes by `taken`."""
+        """Posts gradients, which the next step takes by `taken`."""
         own = {i for i, v in enumerate(variables) if id(tensorflow_variable(v)) in self._local}
         to.post(grads, variables, own)
 
     def deferred_gradients(self) -> DeferredGradients:
-        """A place for gradients of this optimizer on their way from step to step."""
+        """Makes the storage of this optimizer's gradients between steps."""
         return DeferredGradients(self._reducer)
 
     def taken(self, deferred: DeferredGradients) -> list[Any]:
-        """What was handed over, combined."""
+        """Takes the posted gradients, combined."""
         return self._finished(deferred.take(), deferred.sources)
 
 
@@ -281,7 +280,7 @@ _own_loss_scale_apply: Callable[..., Any] | None = None
 
 
 def _patch_loss_scaling() -> None:
-    """Once a process: compile() wraps optimizers for mixed_float16 by itself, and later."""
+    """Patches loss scaling once a process: compile() wraps optimizers for mixed_float16 later."""
     global _own_loss_scale_apply
     if _own_loss_scale_apply is not None:
         return

@@ -1,11 +1,11 @@
-"""A step whose updates the next one applies, while their gradients travel.
+"""A step with deferred updates, which the next step applies while other gradients travel.
 
-Step t only hands its gradients over. Step t + 1 begins with the update of every variable, and since
-each update names its variable's handle, TensorFlow lets the first read of a variable wait for the
-update of that variable alone: the step starts when the first layer's gradient is there. Each
-forward pass sees the weights that it would see otherwise; nothing is stale.
+Step t only posts its gradients. Step t + 1 begins with the update of every variable. Each update
+names its variable's handle, so TensorFlow makes the first read of a variable wait for the update of
+that variable alone, and the step starts when the first layer's gradient has arrived. Each forward
+pass uses the same weights as without deferral; nothing is stale.
 
-The step is traced twice: as the first one, and as one that follows another.
+The step is traced twice: as the first step, and as a step that follows another.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("hvd_order")
 
 
 class Deferring(Protocol):
-    """An optimizer's side (keras/optimizer.py)."""
+    """Interface to an optimizer (keras/optimizer.py)."""
 
     def refuse_to_defer(self) -> None: ...
     def deferred_gradients(self) -> DeferredGradients: ...
@@ -46,7 +46,7 @@ class Deferring(Protocol):
 
 
 class _Update:
-    """What one optimizer does in a step: handed over in one, applied in the next."""
+    """Update of one optimizer: posted in one step, applied in the next."""
 
     def __init__(self, reduction: Deferring, optimizer: Any) -> None:
         self.optimizer = optimizer
@@ -68,7 +68,7 @@ class _Update:
         self._reduction.apply_reduced(self.optimizer, grads, self.gradients.sources, rate)
 
     def variables(self) -> list[Any]:
-        """All that an update changes."""
+        """All variables that an update changes."""
         inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         own = [*self.optimizer.variables, *inner.variables]
         rate = getattr(inner, "_learning_rate", None)
@@ -76,21 +76,21 @@ class _Update:
 
 
 class _Trace:
-    """A step while it is traced: collects its updates, and looks what comes after them."""
+    """A step being traced: collects its updates, and checks the operations after them."""
 
     def __init__(self, graph: Any, known: Sequence[_Update]) -> None:
         self.updates: list[_Update] = []
         self._graph = graph
         self._known = known
-        self._traced: list[int] = []  # operations that there were when each was handed over
+        self._traced: list[int] = []  # operations at the time of each post
 
     def defer(
         self, reduction: Deferring, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]
     ) -> None:
-        """Hands over gradients in place of applying them.
+        """Posts gradients instead of applying them.
 
         Raises:
-            NotDeferrable: the step does not work that way.
+            NotDeferrable: the updates of the step cannot be deferred.
         """
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise NotDeferrable("it is applied inside of a condition or a function of its own")
@@ -104,7 +104,7 @@ class _Trace:
         self._traced.append(len(self._graph.get_operations()))
 
     def check_nothing_is_read(self) -> None:
-        """Raises NotDeferrable if the step uses what its update has changed."""
+        """Raises NotDeferrable if the step reads variables that its update has changed."""
         operations = self._graph.get_operations()
         captured = {id(outer): inner for outer, inner in self._graph.captures}
         for update, traced in zip(self.updates, self._traced, strict=True):
@@ -124,7 +124,7 @@ _tracing: contextvars.ContextVar[_Trace | None] = contextvars.ContextVar("step",
 
 
 def deferring_step() -> _Trace | None:
-    """The step that is being traced, if its updates may be left to the next one."""
+    """The step being traced, if its updates may be deferred."""
     return _tracing.get()
 
 
@@ -133,20 +133,20 @@ def _tensors(*nested: Any) -> list[Any]:
 
 
 def _made_at_once(next_creator: Callable[..., Any], **arguments: Any) -> Any:
-    """Makes a variable outside of the function that is being traced.
+    """Creates a variable outside of the function being traced.
 
-    ``tf.function`` gives the variables that it finds their first values when it has traced all of
-    the function, so those of a trace that ends with NotDeferrable would never get any.
+    ``tf.function`` initializes new variables after it has traced the whole function, so variables
+    of a trace that ends with NotDeferrable would never be initialized.
     """
     try:
         with tf.init_scope():
             return next_creator(**arguments)
-    except (TypeError, ValueError):  # its first value is one of the function's tensors
+    except (TypeError, ValueError):  # its initial value is a tensor of the function
         return next_creator(**arguments)
 
 
 def _as_called_here(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step as AutoGraph would call it from here; what is ours it has no need to convert."""
+    """The step as AutoGraph would call it from here; our own code needs no conversion."""
     autograph = tf.__internal__.autograph
     converted: Callable[..., Any] = autograph.tf_convert(
         step, autograph.control_status_ctx(), convert_by_default=False
@@ -155,10 +155,10 @@ def _as_called_here(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OverlappedStep:
-    """A function that trains, called again and again, each time on more data.
+    """A training step with deferred updates.
 
-    Where its updates cannot be left to the next call it applies them itself, and says so once.
-    Not for several threads at once.
+    If its updates cannot be deferred, the step applies them itself and logs this once.
+    Thread safety: one thread at a time.
     """
 
     def __init__(
@@ -167,12 +167,12 @@ class OverlappedStep:
         build: Callable[[Callable[..., Any]], Callable[..., Any]],
         within: Callable[..., Any],
     ) -> None:
-        """Traces nothing yet.
+        """Creates the step without tracing.
 
         Args:
             step: applies one or more DistributedOptimizers to gradients.
-            build: makes a traced function of such a step, or what calls one in the end.
-            within: what it makes of `step` itself, whose updates are applied within it.
+            build: makes a traced function of such a step, or a function that calls one.
+            within: function built from `step` itself, which applies its updates within the step.
         """
 
         def first(*args: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ class OverlappedStep:
         except Exception:
             if not self.is_refused():
                 raise
-            # It was found while it was traced: nothing of this step has been executed.
+            # Raised during tracing: nothing of this step has been executed.
             _log.info(
                 "updates are applied within each step, not while the next one runs: %s",
                 self._refusal,
@@ -224,7 +224,7 @@ class OverlappedStep:
                     return self._next(*args, **kwargs)
                 deferred_updates.outstanding.append(
                     self
-                )  # before: Ctrl-C comes right after the call
+                )  # set before: Ctrl-C may come right after the call
                 return self._first(*args, **kwargs)
         except (StopIteration, tf.errors.OutOfRangeError):  # no data: nothing was executed
             if not was_outstanding:
@@ -242,7 +242,7 @@ class OverlappedStep:
         return bool(self._refusal)
 
     def flush(self) -> None:
-        """Applies what is outstanding.
+        """Applies the deferred updates.
 
         Raises:
             HorovodInternalError: a rank is gone or late; the variables have to be restored.
@@ -284,7 +284,7 @@ class OverlappedStep:
                     self._apply_all()
             trace = _Trace(graph, self._updates)
             token = _tracing.set(trace)
-            # Later traces find the variables; TensorFlow refuses what makes new ones every time.
+            # Later traces find the variables; TensorFlow rejects new ones in every trace.
             first_one = not (self._updates or tf.distribute.has_strategy())
             try:
                 with (
@@ -311,9 +311,9 @@ class OverlappedStep:
 def overlapped_function(step: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """``tf.function`` for a training step that applies DistributedOptimizers of Keras.
 
-    The updates are applied at the beginning of the next call, while gradients of other variables
-    still travel; whoever reads a variable before, eagerly, waits for them. A traced function of
-    your own that does needs `flush` before it.
+    The next call applies the updates at its beginning, while gradients of other variables still
+    travel. An eager read of a variable before waits for them. A traced function of your own that
+    reads variables needs a `flush` before it.
 
     Args:
         step: takes a batch; calls ``optimizer.apply`` (or ``apply_gradients``).

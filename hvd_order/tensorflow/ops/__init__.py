@@ -1,1 +1,1 @@
-"""Collectives as TensorFlow's users call them, eagerly and in graphs."""
+"""Collectives for TensorFlow, eagerly and in graphs."""

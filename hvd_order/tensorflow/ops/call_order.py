@@ -1,13 +1,12 @@
-"""How the ranks' collectives without a name find each other.
+"""Matches the ranks' collectives without a name.
 
-Matching them by how many came before is right where their order is that of the program: in eager
-mode. TensorFlow runs a graph in whatever order it likes, except for operators that use the same
-resource, in a function that ``tf.function`` has traced: these follow the program, also into nested
-functions, conditions and loops. So all collectives of such a function take the handle of one
-resource, and their only name is the function's. Other graphs (``tf.compat.v1`` sessions,
-``wrap_function``, derivatives of nested functions) give no order: there a collective is called
-after the operator, which is called after the tensor, as in Horovod. What neither tells apart is
-refused.
+In eager mode collectives run in program order, so call order matches them. TensorFlow may run a
+graph in any order. Only operators that use the same resource, in a function that ``tf.function``
+has traced, follow program order, also in nested functions, conditions and loops. So all collectives
+of such a function take the handle of one resource, and share the name of the function. Other graphs
+(``tf.compat.v1`` sessions, ``wrap_function``, derivatives of nested functions) have no order: there
+a collective is named after the operator, which is named after the tensor, as in Horovod.
+Collectives that neither distinguishes are rejected.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class Place:
     """A collective as an operator of a graph.
 
     Attributes:
-        collective: with the name by which the ranks' calls are matched.
+        collective: the collective, with the name that matches the ranks' calls.
         operator: name of the operator.
-        order: handles that keep it in the order of the program.
+        order: handles that keep the operator in program order.
     """
 
     collective: Collective
@@ -53,7 +52,7 @@ class Place:
 
 
 def in_graph(collective: Collective, tensors: Sequence[Any]) -> Place:
-    """Where a collective stands in the graph that is being built.
+    """Place of a collective in the graph being built.
 
     Raises:
         InvalidUsage: it has no name, and is in a loop whose iterations run in any order.
@@ -76,21 +75,21 @@ def in_graph(collective: Collective, tensors: Sequence[Any]) -> Place:
 
 
 def _name_of(tensors: Sequence[Any]) -> str:
-    """The name of the first tensor, in the letters of operators; eager ones have none."""
+    """Name of the first tensor in characters valid for operators; eager tensors have none."""
     if not tensors or isinstance(tensors[0], tf.__internal__.EagerTensor):
         return "constant"
     return _OTHER.sub("_", tensors[0].name)
 
 
 def _control_flow_around(graph: Any) -> Iterator[Any]:
-    """Branches and loops around what is being built, the innermost first."""
+    """Branches and loops around the graph being built, the innermost first."""
     while isinstance(graph, control_flow.ControlFlowFuncGraph):
         yield graph
         graph = graph.outer_graph
 
 
 def _keeps_order(graph: Any) -> bool:
-    """Whether operators of the graph that use one resource run in the order of the program."""
+    """Whether operators of the graph that use one resource run in program order."""
     return graph.experimental_acd_manager is not None
 
 
@@ -128,10 +127,10 @@ _eager: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)  # by pro
 
 @contextlib.contextmanager
 def eager_turn(collective: Collective) -> Iterator[None]:
-    """While a collective is executed eagerly.
+    """Context of an eager collective.
 
     Raises:
-        InvalidUsage: it has no name, nor has another one of another thread that is under way.
+        InvalidUsage: neither it nor a running collective of another thread has a name.
     """
     if collective.name is not None:
         yield
@@ -150,10 +149,10 @@ def eager_turn(collective: Collective) -> Iterator[None]:
 
 
 def refuse_in_data_functions() -> None:
-    """Has ``tf.data`` refuse functions that communicate; a second call does nothing.
+    """Makes ``tf.data`` reject functions that communicate; a second call does nothing.
 
-    It runs a function for several elements at a time and ahead of who asks for them, in another
-    order on each rank, and neither the function nor an operator can find out for which element.
+    ``tf.data`` runs a function for several elements at a time and ahead of their use, in a
+    different order on each rank. Neither the function nor an operator can identify the element.
     """
     wrapper = structured_function.StructuredFunctionWrapper
     if not hasattr(wrapper.__init__, "_hvd_checks"):
@@ -179,7 +178,7 @@ def _checking(own_init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _communication(graph: Any) -> str | None:
-    """An operator of ours in a graph, or in a function that it calls."""
+    """Finds an operator of hvd_order in a graph, or in a function that it calls."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
     for node in nodes:

@@ -1,6 +1,6 @@
 """allreduce, allgather, broadcast, alltoall and reducescatter, as in Horovod's TensorFlow API.
 
-They work in eager mode and in traced functions, where calls without names are made in the order of
+They work in eager mode and in traced functions, where calls without names run in the order of
 the program on every rank. All are differentiable (differentiation.py).
 """
 
@@ -38,11 +38,11 @@ __all__ = [
 def execute(
     collective: Collective, tensors: Sequence[Any], dtypes: Sequence[tf.DType]
 ) -> list[Any]:
-    """Runs a collective, now or whenever the graph that is being traced is executed.
+    """Runs a collective now, or at each execution of the graph being traced.
 
     Raises:
-        HorovodInternalError: in eager mode, if it failed, or one of its kin; a function that was
-            traced raises TensorFlow's class, with ours at the beginning of the text.
+        HorovodInternalError: or a related class, in eager mode, if it failed. A traced function
+            raises TensorFlow's class, with our class at the beginning of the text.
     """
     if not tf.executing_eagerly():
         return _operator(in_graph(collective, tensors), tensors, dtypes)
@@ -83,14 +83,14 @@ def allreduce(
         tensor: the same shape and dtype on every rank. ``tf.IndexedSlices`` are gathered (and
             divided, for an average).
         average: deprecated; use `op`.
-        device_dense, device_sparse: accepted for Horovod's sake.
-        compression: what travels instead of the tensor.
+        device_dense, device_sparse: accepted for compatibility with Horovod.
+        compression: compression of the tensor.
         op: Average (the default), Sum, Min, Max, Product or Adasum.
         prescale_factor: multiplies each rank's tensor before the reduction.
         postscale_factor: multiplies the result.
-        name: what the ranks' calls are matched by.
-        process_set: who takes part; only its members may call.
-        ignore_name_scope: accepted for Horovod's sake; names have no scope here.
+        name: name that matches the ranks' calls.
+        process_set: ranks that take part; only members may call.
+        ignore_name_scope: accepted for compatibility with Horovod; names have no scope here.
 
     Returns:
         A tensor of the same shape and dtype, or IndexedSlices.
@@ -169,7 +169,7 @@ def _check_sparse(op: ReduceOp, prescale_factor: float, postscale_factor: float)
 def _gather_slices(
     slices: Sequence[tf.IndexedSlices], op: ReduceOp, process_set: ProcessSet
 ) -> list[tf.IndexedSlices]:
-    """Everybody's rows; rows of one index add up when they are applied."""
+    """Gathers the rows of all ranks; rows of one index add up when applied."""
     values = grouped_allgather([one.values for one in slices], process_set=process_set)
     indices = grouped_allgather([one.indices for one in slices], process_set=process_set)
     if op == Average:
@@ -191,7 +191,7 @@ def allgather(
     Args:
         tensor: the same dtype and shape on every rank except for the first dimension, which may
             differ and be 0. A tensor without dimensions counts as one of shape [1].
-        name, ignore_name_scope, process_set: as for `allreduce`.
+        name, ignore_name_scope, process_set: see `allreduce`.
 
     Raises:
         The same as `allreduce`.
@@ -238,8 +238,8 @@ def broadcast(
 
     Args:
         tensor: the same shape and dtype on every rank; only the root's values matter.
-        root_rank: whose values; its rank in the job, as in Horovod.
-        name, ignore_name_scope, process_set: as for `allreduce`.
+        root_rank: root, as its rank in the job, as in Horovod.
+        name, ignore_name_scope, process_set: see `allreduce`.
 
     Raises:
         The same as `allreduce`.
@@ -275,12 +275,12 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends some rows of the tensor to each rank, and joins what comes; differentiable.
+    """Sends some rows of the tensor to each rank, and joins the received rows; differentiable.
 
     Args:
         tensor: the same dtype and shape on every rank except for the first dimension.
-        splits: how many rows go to each rank, in rank order; equal parts if None.
-        name, ignore_name_scope, process_set: as for `allreduce`.
+        splits: number of rows for each rank, in rank order; equal parts if None.
+        name, ignore_name_scope, process_set: see `allreduce`.
 
     Returns:
         The rows from all ranks in rank order; with ``splits``, a tuple of them and of how many
@@ -317,8 +317,8 @@ def reducescatter(
 
     Args:
         tensor: the same shape and dtype on every rank, with at least one dimension.
-        device_dense: accepted for Horovod's sake.
-        compression: what travels instead of the tensor.
+        device_dense: accepted for compatibility with Horovod.
+        compression: compression of the tensor.
         op: Average, Sum, Min, Max or Product.
         name, process_set, ignore_name_scope: as for `allreduce`.
         prescale_factor: multiplies each rank's tensor before the reduction.

@@ -1,4 +1,4 @@
-"""What travels instead of a tensor: the tensor itself, or 16 bits an element."""
+"""Compression of tensors: none, or 16 bits an element."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """What to send, and whatever `decompress` needs to know."""
+        """Returns the tensor to send, and the context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """The tensor again, from what arrived."""
+        """Restores the tensor from the received one."""
         raise NotImplementedError
 
 
@@ -38,20 +38,20 @@ class NoneCompressor(Compressor):
 
 
 class _CastCompressor(Compressor):
-    """Wider floating point numbers become `wire`; integers and narrow floats stay."""
+    """Casts wider floating point tensors to `wire`; integers and narrow floats stay."""
 
     wire = tf.float16
 
     @classmethod
     def compress(cls, tensor: Any) -> tuple[Any, Any]:
-        """`tensor`, narrower, and its dtype."""
+        """Returns the cast `tensor` and its original dtype."""
         if tensor.dtype.is_floating and tensor.dtype.size > cls.wire.size:
             return tf.cast(tensor, cls.wire), tensor.dtype
         return tensor, tensor.dtype
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """`tensor` in its first dtype."""
+        """Casts `tensor` to its original dtype."""
         return tf.cast(tensor, ctx)
 
 

@@ -1,4 +1,4 @@
-"""Bringing all ranks to one state: variables and any Python object."""
+"""Broadcast and gathering of variables and Python objects."""
 
 from __future__ import annotations
 

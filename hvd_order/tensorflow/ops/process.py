@@ -1,4 +1,4 @@
-"""This process among the others: ``init``, ``shutdown`` and who is where."""
+"""This process among the others: ``init``, ``shutdown`` and ranks."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _at_end: list[Callable[[], None]] = []
 
 
 def before_shutdown(callback: Callable[[], None]) -> None:
-    """Has `callback` run at every `shutdown()`, while the other ranks still listen."""
+    """Registers `callback` to run at every `shutdown()`, before the other ranks disconnect."""
     _before_shutdown.append(callback)
 
 
 def at_end(callback: Callable[[], None]) -> None:
-    """Has `callback` run at every end of a job, once operators have been told of it."""
+    """Registers `callback` to run at every end of a job, after operators have been notified."""
     _at_end.append(callback)
 
 
@@ -76,7 +76,7 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
         raise InvalidUsage(f"process_sets is {process_sets!r}; expected a list or 'dynamic'")
     if _serving:
         return
-    library = op_library.load()  # before the others wait for this rank
+    library = op_library.load()  # before other ranks wait for this rank
     refuse_in_data_functions()
     carries = backend()
     carries.init(comm)
@@ -89,7 +89,7 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
 
 
 def _end() -> None:
-    """Before the processes part: what operators wait for ends with an error."""
+    """Ends all waits of operators with an error before the processes disconnect."""
     global _serving
     _serving = False
     requests.stop_serving()
@@ -116,12 +116,12 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's number, from 0 to ``size() - 1``."""
+    """Rank of this process, from 0 to ``size() - 1``."""
     return started_backend().rank()
 
 
 def size() -> int:
-    """How many processes the job has."""
+    """Number of processes of the job."""
     return started_backend().size()
 
 
@@ -131,7 +131,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """How many processes of the job this host has."""
+    """Number of processes of the job on this host."""
     return started_backend().local_size()
 
 
@@ -141,7 +141,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """How many hosts have a process of this local rank."""
+    """Number of hosts that have a process of this local rank."""
     return started_backend().cross_size()
 
 
@@ -156,7 +156,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Writes what was recorded."""
+    """Writes the recorded timeline."""
     started_backend().stop_timeline()
 
 
@@ -171,7 +171,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether what carries bytes has MPI."""
+    """Whether the backend supports MPI."""
     return bool(backend().supports("mpi_built"))
 
 
@@ -181,7 +181,7 @@ def gloo_enabled() -> bool:
 
 
 def gloo_built() -> bool:
-    """Whether what carries bytes has Gloo."""
+    """Whether the backend supports Gloo."""
     return bool(backend().supports("gloo_built"))
 
 
@@ -206,10 +206,10 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether what carries bytes was built for CUDA."""
+    """Whether the backend was built for CUDA."""
     return bool(backend().supports("cuda_built"))
 
 
 def rocm_built() -> bool:
-    """Whether what carries bytes was built for ROCm."""
+    """Whether the backend was built for ROCm."""
     return bool(backend().supports("rocm_built"))

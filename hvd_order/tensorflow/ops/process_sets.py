@@ -64,7 +64,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Takes a set back. Collective: every rank of the job calls it; nothing may be in flight.
+    """Removes a process set. Collective: every rank of the job calls it; nothing may be in flight.
 
     Returns:
         Whether it was registered; the set of all ranks stays.
@@ -79,7 +79,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def forget_all() -> None:
-    """The job has ended, and the numbers with it."""
+    """Forgets all numbers at the end of the job."""
     for process_set in _registered.values():
         process_set.process_set_id = None
     _registered.clear()

@@ -1,6 +1,6 @@
-"""Rank and size as tensors that are asked for when a graph is executed, not when it is traced.
+"""Rank and size as tensors that are evaluated when a graph runs, not when it is traced.
 
-Functions that outlive a ``shutdown()`` and ``init()`` see the new numbers.
+Functions that outlive a ``shutdown()`` and ``init()`` get the new numbers.
 """
 
 from __future__ import annotations

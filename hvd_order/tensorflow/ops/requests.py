@@ -1,4 +1,4 @@
-"""Collectives that operators of graphs ask for, handed to the backend.
+"""Passes collectives that operators of graphs request to the backend.
 
 An operator holds a number that stands for a `Collective`. When TensorFlow executes it, the library
 of operators queues the call; a thread fetches it here and starts it with the backend, in the order
@@ -35,7 +35,7 @@ _reductions = 0
 
 
 def number_of_collective(collective: Collective) -> int:
-    """What an operator holds in place of `collective`; equal ones have the same number."""
+    """Number that an operator holds for `collective`; equal collectives share a number."""
     with _lock:
         if collective not in _numbers:
             _numbers[collective] = len(_collectives)
@@ -44,13 +44,13 @@ def number_of_collective(collective: Collective) -> int:
 
 
 def collective_of(number: int) -> Collective:
-    """What the number stands for."""
+    """Returns the collective with this number."""
     with _lock:
         return _collectives[number]
 
 
 def reductions_started() -> int:
-    """How many collectives other than broadcasts this process has begun."""
+    """Number of collectives other than broadcasts that this process has begun."""
     with _lock:
         return _reductions
 
@@ -62,9 +62,9 @@ def _count(collective: Collective) -> None:
 
 
 class _Waiters:
-    """Threads that wait for collectives, as many as are under way at a time; they stay.
+    """Threads that wait for collectives, one for each in flight; they are reused.
 
-    They are daemons: one that waits for a rank which does not come must not hold up the exit.
+    They are daemons: a thread that waits for a missing rank must not delay the exit.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class _Server:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends what has not been started; the rest ends with the backend."""
+        """Ends collectives that have not started; the rest end with the backend."""
         self._native.hvdo_close_collectives()
         self._thread.join()
         self._waiters.stop()
@@ -182,13 +182,13 @@ _server: _Server | None = None
 
 
 def start_serving(library: OpLibrary, backend: Backend) -> None:
-    """Has collectives of operators carried out from now on."""
+    """Starts to run collectives of operators."""
     global _server
     _server = _Server(library, backend)
 
 
 def stop_serving() -> None:
-    """Ends those that have not begun, and all that come, with an error."""
+    """Ends collectives that have not begun, and all later ones, with an error."""
     global _server
     server, _server = _server, None
     if server is not None:

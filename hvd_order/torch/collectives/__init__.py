@@ -1,1 +1,1 @@
-"""Collectives on PyTorch's tensors, with Horovod's names and meaning."""
+"""Collectives on PyTorch tensors, with Horovod's names and meaning."""

@@ -1,4 +1,4 @@
-"""alltoall and reducescatter, as Horovod has them. collectives.py says what holds for all."""
+"""alltoall and reducescatter, as in Horovod. single.py has the rules for all collectives."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends some rows of the tensor to each rank, and joins what comes; differentiable.
+    """Sends some rows of the tensor to each rank, and joins the rows it receives; differentiable.
 
     Args:
         tensor: the same dtype and shape on every rank except for the first dimension.
-        splits: how many rows go to each rank, in rank order; equal parts if None.
+        splits: number of rows for each rank, in rank order; equal parts if None.
         name: shown in errors; must not be in flight already.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
-        The rows from all ranks in rank order; with ``splits``, a tuple of them and of how many
-        came from each rank, in a tensor like ``splits`` (int32 on the CPU for a sequence). The
-        gradient of the rows goes back where they came from.
+        The rows from all ranks in rank order. With ``splits``, a tuple of the rows and the number
+        of rows from each rank, in a tensor like ``splits`` (int32 on the CPU for a sequence). The
+        gradient of each row returns to the rank that sent the row.
 
     Raises:
-        ValueError: ``splits`` does not fit the tensor, or there is none and the ranks do not
-            divide the first dimension.
-        ModelMismatch, PeerLost, TransferTimeout: as `allreduce`.
+        ValueError: ``splits`` does not fit the tensor, or it is None and the first dimension is
+            not divisible by the number of ranks.
+        ModelMismatch, PeerLost, TransferTimeout: same as `allreduce`.
     """
     if torch.is_grad_enabled() and tensor.requires_grad:
         return _DifferentiableAlltoall.apply(  # type: ignore[no-untyped-call]
@@ -109,16 +109,16 @@ def reducescatter(
     Args:
         tensor: the same shape and dtype on every rank, with at least one dimension.
         name: shown in errors; must not be in flight already.
-        compression: what travels instead of the tensor.
+        compression: how the tensor is compressed for transfer.
         op: Average, Sum, Min, Max or Product. Averages of integers truncate.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
         prescale_factor: multiplies each rank's tensor before the reduction.
         postscale_factor: multiplies the result.
 
     Returns:
-        Rows in rank order; where the ranks do not divide them, the first ranks have one more. The
-        gradient is, as in Horovod, all ranks' incoming gradients joined, times the number of
-        ranks for Sum.
+        Rows in rank order; if the number of ranks does not divide them, the first ranks have one
+        more. As in Horovod, the gradient joins all ranks' incoming gradients, multiplied by the
+        number of ranks for Sum.
 
     Raises:
         The same as `allreduce`.
@@ -172,7 +172,7 @@ def rows_to_scatter(tensor: torch.Tensor, op: ReduceOp, scaled: bool) -> torch.T
     """A copy of a tensor that can be reduced and scattered.
 
     Raises:
-        InvalidUsage: this one cannot.
+        InvalidUsage: the tensor cannot be reduced and scattered.
     """
     check_tensor(tensor)
     check_dtype(tensor.dtype, op, scaled)
@@ -188,7 +188,7 @@ def scatter_reduced(
     postscale_factor: float,
     group: dist.ProcessGroup | None,
 ) -> torch.Tensor:
-    """This rank's part of the reduction; each part travels once, to the rank that sums it."""
+    """This rank's part of the reduction; each part is sent once, to the rank that sums it."""
     size, mine = (1, 0) if group is None else (group.size(), group.rank())
     share, over = divmod(rows.shape[0], size)
     counts = [share + (rank < over) for rank in range(size)]
@@ -201,7 +201,7 @@ def scatter_reduced(
 
 
 def stand_in_for_scatter(tensors: Sequence[torch.Tensor], op: ReduceOp) -> Exchange:
-    """What a rank that has joined does; its rows of the result are dropped."""
+    """The part of a joined rank, whose rows of the result are dropped."""
     kinds = [(rows.dtype, tuple(rows.shape)) for rows in tensors]
     return partial(_scatter_zeros, kinds, tensors[0].device.type, op)
 
@@ -237,7 +237,7 @@ def _row_counts(rows: torch.Tensor, splits: Splits | None, size: int) -> list[in
 
 
 def _exchange_counts(counts: list[int], group: dist.ProcessGroup) -> list[int]:
-    """How many rows each rank is going to send to this one."""
+    """Number of rows that each rank is going to send to this one."""
     everyone = group_collectives.all_gather(torch.tensor(counts), group)
     return [int(one[group.rank()]) for one in everyone]
 
@@ -245,7 +245,7 @@ def _exchange_counts(counts: list[int], group: dist.ProcessGroup) -> list[int]:
 def _exchange_rows(
     rows: torch.Tensor, counts: list[int], received: list[int], group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """Sends `counts` rows to each rank and gets `received` from each."""
+    """Sends `counts` rows to each rank and receives `received` rows from each."""
     row_bytes = rows.shape[1:].numel() * rows.element_size()
     result = rows.new_empty((sum(received), *rows.shape[1:]))
     if row_bytes == 0:
@@ -307,6 +307,6 @@ class _DifferentiableReducescatter(torch.autograd.Function):
 def gradient_factor(
     op: ReduceOp, process_set: ProcessSet, prescale_factor: float, postscale_factor: float
 ) -> float:
-    """What Horovod multiplies the incoming gradients of a reducescatter with."""
+    """Horovod's factor for the incoming gradients of a reducescatter."""
     ranks = len(process_set.ranks) if op == Sum else 1
     return ranks * prescale_factor * postscale_factor

@@ -1,4 +1,4 @@
-"""What travels instead of a tensor: the tensor itself, or 16 bits an element."""
+"""What is sent in place of a tensor: the tensor itself, or 16 bits an element."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """What to send, and whatever `decompress` needs to know."""
+        """The tensor to send, and the context that `decompress` needs."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """The tensor again, from what arrived."""
+        """The original tensor, restored from the received one."""
         raise NotImplementedError
 
 
@@ -28,17 +28,17 @@ class NoneCompressor(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """`tensor` itself."""
+        """`tensor` itself, unchanged."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """`tensor` itself."""
+        """`tensor` itself, unchanged."""
         return tensor
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, Any]:
-    """Wider floating point numbers become `dtype`; integers and narrow floats stay."""
+    """Casts wider floating point tensors to `dtype`; keeps integers and narrow floats."""
     if tensor.is_floating_point() and tensor.element_size() > dtype.itemsize:
         return tensor.to(dtype), tensor.dtype
     return tensor, tensor.dtype
@@ -49,12 +49,12 @@ class FP16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """`tensor` in float16 if it is a wider floating point tensor; and its dtype."""
+        """`tensor` in float16 if it is a wider floating point tensor; and its original dtype."""
         return _cast(tensor, torch.float16)
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """`tensor` in its first dtype."""
+        """`tensor` in its original dtype."""
         return tensor.to(ctx)
 
 
@@ -63,17 +63,17 @@ class BF16Compressor(Compressor):
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """`tensor` in bfloat16 if it is a wider floating point tensor; and its dtype."""
+        """`tensor` in bfloat16 if it is a wider floating point tensor; and its original dtype."""
         return _cast(tensor, torch.bfloat16)
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
-        """`tensor` in its first dtype."""
+        """`tensor` in its original dtype."""
         return tensor.to(ctx)
 
 
 class Compression:
-    """The compressors to choose from: ``compression=hvd.Compression.bf16``."""
+    """The available compressors: ``compression=hvd.Compression.bf16``."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -1,4 +1,4 @@
-"""Bringing all ranks to one state: parameters, optimizer state and any Python object."""
+"""Gives all ranks the same state: parameters, optimizer state and Python objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
     "broadcast_parameters",
 ]
 
-# Small tensors travel together: one collective of this size costs far less than many small ones.
+# Small tensors are fused: one collective of this size costs far less than many small ones.
 _FUSED_BYTES = 32 * 2**20
 
 
@@ -41,11 +41,12 @@ def broadcast_parameters(
 
     Args:
         params: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``.
-        root_rank: whose values.
+        root_rank: the rank whose values are sent.
 
     Raises:
         InvalidUsage: something in `params` is not a dense tensor.
-        ModelMismatch: ranks have other names, shapes or dtypes; names the first (on every rank).
+        ModelMismatch: ranks have different names, shapes or dtypes; names the first difference (on
+            every rank).
     """
     named = _named_tensors(params)
     check_root(root_rank, global_process_set)
@@ -58,17 +59,17 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives every rank the optimizer state and hyper-parameters of rank `root_rank`.
 
-    Unlike Horovod's, it takes no hidden step to create state: what the root does not have (yet)
-    nobody has afterwards, so training goes on exactly as on the root. LBFGS works as well. The
-    optimizer's ``param_groups`` and their dictionaries stay the same objects.
+    Unlike Horovod's function, this one takes no hidden step to create state. Afterwards no rank
+    has state that the root lacks, so training continues exactly as on the root. LBFGS works as
+    well. The optimizer's ``param_groups`` and their dictionaries stay the same objects.
 
     Args:
         optimizer: any optimizer; on every rank of the same class over the same parameters.
-        root_rank: whose state.
+        root_rank: the rank whose state is sent.
         model: not needed; accepted because Horovod does.
 
     Raises:
-        ModelMismatch: ranks have other parameters or groups (raised on every rank).
+        ModelMismatch: ranks have different parameters or groups (raised on every rank).
         HorovodInternalError: the root's state cannot be pickled.
     """
     check_root(root_rank, global_process_set)
@@ -96,18 +97,18 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The object of rank `root_rank`, on every rank; it travels pickled.
+    """The object of rank `root_rank`, on every rank; sent as a pickle.
 
-    Uses cloudpickle where it is installed (it also takes lambdas), else pickle.
+    Uses cloudpickle if installed (it also supports lambdas), else pickle.
 
     Args:
-        obj: what to send; looked at only on the root.
-        root_rank: whose object; its rank in the job, as in Horovod.
+        obj: the object to send; used only on the root.
+        root_rank: rank in the job, as in Horovod, whose object is sent.
         name: shown in errors.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
-        On the root `obj` itself, elsewhere a copy.
+        `obj` itself on the root, a copy on the other ranks.
 
     Raises:
         HorovodInternalError: the root's object cannot be pickled (raised on every rank).
@@ -129,12 +130,12 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Every rank's object, in rank order, on every rank; they travel pickled.
+    """Every rank's object, in rank order, on every rank; sent as pickles.
 
     Args:
-        obj: this rank's.
+        obj: this rank's object.
         name: shown in errors.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Raises:
         HorovodInternalError: a rank's object cannot be pickled (raised on every rank).
@@ -194,17 +195,17 @@ def _check_same(lines: list[str]) -> None:
 
 
 def _no_exchange(group: dist.ProcessGroup | None) -> None:
-    """The comparison of the lines is all that is wanted."""
+    """Exchanges nothing: the comparison of the lines is enough."""
 
 
 def _no_result() -> None:
-    """There is none."""
+    """Returns nothing: there is no result."""
 
 
 def _broadcast_tensors(tensors: Sequence[torch.Tensor], root_rank: int) -> None:
-    """Overwrites `tensors` with the root's; every rank must have checked that they are alike.
+    """Overwrites `tensors` with the root's; every rank must have checked that they match.
 
-    While one chunk travels, the next is packed.
+    Packs the next chunk while one is being sent.
     """
     if process.size() == 1:
         return
@@ -225,7 +226,9 @@ def _broadcast_tensors(tensors: Sequence[torch.Tensor], root_rank: int) -> None:
 
 
 def _chunks(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one dtype and device, together at most `_FUSED_BYTES` unless one alone is more."""
+    """Groups tensors of one dtype and device; a chunk exceeds `_FUSED_BYTES` only with a single
+    tensor.
+    """
     alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
@@ -267,7 +270,7 @@ def _arrive(handle: int, flat: torch.Tensor, chunk: Sequence[torch.Tensor], is_r
 
 @dataclass(frozen=True)
 class _TensorSpec:
-    """Stands for a tensor in a pickled structure."""
+    """Placeholder for a tensor in a pickled structure."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -278,7 +281,9 @@ class _TensorSpec:
 
 
 def _take_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """`value` with a spec in place of each dense tensor; appends those to `tensors`, in order."""
+    """`value` with a spec in place of each dense tensor; appends the tensors to `tensors`, in
+    order.
+    """
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         tensors.append(value)
         return _TensorSpec(value.dtype, tuple(value.shape), value.device.type)
@@ -301,7 +306,7 @@ def _put_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def _rebuild(value: Any, change: Any) -> Any:
-    """A copy of nested dictionaries, lists and tuples with `change` applied to what they hold."""
+    """A copy of nested dictionaries, lists and tuples with `change` applied to their elements."""
     if type(value) is dict:
         return {key: change(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
@@ -325,7 +330,7 @@ def _optimizer_manifest(optimizer: torch.optim.Optimizer, root_rank: int) -> lis
 
 
 def _device_like(spec: _TensorSpec, parameters: Sequence[torch.Tensor]) -> torch.device:
-    """Where this rank keeps what the root has on a device of that type."""
+    """This rank's device for a tensor that the root has on a device of the same type."""
     for parameter in parameters:
         if parameter.device.type == spec.device_type:
             return parameter.device
@@ -338,7 +343,7 @@ def _load_in_place(
     """``load_state_dict`` that keeps the groups' identity and the state as it is on the root.
 
     torch replaces the list of groups, the groups and the state dictionary, which schedulers and
-    wrappers may hold, and casts what it finds in the state to the dtype of its parameter.
+    wrappers may hold. It also casts state to the dtype of its parameter.
     """
     groups, dictionaries = optimizer.param_groups, list(optimizer.param_groups)
     state = optimizer.state
@@ -378,15 +383,15 @@ def _pickler() -> types.ModuleType:
 
 
 def _pack(obj: Any) -> bytes:
-    """One byte that says whether pickling worked, then the pickle or the error's text."""
+    """A byte that states whether pickling worked, then the pickle or the error's text."""
     try:
         return b"\0" + bytes(_pickler().dumps(obj))
-    except Exception as error:  # whatever an object's own code raises; told to all ranks
+    except Exception as error:  # any error of an object's own code; sent to all ranks
         return b"\1" + f"{type(error).__name__}: {error}".encode()
 
 
 def _unpack(message: bytes, rank: int, own: Any) -> Any:
-    """The object in a message of `rank`; `own` is returned instead where it is not None."""
+    """The object in a message of `rank`, or `own` if that is not None."""
     if message[:1] != b"\0":
         raise HorovodInternalError(
             f"the object of rank {rank} cannot be pickled: {message[1:].decode(errors='replace')}"

@@ -1,4 +1,4 @@
-"""Collectives on lists of tensors, which travel together, as Horovod has them."""
+"""Collectives on lists of tensors, which are sent together, as in Horovod."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """`allgather` of several tensors of one device; differentiable. Args as there."""
+    """`allgather` of several tensors of one device, with its arguments; differentiable."""
     if _differentiable(tensors):
         return list(
             _DifferentiableAllgather.apply(  # type: ignore[no-untyped-call]
@@ -239,7 +239,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """`reducescatter` of several tensors of one device; differentiable. Args as there."""
+    """`reducescatter` of several tensors of one device, with its arguments; differentiable."""
     chosen = choose_op(op, None, adasum=False)
     compressed, contexts = _compress(tensors, compression)
     if _differentiable(compressed):

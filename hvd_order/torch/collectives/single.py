@@ -1,10 +1,10 @@
-"""allreduce, allgather, broadcast and their asynchronous and in-place kin, as Horovod has them.
+"""allreduce, allgather, broadcast and their asynchronous and in-place variants, as in Horovod.
 
-Every rank must call the same collectives: those with names in any order, asynchronous ones at
-least, and those without in the same order. Tensors may be on the CPU or on CUDA,
-of any shape (none and zero elements included), contiguous or not. The variants ending in ``_``
-write into their argument; the asynchronous ones return a handle for `poll` and `synchronize`, and
-until `synchronize` has returned the tensors must not be touched.
+Every rank must call the same collectives. Calls with names may come in any order, at least
+asynchronous ones; calls without names must come in the same order. Tensors may be on the CPU or on
+CUDA, of any shape (none and zero elements included), contiguous or not. The variants ending in
+``_`` write into their argument. The asynchronous ones return a handle for `poll` and
+`synchronize`; the tensors must not be touched until `synchronize` has returned.
 """
 
 from __future__ import annotations
@@ -77,22 +77,23 @@ def allreduce(
     Args:
         tensor: the same shape and dtype on every rank.
         average: deprecated; use `op`.
-        name: what the ranks' calls are matched by, shown in errors; two requests of one name must
-            not be in flight together. Without it, by how many such calls came before.
-        compression: what travels instead of the tensor.
+        name: matches the calls of the ranks and is shown in errors; two requests of one name must
+            not be in flight together. Calls without a name are matched by the number of such calls
+            before them.
+        compression: how the tensor is compressed for transfer.
         op: Average (the default), Sum, Min, Max, Product or Adasum. Averages of integers truncate.
         prescale_factor: multiplies each rank's tensor before the reduction.
         postscale_factor: multiplies the result.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
         A new tensor; its gradient is the same reduction of the incoming gradients.
 
     Raises:
         ValueError: a mistake in the arguments.
-        NotImplementedError: Adasum of a number of ranks that is no power of 2.
-        ModelMismatch: another rank called something else (raised on every rank).
-        PeerLost, TransferTimeout: another rank died, or did not come in time.
+        NotImplementedError: Adasum of a number of ranks that is not a power of 2.
+        ModelMismatch: another rank called a different collective (raised on every rank).
+        PeerLost, TransferTimeout: another rank died, or did not call in time.
     """
     chosen = choose_op(op, average)
     compressed, context = compression.compress(tensor)
@@ -172,11 +173,11 @@ def allgather(
         tensor: the same dtype and shape on every rank except for the first dimension, which may
             differ and be 0. A tensor without dimensions counts as one of shape [1].
         name: shown in errors; must not be in flight already.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
-        A new tensor. Its gradient is, as in Horovod, this rank's rows of the average over all
-        ranks of the incoming gradients.
+        A new tensor. As in Horovod, its gradient is this rank's rows of the incoming gradients,
+        averaged over all ranks.
 
     Raises:
         The same as `allreduce`.
@@ -225,14 +226,14 @@ def broadcast(
     """The tensor of rank `root_rank`, on every rank; differentiable.
 
     Args:
-        tensor: the same shape and dtype on every rank; only the root's values matter.
-        root_rank: whose values; its rank in the job, as in Horovod.
+        tensor: the same shape and dtype on every rank; only the root's values are used.
+        root_rank: rank in the job, as in Horovod, whose values are sent.
         name: shown in errors; must not be in flight already.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
-        A new tensor. Its gradient is, as in Horovod, the average over all ranks of the incoming
-        gradients on the root, zero elsewhere.
+        A new tensor. As in Horovod, its gradient is the average of all ranks' incoming gradients
+        on the root, and zero on the other ranks.
 
     Raises:
         The same as `allreduce`.
@@ -284,7 +285,7 @@ def poll(handle: int) -> bool:
     """Whether the collective is done, so that `synchronize` returns at once.
 
     Raises:
-        ValueError: `synchronize` has returned for this handle, or it never existed.
+        ValueError: `synchronize` has returned for this handle, or the handle never existed.
     """
     return queue_of(handle).poll(handle)
 
@@ -296,13 +297,13 @@ def synchronize(handle: int) -> Any:
         The tensor; None if the handle is unknown or was synchronized before (as in Horovod).
 
     Raises:
-        ModelMismatch, PeerLost, TransferTimeout, HorovodInternalError: it failed.
+        ModelMismatch, PeerLost, TransferTimeout, HorovodInternalError: the collective failed.
     """
     return queue_of(handle).synchronize(handle)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Waits until every rank has called it.
+    """Waits until every rank has called `barrier`.
 
     Raises:
         The same as `allreduce`.
@@ -327,7 +328,7 @@ def _start_allreduce(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> int:
-    """Reduces `buffer` in place; `target`: where `synchronize` puts the result."""
+    """Reduces `buffer` in place; `synchronize` puts the result into `target`."""
     queue = queue_for(process_set)
     scaled = prescale_factor != 1.0 or postscale_factor != 1.0
     check_dtype(buffer.dtype, op, scaled)
@@ -356,7 +357,7 @@ def _start_broadcast(
     name: str | None,
     process_set: ProcessSet,
 ) -> int:
-    """Overwrites `buffer` with the root's; `target`: where `synchronize` puts the result."""
+    """Overwrites `buffer` with the root's; `synchronize` puts the result into `target`."""
     queue = queue_for(process_set)
     check_root(root_rank, process_set)
     root = process_set.ranks.index(root_rank)

@@ -16,13 +16,13 @@ __all__ = ["SyncBatchNorm"]
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch normalisation whose statistics are those of all ranks' batches together.
+    """Batch normalisation with statistics over all ranks' batches together.
 
-    Outputs, input gradients and running statistics are what one process would have on the whole
+    Outputs, input gradients and running statistics equal those of one process with the whole
     batch. The gradients of ``weight`` and ``bias`` are this rank's share, to be summed like all
-    others. Batches may have different sizes on different ranks, none included, and a rank that has
-    joined has none. Unlike Horovod's it also takes tensors of the CPU, and ``momentum=None``
-    (cumulative averages).
+    other gradients. Batches may have different sizes on different ranks, or be empty; a joined
+    rank has an empty batch. Unlike Horovod's class, this one also supports CPU tensors and
+    ``momentum=None`` (cumulative averages).
 
     Args:
         num_features: C of inputs of shape [N, C, ...], with 2 dimensions or more.
@@ -50,8 +50,8 @@ class SyncBatchNorm(_BatchNorm):
         """The normalised input; collective unless running statistics are used.
 
         Raises:
-            ValueError: the input has less than 2 dimensions, or in training all ranks together
-                have less than 2 values a channel.
+            ValueError: the input has fewer than 2 dimensions, or in training all ranks together
+                have fewer than 2 values a channel.
         """
         if process.size() == 1 or (self.track_running_stats and not self.training):
             return super().forward(input)
@@ -75,9 +75,9 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """Normalises with the mean and variance of all ranks; gives these as well.
+    """Normalises with the mean and variance of all ranks, and returns these as well.
 
-    Count, mean and sum of squared deviations of each rank are joined as in Chan, Golub and LeVeque
+    Combines count, mean and sum of squared deviations of each rank as in Chan, Golub and LeVeque
     1979, "Updating formulae and a pairwise algorithm for computing sample variances", in float64.
     """
 
@@ -146,7 +146,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def _computed(tensor: torch.Tensor) -> torch.Tensor:
-    """Half precision is computed in single."""
+    """The tensor for the computation: half precision becomes single."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
@@ -155,5 +155,5 @@ def _all_but_channel(tensor: torch.Tensor) -> list[int]:
 
 
 def _broad(channel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A value a channel in the shape [1, C, 1, ...]."""
+    """One value a channel, in the shape [1, C, 1, ...]."""
     return channel.to(like.dtype).view(1, -1, *[1] * (like.dim() - 2))

@@ -1,7 +1,8 @@
 """Elastic training with Horovod's names: ``hvd.elastic.run``, ``TorchState``, ``ElasticSampler``.
 
-A worker dies or a host joins: the elastic agent (``hvd-order run --min-np``, ``torchrun --nnodes
-MIN:MAX --max-restarts N``) starts all workers again, and training goes on from the last commit.
+When a worker dies or a host joins, the elastic agent (``hvd-order run --min-np``, ``torchrun
+--nnodes MIN:MAX --max-restarts N``) restarts all workers, and training continues from the last
+commit.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ __all__ = [
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates the training function of an elastic job.
 
-    Before `func` starts, all ranks get the same state: the last commit's, or, before the first
-    commit, rank 0's. The script around it must not call a collective before `func`, and must make
-    model, optimizer and state anew each time it is started.
+    Before `func` starts, all ranks get the same state: that of the last commit, or rank 0's before
+    the first commit. The script must not call a collective before `func`, and must create model,
+    optimizer and state anew on each start.
 
     Args:
-        func: takes the `State` first, and trains from wherever that is.
+        func: takes the `State` first, and trains from the point that the state describes.
 
     Returns:
         A function with the same arguments, which returns what `func` returns.

@@ -1,4 +1,4 @@
-"""A sampler that knows which samples of the epoch are done, on however many ranks."""
+"""A sampler that tracks the processed samples of the epoch, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["ElasticSampler"]
 
 
 class ElasticSampler(Sampler[int]):
-    """Deals a dataset out to the ranks, and deals what is left out again when the job has changed.
+    """Distributes a dataset over the ranks, and redistributes the rest when the job has changed.
 
-    Put it into the `TorchState`, call `record_batch` after each batch and `set_epoch` at the end of
-    each epoch. As in Horovod 0.28.1 samples are dealt in turn, so that after k batches on n
-    ranks the first k * batch_size * n of the epoch's order are done.
+    Put it into the `TorchState`, call `record_batch` after each batch and `set_epoch` at the end
+    of each epoch. As in Horovod 0.28.1, samples are dealt in turn: after k batches on n ranks, the
+    first k * batch_size * n of the epoch's order are processed.
 
     Args:
         dataset: of constant size.
@@ -27,12 +27,12 @@ class ElasticSampler(Sampler[int]):
         seed: of the order; the same on all ranks.
 
     Attributes:
-        epoch: the current one.
-        processed_num: how many samples of the epoch's order are done, from its front.
-        processed_indices: further samples that are done, see `record_indices`.
-        remaining_indices: what was left, in order, when the job last formed.
-        num_replicas, rank: number of ranks, and this one.
-        num_samples: how many this rank takes of them.
+        epoch: the current epoch.
+        processed_num: number of processed samples at the front of the epoch's order.
+        processed_indices: further processed samples, see `record_indices`.
+        remaining_indices: samples that were left, in order, when the job last formed.
+        num_replicas, rank: number of ranks, and this rank.
+        num_samples: number of remaining samples for this rank.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -45,9 +45,9 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch; call it at the end of the one before, not at the beginning.
+        """Begins an epoch; call it at the end of the previous epoch, not at the beginning.
 
-        A job that forms anew calls its training function again, and would forget what is done.
+        A job that forms anew calls its training function again, and would lose its progress.
         """
         self.epoch = epoch
         self.processed_num = 0
@@ -55,7 +55,7 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Notes that every rank has processed a batch of `batch_size` samples."""
+        """Records that every rank has processed a batch of `batch_size` samples."""
         self._passed += batch_size * self.num_replicas
         if self._positions is None:
             self.processed_num += batch_size * self.num_replicas
@@ -65,10 +65,10 @@ class ElasticSampler(Sampler[int]):
             self.processed_num = len(self.dataset)
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """Notes samples that this rank has processed, where batches are not taken in order.
+        """Records samples that this rank has processed, for batches that are not taken in order.
 
-        ``TorchState.commit()`` brings together what the ranks have noted, so all of them must use
-        it. Every index is kept, and stored with each commit: `record_batch` is cheaper.
+        ``TorchState.commit()`` merges the records of all ranks, so every rank must call it. Every
+        index is kept, and stored with each commit: `record_batch` is cheaper.
         """
         self.processed_indices.update(indices)
 
@@ -77,7 +77,7 @@ class ElasticSampler(Sampler[int]):
         return self.indices[batch_idx * batch_size : (batch_idx + 1) * batch_size]
 
     def state_dict(self) -> dict[str, Any]:
-        """What is done; independent of the number of ranks."""
+        """The progress in the epoch; independent of the number of ranks."""
         return {
             "epoch": self.epoch,
             "processed_num": self.processed_num,
@@ -85,21 +85,21 @@ class ElasticSampler(Sampler[int]):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what is done and deals out the rest."""
+        """Loads the progress and distributes the remaining samples."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.processed_indices = set(state_dict.get("processed_indices", ()))
         self.reset()
 
     def reset(self) -> None:
-        """Deals out what is left to the ranks that there are now."""
+        """Distributes the remaining samples over the current ranks."""
         self.num_replicas = size()
         self.rank = rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(order)
-        self._passed = 0  # of what is left now, over all ranks
-        self._positions: list[int] | None = None  # of what is left, in `order`; None: all behind
+        self._passed = 0  # of the remaining samples, over all ranks
+        self._positions: list[int] | None = None  # of the remaining, in `order`; None: all behind
         if self.processed_indices:
             self._positions = [
                 position
@@ -120,7 +120,7 @@ class ElasticSampler(Sampler[int]):
         return self.num_samples
 
     def _dealt(self) -> list[int]:
-        """This rank's samples; the first ones again where the last round would be short."""
+        """This rank's samples; the first ones are repeated if the last round would be short."""
         endless = itertools.cycle(self.remaining_indices)
         even = list(itertools.islice(endless, self.total_size))
         return even[self.rank :: self.num_replicas]

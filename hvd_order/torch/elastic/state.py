@@ -79,7 +79,7 @@ class TorchState(ObjectState):
         """See `hvd_order.elastic.State.sync`."""
         for handler in self._handlers.values():
             handler.sync()
-            handler.save()  # else restore() would go back to before this rank joined
+            handler.save()  # else restore() would return to the state before this rank joined
         super().sync()
 
     def saved(self) -> Any:
@@ -103,7 +103,7 @@ class TorchState(ObjectState):
         torch.save(saved, file)
 
     def load(self, file: IO[bytes]) -> Any:
-        """See `hvd_order.elastic.State.load`. Tensors come to the CPU; restoring moves them."""
+        """See `hvd_order.elastic.State.load`. Loads tensors to the CPU; restoring moves them."""
         return torch.load(file, map_location="cpu", weights_only=False)  # our own file
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -113,9 +113,9 @@ class TorchState(ObjectState):
 
 
 class StateHandler:
-    """How one kind of object is saved, restored and synchronized.
+    """Saves, restores and synchronizes one kind of object.
 
-    What a handler saves it keeps in attributes of its own; all but `value` must be picklable.
+    Attributes of the handler hold what it saves; all but `value` must be picklable.
 
     Attributes:
         value: the object.
@@ -133,14 +133,14 @@ class StateHandler:
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Gives the value rank 0's state."""
+        """Gives the value the state of rank 0."""
         raise NotImplementedError
 
     def gather(self) -> None:
-        """Brings together what ranks know apart from each other, before a commit."""
+        """Merges the state that differs between ranks, before a commit."""
 
     def set_value(self, value: Any) -> None:
-        """Handles another object from now on."""
+        """Switches the handler to another object."""
         self.value = value
         self.save()
 
@@ -186,7 +186,7 @@ class OptimizerStateHandler(StateHandler):
 
 
 class SamplerStateHandler(StateHandler):
-    """What of the epoch has been processed."""
+    """Processed samples of the epoch."""
 
     def __init__(self, sampler: ElasticSampler) -> None:
         super().__init__(sampler)
@@ -205,7 +205,7 @@ class SamplerStateHandler(StateHandler):
         self.value.load_state_dict(broadcast_object(self.value.state_dict()))
 
     def gather(self) -> None:
-        """See `StateHandler`. Indices recorded one by one are known to their rank alone."""
+        """See `StateHandler`. Only the rank that recorded an index by itself has it."""
         if self.value.processed_indices:
             self.value.processed_indices.update(*allgather_object(self.value.processed_indices))
 
@@ -218,7 +218,7 @@ _handler_registry: list[tuple[type, type[StateHandler]]] = [
 
 
 def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
-    """Which class handles which kind of object; the first that fits."""
+    """The handler class for each kind of object; the first match applies."""
     return _handler_registry
 
 

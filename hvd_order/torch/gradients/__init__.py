@@ -1,1 +1,1 @@
-"""Gradients of one model through a step, and updates that wait for them."""
+"""Gradients of one model through a step, and the updates that wait for them."""

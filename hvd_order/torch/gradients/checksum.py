@@ -1,9 +1,9 @@
-"""A number for the bits of a tensor: equal for equal bits, on every device and in every build.
+"""Checksum of a tensor's bits: equal for equal bits, on every device and in every build.
 
-The memory is read as whole numbers of 64 bits. Those that stand in the same column of a table
-with `_COLUMNS` columns are added up, and the columns added up with odd weights; all of it modulo
-2^64, where the order of the additions does not matter. Nothing is copied, and the memory is read
-once. (On a CPU 5 ms for 100 MB.)
+The memory is read as 64-bit integers, arranged in a table with `_COLUMNS` columns. Each column is
+summed, and the sums are added up with odd weights. All arithmetic is modulo 2^64, where the order
+of additions does not matter. Nothing is copied, and the memory is read once. (On a CPU 5 ms for
+100 MB.)
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wr
 
 __all__ = ["checksums"]
 
-_COLUMNS = 4093  # a prime, so that whole rows of a matrix that change places change columns
+_COLUMNS = 4093  # prime, so that swapped rows of a matrix change columns
 _WORD_BYTES = 8
 
 
 def checksums(tensors: Sequence[torch.Tensor]) -> list[tuple[object, int]]:
-    """For each tensor how it lies in memory, and the checksum of its elements in that order.
+    """For each tensor, its memory layout and the checksum of its elements in that order.
 
-    Checksums are comparable where the first parts are equal. What is no plain array of elements
-    (sparse, quantized, on the meta device, a wrapper of other tensors) has checksum 0.
+    Checksums are comparable where the layouts are equal. A tensor that is no plain array of
+    elements (sparse, quantized, on the meta device, a wrapper of other tensors) has checksum 0.
     """
     sums: list[tuple[object, int]] = [(None, 0)] * len(tensors)
     on_device: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
-    # Whatever mode the program is in, this is no part of it.
+    # The program's modes must not see this computation.
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
         for place, tensor in enumerate(tensors):
             if not _is_plain(tensor):
@@ -52,7 +52,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _in_memory_order(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
-    """The elements as a flat tensor, without a copy where they are packed, and which order that is.
+    """The elements as a flat tensor, not copied if they are packed, and the name of their order.
 
     A model in channels-last format is packed, in another order.
     """
@@ -68,14 +68,14 @@ def _in_memory_order(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
 def _checksum(flat: torch.Tensor) -> torch.Tensor:
     """A tensor without dimensions, of type int64, on the device of `flat`."""
     if flat.storage_offset() * flat.element_size() % _WORD_BYTES != 0:
-        flat = flat.clone()  # in the middle of a buffer, where no word begins
+        flat = flat.clone()  # starts in the middle of a buffer, not at a word
     octets = flat.view(torch.uint8)
     whole = octets.numel() // _WORD_BYTES * _WORD_BYTES
     words = octets[:whole].view(torch.int64)
     in_table = words.numel() // _COLUMNS * _COLUMNS
     weights = _weights(flat.device)
     rest = words[in_table:]
-    last = octets[whole:].to(torch.int64)  # seven at most
+    last = octets[whole:].to(torch.int64)  # at most seven
     total = (rest * weights[1, : rest.numel()]).sum()
     total += (last * weights[2, : last.numel()]).sum()
     if in_table:
@@ -86,7 +86,7 @@ def _checksum(flat: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=16)
 def _weights(device: torch.device) -> torch.Tensor:
-    """Odd numbers without a pattern, the same everywhere: three rows of `_COLUMNS`."""
+    """Odd numbers without a pattern, the same on every machine: three rows of `_COLUMNS`."""
     state, numbers = 0, []
     for _ in range(3 * _COLUMNS):  # SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)
         state = (state + 0x9E3779B97F4A7C15) % 2**64

@@ -1,13 +1,15 @@
-"""Whoever else averages the same gradients: DDP, FSDP, Horovod, a second DistributedOptimizer.
+"""Finds other averagers of the same gradients: DDP, FSDP, Horovod, a second DistributedOptimizer.
 
-Two at once average twice, and the weights are wrong without a word. Nothing about a parameter tells
-of DDP or of another optimizer, so the first backward pass of a model looks for them: optimizers of
-ours register here, and what others have made is asked of the garbage collector, once, and only
-where it can be (DDP and FSDP need a default process group, which `init` does not make).
+Two averagers average twice, and the weights are wrong without an error. A parameter itself does
+not show that DDP or another optimizer uses it, so the first backward pass of a model searches for
+them. Optimizers of hvd_order register here. Objects of other libraries are searched for once with
+the garbage collector, and only where they can exist (DDP and FSDP need a default process group,
+which `init` does not make).
 
-An optimizer may follow another on the same parameters once that is garbage. It is so without having
-been collected when it is in a cycle, and its hooks still fire; so it is collected when its follower
-is made, and once more before a hook takes hold of it, while there is a doubt.
+An optimizer may follow another on the same parameters once the first one is garbage. An optimizer
+in a reference cycle can be garbage without having been collected, and its hooks still fire. So
+garbage is collected when a following optimizer is made, and, while a conflict is in doubt, once
+more before a hook takes a reference to it.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ __all__: list[str] = []
 
 
 class Exchange(Protocol):
-    """What is needed of a GradientExchange."""
+    """The part of a GradientExchange that this module needs."""
 
     def entry_of(self, parameter: torch.Tensor) -> ParameterEntry | None:
-        """The entry of a parameter, None if this exchange does not know it."""
+        """The entry of a parameter, None if this exchange does not have it."""
 
     def flush(self) -> None:
-        """Finishes every outstanding update."""
+        """Applies every deferred update."""
 
 
 _ACCELERATE_FSDP = " (with Accelerate: no fsdp_plugin, and ACCELERATE_USE_FSDP not set)"
@@ -45,14 +47,14 @@ _in_doubt: weakref.WeakSet[Exchange] = weakref.WeakSet()  # share a parameter, o
 
 
 def register(exchange: Exchange, entries: Sequence[ParameterEntry]) -> None:
-    """Says that an exchange averages gradients of these parameters until it is collected."""
+    """Registers an exchange as averaging gradients of these parameters, until it is collected."""
     _living.add(exchange)
     others = [other for _, other in _with_others(exchange, entries)]
     if not others:
         return
     while others:
-        with contextlib.suppress(HvdOrderError):  # of a job that is over
-            others.pop().flush()  # updates that it has yet to make would hold it
+        with contextlib.suppress(HvdOrderError):  # from a job that has ended
+            others.pop().flush()  # its deferred updates would keep it alive
     gc.collect()
     _in_doubt.update(other for _, other in _with_others(exchange, entries))
     if _in_doubt:
@@ -60,21 +62,21 @@ def register(exchange: Exchange, entries: Sequence[ParameterEntry]) -> None:
 
 
 def collect_garbage() -> None:
-    """Ends exchanges that nobody can reach; call it before a hook takes hold of its exchange."""
+    """Ends unreachable exchanges; call it before a hook takes a reference to its exchange."""
     if _in_doubt:
         gc.collect()
 
 
 def in_doubt(exchange: Exchange) -> bool:
-    """Whether the exchange has to be looked at again."""
+    """Whether the exchange must be checked again."""
     return exchange in _in_doubt
 
 
 def refuse(exchange: Exchange, entries: Sequence[ParameterEntry], rank: int) -> None:
-    """Raises if somebody else averages gradients of these parameters.
+    """Raises if another object averages gradients of these parameters.
 
     Raises:
-        InvalidUsage: names the parameter, the other one, and the cure.
+        InvalidUsage: names the parameter, the other averager, and the cure.
     """
     for entry, _ in _with_others(exchange, entries):
         raise InvalidUsage(
@@ -87,10 +89,10 @@ def refuse(exchange: Exchange, entries: Sequence[ParameterEntry], rank: int) -> 
 
 
 def refuse_sharded(entries: Sequence[ParameterEntry], rank: int) -> None:
-    """Raises if FSDP has these parameters; their pieces differ, so no model can be made of them.
+    """Raises if FSDP has these parameters; its pieces differ by rank, so they cannot form a model.
 
     Raises:
-        InvalidUsage: as `refuse`.
+        InvalidUsage: same as `refuse`.
     """
     for entry in entries:
         if type(entry.parameter).__name__ == "DTensor":
@@ -107,7 +109,7 @@ def _refuse_wrapped(
 ) -> None:
     if _find_wrapper(entries, wrappers) is None:
         return
-    gc.collect()  # one that nobody can reach any more is none
+    gc.collect()  # an unreachable one does not count
     if (found := _find_wrapper(entries, wrappers)) is not None:
         raise InvalidUsage(_explain(*found, rank))
 
@@ -115,7 +117,7 @@ def _refuse_wrapped(
 def _with_others(
     exchange: Exchange, entries: Sequence[ParameterEntry]
 ) -> Iterator[tuple[ParameterEntry, Exchange]]:
-    """The other exchanges that have any of these parameters, each with one of them."""
+    """The other exchanges that have any of these parameters, each with one such parameter."""
     for other in list(_living):
         if other is not exchange:
             shared = (entry for entry in entries if other.entry_of(entry.parameter) is not None)
@@ -140,11 +142,11 @@ def _find_wrapper(
 
 
 def _wrapper_types() -> tuple[type, ...]:
-    """Whose objects average gradients of parameters that they own, as far as there can be any."""
+    """Classes whose objects average their parameters' gradients, if such objects can exist."""
     types = [*_fsdp()]
     if dist.is_initialized():
         types.append(torch.nn.parallel.DistributedDataParallel)
-    if "horovod.torch.mpi_lib_v2" in sys.modules:  # the real one; our alias has none
+    if "horovod.torch.mpi_lib_v2" in sys.modules:  # the real one; our alias has no such module
         types.append(torch.optim.Optimizer)
     return tuple(types)
 
@@ -176,12 +178,12 @@ def _averaged_by(wrapper: Any) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True)
 class _Maker:
-    """A library's class whose objects wrap models by themselves.
+    """A library's class whose objects wrap models automatically.
 
     Attributes:
-        modules: where the class may stand.
-        wrapped: what an object has wrapped, before or after.
-        cure: the setting that avoids it.
+        modules: modules that may define the class.
+        wrapped: the models that an object has wrapped, before or after.
+        cure: the setting that avoids the wrapping.
     """
 
     modules: tuple[str, ...]
@@ -190,7 +192,7 @@ class _Maker:
     cure: str
 
 
-# The first that fits is named: Trainer has an Accelerator, which knows its model as well.
+# The first match is named: Trainer has an Accelerator, which holds its model as well.
 _MAKERS = (
     _Maker(
         ("transformers.trainer",),

@@ -1,4 +1,4 @@
-"""The updates that ``step()`` has put off, until somebody reads a parameter or a gradient."""
+"""The updates that ``step()`` has deferred until a reader needs a parameter or a gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REACHED = {
 
 
 class DeferredUpdates:
-    """Updates of one step, each applied by the user's own optimizer, as it was set at that step.
+    """The deferred updates of one step, applied by the user's optimizer with that step's settings.
 
     The exchange's lock is held in all methods.
     """
@@ -34,27 +34,27 @@ class DeferredUpdates:
     def __init__(
         self, step: partial_step.InnerStep, transfer: GradientTransfer, table: EntryTable
     ) -> None:
-        """Nothing is outstanding.
+        """Starts without deferred updates.
 
         Args:
-            step: of the user's optimizer.
+            step: the ``step`` of the user's optimizer.
         """
         self._inner_step = step
         self._transfer = transfer
         self._table = table
         self._pending: list[ParameterEntry] = []  # in consumption order
         self._budget = UpdateBudget()
-        # Holds the optimizer while updates are outstanding: dropping it must not lose them.
+        # Holds the optimizer while updates are deferred: dropping it must not lose them.
         self._recorded: partial_step.RecordedStep | None = None
 
     def put_off(self, optimizer: Optimizer, guard: Guard) -> Mapping[ParameterEntry, str]:
-        """Puts off the updates of all parameters that only their known readers can see.
+        """Defers the updates of all parameters that only their known readers can see.
 
         Args:
-            guard: is told of the first reader of each.
+            guard: called before the first read of each parameter.
 
         Returns:
-            Those that were updated at once, with the reason.
+            The parameters that were updated at once, with the reason.
         """
         entries = self._table.entries
         self._recorded = partial_step.RecordedStep(optimizer, self._inner_step)
@@ -74,7 +74,7 @@ class DeferredUpdates:
         return at_once
 
     def flush(self) -> Sequence[ParameterEntry]:
-        """Applies all that are outstanding, and returns which these were."""
+        """Applies all deferred updates, and returns their entries."""
         outstanding = self._pending
         if outstanding:
             self.apply(outstanding)
@@ -84,8 +84,8 @@ class DeferredUpdates:
         """Waits for the gradients of ``entries`` and updates their parameters."""
         recorded = self._recorded
         entries = list(entries)
-        # Readers on other threads find the parameters pending, and wait for the exchange's lock,
-        # until all is done; this thread passes the class by.
+        # Readers on other threads find the parameters pending, and wait for the exchange's lock
+        # until all is done; this thread bypasses the pending class.
         with native.CleanRoom(), torch._C.DisableTorchFunctionSubclass():
             self._transfer.finish(entries)
             for entry in entries:
@@ -117,15 +117,16 @@ class DeferredUpdates:
             with timeline.span("update", "update", tensors=len(due)), self._budget.timed(due):
                 recorded.run(entry.parameter for entry in due)
         for entry, before in zip(due, gradients_before, strict=True):
-            # A gradient that only other ranks had stays, as all do until they are cleared.
+            # A gradient that only other ranks had stays until it is cleared, as every gradient
+            # does.
             if not (entry.absent and not entry.cleared):
                 entry.parameter.grad = before
 
     def bring_up_to_date(self, wanted: Sequence[ParameterEntry]) -> Sequence[ParameterEntry]:
-        """Applies those of ``wanted`` as soon as it can, and puts the wait for them to use.
+        """Applies the updates of ``wanted`` as soon as possible, and others while it waits.
 
         Returns:
-            The others that came along.
+            The other entries that were updated.
         """
         before = self._pending
         arrived = self._transfer.arrived()
@@ -136,7 +137,7 @@ class DeferredUpdates:
             self.apply(portion)
             arrived = self._transfer.arrived()
         self._transfer.finish(wanted)
-        # Some that are read next come along.
+        # Also applies some updates whose parameters are read next.
         self.apply(dict.fromkeys(
             [entry for entry in wanted if entry.update_pending]
             + self._budget.of(filter(arrived, self._pending))
@@ -144,14 +145,15 @@ class DeferredUpdates:
         return [entry for entry in before if not entry.update_pending and entry not in wanted]
 
     def clear(self, entry: ParameterEntry, set_to_none: bool) -> bool:
-        """Clears ``.grad`` of a parameter whose update is outstanding.
+        """Clears ``.grad`` of a parameter whose update is deferred.
 
         Returns:
-            Whether that is done; else the ordinary way has become right.
+            Whether ``.grad`` is cleared; if not, the ordinary way works now.
         """
         parameter = entry.parameter
         if entry.absent:
-            # Whether there is a gradient to zero depends on the other ranks; none needs no answer.
+            # Whether there is a gradient to zero depends on the other ranks; setting it to None
+            # does not.
             if not set_to_none:
                 self.apply([entry])
                 return False
@@ -164,10 +166,11 @@ class DeferredUpdates:
 
 
 def _reasons(optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> dict[ParameterEntry, str]:
-    """Whose update must not wait, since somebody could see that it does, and why.
+    """The parameters whose update must not wait, since other code could notice, and the reasons.
 
-    Who reaches a parameter's memory otherwise, or what the optimizer keeps about it, may do so at
-    any time, without our knowledge. What comes into being later goes through the read guard first.
+    Other owners of a parameter's memory, or of the state that the optimizer keeps about it, may
+    access it at any time without a guard. An owner that appears later goes through the read guard
+    first.
     """
     parameters = [entry.parameter for entry in entries]
     reasons: dict[ParameterEntry, str] = {}

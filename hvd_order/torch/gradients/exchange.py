@@ -6,11 +6,11 @@ The life of a parameter in step t::
                                           |                 |
                                   .grad may be read   the parameter may be read
 
-``step()`` normally applies nothing: it remembers the hyper-parameters, arms every parameter with
-the read guard and returns; the first reader of a parameter waits for it, and everything that has
-arrived by then is updated in one go by the user's own optimizer. Whoever reads a gradient before
+``step()`` normally applies nothing. It records the hyper-parameters, arms every parameter with
+the read guard and returns. The first reader of a parameter waits for its gradient; the user's own
+optimizer then applies all gradients that have arrived in one call. A reader of a gradient before
 ``step()`` (clipping, AMP's unscale) waits for all gradients instead, and ``step()`` then updates
-at once.
+all parameters at once.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class GradientExchange:
     """Drives the engine for one optimizer.
 
     Thread safety: gradients of different devices arrive on different threads, and readers may run
-    anywhere; one re-entrant lock covers every method, here and in the guard.
+    on any thread. One re-entrant lock covers every method, here and in the guard.
 
     Attributes:
-        separability: whether updates may be put off, and why not.
+        separability: whether updates may be deferred, and why not.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class GradientExchange:
 
         Args:
             entries: the trainable parameters.
-            frozen: the others, which may become trainable later.
-            steps: where the exchange says what it does, for ranks that have joined.
+            frozen: the other parameters, which may become trainable later.
+            steps: log of the exchange's actions, for joined ranks.
             passes: backward passes whose gradients add up before they are exchanged.
-            server_update: where servers update; ``step`` is its step then.
-            separable: the user's word on whether updates may be put off.
+            server_update: set if servers update; ``step`` is then its step.
+            separable: the user's statement whether updates may be deferred.
         """
         self._server_update = transfer.model.server_update = server_update
         self._optimizer = weakref.ref(optimizer)
@@ -106,7 +106,7 @@ class GradientExchange:
         )  # fmt: skip
         self._overlap = Overlap(host.context.rank)
         self._hooks: list[Any] = []
-        self._alone = False  # nobody else averages gradients of these parameters
+        self._alone = False  # no other object averages gradients of these parameters
         weakref.finalize(self, _remove, self._hooks).atexit = False
         self._table.add_frozen(frozen)
         self._add(entries)
@@ -131,7 +131,7 @@ class GradientExchange:
         self._device_types = {entry.parameter.device.type for entry in self._table.entries}
 
     def add_entries(self, entries: Sequence[ParameterEntry]) -> None:
-        """Takes in parameters that the optimizer got later. Collective."""
+        """Adds parameters that the optimizer received later. Collective."""
         with self._lock:
             self.flush()
             if not self._gradients.fresh:
@@ -155,14 +155,14 @@ class GradientExchange:
             self._table.set_passes(passes)
 
     def entry_of(self, parameter: torch.Tensor) -> ParameterEntry | None:
-        """The entry of a parameter, None if this exchange does not know it."""
+        """The entry of a parameter, None if this exchange does not have it."""
         return self._table.of(parameter)
 
     # ---- gradients ----------------------------------------------------------------------------
 
     def _on_gradient(self, entry: ParameterEntry) -> None:
-        """The first gradient of a backward pass, or one that the sender leaves to us."""
-        # No mode of the program's sees what is done here.
+        """Handles the first gradient of a backward pass, or one that the sender does not handle."""
+        # The program's modes must not see this work.
         with self._lock, native.CleanRoom():
             if self._gradients.cleared_by_owner():
                 self._gradients.give_up()
@@ -190,7 +190,7 @@ class GradientExchange:
         self._sender.in_backward = False
 
     def _begin_step(self) -> None:
-        """The first gradient after step(): nothing of the last step may be outstanding."""
+        """Handles the first gradient after step(): no update of the last step may stay deferred."""
         if not self._alone or conflicts.in_doubt(self):
             conflicts.refuse(self, self._table.entries, self._host.context.rank)
             self._alone = True
@@ -209,7 +209,7 @@ class GradientExchange:
     # ---- synchronize, step, flush -------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Finishes all gradients of this step; without any, finishes outstanding updates."""
+        """Finishes all gradients of this step; without any, applies deferred updates."""
         self._guard.refuse_on_servers()
         with self._lock:
             if self._gradients.fresh and not self._gradients.set_by_hand():
@@ -223,12 +223,12 @@ class GradientExchange:
         self._gradients.finish(self._guard)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Applies this step's update, now or when the parameters are next read."""
+        """Applies this step's update, at once or when the parameters are next read."""
         loss = None
         if closure is not None:
             if not self.separability.evaluates_closure_once:
                 return self._step_with_closure(closure)
-            # Without the lock: on devices, gradients come on threads of autograd's.
+            # Without the lock: on devices, gradients arrive on autograd's threads.
             with torch.enable_grad():
                 loss = closure()
         with self._lock:
@@ -257,21 +257,23 @@ class GradientExchange:
         return loss
 
     def _why_at_once(self, optimizer: Optimizer) -> str | None:
-        """Why the whole update is made in this ``step()``; None: it may wait for its readers."""
+        """Why this ``step()`` makes the whole update at once; None: the update may wait for its
+        readers.
+        """
         if not self.separability.separable:
             return self.separability.reason
         if not self._warm_up.order.complete:
             return overlap.LEARNING
         if self._gradients.synchronized:
             return overlap.GRADIENTS_READ
-        # These belong to this call and are gone after it.
+        # These attributes belong to this call and are gone after it.
         if getattr(optimizer, "found_inf", None) is not None:
             return overlap.SCALED
         inside = clean_room.inside_of(self._device_types)
         return None if inside is None else overlap.called_inside(inside)
 
     def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
-        """The closure may run many times, each with a backward of its own."""
+        """Steps with a closure, which may run many times, each with its own backward pass."""
 
         def synchronized_closure() -> Any:
             loss = closure()
@@ -292,7 +294,7 @@ class GradientExchange:
     def _end_step(self, at_once: Mapping[ParameterEntry, str], joined: bool = False) -> None:
         self._overlap.note(self._table.entries, at_once, self._warm_up.order.complete)
         self._gradients.end()
-        # First of all: afterwards parameters are watched, and this is no reader to learn from.
+        # Must come first: parameters are watched afterwards, and this is not a reader to record.
         self._rank_check.step_taken(absent=joined)
         if not self._warm_up.order.complete:
             self._guard.find_compiled_regions()
@@ -300,16 +302,18 @@ class GradientExchange:
 
     @property
     def overlap_report(self) -> OverlapReport:
-        """What the last ``step()`` deferred."""
+        """Report of the updates that the last ``step()`` deferred."""
         return self._overlap.report
 
     def flush(self) -> None:
-        """Finishes every outstanding update."""
+        """Applies every deferred update."""
         with self._lock:
             self._warm_up.watch_again(self._updates.flush(), self._guard)
 
     def fetch_state(self) -> None:
-        """The same, and brings the optimizer's state back from servers that keep it."""
+        """Applies every deferred update, and fetches the optimizer's state from servers that keep
+        it.
+        """
         with self._lock:
             self.flush()
             self._transfer.model.fetch()
@@ -322,7 +326,7 @@ class GradientExchange:
     # ---- join ---------------------------------------------------------------------------------
 
     def prepare_to_join(self) -> None:
-        """Finishes what this rank has begun; the others have its gradients, or will get zeros."""
+        """Finishes this rank's step; the other ranks have its gradients, or will get zeros."""
         with self._lock:
             self.flush()
             if self._gradients.fresh or self._gradients.synchronized:
@@ -333,13 +337,12 @@ class GradientExchange:
                 self._gradients.reset()
 
     def stand_in(self, event: str) -> None:
-        """Does what another rank has done, with zeros and without an update; notes one event.
+        """Repeats one event of another rank's step, with zeros and without an update.
 
         Args:
             event: "begin": gradients of a step are about to be sent. "give_up": the step ends
-                without an update. "sparse": while the model is learnt, the ranks tell each other
-                whose gradients are sparse. "loss": a closure has computed the loss. "end":
-                ``step()``.
+                without an update. "sparse": during the warm-up, the ranks exchange which gradients
+                are sparse. "loss": a closure has computed the loss. "end": ``step()``.
         """
         with self._lock:
             if event in ("begin", "end") and not self._gradients.fresh:
@@ -360,7 +363,7 @@ class GradientExchange:
                 self._end_step({}, joined=True)
 
     def end_join(self) -> None:
-        """All ranks have joined; a step that was begun and not ended is given up."""
+        """All ranks have joined; gives up a step that has begun and not ended."""
         with self._lock:
             if not self._gradients.fresh and not self._gradients.synchronized:
                 self._gradients.drop()
@@ -369,28 +372,28 @@ class GradientExchange:
 
     @property
     def host(self) -> EngineHost:
-        """Carries its gradients."""
+        """The host of the engine that carries these gradients."""
         return self._host
 
     def end(self) -> None:
-        """Finishes outstanding updates and leaves plain parameters; no step will follow."""
+        """Applies deferred updates and leaves ordinary parameters; no step will follow."""
         with self._lock:
             self.flush()
             self._warm_up.end(self._table.entries)
 
     def hold(self) -> None:
-        """Keeps other threads out, once they have left."""
+        """Blocks other threads from the exchange, once they have left it."""
         self._lock.acquire()
 
     def release(self) -> None:
-        """Lets other threads in again."""
+        """Lets other threads enter again."""
         self._lock.release()
 
     def disown(self, guard: Guard) -> Optimizer | None:
-        """In a forked child: lets go of the parameters; readers of what is unfinished ask `guard`.
+        """In a forked child: releases the parameters; reads of unfinished tensors go to `guard`.
 
         Returns:
-            The optimizer, if it is still there.
+            The optimizer, if it still exists.
         """
         _remove(self._hooks)
         self._warm_up.end(self._table.entries)
@@ -400,7 +403,7 @@ class GradientExchange:
         return self._optimizer()
 
     def entry_name(self, tensor: torch.Tensor) -> str:
-        """The name of the parameter that `tensor` is, or is the gradient of."""
+        """The name of the parameter that `tensor` is, or whose gradient it is."""
         return next(
             entry.name
             for entry in self._table.entries
@@ -410,11 +413,12 @@ class GradientExchange:
     # ---- zero_grad ----------------------------------------------------------------------------
 
     def before_zero_grad(self) -> None:
-        """Makes way for ``zero_grad``.
+        """Prepares for ``zero_grad``.
 
         Raises:
-            AssertionError: gradients of this step travel, and no other optimizer has stepped since
-                they came: then they were a by-product of its loss, and are dropped.
+            AssertionError: gradients of this step are in flight, and no other optimizer has
+                stepped since they came. If one has, the gradients were a by-product of its loss,
+                and are dropped.
         """
         with self._lock:
             if self._gradients.fresh:
@@ -427,25 +431,26 @@ class GradientExchange:
                 raise AssertionError(ZEROED_IN_FLIGHT)
 
     def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
-        """Zeroes ``parameter.grad`` for its owner, leaving alone what still has to be applied.
+        """Zeroes ``parameter.grad`` for its owner, but keeps gradients that are still to be
+        applied.
 
         Returns:
-            Whether that was necessary; else the ordinary way is right.
+            Whether that was necessary; if not, the ordinary way works.
         """
         entry = self._table.of(parameter)
         if entry is None:
             return False
-        with self._lock:  # another thread's read may be updating it right now
+        with self._lock:  # a read on another thread may be updating the parameter
             if not entry.update_pending:
                 return False
             if self._updates.clear(entry, set_to_none):
                 return True
-            self._warm_up.watch_again([entry], self._guard)  # it is updated, and has not been read
+            self._warm_up.watch_again([entry], self._guard)  # updated, but not read
             return False
 
 
 def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:
-    """What hooks on the user's modules call; they must not keep the exchange alive."""
+    """Entry point for hooks on the user's modules, which must not keep the exchange alive."""
 
     def enter(parameters: list[torch.Tensor]) -> None:
         alive = exchange()

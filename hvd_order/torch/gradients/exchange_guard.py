@@ -1,4 +1,4 @@
-"""Readers of one optimizer's parameters and gradients: what has to be done before they read."""
+"""Handles reads of one optimizer's parameters and gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__: list[str] = []
 class ExchangeGuard:
     """The `Guard` of the parameters and gradients of one optimizer.
 
-    Readers may run on any thread; the exchange's lock is taken here.
+    Readers may run on any thread; the guard takes the exchange's lock.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class ExchangeGuard:
         updates: DeferredUpdates,
         enter: Enter,
     ) -> None:
-        """Nothing is armed yet.
+        """Starts with nothing armed.
 
         Args:
-            enter: calls `enter_region`; held by hooks on the user's modules.
+            enter: calls `enter_region`; hooks on the user's modules hold it.
         """
         self._lock = lock
         self._table = table
@@ -50,12 +50,12 @@ class ExchangeGuard:
         self._regions = CompiledRegions(enter)
 
     def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
-        """Brings the parameters, and what else has arrived by then, up to date."""
+        """Updates the parameters, and others whose gradients have arrived by then."""
         with self._lock:
             wanted = []
             for parameter in parameters:
                 entry = self._table.of(parameter)
-                assert entry is not None  # it was armed for us
+                assert entry is not None  # this guard armed it
                 self._warm_up.was_read(entry)
                 if entry.update_pending:
                     wanted.append(entry)
@@ -66,13 +66,13 @@ class ExchangeGuard:
                 self._warm_up.watch_again(others, self)
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
-        """``.grad`` of a pending parameter is looked at or set."""
+        """Handles a read or write of ``.grad`` of a pending parameter."""
         with self._lock:
             entry = self._table.of(parameter)
-            # Whether it is None depends on the other ranks.
+            # Whether the gradient is None depends on the other ranks.
             if entry is not None and entry.update_pending and entry.absent and not entry.cleared:
                 self._updates.apply([entry])
-                self._warm_up.watch_again([entry], self)  # it has not been read
+                self._warm_up.watch_again([entry], self)  # the parameter has not been read
 
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients."""
@@ -93,7 +93,7 @@ class ExchangeGuard:
                 disarm_gradient(entry.gradient)
 
     def refuse_on_servers(self) -> None:
-        """Raises where there will be no gradient to read: servers answer with parameters."""
+        """Raises if there will be no gradient to read: servers answer with parameters."""
         if self._transfer.model.on_servers and not self._gradients.fresh:
             raise InvalidUsage(
                 "gradients cannot be read between backward() and step(): the servers apply them as "
@@ -101,7 +101,9 @@ class ExchangeGuard:
             )
 
     def _check_all_sent(self, read: Sequence[ParameterEntry]) -> None:
-        """Raises rather than wait for gradients that the waiting backward pass has yet to make."""
+        """Raises instead of waiting for gradients that the waiting backward pass has yet to
+        compute.
+        """
         if read and not all(entry.sent for entry in self._table.entries):
             raise InvalidUsage(
                 f"the gradient of '{read[0].name}' was read in the middle of the backward pass, "
@@ -110,11 +112,11 @@ class ExchangeGuard:
             )
 
     def find_compiled_regions(self) -> None:
-        """Looks for compiled modules, whose graphs must not meet an armed parameter."""
+        """Finds compiled modules, whose graphs must not receive an armed parameter."""
         self._regions.find(self._table.entries)
 
     def enter_region(self, parameters: list[torch.Tensor]) -> None:
-        """Code that reads ``parameters`` where Python does not see it is about to run."""
+        """Handles the start of code that reads ``parameters`` invisibly to Python."""
         armed = [p for p in parameters if is_armed(p) and self._table.of(p) is not None]
         if armed:
             self.before_parameter_read(armed)

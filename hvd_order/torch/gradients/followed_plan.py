@@ -1,4 +1,4 @@
-"""Whether the job's plan is for this model, the order it gives, and what trials add to it."""
+"""Whether the job's plan fits this model, its order, and the results that trials add to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _log = logging.getLogger("hvd_order")
 
 
 def fitting(host: EngineHost, entries: Sequence[ParameterEntry]) -> Plan | None:
-    """The job's plan if it is for this model; the same on every rank. Rank 0 warns if it is not."""
+    """The job's plan if it fits this model; the same on every rank. Rank 0 warns if it does not
+    fit.
+    """
     plan = host.plan
     if plan is None:
         return None
@@ -36,12 +38,13 @@ def fitting(host: EngineHost, entries: Sequence[ParameterEntry]) -> Plan | None:
 def in_order(
     plan: Plan | None, unseen: Sequence[ParameterEntry], seen: Sequence[ParameterEntry]
 ) -> list[ParameterEntry]:
-    """The entries as they are laid out.
+    """The entries in the order of their places in the buffers.
 
     Args:
-        plan: one that fits, or None.
-        unseen: nobody was seen reading them, so ``step()`` updates them: they are needed first.
-        seen: in the order in which they were read.
+        plan: a plan that fits, or None.
+        unseen: entries without an observed reader; ``step()`` updates them, so they are needed
+            first.
+        seen: entries in the order in which they were read.
     """
     if plan is None:
         return [*unseen, *seen]
@@ -52,7 +55,7 @@ def in_order(
 
 
 def note(host: EngineHost, confirmed: Confirmed) -> None:
-    """Rank 0 writes down what trials have chosen, so that the next run begins with it."""
+    """Rank 0 writes the choice of the trials into the plan, so that the next run begins with it."""
     if host.plan is None:
         return
     host.plan = replace(host.plan, confirmed=confirmed)

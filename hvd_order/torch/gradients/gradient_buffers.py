@@ -1,8 +1,8 @@
 """Flat gradient buffers in consumption order, cut into slices.
 
 Every tensor's place in its buffer ends with one spare element, its *use flag*: 1 on a rank that
-contributes a gradient, 0 on one that does not. It is summed with the gradient, so a rank learns
-without another message whether anybody used the parameter.
+contributes a gradient, 0 on one that does not. The flag is summed with the gradient, so a rank
+needs no further message to determine whether any rank used the parameter.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class GradientBuffers:
         ]
 
     def _offset(self, entry: ParameterEntry) -> int:
-        """In elements, in its buffer."""
+        """Offset of the entry in its buffer, in elements."""
         sample = self._samples[entry.tensor]
         return self.layout.tensor_offset(entry.tensor) // sample.element_size()
 
     def put_in_place(self, entry: ParameterEntry) -> None:
-        """Points ``entry`` at its place, again if the program has moved its gradient elsewhere."""
+        """Points ``entry`` at its place, even if the program has moved its gradient."""
         sample = self._samples[entry.tensor]
         flat = self.flat[self._tensors[entry.tensor][2]]
         entry.wire = native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
@@ -76,7 +76,7 @@ class GradientBuffers:
         entry.gradient = entry.wire if same else torch.zeros_like(entry.parameter)
 
     def recut(self, slice_bytes: int) -> None:
-        """Cuts the same places into other slices."""
+        """Cuts the same places into slices of another size."""
         self.layout = native.SliceLayout(self._tensors, slice_bytes)
 
     def raise_use_flags(self) -> None:
@@ -87,7 +87,7 @@ class GradientBuffers:
 
 
 def _wire_sample(parameter: torch.Tensor, compression: type[Compressor]) -> torch.Tensor:
-    """What travels for a gradient of ``parameter``, without data: shape, stride, dtype."""
+    """The form in which a gradient of ``parameter`` is sent, without data: shape, stride, dtype."""
     # empty_like keeps the strides of dense tensors (channels_last) and makes others contiguous
     shape = torch.empty_like(parameter, device="meta", requires_grad=False)
     return compression.compress(shape)[0]

@@ -1,7 +1,7 @@
-"""Puts gradients on the wire and takes their sums off it.
+"""Sends gradients and receives their sums.
 
-What is done to a gradient on its way: prescale, compress, sum over the ranks, decompress,
-postscale. A rank without a gradient sends zeros and a use flag of 0 in its place.
+The stages of a gradient: prescale, compress, sum over the ranks, decompress, postscale. A rank
+without a gradient sends zeros and a use flag of 0 in its place.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__: list[str] = []
 
 
 class GradientTransfer:
-    """Moves the gradients of one optimizer.
+    """Sends and receives the gradients of one optimizer.
 
     Attributes:
-        model: where they travel.
+        model: the registered model of the gradients.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class GradientTransfer:
         sparse_as_dense: bool,
         process_set: ProcessSet,
     ) -> None:
-        """Moves nothing yet.
+        """Starts without transfers.
 
         Args:
             prescale: factor for each rank's gradient before the sum.
             postscale: factor for the sum.
             sparse_as_dense: exchange sparse gradients as dense ones.
-            process_set: that of ``host``.
+            process_set: the process set of ``host``.
         """
         self.model = RegisteredModel(host, compression, prescale)
         self._host = host
@@ -64,11 +64,11 @@ class GradientTransfer:
     # ---- out ----------------------------------------------------------------------------------
 
     def send(self, entry: ParameterEntry, guard: Guard, warm_up: bool) -> None:
-        """Puts ``parameter.grad`` in its place and hands it to the engine.
+        """Puts ``parameter.grad`` in its place and passes it to the engine.
 
         Args:
-            guard: asked to finish when somebody reads the gradient meanwhile.
-            warm_up: the model's parameters are still being watched, so one may turn out sparse.
+            guard: called to finish the gradient if it is read before it is complete.
+            warm_up: the model is still in warm-up, so a parameter may turn out sparse.
         """
         gradient = entry.parameter.grad
         assert gradient is not None
@@ -123,11 +123,11 @@ class GradientTransfer:
                 "sparse_as_dense=True to DistributedOptimizer"
             )
         if entry.placed:
-            self.send_absent(entry)  # its place in the buffers must not hold up its neighbours
+            self.send_absent(entry)  # its place in the buffers must not delay its neighbours
         entry.sent = True
 
     def send_absent(self, entry: ParameterEntry) -> None:
-        """Tells the others that this rank has no gradient for the parameter."""
+        """Informs the other ranks that this rank has no gradient for the parameter."""
         entry.absent = True
         entry.sent = True
         if not entry.placed:
@@ -141,7 +141,7 @@ class GradientTransfer:
     # ---- in -----------------------------------------------------------------------------------
 
     def finish(self, entries: Iterable[ParameterEntry]) -> None:
-        """Waits for the sums and makes them visible. Raises the engine's failure."""
+        """Waits for the sums and puts them into ``.grad``. Raises the engine's failure."""
         travelling = self.model.travelling()
         for entry in entries:
             if entry.finished or not entry.sent:
@@ -154,12 +154,12 @@ class GradientTransfer:
             entry.finished = True
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:
-        """Which gradients can be finished at this moment without a wait."""
+        """A test whether a gradient can be finished now without a wait."""
         travelling = self.model.travelling()
         return lambda entry: entry.finished or not travelling(entry)
 
     def _take_off_wire(self, entry: ParameterEntry) -> None:
-        # Other threads' readers find it on its way until it is complete.
+        # Readers on other threads find the gradient in flight until it is complete.
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             try:
                 self._complete(entry)
@@ -180,7 +180,7 @@ class GradientTransfer:
             entry.gradient.mul_(self._postscale)
 
     def find_sparse(self, entries: Sequence[ParameterEntry], absent: bool = False) -> None:
-        """Learns whose gradients are sparse on any rank; collective.
+        """Finds the parameters whose gradients are sparse on any rank; collective.
 
         Args:
             absent: this rank has joined and has no gradients.
@@ -190,7 +190,7 @@ class GradientTransfer:
             entries[i].sparse = True
 
     def finish_sparse(self, entries: Sequence[ParameterEntry]) -> None:
-        """Exchanges the sparse gradients among ``entries``; collective where any exist."""
+        """Exchanges the sparse gradients among ``entries``; collective if any exist."""
         for entry in entries:
             if entry.sparse:
                 entry.used = sparse.exchange(

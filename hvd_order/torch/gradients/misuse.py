@@ -1,4 +1,4 @@
-"""What every kind of distributed optimizer says about the same mistakes, in Horovod's words."""
+"""Errors for misuse that all kinds of distributed optimizer share, in Horovod's words."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ZEROED_IN_FLIGHT = (
 
 
 def check_passes(passes: int) -> None:
-    """Raises ValueError for a ``backward_passes_per_step`` that there is not."""
+    """Raises ValueError for an invalid ``backward_passes_per_step``."""
     if passes < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
 
 
 def refuse_sparse(names: Sequence[str]) -> None:
-    """Servers that update know dense gradients only."""
+    """Refuses sparse gradients: servers that update support dense ones only."""
     if names:
         raise InvalidUsage(
             f"the gradient of '{names[0]}' is sparse, which servers cannot apply; pass "
@@ -35,7 +35,7 @@ def refuse_sparse(names: Sequence[str]) -> None:
 
 
 def check_server_update(uncompressed: bool, no_postscale: bool) -> None:
-    """Servers answer with parameters, so nothing can be done to gradients after the sum."""
+    """Refuses work on gradients after the sum, since servers answer with parameters."""
     if not uncompressed:
         raise InvalidUsage(
             "compression is for gradients, but with HVD_ORDER_PS_UPDATE=server parameters come "

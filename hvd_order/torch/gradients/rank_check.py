@@ -1,13 +1,13 @@
-"""Looks, rarely, whether ranks that should be equal are: after steps 1, 2, 4, 8, ...
+"""Checks, rarely, that ranks that should be equal are equal: after steps 1, 2, 4, 8, ...
 
-Averaging keeps ranks equal that have begun equal, and nothing else does: where nobody has broadcast
-the parameters, or one rank's optimizer has another learning rate, every rank trains a model of its
-own with the others' gradients, without an error. So the ranks tell each other a checksum
-(checksum.py) of the parameters that they had after these steps, and what their optimizers were set
-to. In n steps that happens log2(n) times, and reads the parameters once each time.
+Averaging keeps ranks equal only if they began equal. If the parameters were not broadcast, or one
+rank's optimizer has another learning rate, every rank trains its own model with the other ranks'
+gradients, without an error. So the ranks exchange a checksum (checksum.py) of the parameters after
+these steps, and the settings of their optimizers. In n steps that happens log2(n) times, and reads
+the parameters once each time.
 
-While updates are put off, the parameters are up to date only when the next step's gradients come.
-They are looked at then, and the ranks talk at the end of that step: after steps 1, 2, 5, 9, 17, ...
+While updates are deferred, the parameters are up to date only when the next step's gradients come.
+They are read then, and the ranks compare at the end of that step: after steps 1, 2, 5, 9, 17, ...
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__: list[str] = []
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a rank knows of itself.
+    """One rank's facts for the comparison.
 
     Attributes:
-        steps: after how many this was.
+        steps: number of steps taken at the time.
         settings: of the optimizer, see `optimizer_facts`.
-        parameters: by name, how the memory is read and the checksum.
+        parameters: by name, the memory layout and the checksum.
     """
 
     steps: int
@@ -45,7 +45,7 @@ class _Facts:
     parameters: dict[str, tuple[object, int]]
 
     def digest(self) -> bytes:
-        """Equal for equal facts, in whatever order a rank has its parameters."""
+        """Equal for equal facts, independent of the order of a rank's parameters."""
         text = repr((sorted(self.settings.items()), sorted(self.parameters.items())))
         return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
@@ -53,7 +53,7 @@ class _Facts:
 class RankCheck:
     """The comparison for one optimizer; the exchange's lock is held in all methods.
 
-    Ranks of asynchronous parameter servers differ by design, and never talk here.
+    Ranks of asynchronous parameter servers differ by design, and are never compared.
     """
 
     def __init__(self, host: EngineHost, optimizer: Optimizer, table: EntryTable) -> None:
@@ -63,7 +63,7 @@ class RankCheck:
         after this.
 
         Raises:
-            RanksDiffer: they differ; on every rank.
+            RanksDiffer: the classes differ; on every rank.
         """
         config = host.context.config
         self._host = host
@@ -78,19 +78,19 @@ class RankCheck:
             check_same_optimizer(dict(zip(host.ranks, settings, strict=True)))
 
     def begin_step(self) -> None:
-        """Gradients of a further step have come, so every update before it has been applied."""
+        """Handles the first gradients of a further step: every earlier update has been applied."""
         if self._compares and self._facts is None and self._steps >= 2 and _talk(self._steps + 1):
             self._facts = self._look(self._steps)
 
     def step_taken(self, extra: object = None, absent: bool = False) -> list[Any] | None:
-        """A step has ended. Collective after the steps at which the ranks talk.
+        """Handles the end of a step. Collective after the steps at which the ranks compare.
 
         Args:
-            extra: what this rank wants to tell the others, whether or not they are compared.
+            extra: what this rank sends to the other ranks, whether or not they are compared.
             absent: this rank has joined: its parameters are no longer trained.
 
         Returns:
-            The `extra` of every rank, by place in the set, after steps at which the ranks talk.
+            The `extra` of every rank, by place in the set, after steps at which the ranks compare.
 
         Raises:
             RanksDiffer: parameters or hyper-parameters differ; on every rank.
@@ -127,7 +127,7 @@ class RankCheck:
             if facts is not None
         }
         check_same_optimizer({rank: facts.settings for rank, facts in present.items()})
-        # Frozen parameters need not be the same ones everywhere, nor lie alike in memory.
+        # Frozen parameters may differ between ranks, in number and in memory layout.
         steps, first = next((facts.steps, facts.parameters) for facts in present.values())
         shared = {
             name
@@ -151,5 +151,5 @@ class RankCheck:
 
 
 def _talk(step: int) -> bool:
-    """Whether the ranks talk after it: 1, 2, 5, 9, 17, ..."""
+    """Whether the ranks compare after the step: 1, 2, 5, 9, 17, ..."""
     return step == 1 or step == 2 or (step > 4 and (step - 1) & (step - 2) == 0)

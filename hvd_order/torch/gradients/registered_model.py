@@ -24,17 +24,17 @@ _log = logging.getLogger("hvd_order")
 
 
 class RegisteredModel:
-    """Where the gradients of one optimizer travel.
+    """The registration of one optimizer's gradients in the engine.
 
-    Dropping it lets the engine forget the model; nothing of it may be outstanding then.
+    Dropping it removes the model from the engine; nothing of the model may be in flight then.
 
     Attributes:
-        sender: hands over gradients that need no special treatment.
-        server_update: where parameter servers update.
+        sender: sends gradients that need no special treatment.
+        server_update: set if parameter servers update.
     """
 
     def __init__(self, host: EngineHost, compression: type[Compressor], prescale: float) -> None:
-        """Registers nothing yet.
+        """Starts without a registration.
 
         Args:
             prescale: factor for each gradient that the sender sends.
@@ -60,7 +60,7 @@ class RegisteredModel:
         Args:
             entries: in consumption order, as far as it is known.
             observed: the entries hold the times of a real step, from which a plan can be made.
-            on_servers: servers that can update the parameters are to do so from now on.
+            on_servers: servers that can update the parameters do so from now on.
 
         Raises:
             ModelMismatch: the ranks have different parameters.
@@ -82,13 +82,13 @@ class RegisteredModel:
         self.raise_use_flags()
 
     def retune(self, cut: Cut, issue_order: Sequence[str] | None = None) -> None:
-        """Cuts the same gradients otherwise. Collective. Nothing may be in flight.
+        """Cuts the same gradients into other slices. Collective. Nothing may be in flight.
 
         Args:
             issue_order: for ``planned`` agreement, all slices by name; None: from the last step.
         """
         self._give_back()
-        registration.gather(self._host, None)  # nobody adds the id before all have removed it
+        registration.gather(self._host, None)  # no rank adds the id before all have removed it
         self._host.retune(cut, self._model)
         self._buffers.recut(cut.slice_bytes)
         self._add_with_plan(observed=True, issue_order=issue_order)
@@ -97,14 +97,14 @@ class RegisteredModel:
     def alone(self) -> bool:
         """Whether no rank had another model when this one was registered.
 
-        What a rank has now is no ground for a decision: ranks forget dropped models at different
+        The number of models now must not decide anything, because ranks drop models at different
         times.
         """
         return self._alone
 
     @property
     def size_bytes(self) -> int:
-        """Of all gradients, as they travel."""
+        """Size of all gradients as they are sent."""
         return sum(self._buffers.layout.buffer_bytes)
 
     def _add_with_plan(self, observed: bool, issue_order: Sequence[str] | None = None) -> None:
@@ -136,23 +136,25 @@ class RegisteredModel:
 
     @property
     def on_servers(self) -> bool:
-        """Whether what comes back are parameters, updated by servers."""
+        """Whether servers update, so that the answers are parameters."""
         return self.server_update is not None and self.server_update.active
 
     def fetch(self) -> None:
-        """Brings parameters and state back from servers that update; nothing may be under way."""
+        """Fetches parameters and state from servers that update; nothing may be in flight."""
         if self.server_update is not None and self._forget is not None:
             self.server_update.fetch(self._model, self._in_order)
 
     def _give_back(self) -> None:
-        """Ends the registration; what servers keep is the optimizer's again. Collective then."""
+        """Ends the registration; state on servers returns to the optimizer. Collective in that
+        case.
+        """
         if self.on_servers:
             registration.gather(self._host, None)  # no rank pushes any more
             self.fetch()
         self._remove()
 
     def begin_step(self) -> None:
-        """The first gradient of a step is about to go."""
+        """Prepares for the first gradient of a step."""
         if self.server_update is not None:
             self.server_update.begin_step(self._model)
 
@@ -163,7 +165,7 @@ class RegisteredModel:
             self._host.remove_model(self._model)
 
     def _observed_plan(self) -> list[int]:
-        """The order in which the last step would best have been sent, by rank 0's account."""
+        """The best order in which the last step could have been sent, from rank 0's times."""
         link = self._host.known_link
         plan = static_plan.replay(
             self._buffers.layout,
@@ -175,7 +177,9 @@ class RegisteredModel:
         return mine_and_theirs[0]
 
     def _pace(self) -> LinkModel:
-        """What a byte costs, from the gradients themselves, until the transport is measured."""
+        """Seconds per byte, measured with the gradients themselves, until the transport is
+        measured.
+        """
         self._add(static_plan.arrival_plan(self._buffers.layout))
         pace = static_plan.seconds_per_byte(
             self._buffers.layout,
@@ -190,10 +194,10 @@ class RegisteredModel:
         self._buffers.raise_use_flags()
 
     def put_in_place(self, entries: Sequence[ParameterEntry]) -> bool:
-        """Takes back places from which the program has moved gradients (``model.float()``).
+        """Restores places from which the program has moved gradients (``model.float()``).
 
         Returns:
-            Whether that is enough; else parameters are of another type or device than their
+            Whether that is enough; if not, parameters have another dtype or device than their
             places, and the model must be registered anew.
         """
         placed = [entry for entry in entries if entry.placed]
@@ -205,7 +209,7 @@ class RegisteredModel:
         return found != native.Places.UNFIT
 
     def hand_over(self, entry: ParameterEntry) -> None:
-        """Tells the engine that the gradient lies in ``entry.wire``."""
+        """Reports to the engine that the gradient is ready in ``entry.wire``."""
         native.tensor_ready(
             self._host.engine, self._host.transport, self._model, entry.tensor, entry.wire
         )
@@ -215,7 +219,7 @@ class RegisteredModel:
         self._host.engine.wait(self._model, entry.tensor)
 
     def travelling(self) -> Callable[[ParameterEntry], bool]:
-        """Which gradients are under way at this moment."""
+        """Which gradients are in flight at this moment."""
         self._host.copier.release()
         pending = self._host.engine.pending(self._model)
         return lambda entry: bool(pending[entry.tensor])

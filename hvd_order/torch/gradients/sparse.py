@@ -1,4 +1,4 @@
-"""Sparse gradients travel as indices and values, gathered from all ranks."""
+"""Exchanges sparse gradients as indices and values, gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def sparse_allreduce_async(
         tensor: sparse, the same shape, dtype and sparse dimensions on every rank.
         name: shown in errors; must not be in flight already.
         op: Average or Sum.
-        process_set: who takes part; only its members may call.
+        process_set: the ranks that take part; only they may call.
 
     Returns:
-        What waits and returns the result, which is not coalesced (as in Horovod): an index that
-        several ranks have occurs several times.
+        A function that waits and returns the result. The result is not coalesced (as in Horovod):
+        an index that several ranks have occurs several times.
 
     Raises:
-        InvalidUsage: the tensor is dense, or ``op`` is another.
+        InvalidUsage: the tensor is dense, or ``op`` is neither Average nor Sum.
     """
     chosen = reduce_ops.choose_op(op, None)
     if not tensor.is_sparse:
@@ -62,7 +62,7 @@ def sparse_allreduce_async(
 
 
 def exchange(parameter: torch.Tensor, scale: float, process_set: ProcessSet) -> bool:
-    """Replaces a sparse ``parameter.grad`` (None counts as nothing) by the scaled sum over ranks.
+    """Replaces a sparse ``parameter.grad`` (None counts as empty) by the scaled sum over ranks.
 
     Collective: every rank takes part, with or without a gradient. The result is coalesced.
 
@@ -85,7 +85,7 @@ def exchange(parameter: torch.Tensor, scale: float, process_set: ProcessSet) -> 
             gradient = gradient.to_sparse(1)
         _sparse_dims_everywhere(gradient.sparse_dim(), process_set)
     gradient = gradient.coalesce()
-    # Rows of one gather belong to one rank, so indices are gathered with the entry first.
+    # A gather joins along the first dimension, so indices are transposed: one row for each entry.
     indices = single.allgather(gradient.indices().t().contiguous(), None, process_set)
     values = single.allgather(gradient.values() * scale, None, process_set)
     parameter.grad = torch.sparse_coo_tensor(
@@ -100,10 +100,10 @@ def _sparse_dims_everywhere(mine: int, process_set: ProcessSet) -> int:
 
 
 def with_sparse_gradients(step: InnerStep) -> InnerStep:
-    """A step that sees gradients of tables, exchanged as dense ones, as sparse ones again.
+    """A step in which dense-exchanged gradients of embedding tables become sparse again.
 
-    For ``SparseAdam`` with ``sparse_as_dense``, which takes nothing else. Rows of zeros are left
-    out, as in Horovod: a dense sum does not tell which rows were looked up.
+    For ``SparseAdam`` with ``sparse_as_dense``, which accepts only sparse gradients. Rows of zeros
+    are left out, as in Horovod: a dense sum does not show which rows were looked up.
     """
 
     def sparse_step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:

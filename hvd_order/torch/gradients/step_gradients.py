@@ -1,4 +1,4 @@
-"""One optimizer's gradients in the step that goes on: sent, finished, or given up."""
+"""One optimizer's gradients in the current step: sent, finished, or given up."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__: list[str] = []
 
 
 class StepGradients:
-    """Sees to it that every gradient is sent once a step, by itself or as an absent one.
+    """Ensures that every gradient is sent once a step, as itself or as an absent one.
 
     The exchange's lock is held in all methods.
 
     Attributes:
-        fresh: no gradient of the coming step has come.
-        announced: ranks that have joined were told of the step, since gradients of it may be sent.
+        fresh: no gradient of the coming step has arrived.
+        announced: joined ranks were informed of the step, since its gradients may be sent.
         synchronized: all gradients of this step are finished, ``step()`` is to come.
     """
 
@@ -34,7 +34,7 @@ class StepGradients:
         warm_up: WarmUp,
         log: StepLog,
     ) -> None:
-        """No step has begun."""
+        """Starts before the first step."""
         self.fresh = True
         self.announced = False
         self.synchronized = False
@@ -43,9 +43,9 @@ class StepGradients:
         self._table = table
         self._warm_up = warm_up
         self._log = log
-        self._sender = transfer.model.sender  # knows whether a backward pass runs
+        self._sender = transfer.model.sender  # has the state of the backward pass
         self._first_sent: ParameterEntry | None = None  # of the gradients of this step
-        self._begun_at = 0  # the host's count of steps then
+        self._begun_at = 0  # the host's count of steps at that time
 
     @property
     def in_backward(self) -> bool:
@@ -53,13 +53,15 @@ class StepGradients:
         return self._sender.in_backward
 
     def begin(self) -> None:
-        """The first gradient after ``step()`` has come, or it is known that there is none."""
+        """Begins a step: its first gradient after ``step()`` has arrived, or there will be none."""
         self._begun_at = self._host.steps
         self._transfer.model.raise_use_flags()
         self.fresh = False
 
     def begin_pass(self) -> None:
-        """A backward pass has given its first gradient; what comes now may be sent unseen."""
+        """Handles the first gradient of a backward pass; later ones may be sent by the native
+        sender.
+        """
         if any(entry.passes_to_go == 1 for entry in self._table.entries):
             self._announce()
 
@@ -69,14 +71,16 @@ class StepGradients:
             self._log.note("begin")
 
     def send(self, entry: ParameterEntry, guard: Guard) -> None:
-        """Sends a gradient; ``guard`` is asked to finish it when somebody reads it meanwhile."""
+        """Sends a gradient; a reader that comes before its sum calls ``guard``."""
         self._announce()
         self._transfer.send(entry, guard, warm_up=not self._warm_up.order.complete)
         if self._first_sent is None and entry.parameter.grad is entry.gradient:
             self._first_sent = entry
 
     def send_the_rest(self, guard: Guard) -> None:
-        """Sends what no hook has sent: set by hand, left from an unfinished pass, or absent."""
+        """Sends gradients that no hook has sent: set by hand, left from an unfinished pass, or
+        absent.
+        """
         self._announce()
         for entry in self._table.entries:
             if entry.sent:
@@ -87,27 +91,31 @@ class StepGradients:
                 self._transfer.send_absent(entry)
 
     def send_nothing(self) -> None:
-        """This rank has no more gradients for this step."""
+        """Marks all remaining gradients of this rank and step as absent."""
         self._announce()
         for entry in self._table.entries:
             if not entry.sent:
                 self._transfer.send_absent(entry)
 
     def spare_own(self) -> None:
-        """Moves the program's own gradients to where the sums of others do not overwrite them."""
+        """Moves the program's own gradients to memory that the sums of other gradients do not
+        overwrite.
+        """
         for entry in self._table.entries:
             if entry.parameter.grad is entry.gradient:
                 entry.parameter.grad = entry.gradient.clone()
 
     def finish_sparse(self) -> None:
-        """Exchanges the sparse gradients. Collective while the model is learnt, or with any."""
+        """Exchanges the sparse gradients. Collective during the warm-up, or with any sparse
+        gradient.
+        """
         if not self._warm_up.order.complete:
             self._log.note("sparse")
             self._transfer.find_sparse(self._table.entries)
         self._transfer.finish_sparse(self._table.entries)
 
     def finish(self, guard: Guard) -> None:
-        """Sends the rest and waits for all sums; they are in ``.grad`` then."""
+        """Sends the rest and waits until all sums are in ``.grad``."""
         self.send_the_rest(guard)
         self.finish_sparse()
         self._transfer.finish(self._table.entries)
@@ -117,7 +125,7 @@ class StepGradients:
         self.synchronized = True
 
     def reset(self) -> None:
-        """Forgets the step; what was sent in it has been finished."""
+        """Resets the state of the step; its sent gradients must be finished."""
         self.fresh = True
         self.announced = False
         self.synchronized = False
@@ -126,18 +134,18 @@ class StepGradients:
         self._table.begin_step()
 
     def end(self) -> None:
-        """``step()`` has used the gradients."""
+        """Ends the step after ``step()`` has used the gradients."""
         self._log.note("end")
         self.reset()
         self._host.step_taken()
 
     def drop(self) -> None:
-        """Lets what was sent of a step that will not come arrive, and forgets it."""
+        """Waits for the sent gradients of a step that will not come, and resets the step."""
         self._transfer.finish(self._table.entries)
         self.reset()
 
     def give_up(self) -> None:
-        """The same where the others are told: this rank sends no more of it."""
+        """Same as `drop`, but informs the other ranks: this rank sends no more of the step."""
         self._log.note("give_up")
         self.send_nothing()
         self.drop()
@@ -146,7 +154,8 @@ class StepGradients:
         """Whether gradients of this step were cleared after they had been sent.
 
         The critic of a GAN gets gradients from the generator's loss and clears them, unused, with
-        ``module.zero_grad()``. Asked once a backward pass; who clears one gradient clears all.
+        ``module.zero_grad()``. Checked once a backward pass; code that clears one gradient clears
+        all.
         """
         if self._sender.in_backward or self.synchronized or self._first_sent is None:
             return False
@@ -157,7 +166,7 @@ class StepGradients:
         return gradient is not self._first_sent.gradient and not gradient.requires_grad
 
     def set_by_hand(self) -> bool:
-        """Whether the program has put gradients where no backward pass did."""
+        """Whether the program has set gradients that no backward pass produced."""
         return any(
             entry.parameter.grad is not None and entry.parameter.grad is not entry.gradient
             for entry in self._table.entries
@@ -165,7 +174,7 @@ class StepGradients:
         )
 
     def replaced(self) -> bool:
-        """Whether the program has put something else where gradients of this step were, or None."""
+        """Whether the program has replaced gradients of this step by other tensors or None."""
         return any(
             entry.parameter.grad is not entry.gradient
             for entry in self._table.entries
@@ -173,8 +182,9 @@ class StepGradients:
         )
 
     def check_hooks(self) -> None:
-        """Raises InvalidUsage where gradients come unseen: who reads one before ``step()``, to clip
-        it say, would find this rank's own.
+        """Raises InvalidUsage if a parameter has lost its gradient hook.
+
+        A reader before ``step()``, such as gradient clipping, would get this rank's own gradient.
         """
         entries = self._table.entries
         for entry, hooked in zip(
@@ -189,8 +199,8 @@ class StepGradients:
                 )
 
     def unwanted(self) -> bool:
-        """Whether nobody waits for these gradients: a by-product, or none of them was sent.
+        """Whether these gradients have no use: they are a by-product, or none was sent.
 
-        A by-product is what came before another optimizer has stepped.
+        A by-product is a gradient that arrived before another optimizer has stepped.
         """
         return self._host.steps != self._begun_at or not any(s.sent for s in self._table.entries)

@@ -1,7 +1,8 @@
-"""Chooses slice size and credit: the transport is measured first, then real steps are tried.
+"""Chooses slice size and credit: measures the transport first, then tries real steps.
 
-A plan names the first choice, and what a run before has confirmed is not tried again. When steps
-later take clearly longer or shorter than with the choice, it is made anew (plan/watch.py).
+A plan gives the first choice, and a choice that an earlier run has confirmed is not tried again.
+If steps later become clearly longer or shorter than with the choice, the choice is made anew
+(plan/watch.py).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
 
-_LONGEST_PATIENCE = 64  # the watch looks twice a minute at first, twice an hour at last
+_LONGEST_PATIENCE = 64  # the watch checks twice a minute at first, twice an hour at last
 
 
 class Tuning:
-    """The choice for one optimizer. Every rank does the same after the same steps."""
+    """The choice for one optimizer. Every rank takes the same action after the same steps."""
 
     def __init__(
         self, host: EngineHost, model: RegisteredModel, device: torch.device, plan: Plan | None
@@ -41,7 +42,7 @@ class Tuning:
         Nothing may be in flight.
 
         Args:
-            plan: one that fits the model.
+            plan: a plan that fits the model.
         """
         self._host = host
         self._model = model
@@ -76,9 +77,10 @@ class Tuning:
         self._model.retune(cut, None if self._plan is None else self._plan.issue_order_of(cut))
 
     def _try_rivals(self) -> None:
-        """Begins trials: what is in use, what the plan has beside it, what a run without plan has.
+        """Begins trials of the settings in use, the plan's alternatives, and a run's without a
+        plan.
 
-        Rivals that no trial can tell from one before them are left out.
+        Leaves out rivals that no trial can distinguish from an earlier one.
         """
         planned = [] if self._plan is None else [each.cut for each in self._plan.candidates]
         rivals = [*planned, *candidates(self._advised, self._model.size_bytes)]
@@ -86,14 +88,14 @@ class Tuning:
 
     @property
     def done(self) -> bool:
-        """Whether the choice is made."""
+        """Whether the choice has been made."""
         return self._tuner is None
 
     def step_taken(self, flush: Callable[[], object]) -> None:
-        """A step has ended. Collective where the ranks have to talk: after the same steps.
+        """Handles the end of a step. Collective after the same steps on all ranks.
 
         Args:
-            flush: finishes what is in flight.
+            flush: finishes all transfers in flight.
         """
         now_s = time.monotonic()
         if self._tuner is not None:
@@ -130,13 +132,13 @@ class Tuning:
             self._tell_outlook(tuner.chosen_s)
 
     def _tell_outlook(self, step_s: float | None) -> None:
-        """Says what order can gain at best, from what a run knows."""
+        """Logs the largest possible gain from ordering, from the measurements of this run."""
         if self._host.rank == 0:
             link = self._host.link(self._device)
             _log.info(run_line(link, self._model.size_bytes, self._host.size, step_s))
 
     def _compare(self, watch: Watch, mine_s: float, flush: Callable[[], object]) -> None:
-        """What the last steps took, all ranks; when that has changed for good, tries again."""
+        """Compares the last step times of all ranks; begins new trials after a lasting change."""
         is_first = watch.expected_s is None
         alone = len(self._host.models) == 1
         everyone: Sequence[tuple[float, bool]] = registration.gather(self._host, (mine_s, alone))
@@ -159,7 +161,7 @@ class Tuning:
                 drift.now_s, drift.before_s,
             )  # fmt: skip
         if measure:
-            registration.gather(self._host, None)  # until all ranks have nothing in flight
+            registration.gather(self._host, None)  # waits until no rank has anything in flight
             size_bytes = self._model.size_bytes
             self._advised = advised_cut(self._host, self._device, size_bytes, again=True)
         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)

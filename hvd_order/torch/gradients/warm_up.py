@@ -1,4 +1,4 @@
-"""What a model's first steps teach: who reads what when, and how its gradients are cut."""
+"""Warm-up of a model: observes the order of readers, and chooses the slice settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hvd_order.torch.parameters.read_guard import Guard, arm_parameter, disarm_p
 __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
-_FIRST_TALK = 4  # steps, then twice as many each time; the two steps before are watched
+_FIRST_TALK = 4  # in steps, then doubling; the two steps before are watched
 
 
 class WarmUp:
@@ -28,12 +28,12 @@ class WarmUp:
     The exchange's lock is held in all methods.
 
     Attributes:
-        order: who was read when.
-        hidden: who is read where Python does not see it.
+        order: the observed order of reads.
+        hidden: parameters that are read invisibly to Python.
     """
 
     def __init__(self, host: EngineHost, transfer: GradientTransfer, enter: Enter) -> None:
-        """Nothing is registered.
+        """Starts without a registration.
 
         Args:
             enter: finishes parameters that are about to be read.
@@ -43,13 +43,13 @@ class WarmUp:
         self._host = host
         self._transfer = transfer
         self._tuning: Tuning | None = None
-        self._steps = 0  # since the beginning, or since it began anew
+        self._steps = 0  # since the start, or the last new start
         self._next_talk = _FIRST_TALK
         self._in_use: list[ParameterEntry] = []
         self._read_lately: list[ParameterEntry] = []
 
     def start(self, entries: Sequence[ParameterEntry]) -> None:
-        """Begins, or begins anew when parameters have come. Collective."""
+        """Begins, or begins anew when parameters were added. Collective."""
         self.order = ReadOrder()
         self.hidden.close()
         self._steps = 0
@@ -68,14 +68,14 @@ class WarmUp:
     # ---- reads --------------------------------------------------------------------------------
 
     def was_read(self, entry: ParameterEntry) -> None:
-        """``entry``, which is armed, is read from Python, or is about to be read in a module."""
+        """Records a read of the armed ``entry`` from Python, or a coming read in a module."""
         if self.order.watching:
             self.order.note(entry)
             self.hidden.note(entry)
             self._read_lately.append(entry)
 
     def end(self, entries: Sequence[ParameterEntry]) -> None:
-        """Ends the watch, if there is one; nothing more is learnt."""
+        """Ends the watch, if there is one; no further reads are recorded."""
         self.order.close()
         self.hidden.stop()
         for entry in entries:
@@ -83,7 +83,7 @@ class WarmUp:
                 disarm_parameter(entry.parameter)
 
     def gradient_came(self, entries: Sequence[ParameterEntry]) -> None:
-        """Ends the watch: whoever reads from now on reads for the backward pass."""
+        """Ends the watch: from now on, reads belong to the backward pass."""
         for entry in entries:
             disarm_parameter(entry.parameter)
         if self.order.watching:
@@ -96,7 +96,7 @@ class WarmUp:
                 entry.deferrable = entry not in found.unknown
 
     def watch_again(self, entries: Iterable[ParameterEntry], guard: Guard) -> None:
-        """While the order is being watched, does so for updates that came before their readers."""
+        """During the watch, watches again entries whose updates came before their readers."""
         if self.order.watching:
             for entry in entries:
                 arm_parameter(entry.parameter, guard)
@@ -117,14 +117,14 @@ class WarmUp:
     def step_taken(
         self, entries: Sequence[ParameterEntry], guard: Guard, flush: Callable[[], object]
     ) -> None:
-        """Watches who reads what after the first step, and takes that as order after the second.
+        """Watches the readers after the first step, and takes their order after the second.
 
         Afterwards slice size and credit are tried out, and the order is confirmed. Collective in
         some of the steps.
 
         Args:
-            guard: is to note who reads.
-            flush: finishes all updates.
+            guard: records the readers.
+            flush: applies all updates.
         """
         self._steps += 1
         if self._steps == 1:
@@ -142,11 +142,11 @@ class WarmUp:
 
     @property
     def _confirms(self) -> bool:
-        """Whether the order may change. A plan says which it is; with servers, ranks go apart."""
+        """Whether the order may change. A plan fixes it; with servers, ranks are not in step."""
         return self._host.plan is None and self._host.servers is None
 
     def _take_order(self, entries: Sequence[ParameterEntry]) -> None:
-        # Those whose reader is not known are updated in step(): they are needed first of all.
+        # ``step()`` updates the parameters without a known reader: they are needed first.
         unseen = [entry for entry in entries if not entry.deferrable]
         seen = [entry for entry in self.order.seen if entry.deferrable]
         plan = followed_plan.fitting(self._host, entries)
@@ -155,20 +155,20 @@ class WarmUp:
         order = followed_plan.in_order(plan, unseen, seen)
         self.order.take(order)
         self._register(order, on_servers=True)
-        # One engine has one credit: with several optimizers the first one's choice is for all.
+        # One engine has one credit: with several optimizers, the first one's choice holds for all.
         if self._transfer.model.alone and not self._host.tuned:
             self._host.tuned = True
             device = entries[0].parameter.device
             self._tuning = Tuning(self._host, self._transfer.model, device, plan)
 
     def _confirm_order(self, flush: Callable[[], object]) -> None:
-        """After 4, 8, 16, ... steps, takes another order if two steps before have shown it."""
+        """After 4, 8, 16, ... steps, takes another order if the two steps before have shown it."""
         is_right = self.order.confirm()
         if self._steps < self._next_talk:
             return
         self._next_talk *= 2
         wishes = registration.gather(self._host, is_right and self.order.estimate != self._in_use)
-        if wishes[0]:  # rank 0's order is everybody's
+        if wishes[0]:  # rank 0's order holds for all ranks
             flush()
             self._register(self.order.estimate, on_servers=True)
             _log.info("parameters are read in another order than in step 2: it is taken")

@@ -1,1 +1,1 @@
-"""MPI, through mpi4py, as the backend: for TensorFlow without PyTorch (backend.py is the seam)."""
+"""The backend over MPI, through mpi4py: for TensorFlow without PyTorch (see backend.py)."""

@@ -1,4 +1,4 @@
-"""Arrays over memory, and how MPI adds up those whose dtypes it does not know."""
+"""Arrays over memory, and sums of dtypes that MPI does not support."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def view(address: int, size_bytes: int, dtype: np.dtype[Any]) -> Any:
-    """Memory as a flat array; valid as long as somebody keeps the memory."""
+    """Memory as a flat array; valid while the memory is kept."""
     if size_bytes == 0:
         return np.zeros(0, dtype)
     memory = memoryview((ctypes.c_uint8 * size_bytes).from_address(address))
@@ -30,32 +30,32 @@ def view(address: int, size_bytes: int, dtype: np.dtype[Any]) -> Any:
 
 
 def array_of(tensor: HostTensor) -> Any:
-    """The same memory as an array."""
+    """An array over the tensor's memory."""
     dtype = dtype_of(tensor.dtype)
     flat = view(tensor.address, math.prod(tensor.shape) * dtype.itemsize, dtype)
     return flat.reshape(tensor.shape)
 
 
 def compact(array: Any) -> Any:
-    """The array in one piece of memory; unlike numpy's, it keeps one without dimensions so."""
+    """Returns a contiguous array; unlike numpy's function, it keeps scalars without dimensions."""
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
 def host_tensor_of(array: Any) -> HostTensor:
-    """The same memory, kept by what is returned."""
+    """A tensor over the array's memory, which it keeps."""
     array = compact(array)
     return HostTensor(array.dtype.name, tuple(array.shape), array.ctypes.data, array)
 
 
 def sendable(array: Any) -> Any:
-    """What mpi4py takes as a buffer of this array's elements."""
+    """The array's elements in a form that mpi4py accepts as a buffer."""
     if array.dtype in (np.dtype(np.float16), dtype_of("bfloat16")):
         return [array.view(np.uint16), _two_bytes()]
     return array
 
 
 def summing(dtype: np.dtype[Any]) -> MPI.Op:
-    """MPI's sum, or one of our own for 16-bit floats, which it does not know."""
+    """MPI's sum, or an own sum for 16-bit floats, which MPI does not support."""
     if dtype in (np.dtype(np.float16), dtype_of("bfloat16")):
         return _sum_of(dtype.name)
     return MPI.SUM
@@ -63,7 +63,7 @@ def summing(dtype: np.dtype[Any]) -> MPI.Op:
 
 @functools.cache
 def _two_bytes() -> MPI.Datatype:
-    """An element of two bytes that MPI neither reads nor cuts."""
+    """An opaque MPI datatype of two bytes."""
     return MPI.BYTE.Create_contiguous(2).Commit()
 
 

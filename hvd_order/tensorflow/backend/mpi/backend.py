@@ -27,7 +27,7 @@ __all__: list[str] = []
 
 
 class _Set:
-    """A process set: connections, a thread for collectives, and an engine once it is needed."""
+    """A process set: its communicators, a thread for collectives, and an engine made on demand."""
 
     def __init__(self, number: int, members: Members) -> None:
         self.number = number
@@ -38,7 +38,7 @@ class _Set:
 
 
 class _Job:
-    """What there is from `init` to `shutdown`."""
+    """State of the job from `init` to `shutdown`."""
 
     def __init__(self, config: Config, world: Members) -> None:
         self.config = config
@@ -63,7 +63,7 @@ class _Job:
         self.callbacks: list[Callable[[], None]] = []
 
     def engine_of(self, number: int) -> SetEngine:
-        """The engine of a set, made by all of its members together at the first call."""
+        """The engine of a set; the first call makes it and is collective among the members."""
         one = _set(number)
         if one.engine is None:
             one.engine = SetEngine(one.objects, self.mover, self.config)
@@ -95,7 +95,7 @@ def _set(number: int) -> _Set:
 
 
 def init(comm: object = None) -> None:
-    """Joins the processes that mpirun started; alone without it."""
+    """Joins the processes that mpirun started; without mpirun, a job of one process."""
     global _job, _ends_with_program
     if comm not in (None, []):
         raise InvalidUsage("init(comm=...) is not supported: all processes take part")
@@ -113,7 +113,7 @@ def init(comm: object = None) -> None:
             _job = _Job(config, everybody.another("init()"))
             if not _ends_with_program:
                 _ends_with_program = True
-                atexit.register(shutdown)  # before MPI itself ends, which no thread may use then
+                atexit.register(shutdown)  # before MPI ends, after which no thread may use it
 
 
 def shutdown() -> None:
@@ -136,12 +136,12 @@ def shutdown() -> None:
 
 
 def config() -> Config:
-    """The knobs, as `init` has read them."""
+    """The settings that `init` has read."""
     return _current().config
 
 
 def on_shutdown(callback: Callable[[], None]) -> None:
-    """Has `callback` run before the processes part."""
+    """Registers `callback` to run before the processes disconnect."""
     _current().callbacks.append(callback)
 
 
@@ -151,54 +151,54 @@ def is_initialized() -> bool:
 
 
 def rank() -> int:
-    """This process's number."""
+    """Rank of this process."""
     return _current().world.rank
 
 
 def size() -> int:
-    """How many processes the job has."""
+    """Number of processes of the job."""
     return _current().world.size
 
 
 def local_rank() -> int:
-    """This process's number among those of its host."""
+    """Number of this process among those of its host."""
     return _current().local_rank
 
 
 def local_size() -> int:
-    """How many processes of the job this host has."""
+    """Number of processes of the job on this host."""
     return _current().local_size
 
 
 def cross_rank() -> int:
-    """This host's number among the hosts that have a process of this local rank."""
+    """Number of this host among the hosts that have a process of this local rank."""
     return _current().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a process of this local rank."""
+    """Number of hosts that have a process of this local rank."""
     return _current().cross_size
 
 
 def supports(what: str) -> int:
-    """MPI, and nothing else."""
+    """Supports MPI only."""
     return int(what in ("mpi_built", "mpi_enabled", "mpi_threads_supported"))
 
 
 def start_timeline(path: str, mark_cycles: bool) -> Any:
-    """Not over MPI."""
+    """Not supported over MPI."""
     raise InvalidUsage("timelines need PyTorch so far: pip install torch")
 
 
 def stop_timeline() -> Any:
-    """There is none."""
+    """Does nothing: there is no timeline over MPI."""
 
 
 # ---- process sets ----
 
 
 def add_process_set(ranks: Sequence[int]) -> int:
-    """Registers it on all ranks of the job and returns its number."""
+    """Registers a process set on all ranks of the job and returns its number."""
     job = _current()
     everyone = job.sets[0].objects.gather(list(ranks), "add_process_set()")
     if any(each != everyone[0] for each in everyone):
@@ -213,7 +213,7 @@ def add_process_set(ranks: Sequence[int]) -> int:
 
 
 def remove_process_set(number: int) -> bool:
-    """Takes it back on all ranks of the job."""
+    """Removes a process set on all ranks of the job."""
     job = _current()
     job.sets[0].objects.gather(number, "remove_process_set()")
     if number == 0 or number >= job.next_set:
@@ -230,7 +230,7 @@ def remove_process_set(number: int) -> bool:
 
 
 def start(collective: Collective, tensors: Sequence[HostTensor]) -> Callable[[], list[HostTensor]]:
-    """Queues a collective; what is returned waits for it."""
+    """Queues a collective; the returned function waits for it."""
     one = _set(collective.process_set)
     arrays = [array_of(tensor) for tensor in tensors]
     future: Future[list[Any]] = one.thread.submit(
@@ -244,19 +244,19 @@ def start(collective: Collective, tensors: Sequence[HostTensor]) -> Callable[[],
 
 
 def join() -> int:
-    """Not over MPI."""
+    """Not supported over MPI."""
     raise NotImplementedError("join() over MPI; install PyTorch: pip install torch")
 
 
 def broadcast_object(obj: Any, root_rank: int, name: str | None, number: int) -> Any:
-    """The object of a rank, on every rank of a process set."""
+    """Broadcasts the object of a rank to every rank of a process set."""
     objects = _set(number).objects
     what = f"broadcast_object {name or ''}".rstrip()
     return objects.broadcast(obj, objects.ranks.index(root_rank), what)
 
 
 def allgather_object(obj: Any, name: str | None, number: int) -> list[Any]:
-    """Every rank's object."""
+    """Gathers the objects of all ranks."""
     return _set(number).objects.gather(obj, f"allgather_object {name or ''}".rstrip())
 
 

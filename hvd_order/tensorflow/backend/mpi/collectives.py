@@ -1,7 +1,7 @@
 """Single collectives of a process set over MPI, carried out one after the other.
 
-MPI matches collectives by their order. So before each one the members tell each other what they are
-about to do, and all raise when that is not the same.
+MPI matches collectives by their order. So before each collective the members exchange its
+description, and all raise if the descriptions differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPS = {Min: MPI.MIN, Max: MPI.MAX, Product: MPI.PROD}
 
 
 def carry_out(members: Members, one: Collective, arrays: Sequence[Any]) -> list[Any]:
-    """The collective's results, as arrays of their own.
+    """Runs a collective and returns its results as new arrays.
 
     Raises:
         ModelMismatch: the ranks call different collectives, or with tensors that do not fit.
@@ -104,7 +104,7 @@ def _gatherv(members: Members, mine: Any, into: Any, counts: list[int], what: st
 
 
 def _alltoall(members: Members, array: Any, splits: Any, what: str) -> list[Any]:
-    """What the others have sent, and how many rows each of them."""
+    """Rows received from all members, and the number of rows from each."""
     rows = array.shape[0]
     if splits is None:
         if rows % members.size:
@@ -134,7 +134,7 @@ def _alltoall(members: Members, array: Any, splits: Any, what: str) -> list[Any]
 
 
 def _check(members: Members, told: list[Any], what: str) -> None:
-    """Raises ModelMismatch unless all call the same with what fits together."""
+    """Raises ModelMismatch unless all members call the same collective with matching tensors."""
     first, shapes = told[0]
     for rank, (other, other_shapes) in zip(members.ranks[1:], told[1:], strict=True):
         if other != first:

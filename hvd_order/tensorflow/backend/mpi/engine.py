@@ -22,7 +22,7 @@ from hvd_order.tensorflow.backend.mpi.mover import BUSY_S, Mover, Served
 
 __all__ = ["SetEngine"]
 
-_FIRST = Cut(2 * 2**20, 8 * 2**20)  # until the transport has been measured
+_FIRST = Cut(2 * 2**20, 8 * 2**20)  # used until the transport has been measured
 _IN_FLIGHT = 2
 _FIRST_STEP = "first step of training"
 
@@ -34,7 +34,7 @@ class SetEngine:
         """Collective among the members.
 
         Args:
-            objects: for what they tell each other when gradients are registered.
+            objects: communicator of the registration of gradients.
         """
         self._objects = objects
         self._mover = mover
@@ -67,7 +67,7 @@ class SetEngine:
         return native.Policy.ARRIVAL if self._cut.policy == "arrival" else native.Policy.PRIORITY
 
     def close(self) -> None:
-        """Tells the other ranks and stops the engine."""
+        """Notifies the other ranks and stops the engine."""
         self.engine.shutdown()
         self._mover.leave(self._served)
 
@@ -100,13 +100,13 @@ class SetEngine:
         return MpiGradients(self, number, flat, places)
 
     def forget(self, model: int) -> None:
-        """Forgets gradients of which nothing is under way."""
+        """Forgets gradients of which none is in flight."""
         self.engine.remove_model(model)
         self._served.port.remove_buffers(model)
         self._models.discard(model)
 
     def _measure(self, size_bytes: int) -> None:
-        """Chooses slices for this network and so many bytes of gradients. Collective."""
+        """Measures the network and chooses the cut for `size_bytes` of gradients. Collective."""
         self._measured = True
         buffer = np.zeros(PROBE_BYTES // 4, np.float32)
         data = self._served.data
@@ -136,7 +136,7 @@ class SetEngine:
 class MpiGradients:
     """Gradients in buffers of the engine, for operators to post and take.
 
-    Whoever makes one also closes it, when nothing is under way.
+    The creator also closes it, when no gradient is in flight.
     """
 
     def __init__(
@@ -153,16 +153,16 @@ class MpiGradients:
 
     @property
     def number(self) -> int:
-        """By which operators know it."""
+        """Number that identifies the gradients to operators."""
         return self._queue.number
 
     @property
     def posts(self) -> int:
-        """How many gradients this process has posted."""
+        """Number of gradients that this process has posted."""
         return self._queue.posts
 
     def close(self) -> None:
-        """Ends what is under way with an error; a second call does nothing."""
+        """Ends everything in flight with an error; a second call does nothing."""
         self._queue.close()
         engine, self._engine = self._engine, None
         if engine is not None:

@@ -1,4 +1,4 @@
-"""The ranks of a process set, and what they tell each other. No wait is without an end."""
+"""The ranks of a process set and their messages. Every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5e-5, 2e-3
 class Members:
     """A communicator with a timeout.
 
-    MPI's own waits burn a core; here a request is asked now and then whether it is done.
+    MPI's own waits occupy a core; here a request is polled with pauses.
 
     Thread safety: one thread at a time, since MPI matches collectives by their order.
 
     Attributes:
         comm: the communicator.
-        ranks: of the job, by place in the set.
-        rank, size: this process's place, and how many there are.
+        ranks: ranks in the job, by place in the set.
+        rank, size: this process's place, and the number of members.
     """
 
     def __init__(self, comm: MPI.Intracomm, ranks: list[int], timeout_s: float) -> None:
@@ -38,7 +38,7 @@ class Members:
         self._abandoned: list[MPI.Request] = []
 
     def another(self, what: str) -> Members:
-        """The same ranks with connections of their own. Collective.
+        """Duplicates the communicator. Collective.
 
         Args:
             what: for messages.
@@ -54,10 +54,10 @@ class Members:
 
         Args:
             what: for messages.
-            longest_pause_s: between two looks.
+            longest_pause_s: longest pause between two polls.
 
         Raises:
-            TransferTimeout: it is not done in time.
+            TransferTimeout: the request is not done in time.
             HorovodInternalError: MPI failed.
         """
         deadline = time.monotonic() + self._timeout_s
@@ -79,7 +79,7 @@ class Members:
             ) from error
 
     def gather(self, value: Any, what: str) -> list[Any]:
-        """Every member's value, by place."""
+        """Gathers every member's value, by place."""
         mine = np.frombuffer(pickle.dumps(value), np.uint8)
         sizes = np.zeros(self.size, np.int64)
         self.finish(self.comm.Iallgather(np.array([mine.size], np.int64), sizes), what)
@@ -92,10 +92,10 @@ class Members:
         ]
 
     def broadcast(self, value: Any, root: int, what: str) -> Any:
-        """The value of the member at place `root`.
+        """Broadcasts the value of the member at place `root`.
 
         Raises:
-            HorovodInternalError: it cannot be pickled (raised on every rank).
+            HorovodInternalError: the value cannot be pickled (raised on every rank).
         """
         packed, error = b"", ""
         if self.rank == root:

@@ -1,8 +1,8 @@
-"""The thread that moves what the engines want moved, over MPI.
+"""The thread that transfers the engines' slices and messages over MPI.
 
-MPI has to be asked again and again, and its waits burn a core. So one thread serves all engines of
-the process: it starts their slices, asks whether they are done, and carries control messages. It
-looks every 0.2 ms while something is under way or was a moment ago, and every 2 ms otherwise.
+MPI needs polling, and its own waits occupy a core. So one thread serves all engines of the process:
+it starts their slices, tests for their completion, and transfers control messages. It polls every
+0.2 ms while something is or recently was in flight, and every 2 ms otherwise.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from hvd_order.tensorflow.backend.mpi.members import Members
 __all__ = ["BUSY_S", "Mover", "Served"]
 
 BUSY_S = 2e-4
-"""Between two looks at what is under way."""
+"""Pauses between two polls."""
 _IDLE_S = 2e-3
-_LINGER_S = 0.1  # what is answered to a message comes soon
+_LINGER_S = 0.1  # the answer to a message arrives soon
 _TAG = 1
 
 
 @dataclass
 class Served:
-    """An engine that is served.
+    """An engine that the mover serves.
 
     Attributes:
-        port: what it wants, and is told.
-        data, control: connections for slices and for messages, used by nobody else.
-        dtypes: of each model's buffers.
-        under_way: number and request of slices, oldest first; what MPI reads stays with it.
-        posted: messages that are being sent, and their words.
+        port: requests of the engine, and notifications to it.
+        data, control: communicators for slices and for messages, used only here.
+        dtypes: dtypes of each model's buffers.
+        under_way: number and request of slices in flight, oldest first, with their memory.
+        posted: messages that are being sent, with their memory.
     """
 
     port: PolledPort
@@ -50,7 +50,7 @@ class Served:
 
 
 class Mover:
-    """The thread; it runs from its making to `stop`."""
+    """The mover thread; it runs from construction to `stop`."""
 
     def __init__(self) -> None:
         self._served: list[Served] = []
@@ -60,12 +60,12 @@ class Mover:
         self._thread.start()
 
     def serve(self, one: Served) -> None:
-        """Serves one more engine."""
+        """Adds an engine."""
         with self._lock:
             self._served.append(one)
 
     def leave(self, one: Served) -> None:
-        """Serves it no more; what was under way fails."""
+        """Removes an engine; its transfers in flight fail."""
         with self._lock:
             self._served.remove(one)
         one.port.close()
@@ -81,7 +81,7 @@ class Mover:
             with self._lock:
                 try:
                     busy = [_serve(one) for one in self._served]
-                except Exception as error:  # nobody else would hear of it
+                except Exception as error:  # it would otherwise be lost
                     self._give_up(f"{type(error).__name__}: {error}")
                     return
                 first = self._served[0].port if self._served else None
@@ -95,7 +95,7 @@ class Mover:
                 first.wait(pause_s)  # a new slice of the engine of all ranks ends it
 
     def _give_up(self, why: str) -> None:
-        """Nothing can be moved any more: whoever waits hears of it."""
+        """Stops all transfers and reports the error to all waiting engines."""
         for one in self._served:
             for peer in range(one.control.size):
                 if peer != one.control.rank:
@@ -103,7 +103,7 @@ class Mover:
 
 
 def _serve(one: Served) -> bool:
-    """Does what there is to do; whether something is under way."""
+    """Handles one engine; returns whether anything is in flight."""
     while (slice_ := one.port.next_slice()) is not None:
         number, model, buffer, address, size_bytes = slice_
         part = view(address, size_bytes, one.dtypes[model][buffer])
