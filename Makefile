@@ -4,6 +4,7 @@
 # make fuzz     arbitrary bytes into what reads bytes of others (needs clang++)
 # make chaos    faults at random in real jobs: MINUTES=10 SEED=1
 # make bench    all benchmarks                    make format   rewrite sources in the project's style
+# make docs     the documentation as a site, in out/site
 # make check    = make test                       make clean    remove what was built, keep .venv
 # make test-long  what takes too long for every change
 # make test-third-party  training by Lightning, Accelerate, Trainer, timm and Ignite
@@ -28,7 +29,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR)"
 
-.PHONY: build dev demo test test-long test-third-party chaos check lint lint-python lint-cpp format cpp-test sanitize fuzz \
+.PHONY: build dev demo docs test test-long test-third-party chaos check lint lint-python lint-cpp format cpp-test sanitize fuzz \
   bench horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -38,6 +39,7 @@ key = $(shell cat $(1) | cksum | cut -d' ' -f1)
 RUN_STAMP := $(VENV)/.installed-run-$(call key,requirements/run.txt requirements/torch.txt)
 DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/dev.txt)
 THIRD_PARTY_STAMP := $(VENV)/.installed-third-party-$(call key,requirements/third_party.txt)
+DOCS_STAMP := $(VENV)/.installed-docs-$(call key,requirements/docs.txt)
 FUZZ_STAMP := $(VENV)/.installed-fuzz-$(call key,requirements/fuzz.txt)
 TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow-$(call key,requirements/tensorflow.txt)
 PROJECT_STAMP := $(VENV)/.installed-project-$(call key,pyproject.toml setup.py)
@@ -87,6 +89,12 @@ $(THIRD_PARTY_STAMP): $(DEV_STAMP)
 	@$(PIP) install -r requirements/third_party.txt -c "$@.torch"
 	@rm -f "$(VENV)"/.installed-third-party-* && touch "$@"
 
+# Only `make docs` needs it: seconds, once.
+$(DOCS_STAMP): | $(BIN)/python
+	@echo "installing requirements/docs.txt"
+	@$(PIP) install -r requirements/docs.txt
+	@rm -f "$(VENV)"/.installed-docs-* && touch "$@"
+
 # Only `make fuzz` needs it: a minute, once.
 $(FUZZ_STAMP): $(RUN_STAMP)
 	@echo "installing requirements/fuzz.txt"
@@ -109,6 +117,11 @@ dev: $(DEV_STAMP) $(TENSORFLOW_STAMP)
 
 demo: build
 	@"$(BIN)/python" benchmarks/demo/main.py $(if $(QUICK),--quick)
+
+# Strict: a broken link, or a page that the navigation lacks, is an error.
+docs: $(DOCS_STAMP)
+	@NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --quiet
+	@echo out/site/index.html
 
 bench: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_benchmarks

@@ -1,8 +1,8 @@
-"""Calls of torch's store that know no limit of time, given one.
+"""Time limits for calls of torch's store that have none.
 
-A store whose process is stopped still has its port open: the kernel takes the connection, and
-torch waits for an answer for ever. That holds for `wait` with a timeout as well: when the time is
-up it asks the store to forget the wait, and waits for that answer without a limit.
+A store whose process is stopped still has its port open: the kernel accepts the connection, and
+torch waits for an answer without limit. This holds for `wait` with a timeout as well: after the
+timeout it asks the store to cancel the wait, and waits for that answer without limit.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _LONGEST_ANSWER_S = 20.0
 
 
 def answer_s(timeout: timedelta) -> float:
-    """How long a store may take to answer: milliseconds, unless its process is stopped.
+    """Returns the time limit for an answer of a store; milliseconds unless its process is stopped.
 
     Args:
-        timeout: of the job, HVD_ORDER_TIMEOUT.
+        timeout: timeout of the job, HVD_ORDER_TIMEOUT.
     """
     return min(_LONGEST_ANSWER_S, timeout.total_seconds())
 
 
 def within(seconds: float, call: Callable[[], Answer]) -> Answer:
-    """What `call` returns, or raises.
+    """Returns or raises what `call` returns or raises.
 
-    It runs on a thread of its own, which stays behind where it does not come back.
+    `call` runs on a thread of its own, which stays behind if `call` does not return.
 
     Raises:
-        TimeoutError: it has not come back in time.
+        TimeoutError: `call` has not returned in time.
     """
     done: queue.SimpleQueue[tuple[Answer | None, Exception | None]] = queue.SimpleQueue()
 

@@ -1,7 +1,7 @@
-"""Every exception that hvd_order raises, as one small tree.
+"""All exceptions that hvd_order raises, as one small tree.
 
-A mistake in the user's program is also a ``ValueError`` (as in Horovod), a failed collective is a
-``HorovodInternalError`` (the name that elastic training code catches), and a fault of our own is a
+A mistake in the user's program is also a ``ValueError`` (as in Horovod). A failed collective is a
+``HorovodInternalError`` (the name that elastic training code catches). A defect of hvd_order is a
 ``BrokenInvariant``, which should be reported.
 """
 
@@ -29,10 +29,10 @@ __all__ = [
 
 
 class HvdOrderError(RuntimeError):
-    """Root of everything that hvd_order raises on purpose."""
+    """Base class of all exceptions that hvd_order raises on purpose."""
 
-    # AutoGraph, which adds the user's line to the text of an error, keeps the class of those that
-    # are made like this, and makes the others its own StagingError.
+    # AutoGraph adds the user's line to the text of an error. It keeps the class of errors with
+    # this constructor, and converts all other errors to its own StagingError.
     if not TYPE_CHECKING:
         __init__ = Exception.__init__
 
@@ -42,15 +42,16 @@ class NotInitialized(HvdOrderError, ValueError):
 
 
 class InvalidUsage(HvdOrderError, ValueError):
-    """A mistake in the calling program; the message says which and what to write instead."""
+    """A mistake in the calling program; the message names it and the correction."""
 
 
 class NotTrusted(InvalidUsage):
-    """Another process did not prove that it knows the secret of this job, or refused this one."""
+    """Another process did not prove that it has the secret of this job, or refused this process.
+    """
 
 
 class HorovodInternalError(HvdOrderError):
-    """A collective operation failed; the ranks may no longer agree on what comes next."""
+    """A collective failed; the ranks may no longer agree on the next operation."""
 
 
 class PeerLost(HorovodInternalError):
@@ -66,14 +67,14 @@ class ModelMismatch(HorovodInternalError):
 
 
 class RanksDiffer(ModelMismatch):
-    """Ranks that train one model have different parameters, or optimizers that differ."""
+    """Ranks that train one model have different parameters or different optimizers."""
 
 
-class HostsUpdatedInterrupt(HvdOrderError):  # as in Horovod no HorovodInternalError
-    """The processes of an elastic job are about to change; raised where the state is whole.
+class HostsUpdatedInterrupt(HvdOrderError):  # as in Horovod not a HorovodInternalError
+    """The processes of an elastic job are about to change; raised where the state is complete.
 
     Attributes:
-        skip_sync: whether the ranks that stay need no new state, because ranks only left.
+        skip_sync: whether the remaining ranks need no new state, because ranks only left.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -82,16 +83,16 @@ class HostsUpdatedInterrupt(HvdOrderError):  # as in Horovod no HorovodInternalE
 
 
 class CommitLost(HvdOrderError):
-    """The committed state of an elastic job cannot be stored or brought back."""
+    """The committed state of an elastic job cannot be stored or restored."""
 
 
 class StaleRead(HvdOrderError):
-    """A parameter was read before its update was applied, through an address that was taken before.
+    """A parameter was read before its deferred update, through an address taken earlier.
 
-    Other readers that Python does not see meet a lock on the parameter's memory; torch makes that a
-    plain ``RuntimeError`` whose text begins with ``StaleRead``.
+    Other readers outside Python meet a lock on the parameter's memory; torch raises a plain
+    ``RuntimeError`` for it, whose text begins with ``StaleRead``.
     """
 
 
 class BrokenInvariant(HvdOrderError):
-    """A fault of hvd_order itself; please report it with the message."""
+    """A defect of hvd_order itself; please report it with the message."""

@@ -1,4 +1,4 @@
-"""What a process set is, for every framework; registering one is the shims' affair."""
+"""Base class of process sets for every framework; the frontends register them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["RankSet"]
 
 
 class RankSet:
-    """A set of ranks of the job. A shim's class says which of them this process is.
+    """A set of ranks of the job. A frontend's subclass provides this process's own rank.
 
     Attributes:
         process_set_id: number of the set, the same on all ranks; None while it is not registered.
-        mpi_comm: None; for Horovod's sake.
+        mpi_comm: None; for compatibility with Horovod.
     """
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
@@ -23,7 +23,7 @@ class RankSet:
             ranks_or_comm: ranks of the job. MPI communicators are not supported.
 
         Raises:
-            ValueError: these are not ranks.
+            ValueError: the argument is not a list of ranks.
         """
         if not isinstance(ranks_or_comm, Iterable):
             raise ValueError(
@@ -38,19 +38,19 @@ class RankSet:
 
     @staticmethod
     def _own_rank() -> int:
-        """Of this process in the job. Raises NotInitialized before ``init()``."""
+        """Returns this process's rank in the job. Raises NotInitialized before ``init()``."""
         raise AssertionError("a shim's class says this")
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks in the job of the set's members, ascending."""
+        """The members' ranks in the job, ascending."""
         return self._ranks
 
     def rank(self) -> int | None:
-        """This process's place in the set; None while the set is not registered.
+        """Returns this process's place in the set; None while the set is not registered.
 
         Raises:
-            ValueError: this process does not belong to it.
+            ValueError: this process does not belong to the set.
         """
         if self.process_set_id is None:
             return None
@@ -59,9 +59,9 @@ class RankSet:
         return self.ranks.index(self._own_rank())
 
     def size(self) -> int | None:
-        """How many processes the set has; None while it is not registered."""
+        """Returns the number of processes in the set; None while it is not registered."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def included(self) -> bool:
-        """Whether this process belongs to the set."""
+        """Returns whether this process belongs to the set."""
         return self._own_rank() in self.ranks

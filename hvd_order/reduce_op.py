@@ -1,4 +1,4 @@
-"""The reductions, with Horovod's names and numbers."""
+"""The reduction operations, with Horovod's names and numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Adasum", "Average", "Max", "Min", "Product", "ReduceOp", "Sum", "cho
 
 
 class ReduceOp(IntEnum):
-    """How the tensors of all ranks become one."""
+    """Operation that reduces the tensors of all ranks to one."""
 
     Average = 0
     Sum = 1
@@ -30,11 +30,11 @@ Product = ReduceOp.Product
 
 
 def choose_op(op: int | None, average: bool | None, adasum: bool = True) -> ReduceOp:
-    """The reduction that Horovod's two arguments mean; Average when neither is given.
+    """Returns the reduction that Horovod's two arguments select; Average when neither is given.
 
     Raises:
         ValueError: both are given (as in Horovod).
-        InvalidUsage: no such reduction, or Adasum where ``adasum`` says that there is none.
+        InvalidUsage: the reduction does not exist, or is Adasum although ``adasum`` is False.
     """
     if op is not None and average is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")

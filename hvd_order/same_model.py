@@ -1,4 +1,4 @@
-"""Whether the ranks train the same model in the same way."""
+"""Checks that the ranks train the same model in the same way."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def check_same(
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Such as "rank 3" or "ranks 0, 2"; of many the first."""
+    """Returns text such as "rank 3" or "ranks 0, 2"; of more than 8 ranks only the first 8."""
     word = "rank" if len(ranks) == 1 else "ranks"
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"{word} {shown}"
 
 
 def check_same_optimizer(everyone: Mapping[int, Mapping[str, str]]) -> None:
-    """Raises RanksDiffer unless all ranks say the same of their optimizers.
+    """Raises RanksDiffer unless all ranks describe their optimizers alike.
 
     Args:
-        everyone: by rank what there is to say, such as "lr of group 0": "0.1".
+        everyone: each rank's description by item, such as "lr of group 0": "0.1".
     """
     difference = first_difference(everyone)
     if difference is not None:
@@ -64,11 +64,11 @@ def check_same_settings(
     everyone: Mapping[int, Mapping[str, str]],
     cure: str = "set it to the same value on every rank, or nowhere (docs/config.md)",
 ) -> None:
-    """Raises InvalidUsage unless all ranks say the same of their settings.
+    """Raises InvalidUsage unless all ranks have the same settings.
 
     Args:
-        everyone: by rank what there is to say, such as "HVD_ORDER_TUNE": "1".
-        cure: what to do, for the message.
+        everyone: each rank's settings, such as "HVD_ORDER_TUNE": "1".
+        cure: advice for the message.
     """
     difference = first_difference(everyone)
     if difference is not None:
@@ -80,11 +80,11 @@ def check_same_settings(
 def first_difference(
     everyone: Mapping[int, Mapping[str, Value]],
 ) -> tuple[str, dict[Value | None, str]] | None:
-    """The first item that not all ranks have alike, in the order of the first rank.
+    """Finds the first item that differs between ranks, in the order of the first rank.
 
     Returns:
-        The item, and for each of its values which ranks have it ("ranks 0, 2"); None: there is
-        none.
+        The item, and for each of its values the ranks that have it ("ranks 0, 2"); None: no item
+        differs.
     """
     for what in dict.fromkeys(item for items in everyone.values() for item in items):
         ranks: dict[Value | None, list[int]] = {}

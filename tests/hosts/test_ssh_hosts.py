@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import elastic_training
+from helpers import elastic_training, tutorial
 from helpers.launching import Job, launcher, no_interface_chosen, write_script
 from helpers.ranks import REPOSITORY
 
@@ -140,6 +140,19 @@ def test_ranks_on_hosts_behind_ssh_find_each_other(hosts: EmulatedHosts, tmp_pat
         "[host1] host1 3 of 4: 10",
         "[host2] host2 0 of 4: 10",
     ]
+
+
+def test_the_tutorials_command_for_two_machines(
+    hosts: EmulatedHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tutorial.save_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    [command] = tutorial.commands("hosts")
+    there = [word.replace("node1:1,node2:1", "host0:1,host1:1") for word in command]
+    assert there != command
+    with on_host(hosts, 0, there) as job:
+        assert job.wait(90) == 0, job.text()
+    assert tutorial.has_learnt(job.text()), job.text()
 
 
 @pytest.mark.parametrize(

@@ -288,9 +288,7 @@ def _new_groups(
 
 _in_memory: weakref.WeakSet[EngineHost] = weakref.WeakSet()
 _hosts: dict[int, EngineHost] = {}  # by process set
-_groups: dict[
-    int, dict[str, dist.ProcessGroup]
-] = {}  # groups of sets whose engine is not needed yet
+_groups: dict[int, dict[str, dist.ProcessGroup]] = {}  # groups of sets without an engine yet
 _hosts_context: process.ProcessContext | None = None
 _is_recording = False
 _before_close: list[Callable[[], None]] = []
@@ -325,9 +323,7 @@ def engine_host(
             )
         if _is_recording:
             host.engine.start_recording()
-        context.on_shutdown(
-            _close
-        )  # callbacks run last registered first: before the transport ends
+        context.on_shutdown(_close)  # last registered runs first: before the transport ends
     if comm is not None and (comm == "ps") != (_hosts[process_set].servers is not None):
         raise InvalidUsage(
             f"comm={comm!r}, but gradients of another optimizer go the other way; all optimizers "

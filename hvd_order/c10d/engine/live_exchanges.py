@@ -1,4 +1,4 @@
-"""The gradient exchanges of this process, for what concerns all of them: shutdown and fork."""
+"""The gradient exchanges of this process, for events that concern all of them: end and fork."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _ROUNDS = 3
 
 
 def arrival_plan(layout: native.SliceLayout) -> list[int]:
-    """The order before a measurement: gradients arrive in about reverse consumption order."""
+    """Returns the order before any measurement: about the reverse of consumption order."""
     return list(range(len(layout.slices)))[::-1]
 
 

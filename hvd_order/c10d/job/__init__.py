@@ -1,1 +1,1 @@
-"""The job from ``init()`` to ``shutdown()``: processes, process groups and their failures."""
+"""The job from ``init()`` to ``shutdown()``: its processes, process groups and failures."""

@@ -45,9 +45,7 @@ class MessageStar:
         """Prepares the star; ``group`` is a Gloo group of all ranks with no other user."""
         self._group = group
         self._peers = range(1, size) if rank == 0 else range(1)
-        self._locks = {
-            peer: threading.Lock() for peer in self._peers
-        }  # frames of a message must not interleave
+        self._locks = {peer: threading.Lock() for peer in self._peers}  # keeps a message whole
         self._said_goodbye: set[int] = set()
         self._posted: queue.SimpleQueue[dist.Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -89,9 +87,7 @@ class MessageStar:
         for thread in listeners:
             thread.join(max(0.0, deadline - time.monotonic()))
         self._posted.put(None)
-        keeper.join(
-            _PARTING_S
-        )  # a limit of its own: the thread must not still run when Python ends
+        keeper.join(_PARTING_S)  # a limit of its own: it must not run when Python ends
 
     def _start(self, function: Callable[..., None], *args: Any) -> None:
         thread = threading.Thread(
@@ -109,9 +105,7 @@ class MessageStar:
         waits.
         """
         while (work := self._posted.get()) is not None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the peer is gone; its receiving thread reports it
+            with contextlib.suppress(RuntimeError):  # the peer is gone; its listener reports it
                 native.wait_for(work, _FOREVER_S)
 
     def _listen(

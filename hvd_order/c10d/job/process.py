@@ -212,9 +212,7 @@ _lock = threading.Lock()  # guards the two names below; init() holds it while it
 _context: ProcessContext | None = None
 _init_count = 0  # separates the keys of successive init() calls in one store
 _at_init: list[Callable[[], None]] = []
-_stores: dict[
-    tuple[str, int], TCPStore
-] = {}  # kept alive: rank 0's store is the server of all ranks
+_stores: dict[tuple[str, int], TCPStore] = {}  # kept alive: rank 0's is the server
 
 
 def init(comm: object = None) -> None:
@@ -448,7 +446,7 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
                 is_master=serves,
                 timeout=config.timeout,
                 wait_for_workers=False,
-                multi_tenant=True,  # as in torch.distributed: the program may use it, too
+                multi_tenant=True,  # as in torch.distributed: the program may use it too
                 master_listen_fd=listening_fd(*address) if own else None,
             )
 

@@ -110,7 +110,7 @@ class ParameterServers:
             _log.warning("%s goes on without server %d: %s", self._me, server, error)
 
     def _lost(self, server: int, why: str) -> None:
-        """Reports a lost server, on the connection's thread, which must not wait for another."""
+        """Reports a lost server on the connection's thread, which must not wait for another."""
         coordinator = self.coordinator
         if coordinator is not None:
             threading.Thread(

@@ -303,19 +303,21 @@ class Door:
             self._refuse(f"place {place}: {error}")
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Stops accepting connections."""
         self._closing.set()
         self._thread.join(PARTING_S)
 
 
 class Lookout:
-    """Sees servers come."""
+    """Detects new servers."""
 
     def __init__(self, meeting: MeetingPoint, first: int, joined: Callable[[int], None]) -> None:
-        """Looks for servers from number ``first`` on.
+        """Starts to look for servers from number ``first`` on.
 
         Args:
-            joined: is told of each, on this object's thread.
+            meeting: the job's store.
+            first: number of the first server to look for.
+            joined: called with each new server, on this object's thread.
         """
         self._meeting = meeting
         self._first = first
@@ -330,22 +332,22 @@ class Lookout:
             try:
                 servers = tickets.look()
             except RuntimeError:
-                return  # the job is over
+                return  # the job has ended
             for server in servers:
                 self._server_joined(server)
             self._closing.wait(LOOK_S)
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stops looking for servers."""
         self._closing.set()
         self._thread.join(PARTING_S)
 
 
 def wait_for(store: PrefixStore, key: str, timeout: timedelta, complaint: str) -> bytes:
-    """The value of a key, when it has one.
+    """Waits for a key and returns its value.
 
     Raises:
-        TransferTimeout: with the complaint.
+        TransferTimeout: the key has no value in time; the message starts with the complaint.
     """
     try:
         limit_s = timeout.total_seconds() + answer_s(timeout)

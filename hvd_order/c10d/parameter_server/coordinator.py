@@ -1,4 +1,4 @@
-"""What worker 0 decides: which server holds which slice, as servers slow down, come and go."""
+"""Worker 0's decisions: the assignment of slices as servers slow down, join and leave."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ Places = list[tuple[int, int]]
 """Owner and replica of each slice; -1: no replica."""
 
 _ASK_AGAIN_S = 0.1
-_ARRIVE_S = 5.0  # for what a server sent before it was lost
+_ARRIVE_S = 5.0  # for data that a server sent before it was lost
 
 
 class _Placed:
-    """One model's slices."""
+    """The slices of one model."""
 
     def __init__(self, sizes: Sequence[int], owners: assignment.Assignment) -> None:
         self.sizes = sizes
         self.owners = owners
         self.replicas: tuple[int, ...] = ()
         self.balancer: Balancer | None = None
-        self.registered = False  # else the transport does not know it yet
+        self.registered = False  # whether the transport has the model
         self.changed = False  # since it was placed
 
 
 class Coordinator:
-    """Thread safety: all methods may be called from any thread."""
+    """Assigns slices to servers, on worker 0.
+
+    Thread safety: all methods may be called from any thread.
+    """
 
     def __init__(
         self,
@@ -51,30 +54,33 @@ class Coordinator:
         answers: messages.Answers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Places nothing yet.
+        """Creates a coordinator without models.
 
         Args:
-            transport: has links to all servers.
-            answers: of servers, as they come over those.
-            clock: seconds.
+            config: the knobs.
+            transport: has connections to all servers.
+            answers: answers of servers, as they arrive over those connections.
+            clock: returns seconds.
         """
         self._config = config
         self._transport = transport
         self._answers = answers
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._servers: set[int] = set(transport.servers())
         self._models: dict[int, _Placed] = {}
         self._clock = clock
-        self._last_step_s = math.nan  # when it ended
+        self._last_step_s = math.nan  # end of the last step
         self._scaling: Scaling | None = None
         self._closing = threading.Event()
-        self.fail: Callable[[str], None] = _log.error  # the engine's, once there is one
+        self.fail: Callable[[str], None] = _log.error  # the engine's, after it was created
 
     def place(self, model: int, layout: native.SliceLayout, element_bytes: Sequence[int]) -> Places:
-        """Says who holds the slices of a model that is about to be registered.
+        """Assigns the slices of a model that is about to be registered.
 
         Args:
-            element_bytes: of each gradient buffer.
+            model: id of the model.
+            layout: its slices.
+            element_bytes: element size of each gradient buffer.
         """
         with self._lock:
             slices = [
@@ -92,7 +98,7 @@ class Coordinator:
             return self._places(placed)
 
     def registered(self, model: int) -> None:
-        """The transport knows a model that has been placed."""
+        """Records that the transport has a placed model."""
         with self._lock:
             placed = self._models[model]
             placed.registered = True
@@ -100,11 +106,11 @@ class Coordinator:
                 self._transport.set_map(model, self._places(placed))
 
     def forget(self, model: int) -> None:
-        """A model is gone. Without the lock: garbage is collected where it may be held."""
+        """Forgets a removed model. Takes no lock: garbage collection may run while it is held."""
         self._models.pop(model, None)
 
     def _settle(self, placed: _Placed) -> None:
-        """Replicas and balancer for new owners."""
+        """Chooses replicas and creates a balancer for new owners."""
         if self._config.ps_replicas and len(self._servers) > 1:
             placed.replicas = assignment.replica_of(
                 placed.owners, sorted(self._servers), placed.sizes, placed.replicas
@@ -128,14 +134,14 @@ class Coordinator:
     # ---- speed --------------------------------------------------------------------------------
 
     def step_taken(self) -> None:
-        """Looks how long each server took in the last step.
+        """Reads the time that each server took in the last step.
 
-        Moves slices if that helps, or has a server come or go.
+        Moves slices if that helps, or requests or removes a server.
         """
         with self._lock:
             now_s = self._clock()
             step_s, self._last_step_s = now_s - self._last_step_s, now_s
-            # With several models the figures do not say whose slices are slow.
+            # With several models the figures do not show whose slices are slow.
             models = list(self._models.items())
             if len(models) != 1 or not self._config.ps_balance:
                 return
@@ -157,10 +163,10 @@ class Coordinator:
                 longest_s = max(busy_s for _, busy_s in figures.values())
                 self._scaling.step_taken(step_s, longest_s, placed.balancer, self._servers)
 
-    # ---- servers come and go ------------------------------------------------------------------
+    # ---- servers join and leave ---------------------------------------------------------------
 
     def wish_by(self, wishes: ScaleRequests) -> None:
-        """From now on servers come and go by policy, if the settings say so."""
+        """Adds and removes servers by policy from now on, if the settings request it."""
         config = self._config
         if config.max_servers is None and config.min_servers is None:
             return
@@ -170,7 +176,7 @@ class Coordinator:
             self._scaling = Scaling(ScalingPolicy(least, most), wishes, self.remove)
 
     def server_joined(self, server: int) -> None:
-        """A server has links to all others; it gets its share."""
+        """Gives a server its share of slices, after it has connections to all other processes."""
         with self._lock:
             self._servers.add(server)
             _log.info("server %d has come", server)
@@ -190,14 +196,16 @@ class Coordinator:
                 self._change(model, placed, placed.owners)
 
     def lost(self, server: int, why: str) -> None:
-        """A server is gone: who has a copy of a slice takes it over, and makes a new copy."""
+        """Handles a lost server: the replica of each of its slices becomes owner and gets a new
+        replica.
+        """
         self._answers.lose(server, why)
         with self._lock:
             if server not in self._servers:
-                return  # it has left; or it was about to, then `remove` goes on with it
+                return  # it has left, or is about to: then `remove` handles the loss
             self._servers.discard(server)
             if not self._config.ps_replicas or not self._servers:
-                return  # the transport has failed, and says so
+                return  # the transport has failed and reports it
             _log.warning("server %d is gone (%s); its slices go to who has a copy", server, why)
             for model, placed in list(self._models.items()):
                 owners = tuple(
@@ -208,13 +216,14 @@ class Coordinator:
                 self._change(model, placed, placed.owners.changed_to(owners))
 
     def remove(self, server: int) -> None:
-        """Lets a server go, when all it holds has moved.
+        """Removes a server after all its slices have moved.
 
         Raises:
-            InvalidUsage: there is no such server, or it is the last, or the last but one of those
-                that keep copies of each other.
-            TransferTimeout: it cannot get rid of its slices.
-            PeerLost: it was lost with some of them. With copies training goes on, else it fails.
+            InvalidUsage: the server does not exist, or it is the last one, or one of the last two
+                with replicas.
+            TransferTimeout: its slices do not move in time.
+            PeerLost: it was lost while it held slices. Training continues with replicas, and fails
+                without.
         """
         with self._lock:
             if server not in self._servers:
@@ -228,7 +237,7 @@ class Coordinator:
         try:
             self._await_empty(server)
         except TransferTimeout:
-            with self._lock:  # it may be told once more
+            with self._lock:  # a later call may try again
                 self._servers.add(server)
             raise
         except PeerLost as error:
@@ -243,7 +252,7 @@ class Coordinator:
             self._answers.forget("audit", server)
             self._transport.send_control(server, messages.ask("audit"))
             held = self._answers.wait("audit", server)["held"]
-            with self._lock:  # what it has of models that are gone is of use to nobody
+            with self._lock:  # slices of removed models do not matter
                 if not any(model in self._models for model, *_ in held):
                     return
             if self._closing.wait(_ASK_AGAIN_S):
@@ -254,10 +263,11 @@ class Coordinator:
         )
 
     def _lost_while_leaving(self, server: int, error: PeerLost) -> None:
-        """Its slices have new owners already, who get the state from copies if there are any.
+        """Handles a server lost after its slices got new owners, which get their state from
+        replicas.
 
         Raises:
-            PeerLost: nobody has the state of some slices. Training fails.
+            PeerLost: no server has the state of some slices. Training fails.
         """
         if self._config.ps_replicas:
             _log.warning("%s while it was leaving; its slices go to who has a copy", error)
@@ -269,13 +279,13 @@ class Coordinator:
                     f"{error} while it was leaving, and nobody has a copy of {missing} slices that "
                     "it held; HVD_ORDER_PS_REPLICAS=1 keeps one on another server"
                 )
-                # The transport goes by the new map, and so does not know what is lost.
+                # The transport follows the new map, so it does not notice the loss.
                 self.fail(reason)
                 raise PeerLost(reason)
         _log.warning("%s while it was leaving; it held nothing any more", error)
 
     def _held_by_nobody(self) -> int:
-        """How many slices no server has the state of."""
+        """Returns the number of slices whose state no server has."""
         held = [entry for entries in self.audit().values() for entry in entries]
         missing = 0
         with self._lock:
@@ -286,14 +296,16 @@ class Coordinator:
         return missing
 
     def close(self) -> None:
-        """Decides nothing more; whoever waits for a server's answer waits no longer."""
+        """Stops deciding, and ends all waits for a server's answer."""
         self._closing.set()
         self._answers.close()
         if self._scaling is not None:
             self._scaling.close()
 
     def audit(self) -> dict[int, list[list[int]]]:
-        """What each server holds: (model, layout, slice, owned, version, checksum) each."""
+        """Returns what each server holds, as (model, layout, slice, owned, version, checksum)
+        tuples.
+        """
         with self._lock:
             servers = sorted(self._servers)
         for server in servers:

@@ -1,4 +1,4 @@
-"""What workers, servers and tools tell each other in words: JSON over the links."""
+"""Control messages between workers, servers and tools: JSON over the connections."""
 
 from __future__ import annotations
 
@@ -14,59 +14,59 @@ __all__: list[str] = []
 
 
 def ready(servers: Iterable[int]) -> str:
-    """A worker has told a server of all models; the job has these servers."""
+    """Says that a worker has sent a server all models, and names the servers of the job."""
     return json.dumps({"what": "ready", "servers": list(servers)})
 
 
 def ask(what: str) -> str:
-    """Wants an answer of the same name: "audit" or "late"."""
+    """Requests an answer of the same name: "audit" or "late"."""
     return json.dumps({"what": what})
 
 
 LEAVE = json.dumps({"what": "leave"})
-"""To a server: it holds nothing any more and may go."""
+"""Tells a server that it holds no slices and may leave."""
 
 
 class Answers:
-    """Answers of servers, until somebody asks for them."""
+    """Stores answers of servers until they are requested."""
 
     def __init__(self, timeout: timedelta) -> None:
         self._timeout_s = timeout.total_seconds()
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._answers: dict[tuple[str, int], Any] = {}
         self._lost: dict[int, str] = {}
         self._closed = False
 
     def take(self, server: int, text: str) -> None:
-        """A server has said something; on the link's thread."""
+        """Stores a server's message; runs on the connection's thread."""
         message = json.loads(text)
         with self._changed:
             self._answers[message["what"], server] = message
             self._changed.notify_all()
 
     def lose(self, server: int, why: str) -> None:
-        """A server is gone: it answers no more."""
+        """Records that a server is gone and sends no more answers."""
         with self._changed:
             self._lost[server] = why
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody need wait any more: the job is over."""
+        """Ends all waits: the job has ended."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def forget(self, what: str, server: int) -> None:
-        """Drops an answer to an earlier question."""
+        """Drops the answer to an earlier question."""
         with self._changed:
             self._answers.pop((what, server), None)
 
     def wait(self, what: str, server: int) -> Any:
-        """The answer of a server.
+        """Waits for the answer of a server.
 
         Raises:
             PeerLost: the server is gone.
-            TransferTimeout: the answer does not come, or the job is over.
+            TransferTimeout: the answer does not arrive, or the job has ended.
         """
         with self._changed:
             self._changed.wait_for(

@@ -1,12 +1,13 @@
-"""Orders for a running job, such as ``hvd-order servers remove 2``: left in the store, signed.
+"""Orders for a running job, such as ``hvd-order servers remove 2``, left signed in the store.
 
-The number of an order is part of what is signed, so that nobody can give one twice. So is that of
-the answer::
+The signature covers the number of the order, so that no process can replay an order. The same
+holds for the answer::
 
     orders               number of orders so far
     order/3              {"what": "remove", "server": 2}
-    order/3/taken        who adds to it first has the order: worker 0, or who gave it and gives up
-    order/3/answer       {"done": "..."} or {"refused": why}; worker 0's
+    order/3/taken        the first process to add to it has the order: worker 0, or the sender
+                         when it withdraws the order
+    order/3/answer       {"done": "..."} or {"refused": why}; from worker 0
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ _ANSWER_AGAIN_S = 0.1
 _log = logging.getLogger("hvd_order")
 
 
-# ------------------------------------------------------------------------- who gives an order
+# -------------------------------------------------------------------------- sender of an order
 
 
 def give(meeting: MeetingPoint, key: bytes, order: dict[str, Any]) -> int:
     """Leaves an order for worker 0.
 
     Args:
+        meeting: the job's store.
         key: the job's secret.
+        order: the order.
 
     Returns:
         The number of the order.
@@ -59,19 +62,21 @@ def await_answer(
     taken: Callable[[], None],
     heard_within: timedelta = HEARD_WITHIN,
 ) -> str:
-    """What worker 0 says when it has carried out an order.
+    """Waits for worker 0's answer to an order.
 
     Args:
-        number: of the order.
-        timeout: for worker 0 to carry it out.
-        taken: is called when worker 0 has the order and is not done yet.
-        heard_within: for worker 0 to take it; then it is withdrawn.
+        meeting: the job's store.
+        key: the job's secret.
+        number: number of the order.
+        timeout: longest time for worker 0 to carry it out.
+        taken: called when worker 0 has taken the order but has not finished it.
+        heard_within: longest time for worker 0 to take it; then it is withdrawn.
 
     Raises:
         InvalidUsage: worker 0 refuses; the message is its own.
-        NotTrusted: what answered has another secret.
-        TransferTimeout: nobody has taken the order, or it is not carried out in time.
-        PeerLost: the job is over.
+        NotTrusted: the answer was signed with another secret.
+        TransferTimeout: the order was not taken, or was not carried out in time.
+        PeerLost: the job has ended.
     """
     try:
         return _await_answer(meeting, key, number, timeout, taken, heard_within)
@@ -116,10 +121,10 @@ def _await_answer(
 
 
 def answer_in(note: bytes, key: bytes, number: int) -> str:
-    """What a note says that stands where the answer to an order should.
+    """Returns the content of the answer to an order.
 
     Raises:
-        InvalidUsage, NotTrusted: as `await_answer`.
+        InvalidUsage, NotTrusted: as in `await_answer`.
     """
     try:
         answer = read_record(key, f"answer to order {number}", note)
@@ -129,7 +134,7 @@ def answer_in(note: bytes, key: bytes, number: int) -> str:
             "HVD_ORDER_SECRET_FILE), or a stranger has answered"
         ) from None
     done = "done" in answer
-    # JSON may hold halves of characters, which no terminal takes.
+    # JSON may hold lone surrogates, which a terminal cannot print.
     text = str(answer.get("done" if done else "refused"))
     text = text.encode(errors="backslashreplace").decode()
     if done:
@@ -141,20 +146,20 @@ def answer_in(note: bytes, key: bytes, number: int) -> str:
 
 
 class Orders:
-    """Has the coordinator carry out what is left in the store, one order after the other.
+    """Passes orders from the store to the coordinator, one after the other.
 
-    It gives the coordinator a voice there as well: for its own wishes.
+    It also gives the coordinator access to the store for its own scale requests.
     """
 
     def __init__(self, meeting: MeetingPoint, key: bytes, coordinator: Coordinator) -> None:
-        """Looks from now on."""
+        """Starts to look for orders."""
         self._meeting = meeting
         self._key = key
         self._coordinator = coordinator
         coordinator.wish_by(ScaleRequests(meeting, key))
         self._closing = threading.Event()
         self._taken: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
-        # Who gave an order hears that it was taken also while another is being carried out.
+        # Two threads, so that an order is marked as taken while another one is carried out.
         self._threads = [
             threading.Thread(target=self._look, name="orders", daemon=True),
             threading.Thread(target=self._work, name="orders at work", daemon=True),
@@ -173,7 +178,7 @@ class Orders:
                         self._taken.put((number, note))
                 self._closing.wait(LOOK_S)
         except RuntimeError:
-            pass  # the job is over
+            pass  # the job has ended
         self._taken.put(None)
 
     def _work(self) -> None:
@@ -186,7 +191,7 @@ class Orders:
                     signed_record(self._key, f"answer to order {number}", answer),
                 )
             except RuntimeError:
-                return  # the job is over
+                return  # the job has ended
 
     def _carry_out(self, number: int, note: bytes) -> dict[str, str]:
         try:
@@ -200,7 +205,7 @@ class Orders:
         return {"done": f"server {server} has left"}
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stops looking for orders."""
         self._closing.set()
         self._coordinator.close()
         for thread in self._threads:
@@ -208,10 +213,10 @@ class Orders:
 
 
 def server_to_remove(order: dict[str, Any]) -> int:
-    """The only thing that can be ordered yet.
+    """Returns the server to remove; removal is the only order so far.
 
     Raises:
-        InvalidUsage: it orders something else.
+        InvalidUsage: the order is something else.
     """
     what, server = order.get("what"), order.get("server")
     if what != "remove":

@@ -20,7 +20,7 @@ from hvd_order.server.access.secret import load_secret
 
 __all__ = ["ServerProcess", "serve"]
 
-_STORE_PATIENCE = timedelta(seconds=60)  # for a store that is about to come
+_STORE_PATIENCE = timedelta(seconds=60)  # for a store that is about to start
 
 _log = logging.getLogger("hvd_order")
 
@@ -28,19 +28,20 @@ _PARTING_S = 10.0  # for the workers of a job that has failed
 
 
 class ServerProcess:
-    """One server of a job: its links, and when it may go.
+    """One server of a job: its connections, and the decision when it may end.
 
     Attributes:
-        number: of this server.
+        number: number of this server.
     """
 
     def __init__(self, config: Config, workers: int, key: bytes, listen: bool = False) -> None:
-        """Announces itself; workers come from now on.
+        """Announces the server; workers may connect from now on.
 
         Args:
-            workers: of the job.
+            config: the knobs.
+            workers: number of workers of the job.
             key: the job's secret.
-            listen: be the store where all meet.
+            listen: be the store where all processes meet.
 
         Raises:
             InvalidUsage: the store's address is missing.
@@ -58,16 +59,16 @@ class ServerProcess:
         )
         self._store = self._meeting.own()
         self.number = self._meeting.count("servers")
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._at_hand: set[tuple[str, int]] = set()
-        self._server_joined: set[int] = set()  # workers, also if they have left again
+        self._server_joined: set[int] = set()  # workers, including those that have left
         self._ready_workers: set[int] = set()
-        self._expected: set[int] | None = None  # servers that it must have links to
+        self._expected: set[int] | None = None  # servers that it must be connected to
         self._is_ready = False
         self._left = 0
         self._broken: list[str] = []
         self._told_to_leave = False
-        self._away_s = 0.0  # after which it was given up
+        self._away_s = 0.0  # pause after which other processes gave it up
         self._pulse = signs_of_life.Pulse(
             self._meeting, self.number, signs_of_life.longest_silence(config)
         )
@@ -92,7 +93,7 @@ class ServerProcess:
         self._store.set(f"server/{self.number}", connections.host_name())
         self._lookout = connections.Lookout(self._meeting, self.number + 1, self._go_to)
 
-    # ---- links --------------------------------------------------------------------------------
+    # ---- connections --------------------------------------------------------------------------
 
     def _welcome(self, identity: str, link: native.PairConnection) -> None:
         kind, _, number = identity.partition(" ")
@@ -132,7 +133,7 @@ class ServerProcess:
             self._is_ready = True
         self._meeting.own().set(f"server/{self.number}/ready", "1")
 
-    # ---- what comes over them -----------------------------------------------------------------
+    # ---- messages over them -------------------------------------------------------------------
 
     def _on_control(self, peer: tuple[str, int], text: str) -> None:
         kind, number = peer
@@ -173,7 +174,9 @@ class ServerProcess:
             self._changed.notify_all()
 
     def _was_away(self) -> bool:
-        """Somebody is lost. If it is rather this server that they have given up, it ends."""
+        """Returns whether a loss is this server's own: the other processes have given it up. Then
+        it ends.
+        """
         away_s = self._pulse.away_s()
         if away_s > 0:
             with self._changed:
@@ -185,11 +188,11 @@ class ServerProcess:
     # ---- the end ------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Serves until all workers have gone, or it is told to leave.
+        """Serves until all workers have left, or until a message tells the server to leave.
 
         Returns:
-            0; 1 if a worker went without a word, or did not come within ``HVD_ORDER_TIMEOUT``, or
-            the others have given this server up.
+            0; 1 if a worker left without a farewell, or did not connect within
+            ``HVD_ORDER_TIMEOUT``, or the other processes have given this server up.
         """
         timeout_s = self._timeout.total_seconds()
         with self._changed:
@@ -201,7 +204,7 @@ class ServerProcess:
                 )
             else:
                 self._wait_for(lambda: self._left >= self._workers or self._core.has_failed())
-                # A worker that is stopped closes no connection; all others have heard why it ends.
+                # A stopped worker closes no connection; all other workers have received the cause.
                 if not self._wait_for(lambda: self._left >= self._workers, _PARTING_S):
                     here = sorted(number for kind, number in self._at_hand if kind == "worker")
                     self._broken.append(
@@ -224,12 +227,19 @@ class ServerProcess:
         return 1 if self._broken or self._away_s > 0 else 0
 
     def _wait_for(self, event: Callable[[], bool], seconds: float | None = None) -> bool:
-        """Waits, under the lock, for this or until it is told to leave; whether it came."""
+        """Waits, with the lock held, for the event or the order to leave; returns whether one
+        came.
+        """
         return self._changed.wait_for(lambda: self._told_to_leave or event(), seconds)
 
 
 def serve(workers: int, environ: Mapping[str, str], listen: bool = False) -> int:
-    """Runs one parameter server, as the environment says, until its job ends.
+    """Runs one parameter server, configured by the environment, until its job ends.
+
+    Args:
+        workers: number of workers of the job.
+        environ: the environment variables.
+        listen: be the store where all processes meet.
 
     Raises:
         InvalidUsage: settings are missing or wrong.
@@ -239,7 +249,7 @@ def serve(workers: int, environ: Mapping[str, str], listen: bool = False) -> int
     return ServerProcess(config, workers, load_secret(environ), listen).run()
 
 
-if __name__ == "__main__":  # what the launcher starts; hvd-order serve is the same for people
+if __name__ == "__main__":  # started by the launcher; users run hvd-order serve
     logging.basicConfig(format="%(message)s")
     try:
         code = serve(int(sys.argv[1]), os.environ)

@@ -1,11 +1,11 @@
-"""What worker 0 wishes for and only the launcher can do: a server more.
+"""Scale requests: worker 0 asks the launcher for one more server.
 
-ScaleRequests lie in the store, signed as orders are, and so do the answers to them::
+Requests and their answers lie in the store, signed as orders are::
 
-    wishes               number of wishes so far
+    wishes               number of requests so far
     wish/3               {"what": "start"}
-    wish/3/answer        {"started": "host b"} or {"failed": why}; the launcher's
-    wish/3/over          nobody wants it any more
+    wish/3/answer        {"started": "host b"} or {"failed": why}; from the launcher
+    wish/3/over          the request has ended
 
 hvd_order/launch/servers/server_starter.py has the other end.
 """
@@ -31,33 +31,34 @@ _PATIENCE = timedelta(seconds=120)  # until a process on another host has loaded
 
 
 class ScaleRequests:
-    """Worker 0's end."""
+    """Worker 0's end of scale requests."""
 
     def __init__(self, meeting: MeetingPoint, key: bytes, patience: timedelta = _PATIENCE) -> None:
-        """ScaleRequests for nothing yet.
+        """Creates the end without a request.
 
         Args:
+            meeting: the job's store.
             key: the job's secret.
-            patience: for a server to come.
+            patience: longest wait for a server.
         """
         self._meeting = meeting
         self._key = key
         self._patience_s = patience.total_seconds()
 
     def request_server(self, come: queue.SimpleQueue[int], closing: threading.Event) -> int:
-        """ScaleRequests for a server and waits for it.
+        """Requests a server and waits for it.
 
         Args:
-            come: the servers that come from now on.
+            come: queue of the servers that join from now on.
             closing: ends the wait.
 
         Returns:
-            The number of the server that came.
+            The number of the server that joined.
 
         Raises:
             HvdOrderError: the launcher could not start one.
-            TransferTimeout: nobody heard the wish, or the server did not come.
-            PeerLost: the job is over.
+            TransferTimeout: the request was not answered, or the server did not join.
+            PeerLost: the job has ended.
         """
         try:
             return self._request_server(come, closing)
@@ -97,7 +98,7 @@ class ScaleRequests:
         )
 
     def _answer(self, store: PrefixStore, number: int) -> dict[str, Any] | None:
-        """The newest answer; None if there is none that the launcher has signed."""
+        """Returns the newest answer; None if there is none signed by the launcher."""
         key = f"wish/{number}/answer"
         if not store.check([key]):
             return None

@@ -1,4 +1,4 @@
-"""Carries out what the policy decides: servers come and go while training runs."""
+"""Carries out the scaling policy's decisions: servers join and leave while training runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger("hvd_order")
 
 
 class Scaling:
-    """The policy's hands, on a thread for each action.
+    """Carries out decisions of the policy, on a thread for each action.
 
     Thread safety: all methods may be called from any thread.
     """
@@ -27,11 +27,12 @@ class Scaling:
     def __init__(
         self, policy: ScalingPolicy, wishes: ScaleRequests, remove: Callable[[int], None]
     ) -> None:
-        """Begins with the first step.
+        """Creates the object; decisions start with the first step.
 
         Args:
-            wishes: for servers that are to come.
-            remove: lets a server go, and waits until it has; raises if it cannot.
+            policy: decides.
+            wishes: requests new servers.
+            remove: removes a server and waits until it has left; raises if it cannot.
         """
         self._policy = policy
         self._wishes = wishes
@@ -44,21 +45,21 @@ class Scaling:
     def step_taken(
         self, step_s: float, busy_s: float, balancer: Balancer, servers: Collection[int]
     ) -> None:
-        """A step has ended; arguments as of `ScalingPolicy.step`."""
+        """Passes a finished step to the policy; for the arguments see `ScalingPolicy.step`."""
         with self._lock:
             decision = self._policy.step(step_s, busy_s, balancer, servers)
             if decision is None or self._closing.is_set():
                 return
             _log.info("servers: %s", decision)
             while not self._come.empty():
-                self._come.get()  # who came unasked before
+                self._come.get()  # servers that joined without a request
             self._thread = threading.Thread(
                 target=self._act, args=(decision,), name="scaling", daemon=True
             )
             self._thread.start()
 
     def server_joined(self, server: int) -> None:
-        """A server has come, asked for or not."""
+        """Records a new server, requested or not."""
         self._come.put(server)
 
     def _act(self, decision: Decision) -> None:
@@ -78,7 +79,7 @@ class Scaling:
                 self._policy.done(newcomer)
 
     def close(self) -> None:
-        """Decides nothing more, and waits for what is being done; `remove` must not wait then."""
+        """Stops deciding and waits for the current action; `remove` must not block then."""
         self._closing.set()
         with self._lock:
             thread = self._thread

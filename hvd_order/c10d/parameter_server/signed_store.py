@@ -1,9 +1,9 @@
-"""What Gloo leaves in a store that anybody may write to, signed with the key of one link.
+"""Gloo's records in a store that any process may write to, signed with the key of one connection.
 
-Gloo meets its peer by addresses in the store. Whoever could write there others would be connected
-to both ends, after their proofs, and could read and change what they tell each other. So each
-record carries an HMAC over its name and value, with a key that the two ends have derived from their
-handshake and that nobody else knows.
+Gloo finds its peer by addresses in the store. An attacker who replaced those addresses would be
+connected to both ends, after their proofs, and could read and change their messages. So each
+record carries an HMAC over its name and value, with a key that only the two ends have, derived
+from their handshake.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _SIGNATURE_BYTES = 32  # SHA-256
 
 
 class SignedStore(Store):
-    """A store for one link: values go in signed and come out checked.
+    """A store for one connection: it signs values on `set` and checks them on `get`.
 
-    It must live as long as the call that it is given to.
+    It must live as long as the call that it is passed to.
 
     Raises:
-        NotTrusted: from `get`, of a value that the other end has not signed.
+        NotTrusted: from `get`, for a value that the other end has not signed.
     """
 
     def __init__(self, store: PrefixStore, key: bytes) -> None:
-        """``key``: of this link alone (`hvd_order.server.access.secret.ConnectionKeys.records`)."""
+        """Wraps a store; ``key`` belongs to this connection (`secret.ConnectionKeys.records`)."""
         super().__init__()
         self._store = store
         self._key = key
@@ -42,7 +42,7 @@ class SignedStore(Store):
         self._store.set(key, self._signature(key, data) + data)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
-        """The bytes of a name; waits for it."""
+        """Waits for a name and returns its bytes."""
         record = self._store.get(key)
         signature, data = record[:_SIGNATURE_BYTES], record[_SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(key, data)):
@@ -53,7 +53,7 @@ class SignedStore(Store):
         return data
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all names have a value."""
+        """Returns whether all names have a value."""
         return self._store.check(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

@@ -1,13 +1,13 @@
-"""Signs of life: a server that is there and does nothing any more counts as lost.
+"""Signs of life: detects a server whose process exists but no longer runs.
 
-A killed server's connections break; those of one that was stopped, or whose host froze, stay. So
-each server leaves a number in the store that grows several times within the longest silence::
+A killed server's connections break; those of a stopped server, or of a frozen host, stay open. So
+each server keeps a number in the store that grows several times within the longest silence::
 
     server/3/alive       grows while server 3 runs
 
-A worker that waits looks at it when nothing comes over the server's link, and asks the server over
-the link. What it reads in the store may be a stranger's, who can so keep a server in the job that
-does not answer, but not put one out of it.
+A waiting worker reads this number when nothing arrives over the server's connection, and also
+queries the server over the connection. Any process may have written the number: an attacker can
+thus keep an unresponsive server in the job, but cannot remove a server from it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from hvd_order.server.access.silence import Silence
 __all__ = ["Pulse", "Watch", "longest_silence"]
 
 _LOOKS = 8  # within the longest silence
-_MOST_S = 1.0  # between two
+_MOST_S = 1.0  # between two signs
 
 
 def longest_silence(config: Config) -> timedelta:
-    """After which a server counts as lost; well before the wait for it would be too long."""
+    """Returns the silence after which a server counts as lost, well below the timeout of waits."""
     return min(config.ps_silence, config.timeout / 2)
 
 
@@ -47,17 +47,17 @@ def _key(server: int) -> str:
 
 
 class Pulse:
-    """A server's own sign, by which it also notices that it did not run.
+    """A server's own sign of life; it also detects that the server did not run.
 
     Thread safety: all methods may be called from any thread.
     """
 
     def __init__(self, meeting: MeetingPoint, server: int, limit: timedelta) -> None:
-        """Begins; the first sign is there when this returns."""
+        """Starts; the first sign is in the store when this returns."""
         self._beat_s = time.monotonic()
         self._limit_s = limit.total_seconds()
         self._away_s = 0.0  # the last long pause
-        self._back_s = -math.inf  # when it ended
+        self._back_s = -math.inf  # end of that pause
         self._store = meeting.own()
         self._key = _key(server)
         self._interval_s = _interval_s(limit)
@@ -75,12 +75,14 @@ class Pulse:
             try:
                 self._store.set(self._key, str(beats))
             except RuntimeError:
-                return  # the job is over
+                return  # the job has ended
 
     def away_s(self) -> float:
-        """How long this process did not run, if others may have given it up for that; else 0.
+        """Returns the pause for which other processes may have given this one up; 0 if there is
+        none.
 
-        They do not for half of the longest silence, and one who was away hears of it soon.
+        They give up no process before half of the longest silence, and a process that was away
+        gets the news soon afterwards.
         """
         now_s = time.monotonic()
         pause_s = now_s - self._beat_s - self._interval_s
@@ -89,21 +91,22 @@ class Pulse:
         return self._away_s if now_s - self._back_s < self._limit_s else 0.0
 
     def close(self) -> None:
-        """Ends."""
+        """Stops the signs."""
         self._closing.set()
         self._thread.join(PARTING_S)
 
 
 class Watch:
-    """A worker's look at the servers, on a thread of its own."""
+    """A worker's observation of the servers, on a thread of its own."""
 
     def __init__(
         self, meeting: MeetingPoint, transport: native.ServerTransport, limit: timedelta
     ) -> None:
-        """Looks from now on.
+        """Starts to observe.
 
         Args:
-            transport: has links to all servers, and gives up those that are silent.
+            meeting: the job's store.
+            transport: has connections to all servers, and gives up silent ones.
             limit: longest silence.
         """
         self._meeting = meeting
@@ -129,7 +132,7 @@ class Watch:
                     for server, sign in self._signs(quiet).items():
                         signs[server] = (frames[server], sign)
                 except RuntimeError:
-                    return  # the store is gone: nothing tells a slow line from a server that is not
+                    return  # the store is gone: a slow connection and a stopped server look alike
                 for server in quiet:
                     self._transport.send_control(server, messages.ask("late"))
             silent = silence.look(waits, signs)
@@ -137,7 +140,7 @@ class Watch:
                 self._give_up(silent)
 
     def _signs(self, servers: list[int]) -> dict[int, bytes]:
-        """What servers have left in the store; nothing where the store itself does not answer."""
+        """Returns the servers' signs in the store; empty if the store itself does not answer."""
         if self._store_is_silent or not servers:
             return {}
 
@@ -149,7 +152,8 @@ class Watch:
         try:
             return within(self._limit.total_seconds() / 4, look)
         except TimeoutError:
-            # Stopped, perhaps with the server that has it. What comes over the links counts on.
+            # The store may have stopped with the server that runs it. Frames over the connections
+            # still count.
             self._store_is_silent = True
             return {}
 
@@ -161,7 +165,7 @@ class Watch:
         self._transport.give_up(silent, why)
 
     def close(self) -> None:
-        """Looks no more."""
+        """Stops observing."""
         self._closing.set()
         self._thread.join(PARTING_S)
 

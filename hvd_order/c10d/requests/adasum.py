@@ -1,10 +1,10 @@
-"""Adasum: a sum of gradients that does not grow where they point the same way.
+"""Adasum: a sum of gradients that does not grow where they have the same direction.
 
-Maleki et al. 2020, "Scaling Distributed Training with Adaptive Summation", section 3: of two
+Maleki et al. 2020, "Scaling Distributed Training with Adaptive Summation", section 3: for two
 gradients ``(1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b``, which is their sum where they are
-orthogonal and their mean where they are parallel; of more, the same for pairs of pairs. The data
-travels by recursive vector halving: in round d a rank exchanges half of what it holds with the rank
-d away, so each round moves half as much as the one before, and the parts are gathered in the end.
+orthogonal and their mean where they are parallel; for more gradients, the same for pairs of pairs.
+The data travels by recursive vector halving: in round d a rank exchanges half of its data with the
+rank d away, so each round moves half as much as the one before. The parts are gathered at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["adasum_in_place", "check_count"]
 
 
 def check_count(ranks: int) -> None:
-    """Raises NotImplementedError (as Horovod) unless ``ranks`` is a power of 2."""
+    """Raises NotImplementedError (as Horovod does) unless ``ranks`` is a power of 2."""
     if ranks & (ranks - 1):
         raise NotImplementedError(
             "Running Adasum with non-power of 2 ranks is not supported yet."
@@ -33,14 +33,14 @@ def adasum_in_place(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | 
     """Replaces each tensor by the Adasum of all ranks' tensors in its place. Blocks until done.
 
     Args:
-        tensors: contiguous, of one floating dtype and device; alike on all ranks.
-        group: all ranks of it call this together, a power of 2; None: this process alone.
+        tensors: contiguous, of one floating dtype and device; the same shapes on all ranks.
+        group: a power of 2 of ranks, which all call this together; None: this process alone.
     """
     if group is None:
         return
     counts = [tensor.numel() for tensor in tensors]
     size = group.size()
-    length = -(-sum(counts) // size) * size  # so that it can be halved all the way
+    length = -(-sum(counts) // size) * size  # divisible in every round
     if length == 0:
         return
     flat = tensors[0].new_zeros(length)
@@ -69,7 +69,7 @@ def adasum_in_place(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | 
 
 
 def _first_of(rank: int, size: int, length: int) -> int:
-    """Where the piece begins that a rank ends up with."""
+    """Returns the start of the piece that a rank ends with."""
     first, distance = 0, 1
     while distance < size:
         length //= 2
@@ -79,7 +79,7 @@ def _first_of(rank: int, size: int, length: int) -> int:
 
 
 def _inside(counts: Sequence[int], first: int, end: int) -> list[slice]:
-    """Where each tensor lies in the piece from ``first`` to ``end`` of all; maybe nowhere."""
+    """Returns each tensor's place, maybe empty, in the piece from ``first`` to ``end`` of all."""
     places, begin = [], 0
     for count in counts:
         start, stop = max(begin, first), min(begin + count, end)
@@ -91,7 +91,14 @@ def _inside(counts: Sequence[int], first: int, end: int) -> list[slice]:
 def _combine(
     a: torch.Tensor, b: torch.Tensor, places: list[slice], block: range, group: dist.ProcessGroup
 ) -> torch.Tensor:
-    """This rank's piece of the Adasum, tensor by tensor; ``block``: who has the others."""
+    """Returns this rank's piece of the Adasum, tensor by tensor.
+
+    Args:
+        a, b: pieces of the two gradients.
+        places: place of each tensor in the piece.
+        block: ranks that have the other pieces.
+        group: all ranks.
+    """
     wide = torch.float64 if a.dtype is torch.float64 else torch.float32
     result = torch.zeros(a.shape, dtype=wide, device=a.device)
     products = torch.zeros((len(places), 3), dtype=torch.float64, device=a.device)
@@ -99,7 +106,7 @@ def _combine(
         x, y = a[at].double(), b[at].double()
         product.copy_(torch.stack([x.dot(y), x.dot(x), y.dot(y)]))
     everyone = group_collectives.all_gather(products, group)
-    sums = torch.stack([everyone[rank] for rank in block]).sum(0)  # the same bits on all of them
+    sums = torch.stack([everyone[rank] for rank in block]).sum(0)  # the same bits on every rank
     for at, (both, a_square, b_square) in zip(places, sums.tolist(), strict=True):
         of_a = 1.0 - both / (2 * a_square) if a_square > 0 else 1.0
         of_b = 1.0 - both / (2 * b_square) if b_square > 0 else 1.0
@@ -108,19 +115,19 @@ def _combine(
 
 
 def _swap(sent: torch.Tensor, peer: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """Sends to a rank of the group and receives as much from it; all ranks do, in pairs."""
+    """Exchanges equal amounts with a rank of the group; all ranks do, in pairs."""
     received = torch.empty_like(sent)
     if sent.numel() == 0:
         return received
     counts = [0] * group.size()
     counts[peer] = sent.nbytes
-    # One call for both ways: a send and a receive of NCCL would wait for each other.
+    # One call for both directions: a send and a receive of NCCL would wait for each other.
     group_collectives.all_to_all(as_bytes(received), as_bytes(sent), counts, counts, group)
     return received
 
 
 def _gather(piece: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Everybody's piece, by rank."""
+    """Returns all ranks' pieces, by rank."""
     if not piece.numel():
         return [piece] * group.size()
     gathered = group_collectives.all_gather(as_bytes(piece), group)

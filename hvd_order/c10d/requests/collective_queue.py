@@ -1,14 +1,13 @@
-"""One thread that carries out collectives in the order in which all ranks have asked for them.
+"""One thread that runs collectives in the order in which all ranks have requested them.
 
-The functions of `collectives` put requests here and get a number, the handle. Rank 0 is told of
-every request, by name, with a hash of the lines that describe it; when all ranks have made it,
-all hear that it is its turn (negotiation.py). Where the hashes differ, the lines themselves are
-gathered and every rank raises the same `ModelMismatch`. The price is one message each way for a
-collective (some 0.1 ms on one host), which is why gradients do not go this way.
+The functions of `collectives` submit requests and get a number, the handle. Rank 0 receives every
+request: its name, and a hash of the lines that describe it. When all ranks have made the request,
+rank 0 tells all of them to run it (negotiation.py). Where the hashes differ, the lines themselves
+are gathered and every rank raises the same `ModelMismatch`. Each collective costs one message each
+way (some 0.1 ms on one host), which is why gradients do not use the queue. Zeros, or no rows,
+stand in for a rank that waits in ``join()``.
 
-Zeros, or no rows, stand in for a rank that waits in ``join()``.
-
-The queue is used for occasional collectives; nothing polls, an idle queue costs nothing.
+The queue is for occasional collectives; nothing polls, and an idle queue costs nothing.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ from hvd_order.errors import HorovodInternalError, InvalidUsage
 
 __all__ = ["CollectiveQueue"]
 
-_LATE_NEWS_S = 0.2  # rank 0 notices a late rank when this one does, and its word takes a moment
-_handles = itertools.count()  # of all queues, so that a handle says which
+_LATE_NEWS_S = 0.2  # rank 0 notices a late rank at the same time; its message takes a moment
+_handles = itertools.count()  # shared by all queues, so that a handle identifies its queue
 
 
 class CollectiveQueue:
     """The thread of one process set, and its requests.
 
-    Thread safety: all methods may be called from any thread. Ranks may submit requests with names
-    in any order, those without in the same order.
+    Thread safety: all methods may be called from any thread. Ranks may submit named requests in
+    any order, and unnamed ones in the same order.
     """
 
     def __init__(
@@ -56,25 +55,25 @@ class CollectiveQueue:
         ranks: Sequence[int],
         negotiation: Negotiation | None,
     ) -> None:
-        """Starts nothing yet.
+        """Creates the queue; starts no thread yet.
 
         Args:
-            context: of the current ``init()``.
-            number: of the process set.
+            context: state of the current ``init()``.
+            number: number of the process set.
             group: None where this process is alone.
-            ranks: of the job, by place in the group.
-            negotiation: None where ``group`` is.
+            ranks: ranks in the job, by place in the group.
+            negotiation: None where ``group`` is None.
         """
         self._context = context
         self._number = number
         self._runner = None if group is None else RequestRunner(group, ranks, context.rank)
         self._negotiation = negotiation
-        self._lock = threading.Lock()  # guards those below; never held while waiting
+        self._lock = threading.Lock()  # guards the fields below; never held while waiting
         self._unnamed = 0
         self._requests: dict[int, Request] = {}
         self._in_flight: dict[str, Request] = {}  # by key
         self._failure: HorovodInternalError | None = None
-        self._broken = False  # nothing runs any more, not even what is decided
+        self._broken = False  # nothing runs any more, not even decided requests
         self._thread: threading.Thread | None = None
         self._decisions: queue.SimpleQueue[Decision | None] = queue.SimpleQueue()
         if negotiation is not None:
@@ -82,36 +81,37 @@ class CollectiveQueue:
 
     @property
     def number(self) -> int:
-        """Of the process set."""
+        """Number of the process set."""
         return self._number
 
     @property
     def unnamed(self) -> int:
-        """How many requests without a name this rank has made."""
+        """Number of unnamed requests that this rank has made."""
         return self._unnamed
 
     def next_name(self, kind: str) -> str:
-        """A name for a request without one; the same on all ranks."""
+        """Returns a name for an unnamed request; the same on all ranks."""
         with self._lock:
             self._unnamed += 1
             return f"{kind}.noname.{self._unnamed - 1}"
 
     def end_join(self, unnamed: int) -> None:
-        """All ranks have joined; goes on counting where the one that is furthest has come to."""
+        """Continues, after all ranks have joined, with the highest count of unnamed requests."""
         with self._lock:
             self._unnamed = max(self._unnamed, unnamed)
 
     def begin_join(self, device: int | None) -> None:
-        """This rank joins; stand-ins in CUDA memory go to this device."""
+        """Prepares to join; zeros in CUDA memory are created on this device."""
         if self._runner is not None:
             self._runner.stand_in_device = device
 
     def submit(self, request: Request) -> int:
-        """Starts `request` as soon as all ranks have made it; returns its handle at once.
+        """Submits `request`, which starts when all ranks have made it; returns its handle at once.
 
         Raises:
             InvalidUsage: a request of this name is in flight (Horovod: ValueError, too).
-            HorovodInternalError: an earlier one failed in a way that leaves the ranks out of step.
+            HorovodInternalError: an earlier request failed in a way that leaves the ranks out of
+                step.
         """
         if request.device.type == "cuda":
             request.ready_event = torch.cuda.Event()
@@ -143,15 +143,15 @@ class CollectiveQueue:
         return handle
 
     def knows(self, handle: int) -> bool:
-        """Whether the handle is of a request that was put here and not yet synchronized."""
+        """Returns whether the handle belongs to a request that is not yet synchronized."""
         with self._lock:
             return handle in self._requests
 
     def poll(self, handle: int) -> bool:
-        """Whether `synchronize` would return at once.
+        """Returns whether `synchronize` would return at once.
 
         Raises:
-            ValueError: there is no such handle (any more).
+            ValueError: the handle does not exist, or no longer.
         """
         with self._lock:
             request = self._requests.get(handle)
@@ -162,11 +162,11 @@ class CollectiveQueue:
         return request.done_event is None or bool(request.done_event.query())
 
     def synchronize(self, handle: int) -> Any:
-        """Waits for a request and returns its result; None for an unknown handle, as Horovod.
+        """Waits for a request and returns its result; None for an unknown handle, as in Horovod.
 
         Raises:
             HorovodInternalError: the request failed: `PeerLost`, `TransferTimeout`,
-                `ModelMismatch` or the root.
+                `ModelMismatch` or the base class.
 
         Warns:
             RuntimeWarning: it takes longer than ``HVD_ORDER_STALL_WARNING``.
@@ -208,7 +208,8 @@ class CollectiveQueue:
                 RuntimeWarning,
                 stacklevel=5,
             )
-        # Rank 0 ends what is not called everywhere; this is for a rank 0 that says nothing at all.
+        # Rank 0 fails requests that not all ranks make; this limit is for a rank 0 that sends
+        # nothing.
         left_s = began + patience_s - time.monotonic()
         if not (request.done.wait(max(0.0, left_s)) or request.decided):
             self.failed(
@@ -216,18 +217,18 @@ class CollectiveQueue:
                 f"rank {self._context.rank}, {request.name}: no word for {patience_s:g} s from "
                 "rank 0, which decides when it is its turn",
             )
-        # What has its turn may take many transfers, each of which ends by the group's timeout.
+        # A request that runs may take many transfers, each bounded by the group's timeout.
         request.done.wait()
 
     def run(self, request: Request) -> Any:
-        """`submit` and `synchronize`."""
+        """Calls `submit` and `synchronize`."""
         return self.synchronize(self.submit(request))
 
     def close(self) -> None:
-        """Ends the thread; what is not done fails at once. A second call does nothing.
+        """Ends the thread; unfinished requests fail at once. A second call does nothing.
 
-        A thread that waits for a rank which does not come cannot be woken (Gloo has no means to
-        abort); it is left to the group's timeout, and nobody waits for it, not even at exit.
+        A thread that waits for an absent rank cannot be woken (Gloo cannot abort); it ends by the
+        group's timeout, and nothing waits for it, not even exit.
         """
         with self._lock:
             shut_down = HorovodInternalError(
@@ -244,27 +245,27 @@ class CollectiveQueue:
             for request in self._requests.values():
                 self._end(request, shut_down)
 
-    # ---- what rank 0 says; none of these waits ----
+    # ---- messages of rank 0; none of these methods waits ----
 
     def decided(self, key: str, verdict: str, absent: list[int]) -> None:
-        """It is the turn of the request."""
+        """Schedules the request to run."""
         with self._lock:
-            self._start_thread()  # a rank that has joined may have made no request itself
+            self._start_thread()  # a joined rank may have made no request itself
             if (request := self._in_flight.get(key)) is not None:
                 request.decided = True
         self._decisions.put(Decision(key, verdict, absent))
 
     def late(self, key: str, lacking: list[int]) -> None:
-        """Some ranks have not made the request for long."""
+        """Records the ranks that have not made the request for long."""
         with self._lock:
             request = self._in_flight.get(key)
         if request is not None:
             request.lacking = lacking
 
     def failed(self, kind: str, text: str) -> None:
-        """Ends the requests that wait for other ranks; there will be no others.
+        """Fails the requests that wait for other ranks; later ones fail too.
 
-        Those whose turn it was have what they need of the others, or fail by themselves.
+        Requests that were scheduled have all they need of the other ranks, or fail by themselves.
         """
         with self._lock:
             if self._failure is None:
@@ -276,7 +277,7 @@ class CollectiveQueue:
     # ---- the thread ----
 
     def _end(self, request: Request, error: HorovodInternalError | None) -> None:
-        """Marks a request as done or failed, once; the lock is held."""
+        """Marks a request as done or failed, once; the caller holds the lock."""
         if not request.done.is_set():
             request.error = error
             self._in_flight.pop(key_of(request.name), None)
@@ -300,7 +301,7 @@ class CollectiveQueue:
                     if self._broken or (
                         request is None and self._context.rank not in decision.absent
                     ):
-                        continue  # it has ended with an error
+                        continue  # it has failed already
                 failure: HorovodInternalError | None = None
                 try:
                     self._runner.run(decision, request)

@@ -1,4 +1,4 @@
-"""``join()``: a rank that has no more data waits for the others, and takes part with zeros."""
+"""``join()``: a rank without more data waits for the other ranks, and takes part with zeros."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ __all__ = ["join"]
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data, and waits until all ranks have said so.
+    """Declares that this rank has no more data, and waits until all ranks have done so.
 
-    Until then this rank takes part in what the others do: with zeros in allreduce, reducescatter
-    and the gradients of ``DistributedOptimizer``, without rows in allgather. Averages still divide
-    by the number of all ranks. Whatever else the others call raises there, `broadcast` for
-    example. The parameters of this rank stay as they are; the returned rank has the latest, so
-    training usually goes on with ``broadcast_parameters(..., root_rank=join())``.
+    Until then this rank takes part in the other ranks' work: with zeros in allreduce,
+    reducescatter and the gradients of ``DistributedOptimizer``, without rows in allgather.
+    Averages still divide by the number of all ranks. Any other collective, such as `broadcast`,
+    raises on the ranks that call it. The parameters of this rank stay as they are; the returned
+    rank has the latest, so training usually continues with ``broadcast_parameters(...,
+    root_rank=join())``.
 
     Args:
-        device: the CUDA device for zeros; -1: the current one, and only where the others' tensors
-            are in CUDA memory.
+        device: the CUDA device for zeros; -1: the current one, used only where the other ranks'
+            tensors are in CUDA memory.
 
     Returns:
         The rank that joined last, the same on all ranks.
@@ -39,16 +40,16 @@ def join(device: int = -1) -> int:
     Raises:
         NotInitialized: before ``init()``.
         HorovodInternalError: another rank died, shut down, or failed.
-        TransferTimeout: nothing was heard of the others for ``HVD_ORDER_TIMEOUT``.
+        TransferTimeout: no message arrived from the other ranks for ``HVD_ORDER_TIMEOUT``.
 
     Warns:
-        RuntimeWarning: nothing was heard of them for ``HVD_ORDER_STALL_WARNING``.
+        RuntimeWarning: no message arrived from them for ``HVD_ORDER_STALL_WARNING``.
     """
     context = process.current()
     ranks = negotiation()
     if ranks is None:
         return context.rank
-    gc.collect()  # which exchanges there are must not depend on when each rank last did this
+    gc.collect()  # the set of live exchanges must not depend on each rank's garbage collector
     for exchange in ranks.steps.exchanges():
         exchange.prepare_to_join()
     queues = all_queues()
@@ -79,7 +80,7 @@ def join(device: int = -1) -> int:
 
 
 def _next(ranks: Negotiation, context: process.ProcessContext) -> Message:
-    """What this rank is told next, or the failure if that is silence."""
+    """Returns the next message to this rank; raises after too long a silence."""
     timeout_s = context.config.timeout.total_seconds()
     warning_s = context.config.stall_warning.total_seconds()
     began = time.monotonic()
@@ -109,12 +110,15 @@ def _next(ranks: Negotiation, context: process.ProcessContext) -> Message:
 def _stand_in(
     ranks: Negotiation, early: dict[tuple[str, int], str], key: str, number: int, event: str
 ) -> None:
-    """Does what another rank has done, unless it is done already.
+    """Repeats what another rank has done, unless this rank has done it already.
 
     Args:
-        early: events whose predecessors have not come. A rank that reports already may report one
-            before it hears of this rank's join, and then sends what this rank lacks.
-        key, number: of the event, see `StepLog`.
+        ranks: messages between the ranks.
+        early: events whose predecessors have not arrived. A rank that already reports events may
+            report one before it learns of this rank's join, and then sends the events that this
+            rank lacks.
+        key, number: identify the event, see `StepLog`.
+        event: the event.
     """
     log = ranks.steps.get(key)
     if log is not None and number < log.count:

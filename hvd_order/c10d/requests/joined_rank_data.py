@@ -1,8 +1,9 @@
-"""What a rank that waits in ``join()`` sends in the place of its tensors: zeros, or no rows.
+"""Data that a joined rank sends in place of its tensors: zeros, or no rows.
 
 As in Horovod, an average still divides by the number of all ranks, and Min, Max and Product see
 zeros. Horovod refuses everything but allreduce while a rank has joined; here gathered tensors just
-have no rows of it. These functions are pickled, so they stand at the top of their modules.
+have no rows from that rank. These functions are pickled, so they are at the top level of their
+modules.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__: list[str] = []
 
 
 def for_allreduce(buffers: Sequence[torch.Tensor], op: ReduceOp) -> Exchange:
-    """A stand-in where the tensors of each dtype travel as one."""
+    """Returns the stand-in for an allreduce, in which the tensors of each dtype travel as one."""
     device = buffers[0].device.type
     if op is Adasum:
         by_dtype: dict[torch.dtype, list[int]] = {}
@@ -35,13 +36,13 @@ def for_allreduce(buffers: Sequence[torch.Tensor], op: ReduceOp) -> Exchange:
 
 
 def for_allgather(tensors: Sequence[torch.Tensor]) -> Exchange:
-    """A stand-in where rows are gathered, tensor by tensor."""
+    """Returns the stand-in for an allgather, in which rows are gathered tensor by tensor."""
     kinds = [(rows.dtype, tuple(rows.shape[1:])) for rows in tensors]
     return partial(_gather_nothing, kinds, tensors[0].device.type)
 
 
 def for_barrier(group: dist.ProcessGroup | None) -> None:
-    """A rank that has joined has come to every barrier."""
+    """Stands in at a barrier: a joined rank has reached every barrier."""
 
 
 def _reduce_zeros(

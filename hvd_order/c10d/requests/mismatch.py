@@ -1,4 +1,4 @@
-"""Says in what the ranks disagree, from what each of them was about to do. Pure."""
+"""Explains how ranks disagree, from each rank's description of its next operation. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["explain_mismatch", "name_ranks", "ranks_have"]
 def explain_mismatch(
     lines_of_rank: Sequence[Sequence[str]], ranks: Sequence[int] | None = None
 ) -> str:
-    """The first difference between the ranks, with the ranks on each side.
+    """Returns the first difference between the ranks, with the ranks on each side.
 
     Args:
-        lines_of_rank: for each rank its description, one line an item, most general first.
-        ranks: how the ranks are called; 0, 1, ... if None.
+        lines_of_rank: each rank's description, one line for each item, most general first.
+        ranks: names of the ranks; 0, 1, ... if None.
 
     Returns:
         One message, the same on every rank: ``"ranks disagree: rank 0: allreduce 'x' float32 [2];
-        rank 1: allreduce 'x' float32 [3]"``.
+            rank 1: allreduce 'x' float32 [3]"``.
     """
     names = range(len(lines_of_rank)) if ranks is None else ranks
     longest = max(len(lines) for lines in lines_of_rank)
@@ -41,5 +41,5 @@ def explain_mismatch(
 
 
 def ranks_have(ranks: Sequence[int]) -> str:
-    """Such as "rank 3 has" or "ranks 0, 2 have"."""
+    """Returns text such as "rank 3 has" or "ranks 0, 2 have"."""
     return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'}"

@@ -1,8 +1,9 @@
-"""Which collective runs next: the one that every rank of its process set has asked for. Pure.
+"""Order of collectives: the next one is the one that every rank of its process set requested.
+Pure.
 
-Rank 0 keeps this table for all process sets. Ranks report what they ask for, in whatever order;
-what the last rank has reported runs on all of them, in the order in which they became complete
-(Horovod's coordinator works so). A rank that has joined counts as having asked for everything.
+Rank 0 keeps this table for all process sets. Ranks report their requests in any order. A request
+runs on all ranks after the last rank has reported it; requests run in the order in which they
+became complete (as in Horovod's coordinator). A joined rank counts as having made every request.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _UNNAMED = re.compile(r"\w+\.(noname\..+)")
 
 
 def key_of(name: str) -> str:
-    """What requests are matched by: their name; those without, by how many came before.
+    """Returns the key that requests are matched by: the name, or the count for unnamed requests.
 
-    So an unnamed allreduce meets an unnamed allgather of another rank, and both are told, instead
-    of waiting for each other.
+    So an unnamed allreduce matches an unnamed allgather of another rank, and both ranks get an
+    error instead of waiting for each other.
     """
     unnamed = _UNNAMED.fullmatch(name)
     return unnamed[1] if unnamed else name
@@ -36,11 +37,11 @@ class _Asked:
     """A request that not all ranks have made yet.
 
     Attributes:
-        name: as the first rank calls it.
-        since: when that was, in seconds.
-        digests: of what each rank means by it.
-        replaceable: zeros can stand in for a rank that has joined.
-        warned: the ranks know whom they wait for.
+        name: name given by the first rank.
+        since: time of the first request, in seconds.
+        digests: hash of each rank's description.
+        replaceable: zeros can stand in for a joined rank.
+        warned: the ranks know which ranks are missing.
     """
 
     name: str
@@ -51,13 +52,13 @@ class _Asked:
 
 
 class NameOrder:
-    """The table. Events in, messages out; no thread, no clock, no transport.
+    """The table: takes events and returns messages, without thread, clock or transport.
 
-    What is returned goes out in its order, and before that of any later event.
+    Returned messages are sent in their order, and before those of any later event.
     """
 
     def __init__(self, size: int, timeout_s: float, warning_s: float) -> None:
-        """``timeout_s``, ``warning_s``: how long a request may lack a rank."""
+        """Creates the table; ``timeout_s``, ``warning_s``: how long a request may lack a rank."""
         self._size = size
         self._timeout_s = timeout_s
         self._warning_s = warning_s
@@ -66,18 +67,18 @@ class NameOrder:
         self._failed: dict[int, Message] = {}
         self._gone: dict[int, tuple[str, str]] = {}  # (kind of error, text), by rank
         self._joined: list[int] = []
-        self._steps: list[Message] = []  # the last ones of the ranks that have joined
+        self._steps: list[Message] = []  # the latest steps of the joined ranks
         self._unnamed: dict[str, int] = {}
 
     # ---- process sets ----
 
     def add_set(self, number: int, ranks: Sequence[int]) -> Outgoing:
-        """A process set is there; its other members may have asked for something already."""
+        """Adds a process set; its other members may have made requests already."""
         self._ranks[number] = ranks
         return self._look_again([number])
 
     def remove_set(self, number: int) -> None:
-        """A process set is given up."""
+        """Removes a process set."""
         self._ranks.pop(number, None)
         self._asked.pop(number, None)
         self._failed.pop(number, None)
@@ -87,7 +88,7 @@ class NameOrder:
     def requested(
         self, rank: int, number: int, name: str, digest: str, replaceable: bool, now: float
     ) -> Outgoing:
-        """``rank`` asks for the collective ``name`` of a process set."""
+        """Handles the request of ``rank`` for the collective ``name`` of a process set."""
         if number in self._failed:
             return [(rank, self._failed[number])]
         key = key_of(name)
@@ -124,12 +125,12 @@ class NameOrder:
     # ---- failures ----
 
     def gone(self, rank: int, kind: str, text: str) -> Outgoing:
-        """``rank`` takes part in nothing any more; what needs it fails with this error."""
+        """Records that ``rank`` has left; requests that need it fail with this error."""
         self._gone.setdefault(rank, (kind, text))
         return self._fail(0, kind, text) if self._joined else self._look_again(self._asked)
 
     def overdue(self, now: float) -> Outgoing:
-        """What has to be said because time has passed."""
+        """Returns the messages that are due because of elapsed time."""
         out: Outgoing = []
         for number, requests in list(self._asked.items()):
             for key, asked in list(requests.items()):
@@ -150,7 +151,7 @@ class NameOrder:
         return out
 
     def deadline(self) -> float:
-        """When `overdue` will have something to say, as things are; infinity: it will not."""
+        """Returns the time at which `overdue` will next have messages; infinity: none so far."""
         return min(
             (
                 asked.since + self._timeout_s if asked.warned else self.deadline_of_new(asked.since)
