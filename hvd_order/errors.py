@@ -46,8 +46,7 @@ class InvalidUsage(HvdOrderError, ValueError):
 
 
 class NotTrusted(InvalidUsage):
-    """Another process did not prove that it has the secret of this job, or refused this process.
-    """
+    """Another process did not prove that it has the job's secret, or refused this process."""
 
 
 class HorovodInternalError(HvdOrderError):

@@ -1,7 +1,8 @@
-"""The elastic agent that started this process, and files that live as long as it does.
+"""The elastic agent that started this process, and files that exist while the agent runs.
 
-torch's elastic agent (torchrun, ``hvd-order run``) is one process a host; it starts the workers and
-starts them again after a failure. What must outlive a worker is kept under the agent's name.
+torch's elastic agent (torchrun, ``hvd-order run``) is one process for each host; it starts the
+workers, and restarts them after a failure. Files that must outlive a worker are kept under the
+agent's name.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from pathlib import Path
 
 __all__ = ["agent_folders", "agent_of_this_process", "restarts_workers", "sweep"]
 
-_RUN_ID = "TORCHELASTIC_RUN_ID"  # in the environment of workers, not in that of their agent
+_RUN_ID = "TORCHELASTIC_RUN_ID"  # in the workers' environment, not in their agent's
 _MEMORY = Path("/dev/shm")
 
 
 def restarts_workers(environ: Mapping[str, str]) -> bool:
-    """Whether an elastic agent started this process."""
+    """Returns whether an elastic agent started this process."""
     return _RUN_ID in environ
 
 
 def agent_of_this_process() -> int:
-    """The agent's process id: the first ancestor that is no worker itself.
+    """Returns the agent's process id: the first ancestor that is not a worker itself.
 
-    There may be a shell script in between, which is another process after every restart.
+    A shell script may run between the two; it is another process after every restart.
     """
     pid = os.getppid()
     while _is_worker(pid):
@@ -39,9 +40,9 @@ def agent_of_this_process() -> int:
 
 
 def agent_folders(agent: int) -> list[Path]:
-    """Where the workers of an agent keep files, best first: in memory, else on disk.
+    """Returns the folders for files of an agent's workers, best first: in memory, else on disk.
 
-    The name has the process id and its start time, since ids are used again.
+    The name has the process id and its start time, since ids are reused.
     """
     name = f"{_prefix()}_{agent}_{_stat_field(agent, 22) or 0}"
     return [root / name for root in _roots()]
@@ -79,7 +80,7 @@ def _is_worker(pid: int) -> bool:
 
 
 def _stat_field(pid: int, number: int) -> int | None:
-    """A field of proc(5)'s stat file, counted from 1 as there; None: no such process."""
+    """Returns a field of proc(5)'s stat file, counted from 1 as there; None: no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

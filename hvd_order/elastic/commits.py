@@ -1,10 +1,10 @@
-"""Where committed state survives the process that made it: one file a host, the newest commit.
+"""Storage of committed state outside the process: one file for each host, with the newest commit.
 
-A commit is written beside the old one and takes its place in one move, so whenever a process is
-killed there is a whole commit. The first line has its number, the last one proves that it is whole.
-
-To read a commit is to unpickle it, which runs what it says. So only files are read that this user
-has written and nobody else could have: their owner and mode are looked at once they are open.
+A new commit is written beside the old one and replaces it in one move, so a complete commit exists
+whenever a process is killed. The first line has the commit's number, and the last line proves that
+the file is complete. Reading a commit unpickles it, which runs code from the file. So only files
+that no other user could have written are read: owner and mode are checked after the file was
+opened.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log = logging.getLogger("hvd_order")
 
 @dataclass(frozen=True)
 class Commit:
-    """A whole commit in a file; numbers count up from 1."""
+    """A complete commit in a file; numbers count up from 1."""
 
     number: int
     path: Path
@@ -45,7 +45,7 @@ class CommitFolder:
     """The commits of one job on this host.
 
     Args:
-        folders: where to write, best first; the next one is used where there is no room.
+        folders: folders to write to, best first; the next one is used when one is full.
         durable: survive a crash of the machine as well, not only of processes.
     """
 
@@ -56,10 +56,11 @@ class CommitFolder:
 
     @classmethod
     def of_this_process(cls, directory: str | None) -> CommitFolder | None:
-        """The user's `directory`, else memory of this host that lives as long as the agent.
+        """Uses the user's `directory`, else memory of this host that exists while the agent runs.
 
         Returns:
-            None where commits would serve nobody: no directory, and no agent to start us again.
+            None where commits would be useless: no directory, and no agent to restart this
+                process.
         """
         if directory is not None:
             return cls([Path(directory)], durable=True)
@@ -71,11 +72,11 @@ class CommitFolder:
         """Replaces this host's commit.
 
         Args:
-            number: its number.
+            number: number of the commit.
             dump: writes the content.
 
         Raises:
-            CommitLost: there is no room for it.
+            CommitLost: there is no room for the commit.
         """
         if not self._swept:
             sweep()
@@ -97,9 +98,10 @@ class CommitFolder:
                 return
 
     def newest(self) -> Commit | None:
-        """The newest whole commit that this host can see; in a shared directory, of any host.
+        """Returns the newest complete commit visible to this host; in a shared directory, of any
+        host.
 
-        Files that somebody else could have written are left alone; a warning names them.
+        Skips files that another user could have written; a warning names them.
         """
         found = [
             Commit(number, path)
@@ -111,16 +113,16 @@ class CommitFolder:
         return max(found, key=lambda commit: commit.number, default=None)
 
     def read(self, commit: Commit, load: Callable[[IO[bytes]], T]) -> T:
-        """What `load` makes of a commit's content.
+        """Returns the result of `load` on a commit's content.
 
         Raises:
-            CommitLost: it cannot be read, or somebody else could have written it.
+            CommitLost: the commit cannot be read, or another user could have written it.
         """
         try:
             with _open_own(commit.path) as file:
                 file.readline()
                 return load(file)
-        except Exception as error:  # whatever unpickling the user's objects raises
+        except Exception as error:  # unpickling the user's objects may raise anything
             raise CommitLost(
                 f"commit {commit.number} in {commit.path} on {socket.gethostname()} cannot be "
                 f"read: {type(error).__name__}: {error}"
@@ -153,20 +155,20 @@ class CommitFolder:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether only this user can put files there; a commit is unpickled, which runs code."""
+    """Returns whether only this user can put files there; unpickling a commit runs code."""
     info = folder.lstat()
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
 
 
 class _UntrustedError(Exception):
-    """Others could have written a file."""
+    """Another user could have written a file."""
 
 
 def _open_own(path: Path) -> IO[bytes]:
-    """Opens a file that nobody but this user, or root, can have written.
+    """Opens a file that only this user, or root, can have written.
 
     Raises:
-        _UntrustedError: others can.
+        _UntrustedError: another user could have written it.
         OSError: it cannot be opened.
     """
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
@@ -182,7 +184,7 @@ def _open_own(path: Path) -> IO[bytes]:
 
 
 def _number_of(path: Path) -> int | None:
-    """The number of the commit in a file; None where it is not a whole one, or not ours."""
+    """Returns the number of the commit in a file; None if it is incomplete, or not trusted."""
     try:
         with _open_own(path) as file:
             first = file.readline(64)
@@ -202,7 +204,7 @@ def _number_of(path: Path) -> int | None:
 
 
 class _Noting:
-    """A file that remembers why it could not be written to: torch's zip writer hides it."""
+    """A file that keeps the error of a failed write: torch's zip writer hides it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -227,7 +229,7 @@ class _Noting:
 
 
 def _dump(dump: Callable[[IO[bytes]], None], file: IO[bytes]) -> None:
-    """Calls `dump`; of a write that failed its OSError is raised, whatever `dump` makes of it."""
+    """Calls `dump`; raises the OSError of a failed write even if `dump` hides it."""
     noting = _Noting(file)
     try:
         dump(cast("IO[bytes]", noting))

@@ -1,10 +1,10 @@
-"""The loop around elastic training: what happens when the job breaks or is about to change.
+"""The loop around elastic training: handles a broken job, and one that is about to change.
 
-Under an elastic agent a worker never joins a new job itself: the agent starts all of them again,
-and they find the last commit. So here a worker whose job broke waits a moment for its agent's
-SIGTERM, which it gets when a neighbour died, and otherwise ends with the error, which the agent
-answers in the same way. An agent that only wants to change the job sends SIGTERM to workers in the
-middle of a step; they finish it, agree at the next commit and end there, so that nothing is lost.
+Under an elastic agent a worker never joins a new job itself: the agent restarts all workers, and
+they find the last commit. So a worker whose job broke waits a moment for its agent's SIGTERM,
+which it gets when a neighbour died. Otherwise it ends with the error, to which the agent responds
+in the same way. An agent that only wants to change the job sends SIGTERM to workers in the middle
+of a step; they finish the step, agree at the next commit and end there, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt
 
 __all__ = ["rejoin", "run_fn"]
 
-_BROKEN_WAIT_S = 5.0  # for the agent's signal; torch's agents look at each other every second
+_BROKEN_WAIT_S = 5.0  # for the agent's signal; torch's agents check each other every second
 _CHANGE_WAIT_S = 60.0
-_BOTH = 3  # Horovod's HostUpdateResult: which of both the agent does not say
+_BOTH = 3  # Horovod's HostUpdateResult; the agent does not send which
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """`func`, called again whenever the job has formed anew.
+    """Wraps `func` so that it is called again each time the job has formed anew.
 
     Args:
-        func: takes a `State` first; trains from wherever the state is.
-        reset: leaves the job and joins it again, where no agent starts this process again.
+        func: takes a `State` first; trains from the position that the state records.
+        reset: leaves the job and joins it again, where no agent restarts this process.
 
     Returns:
         A function with the arguments of `func`. It raises what `func` raises, except for
-        HorovodInternalError and HostsUpdatedInterrupt where the job can go on.
+        HorovodInternalError and HostsUpdatedInterrupt where the job can continue.
     """
 
     @functools.wraps(func)
@@ -74,7 +74,7 @@ def rejoin(size: int, shutdown: Callable[[], None], init: Callable[[], None]) ->
     """Joins the job again, in this process; for jobs without an elastic agent.
 
     Raises:
-        HorovodInternalError: there are other ranks, which nothing starts again.
+        HorovodInternalError: the job has other ranks, which nothing restarts.
     """
     if size > 1:
         raise HorovodInternalError(
@@ -86,7 +86,7 @@ def rejoin(size: int, shutdown: Callable[[], None], init: Callable[[], None]) ->
 
 
 def _start(state: State) -> None:
-    """Gives all ranks the same state: the last commit's, or rank 0's where there is none."""
+    """Gives all ranks the same state: the last commit's, or rank 0's if there is none."""
     number = state.recover()
     if number:
         if state._rank() == 0:
@@ -96,7 +96,7 @@ def _start(state: State) -> None:
 
 
 def _nothing() -> None:
-    """Ranks only left, so nobody needs a state."""
+    """Replaces `sync` when ranks only left: no rank needs a state."""
 
 
 def _tell(text: str) -> None:
@@ -105,9 +105,9 @@ def _tell(text: str) -> None:
 
 
 class _AgentSignal:
-    """Turns the agent's SIGTERM into a message to the state, while training runs.
+    """Passes the agent's SIGTERM to the state as a message, while training runs.
 
-    Left alone where there is no agent, or where the program has a handler of its own.
+    Does nothing where there is no agent, or where the program has a handler of its own.
 
     Attributes:
         present: whether an elastic agent started this process.
@@ -117,7 +117,7 @@ class _AgentSignal:
         self.present = restarts_workers(os.environ)
         self._state = state
         self._told = False
-        self._waiting = False  # for the signal, with nothing else left to do
+        self._waiting = False  # for the signal, with no other work left
         self._installed = False
 
     def __enter__(self) -> _AgentSignal:
@@ -138,12 +138,12 @@ class _AgentSignal:
     ) -> None:
         if not self._installed:
             return
-        if self._told:  # too late to agree on anything: the agent is waiting
+        if self._told:  # too late for an agreement: the agent is waiting
             self._end()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end_when_told(self, seconds: float) -> None:
-        """Ends this process once the agent has asked for it; returns if it does not in time."""
+        """Ends this process after the agent's signal; returns if it does not arrive in time."""
         self._waiting = True
         if self._told:
             self._end()
@@ -151,13 +151,13 @@ class _AgentSignal:
         self._waiting = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._told or self._waiting:  # whoever says it twice means it
+        if self._told or self._waiting:  # a repeated signal must end the process
             self._end()
         self._told = True
         self._state.on_hosts_updated(time.time(), _BOTH)
 
     def _end(self) -> NoReturn:
-        """Ends as the signal would have ended it, with what was printed."""
+        """Ends the process as the signal would have, after flushing its output."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

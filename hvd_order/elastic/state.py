@@ -1,8 +1,8 @@
-"""What an elastic job must not lose, and how all ranks come to have the same of it.
+"""The state that an elastic job must not lose, and how all ranks get the same one.
 
-Classes and methods are those of Horovod 0.28.1 (horovod/common/elastic.py). There a state survives
-in the memory of the workers that are left. Here all workers are started again, so `commit` also
-keeps it outside of the process (commits.py), and `recover` brings it back.
+Classes and methods are those of Horovod 0.28.1 (horovod/common/elastic.py). In Horovod a state
+survives in the memory of the remaining workers. Here all workers are restarted, so `commit` also
+stores the state outside the process (commits.py), and `recover` restores it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _REMOVED = 1  # Horovod's HostUpdateResult: 1 removed, 2 added, 3 both
 
 
 class State:
-    """Base of all states: knows when to save, not what.
+    """Base class of all states: handles when to save; subclasses define what.
 
     Args:
         bcast_object: ``broadcast_object(obj, root_rank=0)`` of the framework.
-        get_rank: this process's rank.
-        allgather_object: of the framework; without it, only rank 0 can bring a commit back and
-            notice that the job is about to change.
+        get_rank: returns this process's rank.
+        allgather_object: of the framework; without it, only rank 0 can restore a commit and notice
+            that the job is about to change.
     """
 
     def __init__(
@@ -42,31 +42,31 @@ class State:
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._allgather_object = allgather_object
-        # A deque, not a queue: a signal handler appends to it, and must not meet a lock.
+        # A deque, not a queue: a signal handler appends to it, and must not wait for a lock.
         self._host_messages: deque[tuple[float, int]] = deque()
         self._last_updated_timestamp = 0.0
         self._reset_callbacks: list[Callable[[], None]] = []
         self._commits = CommitFolder.of_this_process(Config.from_environment().elastic_dir)
         self._commit_number = 0
 
-    # ---- what Horovod's State has ----
+    # ---- methods of Horovod's State ----
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
-        """Has functions called when the job has formed anew, before `sync`.
+        """Registers functions to call when the job has formed anew, before `sync`.
 
-        For what follows from the number of workers, for example the learning rate.
+        Use them for values that depend on the number of workers, for example the learning rate.
         """
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called when the job has formed anew."""
+        """Resets the state and runs the callbacks; called when the job has formed anew."""
         self._host_messages.clear()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Called, from any thread or a signal handler, when the job is about to change.
+        """Records that the job is about to change; called from any thread or a signal handler.
 
         Args:
             timestamp: seconds since the epoch; messages older than the last one are ignored.
@@ -75,10 +75,10 @@ class State:
         self._host_messages.append((timestamp, update_res))
 
     def commit(self) -> None:
-        """Keeps the state as it is now: whatever dies, training goes on from here.
+        """Stores the current state: after any failure, training continues from here.
 
-        All ranks must call it, in the same place. It copies the state, and one rank a host writes
-        it to memory outside of the process, so do it every few dozen steps, not every step.
+        All ranks must call it, in the same place. It copies the state, and one rank of each host
+        writes it to memory outside the process, so call it every few dozen steps, not every step.
 
         Raises:
             HostsUpdatedInterrupt: the job is about to change; `run` handles it.
@@ -89,12 +89,13 @@ class State:
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Raises HostsUpdatedInterrupt, on all ranks alike, if one has heard of a change.
+        """Raises HostsUpdatedInterrupt on all ranks if one of them was notified of a change.
 
-        Cheaper than `commit`; all ranks must call it, in the same place, where the state is whole.
+        Cheaper than `commit`; all ranks must call it, in the same place, where the state is
+        complete.
         """
         if not restarts_workers(os.environ):
-            return  # nobody could tell
+            return  # no agent could have sent a message
         previous = newest = self._last_updated_timestamp
         update = 0
         while self._host_messages:
@@ -114,7 +115,7 @@ class State:
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Undoes what happened since the last `save`."""
+        """Reverts the state to the last `save`."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -124,26 +125,27 @@ class State:
     def reset(self) -> None:
         """Adapts to another number of ranks, before `sync`."""
 
-    # ---- outliving the process ----
+    # ---- storage outside the process ----
 
     def saved(self) -> Any:
-        """What `save` copied, for `dump`."""
+        """Returns the copy that `save` made, for `dump`."""
         raise NotImplementedError
 
     def set_saved(self, saved: Any) -> None:
-        """The inverse of `saved`; `restore` then puts it to use."""
+        """Inverse of `saved`; a later `restore` applies the copy."""
         raise NotImplementedError
 
     def dump(self, saved: Any, file: IO[bytes]) -> None:
-        """Writes what `saved` gave."""
+        """Writes the result of `saved`."""
         pickle.dump(saved, file, protocol=pickle.HIGHEST_PROTOCOL)
 
     def load(self, file: IO[bytes]) -> Any:
-        """The inverse of `dump`."""
+        """Inverse of `dump`."""
         return pickle.load(file)
 
     def keep(self) -> None:
-        """Stores what `save` copied outside of this process; one rank a host does it for all."""
+        """Stores the copy of `save` outside this process; one rank of each host does so for all.
+        """
         self._commit_number += 1
         if self._commits is None:
             return
@@ -151,7 +153,7 @@ class State:
             self._commits.write(self._commit_number, lambda file: self.dump(self.saved(), file))
 
     def recover(self) -> int:
-        """Brings back the newest commit that any rank can find; `sync` gives it to the others.
+        """Restores the newest commit that any rank can find; `sync` sends it to the other ranks.
 
         All ranks must call it.
 
@@ -170,7 +172,7 @@ class State:
         saved, error = None, ""
         if self._rank() == root and own is not None:
             saved, error = self._read(own)
-        # sync() is about to send rank 0's state to all, so nothing but the outcome travels now.
+        # sync() is about to send rank 0's state to all ranks, so only the outcome is sent now.
         message = (None if root == 0 else saved, error)
         message = self._bcast_object(message, root_rank=root)
         if message[1]:
@@ -191,7 +193,7 @@ class State:
             return None, str(error)
 
     def _from_all(self, value: Any) -> list[Any]:
-        """Every rank's value, or rank 0's alone where ranks cannot be asked."""
+        """Returns every rank's value, or only rank 0's without an allgather function."""
         if self._allgather_object is not None:
             return self._allgather_object(value)
         return [self._bcast_object(value)]

@@ -206,7 +206,7 @@ class ProcessContext:
             raise first_error
 
 
-_GREETING_S = 2.0  # torch bounds the connection by the timeout, but waits for a reply without limit
+_GREETING_S = 2.0  # torch limits the connection attempt, but not the wait for a reply
 
 _lock = threading.Lock()  # guards the two names below; init() holds it while it waits for ranks
 _context: ProcessContext | None = None

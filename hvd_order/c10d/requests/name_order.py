@@ -162,11 +162,11 @@ class NameOrder:
         )
 
     def deadline_of_new(self, now: float) -> float:
-        """The same for a request that comes now."""
+        """Returns the deadline of a request made now."""
         return now + min(self._warning_s, self._timeout_s)
 
     def _lacking(self, number: int, asked: _Asked) -> list[int]:
-        ranks = self._ranks.get(number, [0])  # rank 0 alone may not know a set yet
+        ranks = self._ranks.get(number, [0])  # rank 0 alone may not have a set yet
         return [rank for rank in ranks if rank not in asked.digests and rank not in self._joined]
 
     def _fail(self, number: int, kind: str, text: str) -> Outgoing:
@@ -181,14 +181,15 @@ class NameOrder:
     def join(
         self, rank: int, counts: dict[str, int], steps: list[Message], unnamed: dict[str, int]
     ) -> Outgoing:
-        """``rank`` has joined.
+        """Records that ``rank`` has joined.
 
         Args:
-            counts: of the steps of each exchange that the rank knows of (step_log.py).
-            steps: the last ones of its own; who joined before may not know all of them.
-            unnamed: how many requests without a name it has made, by process set.
+            rank: the rank.
+            counts: number of steps of each exchange that the rank has observed (step_log.py).
+            steps: its own latest steps; ranks that joined earlier may lack some of them.
+            unnamed: number of unnamed requests that it has made, by process set.
         """
-        if self._gone:  # then not all can join
+        if self._gone:  # then not all ranks can join
             return self._fail(0, *next(iter(self._gone.values())))
         earlier = list(self._joined)
         self._joined.append(rank)
@@ -207,5 +208,5 @@ class NameOrder:
         return out
 
     def step(self, step: Message) -> Outgoing:
-        """A rank that trains tells those that have joined what it does."""
+        """Forwards a step of a training rank to the joined ranks."""
         return [(rank, step) for rank in self._joined]

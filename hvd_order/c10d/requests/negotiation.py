@@ -1,9 +1,9 @@
-"""This rank's part in agreeing on the next collective, and in ``join()``.
+"""This rank's part in the agreement on the next collective, and in ``join()``.
 
-Every rank tells rank 0 what it asks for; rank 0 keeps the table (name_order.py) and tells all when
-a request is complete. That is one short message each way for a collective (some 0.1 ms on one
-host), sent when the collective is submitted and not when its turn comes, so that the messages of
-many asynchronous requests overlap.
+Every rank sends its requests to rank 0; rank 0 keeps the table (name_order.py) and notifies all
+ranks when a request is complete. That is one short message each way for a collective (some 0.1 ms
+on one host), sent when the collective is submitted and not when its turn comes, so that the
+messages of many asynchronous requests overlap.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ __all__: list[str] = []
 
 
 class Decided(Protocol):
-    """A queue of collectives; none of these waits."""
+    """A queue of collectives; none of its methods waits."""
 
     def decided(self, key: str, verdict: str, absent: list[int]) -> None:
-        """It is the turn of a request: "go", "differ" or "refused" (see name_order.py)."""
+        """Schedules a request: "go", "differ" or "refused" (see name_order.py)."""
 
     def late(self, key: str, lacking: list[int]) -> None:
-        """Some ranks have not asked for it for a while."""
+        """Records the ranks that have not made a request for a while."""
 
     def failed(self, kind: str, text: str) -> None:
-        """Nothing of this queue will run any more."""
+        """Fails the queue: it runs no more requests."""
 
 
 class Negotiation:
     """The messages of one process in a job of several.
 
     Attributes:
-        steps: what its exchanges do.
-        events: what a rank that has joined is told.
-        heard_at: when the last message came, as ``time.monotonic()``.
+        steps: step logs of this process's exchanges.
+        events: messages to this rank while it has joined.
+        heard_at: arrival of the last message, as ``time.monotonic()``.
 
     Thread safety: all methods may be called from any thread.
     """
 
     def __init__(self, context: process.ProcessContext) -> None:
-        """Starts to listen; not collective."""
+        """Starts to receive messages; not collective."""
         self.steps = StepLogs()
         self.events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.heard_at = time.monotonic()
@@ -58,14 +58,15 @@ class Negotiation:
         self._star = MessageStar(context.messages_group, context.rank, context.size)
         self._roll_call = context.roll_call = RollCall(context.rank, context.size, self._star.send)
         self._closed = False
-        # Rank 0 alone: the table, and what guards it and the order in which messages go out.
+        # On rank 0 alone: the table, and the lock for it and for the order in which messages are
+        # sent.
         self._lock = threading.Lock()
         config = context.config
         self._order = NameOrder(
             context.size, config.timeout.total_seconds(), config.stall_warning.total_seconds()
         )
         self._errands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self._watched_until = 0.0  # when the watch looks again by itself
+        self._watched_until = 0.0  # next time at which the watch looks by itself
         self._watch_thread: threading.Thread | None = None
         if context.rank == 0:
             self._watch_thread = threading.Thread(
@@ -74,13 +75,15 @@ class Negotiation:
             self._watch_thread.start()
         self._star.start(self._on_message, self._on_lost)
 
-    # ---- what this rank does ----
+    # ---- requests of this rank ----
 
     def add_set(self, number: int, ranks: Sequence[int], decided: Decided | None) -> None:
-        """A process set is there; rank 0 has to hear of every one.
+        """Adds a process set; rank 0 must learn of every one.
 
         Args:
-            decided: its queue; None on a rank that is no member.
+            number: number of the set.
+            ranks: its members.
+            decided: its queue; None on a rank that is not a member.
         """
         if decided is not None:
             self._queues[number] = decided
@@ -89,28 +92,28 @@ class Negotiation:
                 self._send_all(self._order.add_set(number, ranks))
 
     def remove_set(self, number: int) -> None:
-        """A process set is given up."""
+        """Removes a process set."""
         self._queues.pop(number, None)
         if self._context.rank == 0:
             with self._lock:
                 self._order.remove_set(number)
 
     def tell(self, message: Message) -> None:
-        """Tells rank 0: ["request", ...], ["join", ...] or ["step", ...]."""
+        """Sends rank 0 a message: ["request", ...], ["join", ...] or ["step", ...]."""
         if self._context.rank == 0:
             self._handle(0, message)
         else:
             self._star.send(0, message)
 
     def close(self) -> None:
-        """Tells the others that this rank leaves."""
+        """Notifies the other ranks that this rank leaves."""
         self._closed = True
         self._star.close()
         if self._watch_thread is not None:
             self._errands.put(None)
             self._watch_thread.join()
 
-    # ---- what it is told ----
+    # ---- messages to this rank ----
 
     def _on_message(self, sender: int, message: Message) -> None:
         if message[0] in ("roll", "here"):
@@ -139,7 +142,7 @@ class Negotiation:
             self._take(["failed", number, kind, text])
 
     def _take(self, message: Message) -> None:
-        """A message of rank 0 to this rank."""
+        """Handles a message of rank 0 to this rank."""
         self.heard_at = time.monotonic()
         what, *rest = message
         if what == "go":
@@ -186,20 +189,22 @@ class Negotiation:
             self._send_all(out)
 
     def _send_all(self, out: Outgoing) -> None:
-        """Sends to each rank in order. The lock is held: all ranks receive the same order.
+        """Sends to each rank in order. The caller holds the lock: all ranks receive the same
+        order.
 
-        Rank 0 is last: an error may end its program at once, and the others must know the reason.
+        Rank 0 is last: an error may end its program at once, and the other ranks must get the
+        reason.
         """
         for rank, message in sorted(out, key=lambda each: each[0] == 0):
             if rank != 0:
                 self._star.send(rank, message)
             elif message[0] in ("joined", "all_joined"):
-                self._errands.put(message)  # reporting steps comes back here, and needs the lock
+                self._errands.put(message)  # reporting steps calls back and needs the lock
             else:
                 self._take(message)
 
     def _watch(self) -> None:
-        """Says when requests are late; runs errands that must not be run under the lock."""
+        """Reports late requests; runs errands that must not run under the lock."""
         while True:
             with self._lock:
                 self._watched_until = self._order.deadline()

@@ -1,4 +1,4 @@
-"""The collective queues of this process, one for each process set that it is a member of."""
+"""The collective queues of this process, one for each process set that it belongs to."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = [
     "queue_of",
 ]
 
-_lock = threading.Lock()  # guards those below
+_lock = threading.Lock()  # guards the fields below
 _queues: dict[int, CollectiveQueue] = {}  # by process set
 _queues_context: process.ProcessContext | None = None
 _negotiation: Negotiation | None = None
 
 
 def collective_queue(process_set_id: int = 0) -> CollectiveQueue:
-    """The queue of a process set, 0 being all ranks, in the current ``init()``.
+    """Returns the queue of a process set (0: all ranks) of the current ``init()``.
 
     Raises:
-        NotInitialized: there is none.
-        InvalidUsage: this is a process that was forked from the rank.
+        NotInitialized: before ``init()``.
+        InvalidUsage: this process was forked from the rank.
     """
     global _queues_context, _negotiation
     context = process.current()
@@ -50,13 +50,13 @@ def collective_queue(process_set_id: int = 0) -> CollectiveQueue:
 
 
 def negotiation() -> Negotiation | None:
-    """What the ranks tell each other in the current ``init()``; None in a job of one process."""
+    """Returns the negotiation of the current ``init()``; None in a job of one process."""
     collective_queue()
     return _negotiation
 
 
 def all_queues() -> list[CollectiveQueue]:
-    """Those of the process sets of which this process is a member."""
+    """Returns the queues of the process sets that this process belongs to."""
     collective_queue()
     with _lock:
         return list(_queues.values())
@@ -82,7 +82,7 @@ def open_queue(process_set_id: int, group: dist.ProcessGroup, ranks: Sequence[in
 
 
 def close_queue(process_set_id: int) -> None:
-    """Ends the queue of a process set that is given up; every rank of the job calls it."""
+    """Ends the queue of a process set that is being removed; every rank of the job calls it."""
     with _lock:
         closing = _queues.pop(process_set_id, None)
     if _negotiation is not None:
@@ -92,7 +92,7 @@ def close_queue(process_set_id: int) -> None:
 
 
 def queue_of(handle: int) -> CollectiveQueue:
-    """Where a handle is from; the queue of all ranks if nobody knows it."""
+    """Returns the queue of a handle; the queue of all ranks for an unknown handle."""
     everybody = collective_queue()
     with _lock:
         return next((one for one in _queues.values() if one.knows(handle)), everybody)

@@ -1,4 +1,4 @@
-"""The reductions, on PyTorch's tensors."""
+"""The reduction operations on PyTorch's tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _COMBINE: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     Max: torch.maximum,
     Product: torch.mul,
 }
-# What Gloo and NCCL both reduce; int16 travels as int32.
+# Dtypes that Gloo and NCCL both reduce; int16 travels as int32.
 _REDUCIBLE = {
     torch.float16,
     torch.bfloat16,
@@ -69,7 +69,7 @@ _REDUCIBLE = {
 
 
 def check_dtype(dtype: torch.dtype, op: ReduceOp, scaled: bool) -> None:
-    """Raises InvalidUsage for a dtype that `op` (with a scale factor, if `scaled`) cannot take."""
+    """Raises InvalidUsage for a dtype that `op` does not support, with scaling if `scaled`."""
     if dtype not in _REDUCIBLE:
         raise InvalidUsage(f"allreduce of {dtype} is not supported; convert the tensor first")
     if dtype is torch.bool and (op is Average or scaled):
@@ -93,13 +93,14 @@ def reduce_in_place(
 
     Args:
         tensor: contiguous; its dtype has passed `check_dtype`.
-        op: with Adasum, the group has a power of 2 ranks (`adasum.check_count`).
+        op: the reduction; for Adasum, the group must have a power of 2 ranks
+            (`adasum.check_count`).
         prescale_factor: multiplies every rank's tensor before the reduction.
         postscale_factor: multiplies the result.
-        group: all ranks of it call this together.
+        group: all its ranks call this together.
 
     Raises:
-        RuntimeError: torch.distributed's, when a transfer fails.
+        RuntimeError: torch.distributed's error, when a transfer fails.
     """
     if op is Adasum:
         reduce_by_adasum([tensor], prescale_factor, postscale_factor, group)
@@ -119,7 +120,7 @@ def reduce_by_adasum(
     postscale_factor: float,
     group: dist.ProcessGroup | None,
 ) -> None:
-    """The same with Adasum, of several tensors of one dtype, each for itself."""
+    """Same as `reduce_in_place` with Adasum, for several tensors of one dtype, each by itself."""
     for tensor in tensors:
         _scale(tensor, prescale_factor)
     adasum_in_place(tensors, group)
@@ -130,7 +131,7 @@ def reduce_by_adasum(
 def reduce_pieces(
     pieces: Sequence[torch.Tensor], op: ReduceOp, prescale_factor: float, postscale_factor: float
 ) -> torch.Tensor:
-    """The same reduction of tensors that are all here; changes them."""
+    """Same reduction as `reduce_in_place`, but of local tensors, which it modifies."""
     for piece in pieces:
         _scale(piece, prescale_factor)
     result = pieces[0].clone()
@@ -141,7 +142,8 @@ def reduce_pieces(
 
 
 def _finish(tensor: torch.Tensor, op: ReduceOp, count: int, postscale_factor: float) -> None:
-    """Divides an average by `count` and scales; integers are cut once, after both (as Horovod)."""
+    """Divides an average by `count` and scales; truncates integers once, after both (as Horovod).
+    """
     if op is Average and count > 1:
         if postscale_factor != 1.0 and not tensor.is_floating_point() and not tensor.is_complex():
             postscale_factor /= count

@@ -1,4 +1,4 @@
-"""One collective on its way: what the ranks have to agree on, and how its data move."""
+"""One collective in progress: what the ranks must agree on, and how its data moves."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ class Request:
     """One collective.
 
     Attributes:
-        name: unique among those in flight, for example "allreduce.loss".
-        lines: what all ranks must agree on, one line an item; the first says which operation.
+        name: unique among requests in flight, for example "allreduce.loss".
+        lines: description that all ranks must agree on, one line for each item; the first line
+            names the operation.
         exchange: moves the data; gets the group (None in a job of one process). Runs on the
             queue's thread, on a stream of its own for CUDA.
         finish: makes the result; runs in `CollectiveQueue.synchronize`, on the caller's thread.
-        device: where the data are.
-        stand_in: what a rank that has joined does in place of `exchange`; it is pickled. None: the
-            collective makes no sense without all ranks.
-        lacking: the ranks that have not made this request for long, once rank 0 has said so.
-        decided: rank 0 has said that it is its turn.
-        ready_event, done_event: on CUDA, when the inputs and when the outputs are there.
+        device: device of the data.
+        stand_in: function that a joined rank calls in place of `exchange`; it is pickled. None:
+            the collective makes no sense without all ranks.
+        lacking: ranks that have not made this request for long, as reported by rank 0.
+        decided: rank 0 has scheduled the request.
+        ready_event, done_event: on CUDA, when the inputs and when the outputs are ready.
     """
 
     name: str
@@ -51,12 +52,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Decision:
-    """It is the turn of a request; what rank 0 says about it (name_order.py).
+    """Rank 0's message that schedules a request (name_order.py).
 
     Attributes:
         key: `name_order.key_of` its name.
         verdict: "go", "differ" or "refused".
-        absent: ranks that have joined and have not made the request.
+        absent: joined ranks that have not made the request.
     """
 
     key: str

@@ -1,4 +1,4 @@
-"""What the collectives have in common: checks, buffers and descriptions of tensors."""
+"""Common parts of the collectives: checks, buffers and descriptions of tensors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__: list[str] = []
 
 
 def request_name(queue: CollectiveQueue, kind: str, name: str | None) -> str:
-    """How a request is called on all ranks, ``name`` being the user's."""
+    """Returns the name of a request on all ranks; ``name`` is the user's."""
     return queue.next_name(kind) if name is None else f"{kind}.{name}"
 
 
 def check_tensor(tensor: object) -> None:
-    """Raises InvalidUsage unless this is a dense tensor."""
+    """Raises InvalidUsage unless the argument is a dense tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise InvalidUsage(f"expected a tensor, got {type(tensor).__name__}")
     if tensor.layout is not torch.strided:
@@ -26,16 +26,16 @@ def check_tensor(tensor: object) -> None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without gradient history and without the subclass it may have; same memory."""
+    """Returns the tensor without gradient history and subclass; same memory."""
     detached = tensor.detach()
     return detached if type(detached) is torch.Tensor else detached.as_subclass(torch.Tensor)
 
 
 def writable_buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's own memory where it can be exchanged directly, else a copy.
+    """Returns the tensor's own memory if it can be exchanged directly, else a copy.
 
     Subclasses (parameters among them) are written in `deliver`, through ``copy_`` on the caller's
-    thread, so that whoever watches them sees the write.
+    thread, so that code that intercepts the write observes it.
     """
     if type(tensor) is torch.Tensor and tensor.is_contiguous():
         return tensor.detach()
@@ -43,7 +43,7 @@ def writable_buffer(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def deliver(buffer: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
-    """The result in ``buffer`` as the caller gets it: in ``target``, where there is one."""
+    """Returns the result in ``buffer``, copied into ``target`` if there is one."""
     if target is None:
         return buffer
     if type(target) is not torch.Tensor or target.data_ptr() != buffer.data_ptr():
@@ -53,13 +53,13 @@ def deliver(buffer: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor, flat; so any dtype can travel."""
+    """Returns the flat memory of a contiguous tensor, so that any dtype can be sent."""
     flat = tensor.reshape(-1)
     return (torch.view_as_real(flat) if flat.is_complex() else flat).view(torch.uint8).reshape(-1)
 
 
 def gather_rows(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Rows of all ranks; pads to the longest, since back ends want equal sizes."""
+    """Gathers the rows of all ranks; pads to the longest, since backends require equal sizes."""
     counts = group_collectives.all_gather(torch.tensor([rows.shape[0]]), group)
     row_counts = [int(one) for one in counts]
     row_bytes = rows.shape[1:].numel() * rows.element_size()
@@ -76,10 +76,10 @@ def gather_rows(rows: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """Such as "float32"."""
+    """Returns text such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def describe(tensor: torch.Tensor) -> str:
-    """Such as "float32 [2, 3] on cpu"."""
+    """Returns text such as "float32 [2, 3] on cpu"."""
     return f"{dtype_name(tensor)} {list(tensor.shape)} on {tensor.device.type}"

@@ -1,4 +1,4 @@
-"""Carries out a request whose turn it is, or what stands in for it on a rank that has joined."""
+"""Runs a scheduled request, or its stand-in on a joined rank."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ __all__ = ["RequestRunner", "StillInStep"]
 
 
 class StillInStep(Exception):  # noqa: N818  (says what it tells)
-    """A request fails on all ranks, which know it; later ones are not affected."""
+    """A request fails on all ranks, and all of them have the error; later requests are not
+    affected.
+    """
 
     def __init__(self, error: HorovodInternalError) -> None:
         super().__init__(str(error))
@@ -33,11 +35,12 @@ class RequestRunner:
     """
 
     def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> None:
-        """Moves nothing yet.
+        """Creates the runner; moves no data yet.
 
         Args:
-            ranks: of the job, by place in the group.
-            rank: this one.
+            group: process group of the set.
+            ranks: ranks in the job, by place in the group.
+            rank: this rank.
         """
         self.stand_in_device: int | None = None
         self._group = group
@@ -46,11 +49,11 @@ class RequestRunner:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def run(self, decision: Decision, request: Request | None) -> None:
-        """Runs the exchange of a request, or that of a stand-in where this rank has none.
+        """Runs the exchange of a request, or the stand-in if this rank has no request.
 
         Raises:
-            StillInStep: it cannot run, and no rank has begun.
-            Exception: what the exchange raises; the ranks may be out of step.
+            StillInStep: the request cannot run, and no rank has begun.
+            Exception: the exchange's error; the ranks may be out of step.
         """
         if decision.verdict == "differ":
             lines = [] if request is None else request.lines
@@ -82,14 +85,16 @@ class RequestRunner:
             request.done_event.record(stream)
 
     def _tell_stand_in(self, request: Request | None, absent: list[int]) -> Exchange:
-        """What the absent ranks do; the first of the others tells them."""
+        """Returns the function that absent ranks run; the first present rank sends it."""
         root = next(place for place, rank in enumerate(self._ranks) if rank not in absent)
         mine = None if request is None else request.stand_in
         stand_in: Exchange = group_collectives.share_object(mine, root, self._group)
         return stand_in
 
     def _difference(self, lines: Sequence[str]) -> ModelMismatch:
-        """The error that all ranks raise, who have different lines; none: this rank has joined."""
+        """Returns the error that all ranks raise when lines differ; no lines: this rank has
+        joined.
+        """
         everyone = group_collectives.gather_objects(list(lines), self._group)
         there = [(rank, own) for rank, own in zip(self._ranks, everyone, strict=True) if own]
         return ModelMismatch(

@@ -1,8 +1,8 @@
-"""What the exchanges of this process did lately, so that a rank that has joined can do the same.
+"""Recent events of this process's exchanges, which a joined rank repeats.
 
 An exchange moves gradients only if every rank takes part. While a rank waits in ``join()``, the
-others therefore tell it each of their *step events*, and it does what they do, with zeros. In a job
-where nobody has joined, an event costs one entry in a list.
+other ranks therefore send it each of their *step events*, and it repeats them with zeros. While no
+rank has joined, an event costs one entry in a list.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hvd_order.errors import InvalidUsage
 
 __all__: list[str] = []
 
-# Ranks are at most a step apart, since nobody ends a step without the others' gradients.
+# Ranks are at most a step apart, since no rank ends a step without the gradients of all ranks.
 _KEPT = 64
 
 
@@ -26,17 +26,17 @@ class StandIn(Protocol):
     """An exchange whose rank may join."""
 
     def prepare_to_join(self) -> None:
-        """Finishes what this rank has begun."""
+        """Finishes the work that this rank has begun."""
 
     def stand_in(self, event: str) -> None:
-        """Does what another rank has done, without gradients; notes one event."""
+        """Repeats another rank's event without gradients; notes one event."""
 
     def end_join(self) -> None:
-        """All ranks have joined; what was begun and not ended is given up."""
+        """Abandons unfinished work after all ranks have joined."""
 
 
 def process_set_of(key: str) -> int:
-    """The number of the process set whose exchange has this key."""
+    """Returns the number of the process set whose exchange has this key."""
     return int(key.partition("/")[0])
 
 
@@ -44,12 +44,12 @@ class StepLog:
     """The events of one exchange.
 
     Attributes:
-        key: of the exchange; the same on all ranks.
+        key: key of the exchange; the same on all ranks.
         count: events so far; an event's number is the count before it.
     """
 
     def __init__(self, logs: StepLogs, key: str, exchange: StandIn) -> None:
-        """Used by `StepLogs.open`."""
+        """Creates a log; only `StepLogs.open` calls it."""
         self.key = key
         self.count = 0
         self._logs = logs
@@ -58,11 +58,12 @@ class StepLog:
 
     @property
     def exchange(self) -> StandIn | None:
-        """Whose log it is; None once that is gone."""
+        """The exchange of this log; None after the exchange was dropped."""
         return self._exchange()
 
     def note(self, event: str) -> None:
-        """The exchange is about to do this; see `GradientExchange.stand_in` for what there is."""
+        """Notes what the exchange is about to do; see `GradientExchange.stand_in` for the events.
+        """
         logs = self._logs
         with logs.lock:
             self._recent.append(event)
@@ -71,7 +72,7 @@ class StepLog:
                 report(["step", self.key, self.count - 1, event])
 
     def since(self, count: int) -> list[Message]:
-        """The events from number ``count`` on, as far as they are kept."""
+        """Returns the kept events from number ``count`` on."""
         first = max(count, self.count - len(self._recent))
         recent = list(self._recent)[first - self.count :] if first < self.count else []
         return [["step", self.key, first + i, event] for i, event in enumerate(recent)]
@@ -81,13 +82,13 @@ class StepLogs:
     """The logs of all exchanges of this process.
 
     Attributes:
-        lock: guards the logs; events are reported in their order under it.
-        report: tells the ranks that have joined; None while there are none.
-        joined: this rank is one of them.
+        lock: guards the logs; events are reported in order under it.
+        report: sends events to the joined ranks; None while there are none.
+        joined: this rank has joined.
     """
 
     def __init__(self) -> None:
-        """There are no exchanges yet."""
+        """Creates the object without logs."""
         self.lock = threading.Lock()
         self.report: Callable[[Message], None] | None = None
         self.joined = False
@@ -95,7 +96,7 @@ class StepLogs:
         self._opened: dict[int, int] = {}
 
     def open(self, process_set: int, exchange: StandIn) -> StepLog:
-        """A log for a new exchange; all ranks of the set make theirs in the same order."""
+        """Opens a log for a new exchange; all ranks of the set open theirs in the same order."""
         with self.lock:
             serial = self._opened.get(process_set, 0)
             self._opened[process_set] = serial + 1
@@ -104,31 +105,31 @@ class StepLogs:
             return log
 
     def check_nobody_joined(self, what: str) -> None:
-        """Raises InvalidUsage if a rank waits in ``join()``, where it can take no part in this."""
+        """Raises InvalidUsage if a rank waits in ``join()``, where it cannot take part in this."""
         if self.report is not None:
             raise InvalidUsage(f"{what} while another rank waits in join(); do it before, or after")
 
     def get(self, key: str) -> StepLog | None:
-        """The log of a key, if this process has the exchange."""
+        """Returns the log of a key; None if this process never had the exchange."""
         return self._logs.get(key)
 
     def exchanges(self) -> list[StandIn]:
-        """Those that are still there, in the order in which they were made."""
+        """Returns the live exchanges, in the order of their creation."""
         alive = [log.exchange for log in list(self._logs.values())]
         return [exchange for exchange in alive if exchange is not None]
 
     def counts(self) -> dict[str, int]:
-        """Of events, by key."""
+        """Returns the number of events, by key."""
         return {key: log.count for key, log in self._logs.items()}
 
     def recent(self) -> list[Message]:
-        """All events that are kept, of exchanges that are still there."""
+        """Returns all kept events of live exchanges."""
         with self.lock:
             logs = [log for log in self._logs.values() if log.exchange is not None]
             return [step for log in logs for step in log.since(0)]
 
     def start_reporting(self, counts: dict[str, int], report: Callable[[Message], None]) -> None:
-        """A rank has joined that knows of so many events: it gets the later ones, now and on."""
+        """Reports events from ``counts`` on, now and in future, because a rank has joined."""
         with self.lock:
             if self.joined:
                 return
@@ -138,7 +139,7 @@ class StepLogs:
                     report(step)
 
     def stop_reporting(self, joined: bool = False) -> None:
-        """This rank waits in ``join()`` itself, or nobody does any more."""
+        """Stops reports: this rank waits in ``join()`` itself, or no rank does any more."""
         with self.lock:
             self.report = None
             self.joined = joined
