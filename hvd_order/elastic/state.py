@@ -144,8 +144,7 @@ class State:
         return pickle.load(file)
 
     def keep(self) -> None:
-        """Stores the copy of `save` outside this process; one rank of each host does so for all.
-        """
+        """Stores the copy of `save` outside this process; one rank of each host writes it."""
         self._commit_number += 1
         if self._commits is None:
             return

@@ -1,1 +1,1 @@
-"""Parameter servers without a framework: who is let in, and who holds which slices."""
+"""Parameter servers without a framework: access control, and the assignment of slices."""

@@ -67,8 +67,9 @@ def one_step_left_open() -> tuple[nn.Linear, Any, Tensor]:
     return model, optimizer, start - 4 * LR * mean_gradient()
 
 
-def close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-12, atol=0)
+def check(seen: Tensor, wanted: Tensor, rtol: float = 1e-12) -> None:
+    """Raises with both values if they differ."""
+    torch.testing.assert_close(seen, wanted, rtol=rtol, atol=0)
 
 
 READERS: dict[str, Callable[[nn.Linear, Any], Tensor]] = {
@@ -105,18 +106,19 @@ def saved(model: nn.Linear) -> Tensor:
     return torch.load(file, weights_only=False).weight.detach()
 
 
-def body_reader(name: str) -> bool:
+def body_reader(name: str) -> None:
     model, optimizer, wanted = one_step_left_open()
     seen = READERS[name](model, optimizer)
-    return close(seen, wanted) and type(model.weight) is nn.Parameter
+    check(seen, wanted)
+    assert type(model.weight) is nn.Parameter
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_every_reader_sees_the_finished_update(ranks: RankFactory, name: str) -> None:
-    assert ranks(2).run(body_reader, name) == [True, True]
+    ranks(2).run(body_reader, name)
 
 
-def body_learning_rate(kind: str) -> bool:
+def body_learning_rate(kind: str) -> None:
     model = linear()
     start = model.weight.detach().clone()
     optimizer = wrapped(model)
@@ -132,45 +134,42 @@ def body_learning_rate(kind: str) -> bool:
         else:
             group["lr"] *= 0.5
     wanted = start - LR * (1 + 0.5 + 0.25 + 0.125) * mean_gradient()
-    return torch.allclose(model.weight.data, wanted, rtol=1e-7)
+    check(model.weight.data, wanted, rtol=1e-7)
 
 
 @pytest.mark.parametrize("kind", ["float", "tensor"])
 def test_an_update_has_the_learning_rate_of_its_own_step(ranks: RankFactory, kind: str) -> None:
-    assert ranks(2).run(body_learning_rate, kind) == [True, True]
+    ranks(2).run(body_learning_rate, kind)
 
 
-def body_load_state_dict() -> bool:
+def body_load_state_dict() -> None:
     model, _, _ = one_step_left_open()
     model.load_state_dict({"weight": torch.ones(3, 3)})
-    return close(model.weight.data, torch.ones(3, 3, dtype=torch.float64))
+    check(model.weight.data, torch.ones(3, 3, dtype=torch.float64))
 
 
 def test_loading_a_checkpoint_is_not_undone_by_an_outstanding_update(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_load_state_dict) == [True, True]
+    ranks(2).run(body_load_state_dict)
 
 
-def body_gradient_reads() -> dict[str, bool]:
+def body_gradient_reads() -> None:
     model = linear()
     optimizer = wrapped(model)
-    seen = {}
     for step in range(4):
         optimizer.zero_grad()
         backward(model)
         if step == 2:
-            seen["travels"] = type(model.weight.grad) is InFlightGradient
-            seen["before step"] = close(model.weight.grad.clone(), mean_gradient())
+            assert type(model.weight.grad) is InFlightGradient
+            check(model.weight.grad.clone(), mean_gradient())
         optimizer.step()
-    seen["after step"] = close(model.weight.grad.clone(), mean_gradient())
-    return seen
+    check(model.weight.grad.clone(), mean_gradient())
 
 
 def test_a_gradient_that_is_read_is_the_average(ranks: RankFactory) -> None:
-    for seen in ranks(2).run(body_gradient_reads):
-        assert seen == {"travels": True, "before step": True, "after step": True}
+    ranks(2).run(body_gradient_reads)
 
 
-def body_scaler() -> dict[str, bool]:
+def body_scaler() -> float:
     model = linear()
     start = model.weight.detach().clone()
     optimizer = wrapped(model)
@@ -183,15 +182,12 @@ def body_scaler() -> dict[str, bool]:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    return {
-        "weights": close(model.weight.data, start - 4 * LR * mean_gradient()),
-        "scale": scaler.get_scale() == 4.0,
-    }
+    check(model.weight.data, start - 4 * LR * mean_gradient())
+    return scaler.get_scale()
 
 
 def test_grad_scaler_without_ritual(ranks: RankFactory) -> None:
-    for seen in ranks(2).run(body_scaler):
-        assert seen == {"weights": True, "scale": True}
+    assert ranks(2).run(body_scaler) == [4.0, 4.0]
 
 
 def body_identity() -> dict[str, bool]:
@@ -225,7 +221,7 @@ def test_the_wrapped_optimizer_is_still_the_users(ranks: RankFactory) -> None:
         assert all(seen.values()), seen
 
 
-def body_new_group() -> bool:
+def body_new_group() -> None:
     model = linear()
     late = nn.Parameter(torch.ones(3, dtype=torch.float64))
     start = late.detach().clone()
@@ -239,14 +235,14 @@ def body_new_group() -> bool:
             loss = loss + (late * my_rows()[0]).sum()
         loss.backward()
         optimizer.step()
-    return close(late.data, start - 3 * LR * mean_gradient()[0])
+    check(late.data, start - 3 * LR * mean_gradient()[0])
 
 
 def test_parameters_added_later_are_averaged_too(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_new_group) == [True, True]
+    ranks(2).run(body_new_group)
 
 
-def body_sparse(optimizer_class: str, as_dense: bool) -> bool:
+def body_sparse(optimizer_class: str, as_dense: bool) -> None:
     results = []
     for distributed in (True, False):
         torch.manual_seed(2)
@@ -267,22 +263,18 @@ def body_sparse(optimizer_class: str, as_dense: bool) -> bool:
                 sum(table(row).square().sum() * scale for row in use).backward()
             optimizer.step()
         results.append(table.weight.data.clone())
-    return torch.allclose(*results, rtol=1e-9)
+    check(*results, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "as_dense"), [("SGD", False), ("SparseAdam", False), ("SGD", True)]
 )
 def test_sparse_gradients(ranks: RankFactory, optimizer: str, as_dense: bool) -> None:
-    assert ranks(2).run(body_sparse, optimizer, as_dense) == [True, True]
+    ranks(2).run(body_sparse, optimizer, as_dense)
 
 
-def body_options() -> dict[str, bool]:
-    seen = {}
-    for name, how, factor, tolerance in (
-        ("sum", {"op": hvd.Sum}, hvd.size(), 1e-12),
-        ("predivide", {"gradient_predivide_factor": 2.0}, 1, 1e-12),
-    ):
+def body_options() -> None:
+    for how, factor in (({"op": hvd.Sum}, hvd.size()), ({"gradient_predivide_factor": 2.0}, 1)):
         model = linear()
         start = model.weight.detach().clone()
         optimizer = wrapped(model, **how)
@@ -291,13 +283,11 @@ def body_options() -> dict[str, bool]:
             backward(model)
             optimizer.step()
         wanted = -4 * LR * factor * mean_gradient()
-        seen[name] = torch.allclose(model.weight.data - start, wanted, rtol=tolerance)
-    return seen
+        check(model.weight.data - start, wanted)
 
 
 def test_sum_and_predivide(ranks: RankFactory) -> None:
-    for seen in ranks(2).run(body_options):
-        assert all(seen.values()), seen
+    ranks(2).run(body_options)
 
 
 def body_compressed() -> dict[str, float]:
@@ -326,7 +316,7 @@ def test_compression_rounds_what_travels(ranks: RankFactory) -> None:
         assert 1e-4 < errors["bf16"] < 2**-7
 
 
-def body_layouts() -> bool:
+def body_layouts() -> None:
     results = []
     for distributed in (True, False):
         torch.manual_seed(3)
@@ -345,11 +335,12 @@ def body_layouts() -> bool:
             model[2](hidden).square().sum().backward()
             optimizer.step()
         results.append([p.data.clone() for p in model.parameters()])
-    return all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(*results, strict=True))
+    for mine, alone in zip(*results, strict=True):
+        check(mine, alone, rtol=1e-6)
 
 
 def test_memory_formats_and_dtypes(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_layouts) == [True, True]
+    ranks(2).run(body_layouts)
 
 
 def body_misuse() -> dict[str, str]:
@@ -389,7 +380,7 @@ class CountingSGD(torch.optim.SGD):
                     parameter -= group["lr"] / group["count"] * parameter.grad
 
 
-def body_not_separable() -> bool:
+def body_not_separable() -> None:
     model = linear()
     start = model.weight.detach().clone()
     optimizer = hvd.DistributedOptimizer(
@@ -399,24 +390,24 @@ def body_not_separable() -> bool:
         optimizer.zero_grad()
         backward(model)
         optimizer.step()
-    return close(model.weight.data, start - LR * (1 + 1 / 2 + 1 / 3 + 1 / 4) * mean_gradient())
+    check(model.weight.data, start - LR * (1 + 1 / 2 + 1 / 3 + 1 / 4) * mean_gradient())
 
 
 def test_an_optimizer_with_a_counter_in_its_group(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_not_separable) == [True, True]
+    ranks(2).run(body_not_separable)
 
 
-def body_dropped_optimizer() -> bool:
+def body_dropped_optimizer() -> None:
     model, optimizer, wanted = one_step_left_open()
     del optimizer
-    return close(model.weight.data, wanted)
+    check(model.weight.data, wanted)
 
 
 def test_dropping_the_optimizer_loses_no_update(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_dropped_optimizer) == [True, True]
+    ranks(2).run(body_dropped_optimizer)
 
 
-def body_script() -> bool:
+def body_script() -> None:
     """TorchScript reads parameters in C++, so they are updated in step()."""
     model = linear()
     start = model.weight.detach().clone()
@@ -426,11 +417,11 @@ def body_script() -> bool:
         optimizer.zero_grad()
         scripted(my_rows()).sum().backward()
         optimizer.step()
-    return close(model.weight.data, start - 4 * LR * mean_gradient())
+    check(model.weight.data, start - 4 * LR * mean_gradient())
 
 
 def test_readers_in_cpp(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_script) == [True, True]
+    ranks(2).run(body_script)
 
 
 def body_stale() -> str:

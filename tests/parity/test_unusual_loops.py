@@ -244,7 +244,7 @@ def test_equals_one_process(ranks: RankFactory, name: str, size: int) -> None:
 # ---- a gradient that only other ranks have ----------------------------------------------------
 
 
-def body_absent_gradient(clear: str) -> bool:
+def body_absent_gradient(clear: str) -> None:
     """Rank 0 alone uses `branch` in the fourth step; then the others look at its gradient."""
     torch.manual_seed(1)
     trunk, branch = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
@@ -270,19 +270,21 @@ def body_absent_gradient(clear: str) -> bool:
         "never": (hidden / hvd.size()).expand(2, 2),
         "optimizer in place": torch.zeros(2, 2, dtype=torch.float64),
     }.get(clear)
-    same = gradient is None if wanted is None else torch.allclose(gradient.clone(), wanted)
-    return same
+    if wanted is None:
+        assert gradient is None
+    else:
+        torch.testing.assert_close(gradient.clone(), wanted)
 
 
 @pytest.mark.parametrize("clear", ["never", "optimizer", "optimizer in place", "module"])
 def test_a_gradient_that_only_another_rank_had(ranks: RankFactory, clear: str) -> None:
-    assert ranks(2).run(body_absent_gradient, clear) == [True, True]
+    ranks(2).run(body_absent_gradient, clear)
 
 
 # ---- readers under other modes ----------------------------------------------------------------
 
 
-def body_modes(mode: str) -> bool:
+def body_modes(mode: str) -> None:
     """`late` is first used in the fifth step, so its state is made by a deferred update."""
     results = []
     for wrap in (wrap_distributed, wrap_nothing):
@@ -301,12 +303,13 @@ def body_modes(mode: str) -> bool:
             }[mode]():
                 model(torch.ones(1, 4))
         results.append([p.detach() for p in model.parameters()])
-    return all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    for ours, alone in zip(*results, strict=True):
+        torch.testing.assert_close(ours, alone, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("mode", ["inference", "autocast"])
 def test_an_update_does_not_run_in_its_readers_mode(ranks: RankFactory, mode: str) -> None:
-    assert ranks(2).run(body_modes, mode) == [True, True]
+    ranks(2).run(body_modes, mode)
 
 
 # ---- mistakes that hung or were silent --------------------------------------------------------
@@ -380,7 +383,7 @@ def test_slices_of_64_bytes(ranks: RankFactory) -> None:
 # ---- a parameter and its gradient in one operation --------------------------------------------
 
 
-def body_both() -> bool:
+def body_both() -> None:
     """The gradient's reader applies the update, so the parameter is an ordinary one by then."""
     model = layers(WIDTH, 6, 2)
     optimizer = wrap_distributed(sgd(model), model)
@@ -393,8 +396,7 @@ def body_both() -> bool:
         weight = model[0].weight
         product = torch.mul(weight, weight.grad)
         assert torch.equal(product, weight.detach() * weight.grad.clone())
-    return True
 
 
 def test_a_parameter_and_its_gradient_in_one_operation(ranks: RankFactory) -> None:
-    assert ranks(2).run(body_both) == [True, True]
+    ranks(2).run(body_both)

@@ -142,8 +142,7 @@ def reduce_pieces(
 
 
 def _finish(tensor: torch.Tensor, op: ReduceOp, count: int, postscale_factor: float) -> None:
-    """Divides an average by `count` and scales; truncates integers once, after both (as Horovod).
-    """
+    """Divides an average by `count` and scales; truncates integers once, after both (Horovod)."""
     if op is Average and count > 1:
         if postscale_factor != 1.0 and not tensor.is_floating_point() and not tensor.is_complex():
             postscale_factor /= count

@@ -62,8 +62,7 @@ class StepLog:
         return self._exchange()
 
     def note(self, event: str) -> None:
-        """Notes what the exchange is about to do; see `GradientExchange.stand_in` for the events.
-        """
+        """Notes the exchange's next action; see `GradientExchange.stand_in` for the events."""
         logs = self._logs
         with logs.lock:
             self._recent.append(event)

@@ -1,1 +1,1 @@
-"""Who may talk to a parameter server: proofs, signed records, and where they are kept."""
+"""Access to a parameter server: proofs, signed records and the queue for connections."""

@@ -1,6 +1,6 @@
-"""Only who knows the job's secret gets a link: both ends prove it before any connection is made.
+"""Handshake: both ends prove that they have the job's secret before any connection is made.
 
-They meet in a rendezvous store that anybody on the network may read and write::
+They meet in a rendezvous store that any process on the network may read and write::
 
     peer                                    server
       hello   nonce, identity          -->
@@ -8,19 +8,19 @@ They meet in a rendezvous store that anybody on the network may read and write::
       proof   HMAC(secret, "peer" | ids | nonces)
                                        -->  connects, if that is right
 
-Both nonces are new for each link, so nothing that was recorded is of use again, and the role stands
-in each HMAC, so nothing can be sent back where it came from.
+Both nonces are new for each connection, so recorded messages are useless later. Each HMAC includes
+the role, so a message cannot be sent back to its sender.
 
-The connection is made after that, so it needs a proof of its own. Both ends derive keys that never
-travel through the store (`ConnectionKeys`). One signs the addresses by which they find each other,
-so nobody can write others there.
-Two numbers mark the frames (csrc/server/wire/frame.h), one for each
-direction: who takes a connection in the place of an end hears at most the number of the other end,
-and that is refused where it would have to speak.
+The connection is made after the handshake, so it needs a proof of its own. Both ends derive keys
+that never travel through the store (`ConnectionKeys`). One key signs the addresses by which the
+ends find each other, so no other process can replace them. Two numbers mark the frames
+(csrc/server/wire/frame.h), one for each direction: an attacker that takes a connection in the
+place of one end receives at most the number of the other end, and that number is refused when the
+attacker sends it.
 
-This keeps strangers out. It hides nothing: gradients travel in the clear, and whoever can write to
-the store or the network can still stop the job. Who sits on the path of the packets can change
-them; against that Gloo's TLS helps (docs/security.md).
+The handshake keeps strangers out. It hides nothing: gradients travel unencrypted, and an attacker
+who can write to the store or the network can still stop the job. An attacker on the path of the
+packets can change them; Gloo's TLS helps against that (docs/security.md).
 """
 
 from __future__ import annotations
@@ -49,37 +49,37 @@ _MOST_SECRET_BYTES = 1024
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32  # SHA-256
 _MOST_IDENTITY_BYTES = 128
-_REFUSAL = b"refused"  # as long as nothing else, so the other end need not wait in vain
-_PROTOCOL = b"hvd_order link 1"  # keeps these HMACs apart from any other use of the secret
+_REFUSAL = b"refused"  # no other message has this length, so the other end need not wait in vain
+_PROTOCOL = b"hvd_order link 1"  # separates these HMACs from any other use of the secret
 
 _log = logging.getLogger("hvd_order")
 
 
 class Store(Protocol):
-    """What is needed of torch.distributed's Store.
+    """The required methods of torch.distributed's Store.
 
-    A TCPStore does one thing at a time, waiting included: threads need a clone each.
+    A TCPStore serves one call at a time, waits included: each thread needs a clone.
     """
 
-    # Any: they take bytes, but torch's stubs say str.
+    # Any: the methods take bytes, but torch's stubs say str.
     def set(self, key: str, value: Any, /) -> None:
         """Stores bytes."""
 
     def get(self, key: str, /) -> bytes:
-        """The bytes of a key; waits for it."""
+        """Waits for a key and returns its bytes."""
 
     def wait(self, keys: list[str], timeout: timedelta, /) -> None:
-        """Waits until the keys are set; raises when time is up."""
+        """Waits until the keys are set; raises after the timeout."""
 
 
 @dataclass(frozen=True)
 class ConnectionKeys:
-    """What the two ends of one link know and nobody else.
+    """Keys that only the two ends of one connection have.
 
     Attributes:
         sends: 64-bit number in every frame that this end sends.
-        receives: the one in every frame of the other end.
-        records: signs what the two leave in the store for each other.
+        receives: 64-bit number in every frame of the other end.
+        records: signs the records that the two ends leave in the store for each other.
     """
 
     sends: int = field(repr=False)
@@ -89,11 +89,11 @@ class ConnectionKeys:
 
 @dataclass(frozen=True)
 class AcceptedPeer:
-    """A peer that has proven that it knows the secret.
+    """A peer that has proven that it has the secret.
 
     Attributes:
-        identity: how it calls itself; whoever knows the secret is believed.
-        keys: of this link.
+        identity: the peer's own name; accepted from any peer with the secret.
+        keys: keys of this connection.
     """
 
     identity: str
@@ -104,16 +104,16 @@ class AcceptedPeer:
 
 
 def new_secret() -> bytes:
-    """A secret for a new job; ``.hex()`` of it is what `load_secret` reads."""
+    """Returns a secret for a new job; `load_secret` reads its ``.hex()``."""
     return secrets.token_bytes(32)
 
 
 def load_secret(environ: Mapping[str, str]) -> bytes:
-    """The job's secret, hex text: the file ``HVD_ORDER_SECRET_FILE``, else ``HVD_ORDER_SECRET``.
+    """Returns the job's secret from the file ``HVD_ORDER_SECRET_FILE``, else ``HVD_ORDER_SECRET``.
 
     Raises:
-        InvalidUsage: neither is set, it is no hex text of 16 to 1024 bytes, or others than its
-            owner may read or write the file. The message holds nothing of the secret.
+        InvalidUsage: neither is set, the value is not hex text of 16 to 1024 bytes, or users other
+            than its owner may read or write the file. The message contains no part of the secret.
     """
     path = environ.get(_FILE_VARIABLE)
     if path:
@@ -143,7 +143,7 @@ def _parse_secret(text: str, source: str) -> bytes:
 def _read_private(path: str) -> str:
     source = f"the file {path} of {_FILE_VARIABLE}"
     try:
-        # Without O_NONBLOCK a named pipe would wait here.
+        # Without O_NONBLOCK, opening a named pipe would wait.
         with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -156,7 +156,7 @@ def _read_private(path: str) -> str:
             content = file.read(3 * _MOST_SECRET_BYTES)
     except OSError as error:
         raise InvalidUsage(f"{source} cannot be read: {error.strerror}") from None
-    return content.decode("ascii", "replace")  # what is not ASCII is no hex either
+    return content.decode("ascii", "replace")  # text that is not ASCII is not hex either
 
 
 # ---------------------------------------------------------------------------------- both roles
@@ -165,21 +165,21 @@ def _read_private(path: str) -> str:
 def join(
     store: Store, link: str, secret: bytes, *, peer: str, server: str, timeout: timedelta
 ) -> ConnectionKeys:
-    """The peer's half: proves that it knows the secret, after the server has.
+    """The peer's half: proves that it has the secret, after the server has done so.
 
     Args:
-        store: where both meet.
-        link: prefix of the keys; both name the same, and a new one for each attempt.
-        secret: the job's.
+        store: store where both ends meet.
+        link: prefix of the keys; the same at both ends, and new for each attempt.
+        secret: the job's secret.
         peer: identity of this process.
-        server: identity of the server that is to answer.
-        timeout: longest wait for it.
+        server: identity of the server that must answer.
+        timeout: longest wait for the server.
 
     Returns:
-        The keys of the link.
+        The keys of the connection.
 
     Raises:
-        NotTrusted: what answers does not know the secret, or refuses this peer.
+        NotTrusted: the answering process does not have the secret, or refuses this peer.
         TransferTimeout: the server did not answer.
         PeerLost: the store cannot be reached.
         InvalidUsage: an identity is too long, or the secret too short.
@@ -213,19 +213,19 @@ def accept(
     timeout: timedelta,
     peer: str | None = None,
 ) -> AcceptedPeer | None:
-    """The server's half: waits for a peer, answers, and lets it in if its proof is right.
+    """The server's half: waits for a peer, answers, and accepts the peer if its proof is right.
 
     Args:
-        store: where both meet.
-        link: prefix of the keys; both name the same, and a new one for each attempt.
-        secret: the job's.
+        store: store where both ends meet.
+        link: prefix of the keys; the same at both ends, and new for each attempt.
+        secret: the job's secret.
         server: identity of this process.
         timeout: longest wait for each of the peer's two messages.
-        peer: the only identity to let in; None: any.
+        peer: the only identity to accept; None: any.
 
     Returns:
-        None when nobody came, or one that is not to be trusted: a log line says who and why, and
-        the caller goes on serving others.
+        None if no peer arrived, or an untrusted one: a log line has its name and the reason, and
+            the caller continues with other peers.
 
     Raises:
         PeerLost: the store cannot be reached.
@@ -271,7 +271,7 @@ def accept(
 
 
 class _Proofs:
-    """What only the two ends of one link can compute."""
+    """Values that only the two ends of one connection can compute."""
 
     def __init__(
         self,
@@ -286,7 +286,7 @@ class _Proofs:
         self._parts = [link.encode(), peer.encode(), server.encode(), peer_nonce, server_nonce]
 
     def of(self, role: str) -> bytes:
-        # With its length before each part, no two lists give the same bytes.
+        # A length before each part ensures that no two lists give the same bytes.
         parts = [_PROTOCOL, role.encode(), *self._parts]
         message = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
         return hmac.digest(self._secret, message, "sha256")
@@ -341,7 +341,7 @@ def _take(store: Store, key: str, timeout: timedelta, complaint: str) -> bytes:
         within(timeout.total_seconds() + answer_s(timeout), lambda: store.wait([key], timeout))
         return store.get(key)
     except Exception as error:
-        # Stores have no common type for "time is up", and they count it themselves.
+        # Stores have no common type for a timeout, and they measure it themselves.
         if time.monotonic() - begin < 0.9 * timeout.total_seconds():
             raise PeerLost(
                 f"the rendezvous store does not give {key}: {first_line(error)}"

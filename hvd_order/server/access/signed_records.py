@@ -1,7 +1,7 @@
-"""Signed notes in the job's store: anybody can write there, so a note says whose it is by an HMAC.
+"""Signed records in the job's store, where any process can write: an HMAC proves the author.
 
-What a note is about, its number among its like with it, is part of what is signed: a note that was
-recorded is of no use in another place.
+The signature covers the subject of a record, including its number among similar records, so a
+copied record is useless in another place.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["read_record", "signed_record"]
 
 
 def signed_record(key: bytes, subject: str, content: Mapping[str, Any]) -> str:
-    """A note as it stands in the store.
+    """Returns a record as stored.
 
     Args:
         key: the job's secret.
-        subject: what it is about, for example "order 3".
+        subject: subject of the record, for example "order 3".
         content: for JSON.
     """
     text = json.dumps(content)
@@ -30,10 +30,10 @@ def signed_record(key: bytes, subject: str, content: Mapping[str, Any]) -> str:
 
 
 def read_record(key: bytes, subject: str, note: bytes) -> dict[str, Any]:
-    """What a note says.
+    """Returns the content of a record.
 
     Raises:
-        NotTrusted: it is no note, about something else, or not of somebody with the secret.
+        NotTrusted: the text is not a record, has another subject, or its author lacks the secret.
     """
     try:
         text, proof = json.loads(note)

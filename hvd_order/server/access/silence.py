@@ -1,4 +1,4 @@
-"""Which servers have given no sign of life for too long while somebody waits. Pure."""
+"""Detection of servers without a sign of life for too long while a worker waits. Pure."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ __all__ = ["Silence"]
 
 
 class Silence:
-    """Counts how long each server has been silent, by looks at its signs of life.
+    """Measures how long each server has been silent, from looks at its signs of life.
 
-    A look counts for the time since the one before, but for two intervals at most: in a longer one
-    this process itself did not run, or waited for something else, and what is asked of the servers
-    is not their silence while nobody listened.
+    A look counts for the time since the previous one, but for two intervals at most: in a longer
+    gap this process itself did not run, or waited for something else, and the servers must not be
+    blamed for silence that no process observed.
     """
 
     def __init__(
         self, limit: timedelta, interval_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Nobody is silent yet.
+        """Starts with no silent server.
 
         Args:
             limit: longest silence.
-            interval_s: between two looks.
-            clock: seconds.
+            interval_s: seconds between two looks.
+            clock: returns seconds.
         """
         self._limit_s = limit.total_seconds()
-        self._doubtful_s = self._limit_s / 4  # no interval between two signs is that long
+        self._doubtful_s = self._limit_s / 4  # longer than any interval between two signs
         self._most_s = 2 * interval_s
         self._clock = clock
         self._looked_s = clock()
@@ -36,15 +36,15 @@ class Silence:
         self._silent_s: dict[int, float] = {}
 
     def look(self, waits: bool, signs: Mapping[int, Hashable]) -> list[int]:
-        """Takes in the signs of all servers.
+        """Processes the signs of all servers.
 
         Args:
-            waits: whether anything is expected of any server; else all may be silent.
-            signs: of each, something that changes while it lives.
+            waits: whether any server is expected to send; otherwise all may be silent.
+            signs: for each server, a value that changes while it is alive.
 
         Returns:
-            Those that have been silent for too long. None while others are in doubt: what one had
-            is not to go to another that is lost as well.
+            The servers that have been silent for too long. Empty while other servers are in doubt:
+            slices of one lost server must not go to another lost one.
         """
         now_s = self._clock()
         counts_s = min(now_s - self._looked_s, self._most_s)

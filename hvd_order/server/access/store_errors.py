@@ -1,4 +1,4 @@
-"""What errors of PyTorch's store say."""
+"""Text of errors of PyTorch's store."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ __all__ = ["first_line"]
 
 
 def first_line(error: Exception) -> str:
-    """The text without the frames of the C++ stack that PyTorch puts below it."""
+    """Returns the text without the frames of the C++ stack that PyTorch appends."""
     return str(error).strip().partition("\n")[0]

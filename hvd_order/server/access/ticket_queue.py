@@ -1,7 +1,7 @@
-"""Who has come to the job's store: each takes a number from a counter, then fills the number's key.
+"""Ticket queue in the job's store: a newcomer draws a number from a counter, then fills its key.
 
-Somebody may take a number and never fill it: a process that died in between, or a stranger. Such a
-gap holds nobody up, and after a while it is looked at no more.
+A process may draw a number and never fill its key: it died in between, or is a stranger. Such a
+gap delays no other process, and after a while the queue ignores it.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Protocol
 
 __all__ = ["CountingStore", "TicketQueue"]
 
-_MOST_OPEN = 256  # numbers that are waited for at a time; more are a stranger's doing
+_MOST_OPEN = 256  # open numbers at a time; only a stranger would cause more
 
 
 class CountingStore(Protocol):
-    """What is needed of torch.distributed's Store; nothing of it waits."""
+    """The required methods of torch.distributed's Store; none of them waits."""
 
     def add(self, key: str, value: int, /) -> int:
-        """Adds to a number, 0 at first. Returns the sum."""
+        """Adds to a number, which starts at 0. Returns the sum."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all keys are set."""
+        """Returns whether all keys are set."""
 
 
 class TicketQueue:
-    """The numbers whose keys have been filled, each once, in whatever order they are filled."""
+    """The numbers whose keys have been filled, each once, in any order."""
 
     def __init__(
         self,
@@ -39,15 +39,16 @@ class TicketQueue:
         first: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Has seen nobody.
+        """Creates the queue; no number was seen yet.
 
         Args:
-            counter: key of the number of those who have come.
-            key: of a number; filled by who took it.
-            patience: for a number to be filled after it was taken.
-            given_up: takes a line for the log.
-            first: numbers before it are not looked at.
-            clock: seconds.
+            store: the store.
+            counter: key of the counter of drawn numbers.
+            key: returns the key of a number; the process that drew the number fills it.
+            patience: longest time between drawing and filling.
+            given_up: called with a line for the log.
+            first: numbers before it are ignored.
+            clock: returns seconds.
         """
         self._store = store
         self._counter = counter
@@ -56,10 +57,10 @@ class TicketQueue:
         self._given_up = given_up
         self._next = first
         self._clock = clock
-        self._open: dict[int, float] = {}  # taken and not filled -> until when it is waited for
+        self._open: dict[int, float] = {}  # drawn and not filled -> end of the wait for it
 
     def look(self) -> list[int]:
-        """Who has come since the last look. Whatever the store raises is passed on."""
+        """Returns the numbers filled since the last look. Errors of the store are passed on."""
         count = int(self._store.add(self._counter, 0))
         now_s = self._clock()
         if count - self._next > _MOST_OPEN:

@@ -1,1 +1,1 @@
-"""Which server holds which slice, at the start and as servers change speed."""
+"""Assignment of slices to servers, at the start and as servers change speed."""

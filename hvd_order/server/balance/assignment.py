@@ -1,4 +1,4 @@
-"""Which server holds which slice when training begins, and which other one keeps its replica."""
+"""Initial assignment of slices to servers, and the server that keeps each replica."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _MXNET_WHOLE = 10**6  # elements; smaller tensors go whole to one server
 
 @dataclass(frozen=True)
 class ServedSlice:
-    """What the policies may look at; slices are numbered in consumption order.
+    """Properties of a slice that policies may use; slices are numbered in consumption order.
 
     Attributes:
         name: unique, the same on all workers.
-        tensor: the tensor that it is cut from; of a slice that several tensors share, the first.
-        size_bytes: of one worker's push.
-        elements: the same in numbers of the gradient's type.
+        tensor: the tensor that the slice is cut from; the first if several tensors share the
+            slice.
+        size_bytes: size of one worker's push.
+        elements: the same size in elements of the gradient's type.
     """
 
     name: str
@@ -42,36 +43,37 @@ class ServedSlice:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Every slice has one owner.
+    """The owner of every slice.
 
     Attributes:
         version: counts the changes; the workers and servers of a job agree on it.
-        owner: the server's number, by slice. Servers come and go: numbers may have gaps.
+        owner: number of the owning server, by slice. Servers join and leave: numbers may have
+            gaps.
     """
 
     version: int
     owner: tuple[int, ...]
 
     def loads(self, sizes: Sequence[int]) -> dict[int, int]:
-        """Bytes by server, of those that own anything."""
+        """Returns bytes by server, for servers that own slices."""
         loads: dict[int, int] = {}
         for server, size in zip(self.owner, sizes, strict=True):
             loads[server] = loads.get(server, 0) + size
         return loads
 
     def changed_to(self, owner: Sequence[int]) -> Assignment:
-        """The next version."""
+        """Returns the next version, with these owners."""
         return Assignment(self.version + 1, tuple(owner))
 
 
 def even(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ...]:
-    """Equal bytes, and neighbours in the consumption order on different servers.
+    """Assigns equal bytes, with neighbours in consumption order on different servers.
 
-    Greatest first to the least loaded, as for jobs on machines; but of slices that are alike in
-    size (within a factor of two) the first in the consumption order goes first. Workers send the
-    most urgent slices first: if neighbours shared a server, then that one alone would work and the
-    others wait. By exact size, the balance would hardly be better, but a server's slices would
-    often lie close together.
+    Largest first to the least loaded, as in the scheduling of jobs on machines; but among slices
+    of similar size (within a factor of two) the first in consumption order goes first. Workers
+    send the most urgent slices first: if neighbours shared a server, only that server would work
+    while the other servers wait. Sorting by exact size would hardly improve the balance, but a
+    server's slices would often be close together.
 
     Source:
         Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969; the
@@ -86,7 +88,7 @@ def even(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ..
 
 
 def round_robin(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ...]:
-    """Tensor by tensor, whole, whatever their sizes: what TensorFlow's servers do."""
+    """Assigns whole tensors in turn, regardless of size, as TensorFlow's servers do."""
     numbers: dict[str, int] = {}
     for each in slices:
         numbers.setdefault(each.tensor, len(numbers))
@@ -94,7 +96,7 @@ def round_robin(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[
 
 
 def hashed(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ...]:
-    """By a hash of the slice's name, as BytePS, which hashes its numbers.
+    """Assigns by a hash of the slice's name, similar to BytePS, which hashes the slice's number.
 
     The hash is the same in every process and version of Python.
     """
@@ -102,11 +104,11 @@ def hashed(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, 
 
 
 def mxnet(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ...]:
-    """Small tensors whole to one hashed server; each large one in equal parts to all servers.
+    """Assigns small tensors whole to one hashed server, and each large one in equal parts to all.
 
     Source:
         MXNet's KVStore as P3 describes it (arXiv 1905.03960): tensors of fewer than a million
-        elements are small. A part is a run of slices here, so it is equal to within a slice.
+            elements are small. A part is a run of slices here, so it is equal to within a slice.
     """
     elements: dict[str, int] = {}
     for each in slices:
@@ -132,18 +134,19 @@ ASSIGNMENTS: dict[str, Policy] = {
     "mxnet": mxnet,
     "round_robin": round_robin,
 }
-"""All policies by name. A new one is a function and a line here."""
+"""All policies by name. A new policy is a function and a line here."""
 
 
 def assign(name: str, slices: Sequence[ServedSlice], servers: Sequence[int]) -> Assignment:
-    """The first assignment of a job, by the policy of that name.
+    """Returns the first assignment of a job, by the named policy.
 
     Args:
+        name: name of the policy.
         slices: in consumption order.
         servers: their numbers, in any order; not necessarily 0, 1, 2.
 
     Raises:
-        InvalidUsage: there is no such policy, no server, or a server is named twice.
+        InvalidUsage: the policy does not exist, there is no server, or a server is named twice.
     """
     if name not in ASSIGNMENTS:
         raise InvalidUsage(f"no assignment is called {name!r}; there are: {', '.join(ASSIGNMENTS)}")
@@ -158,16 +161,17 @@ def replica_of(
     sizes: Sequence[int] | None = None,
     previous: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """The server that keeps a copy of each slice, by slice: never the owner.
+    """Returns the server that keeps the replica of each slice, by slice: never the owner.
 
-    The slices of one owner are dealt to all others alike, so that none has twice the work after a
-    failure. Of servers that have as much of this owner's, the one with the least replicas in all
-    goes first.
+    The slices of one owner are spread evenly over all other servers, so that no server has twice
+    the work after a failure. Among servers with equal shares of this owner's slices, the one with
+    the fewest replicas in total goes first.
 
     Args:
-        servers: that live; the owners are among them.
-        sizes: bytes by slice; without them slices count alike.
-        previous: the replicas so far. Those that still may stay, do: moving one costs a copy.
+        assignment: the owners.
+        servers: live servers; the owners are among them.
+        sizes: bytes by slice; without it all slices count equally.
+        previous: the replicas so far. Valid ones stay: moving a replica costs a copy.
 
     Raises:
         InvalidUsage: there are fewer than two servers.

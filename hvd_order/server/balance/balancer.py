@@ -1,15 +1,16 @@
 """Moves slices from slow servers to fast ones while training runs.
 
-A few steps that all say that a server is late, or early, lead to a *correction*: the fewest bytes
-that should make all finish together (levelling.py). Now and then, and less and less often, a
-*probe* moves a slice on no evidence, because speeds depend on loads in ways that measurements of
-one assignment do not show, and a server that serves nothing shows nothing. Either is on trial
-(trial.py): if steps do not agree, the slices go back, so that the best assignment seen is in use.
+When a server is late, or early, for a few steps in a row, a *correction* moves the fewest bytes
+that should make all servers finish together (rebalance.py). At times, and less and less often, a
+*probe* moves a slice without evidence: speeds depend on loads in ways that measurements of one
+assignment do not show, and a server without slices gives no measurements. Both are on trial
+(trial.py): if step times do not support the change, the slices go back, so that the best
+assignment seen is in use.
 
 Source:
     Chen, Peng, Bao, Wu, Zhu, Guo, "Elastic parameter server load distribution in deep learning
     clusters", SoCC 2020: profile, straggler detection, exploitation and exploration. Its text was
-    not at hand; details, and all that bounds what a probe may cost, are ours.
+    not at hand; details, and all bounds on the cost of a probe, are ours.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from hvd_order.server.balance.trial import Trial, Verdict
 
 __all__ = ["Balancer", "Change"]
 
-_WARM_UP = 2  # steps after a change that still feel what was before
-_SEEN = 16  # latest steps that a change is held against
+_WARM_UP = 2  # steps after a change that the old assignment still affects
+_SEEN = 16  # latest steps that a change is compared with
 _ROUND = 0.25  # of all bytes may move at once
-_WORTH = 0.97  # of the time before; less is not worth a move
-_STILL = 1.03  # times later than it should, after a correction: go on
+_WORTH = 0.97  # of the time before; a smaller gain is not worth a move
+_STILL = 1.03  # times later than it should be, after a correction: continue
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Change:
     """A new assignment.
 
     Attributes:
-        moves: what leads to it from the one before.
+        assignment: the new assignment.
+        moves: moves from the previous assignment.
         why: ``correction``, ``probe``, ``roll_back`` or ``servers``.
     """
 
@@ -51,10 +53,10 @@ class Change:
 
 
 class Balancer:
-    """Decides in one place, from all servers' measurements; pure, and the same for the same seed.
+    """Decides in one place, from all servers' measurements; pure, and deterministic for a seed.
 
-    A change is in force from the next step on, or, if steps are reported with the version that they
-    ran under, from the first step of its own version on.
+    A change applies from the next step on. If steps are reported with the version that they ran
+    under, it applies from the first step of its own version on.
     """
 
     def __init__(
@@ -66,17 +68,17 @@ class Balancer:
         seed: int = 0,
         explore: bool = True,
     ) -> None:
-        """Begins with the first step.
+        """Creates a balancer; it begins with the first step.
 
         Args:
-            assignment: in use.
+            assignment: the assignment in use.
             sizes: bytes by slice.
-            servers: that live, the owners among them.
-            seed: of the probes.
-            explore: whether there are probes.
+            servers: live servers, the owners among them.
+            seed: seed of the probes.
+            explore: whether to make probes.
 
         Raises:
-            InvalidUsage: a slice has no size or no living owner.
+            InvalidUsage: a slice has no size or no live owner.
         """
         self._assignment = assignment
         self._sizes = tuple(sizes)
@@ -93,20 +95,20 @@ class Balancer:
         self._loads = self._loads_now()
         self._detector = ImbalanceDetector()
         self._trial: Trial | None = None
-        self._look_again = False  # at a correction, when it has settled
+        self._look_again = False  # at a correction, after it has settled
         self._settling = _WARM_UP
         self._seen_s: deque[float] = deque(maxlen=_SEEN)
-        self._passes = 1.0  # bytes served in a step, in relation to those of all slices
+        self._passes = 1.0  # bytes served in a step, relative to the bytes of all slices
         self._exploration = Exploration(seed)
         self._explore = explore
 
     @property
     def assignment(self) -> Assignment:
-        """The newest."""
+        """The newest assignment."""
         return self._assignment
 
     def speeds(self) -> dict[int, float]:
-        """Bytes a second by server; the median for those that have served nothing yet."""
+        """Returns bytes a second by server; the median for servers that have served nothing."""
         known = [
             estimate.mean for estimate in self._estimates.values() if estimate.mean is not None
         ]
@@ -119,19 +121,19 @@ class Balancer:
     def step(
         self, figures: Mapping[int, tuple[int, float]], version: int | None = None
     ) -> Change | None:
-        """A step has ended.
+        """Processes a finished step.
 
         Args:
-            figures: by server: bytes served in the step, and the seconds from the first push to the
-                last answer. Servers that are gone are not looked at.
-            version: of the assignment that the step ran under; not given: the newest. Steps of
-                earlier ones are not looked at.
+            figures: by server: bytes served in the step, and the seconds from the first push to
+                the last answer. Servers that have left are ignored.
+            version: version of the assignment that the step ran under; default: the newest. Steps
+                of earlier versions are ignored.
 
         Returns:
-            What to change, if anything.
+            The change to make, if any.
 
         Raises:
-            InvalidUsage: a figure is negative or no number.
+            InvalidUsage: a figure is negative or not a number.
         """
         if version is not None and version != self._assignment.version:
             return None
@@ -154,7 +156,7 @@ class Balancer:
             return None
         changed = [self._estimates[server].add(estimate) for server, estimate in measured.items()]
         if len(times_s) < sum(load > 0 for load in self._loads.values()) or not times_s:
-            return None  # some server said nothing: no telling how long the step was
+            return None  # a server served nothing: the length of the step is unknown
         alarmed = self._detector.step(imbalance(times_s, self._loads), self._noise())
         self._seen_s.append(step_s)
         if trial is not None:
@@ -167,25 +169,25 @@ class Balancer:
             if correction is None:
                 self._detector.futile()
             return correction
-        if self._look_again and len(self._seen_s) == _SEEN:  # by now speeds are known better
+        if self._look_again and len(self._seen_s) == _SEEN:  # speeds are known better by now
             self._look_again = False
             return self._go_on()
         return self._probe()
 
     def with_servers(self, servers: Collection[int]) -> Change | None:
-        """Servers have come or gone.
+        """Adapts to servers that have joined or left.
 
-        The slices of those that are gone go to all others. To new ones, which count as usually fast
-        until they have shown otherwise, goes as little as makes all finish together.
+        The slices of servers that left go to all remaining ones. New servers count as having
+        median speed until measured, and get as few slices as make all servers finish together.
 
         Args:
-            servers: that live now.
+            servers: live servers.
 
         Returns:
-            What to change; None if they are the same as before.
+            The change to make; None if the servers are the same as before.
 
         Raises:
-            InvalidUsage: none lives.
+            InvalidUsage: there is no live server.
         """
         if not servers:
             raise InvalidUsage("a parameter server has to live for every slice; all are gone")
@@ -206,7 +208,7 @@ class Balancer:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is on trial, and enough steps have been seen since the last change."""
+        """Whether no trial is in progress, and enough steps were seen since the last change."""
         return self._trial is None and len(self._seen_s) == _SEEN
 
     @property
@@ -215,7 +217,7 @@ class Balancer:
         return self._sizes
 
     def step_speeds(self) -> dict[int, float]:
-        """Bytes of a step that each server moves a second; a step may have several passes."""
+        """Returns bytes of a step that each server moves a second, over all passes of the step."""
         return {server: speed / self._passes for server, speed in self.speeds().items()}
 
     def _noise(self) -> float:
@@ -243,21 +245,21 @@ class Balancer:
         return self._roll_back(trial)
 
     def _correct(self) -> Change | None:
-        """What measurements ask for, if it is worth it."""
+        """Returns the correction that measurements require, if it is worth its cost."""
         correction = self._rebalanced(self._noise())
         self._look_again = correction is not None
         return correction
 
     def _go_on(self) -> Change | None:
-        """The next round of a correction, if there has to be one."""
-        doubt = self._noise() / 4  # what is known of speeds is an average of some steps
+        """Returns the next round of a correction, if one is necessary."""
+        doubt = self._noise() / 4  # speeds are averages of some steps
         speeds = self.speeds()
         times_s = {server: load / speeds[server] for server, load in self._loads.items() if load}
         late = max(imbalance(times_s, self._loads).values())
         return self._rebalanced(doubt) if late > _STILL + doubt else None
 
     def _rebalanced(self, doubt: float) -> Change | None:
-        """A correction. ``doubt``: a gain of so much may be noise."""
+        """Returns a correction, if its gain exceeds ``doubt``, below which it may be noise."""
         now, speeds = self._assignment.owner, self.speeds()
         in_the_end = rebalance(now, self._sizes, speeds)
         before_s, after_s = (longest_s(each, self._sizes, speeds) for each in (now, in_the_end))
@@ -268,7 +270,7 @@ class Balancer:
         return self._change_to(owner, "correction")
 
     def _probe(self) -> Change | None:
-        """A guess, if it is time for one and it may cost what it would by all that is known."""
+        """Returns a probe, if one is due and its predicted cost is affordable."""
         ready = self._explore and len(self._seen_s) == _SEEN and self._detector.quiet
         if not ready or len(self._estimates) < 2 or not self._exploration.is_time():
             return None

@@ -1,4 +1,4 @@
-"""When servers are so uneven, and for so long, that slices should move."""
+"""Detection of servers that are uneven for long enough that slices should move."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from hvd_order.server.balance.speed_estimate import PATIENCE, clear
 
 __all__ = ["ImbalanceDetector", "imbalance"]
 
-_FORGET = 64  # steps after which half of the patience gained is lost again
+_FORGET = 64  # steps after which half of the gained patience is lost again
 _MOST = 64  # steps of patience with all servers
-_MOST_STUCK = 256  # with one for which nothing helps
+_MOST_STUCK = 256  # with a server for which no move helps
 
 
 def imbalance(times_s: Mapping[int, float], loads: Mapping[int, int]) -> dict[int, float]:
-    """How many times later a server finishes than it should; below 1 where it is earlier.
+    """Returns how many times later than it should each server finishes; below 1 if it is early.
 
-    A late one is held against the smaller of the median and the time that all would need with
-    loads as their speeds are: the median says nothing if half of the servers are slow. An early one
-    is held against the median.
+    A late server is compared with the smaller of the median and the time that all servers would
+    need with loads proportional to their speeds: the median is useless if half of the servers are
+    slow. An early server is compared with the median.
 
     Args:
-        times_s: of the servers that have slices, positive.
-        loads: bytes of the same, positive.
+        times_s: by server with slices; positive.
+        loads: bytes of the same servers; positive.
     """
     middle_s = median(times_s.values())
     rate = sum(loads[server] / seconds for server, seconds in times_s.items())
@@ -36,30 +36,31 @@ def imbalance(times_s: Mapping[int, float], loads: Mapping[int, int]) -> dict[in
 
 
 class ImbalanceDetector:
-    """Goes off when a server is clearly late or early for some steps in a row.
+    """Raises an alarm when a server is clearly late or early for several steps in a row.
 
-    Each time makes it more patient, and quiet times less: where servers change faster than slices
-    can follow, slices had better stay. It is more patient still with a server for which nothing
-    could be done, as long as that stays out of line.
+    Each alarm makes the detector more patient, and quiet times make it less so: where servers
+    change faster than slices can follow, slices should stay. It is still more patient with a
+    server for which no move helped, while that server stays out of line.
     """
 
     def __init__(self) -> None:
-        """Quiet."""
+        """Starts without alarm."""
         self._patience = PATIENCE
-        self._since = 0  # steps since it went off, or patience was lost
-        self._rows: dict[int, int] = {}  # steps in a row late, or if negative early, by server
-        self._stuck: dict[int, int] = {}  # the patience with some servers, if it is more
-        self._cause: list[int] = []  # servers for which it went off last
+        self._since = 0  # steps since the alarm or a loss of patience
+        self._rows: dict[int, int] = {}  # steps in a row late (negative: early), by server
+        self._stuck: dict[int, int] = {}  # patience with some servers, if longer
+        self._cause: list[int] = []  # servers that caused the last alarm
 
     @property
     def quiet(self) -> bool:
-        """Whether no server has begun to be out of line: it is not, or has long been."""
+        """Whether every server is in line, or has long been out of line."""
         return not any(0 < abs(row) <= PATIENCE for row in self._rows.values())
 
     def step(self, ratios: Mapping[int, float], noise: float) -> bool:
-        """Takes in :func:`imbalance` of one step.
+        """Processes :func:`imbalance` of one step.
 
         Args:
+            ratios: the imbalance, by server.
             noise: mean relative deviation of a server's time.
 
         Returns:
@@ -89,11 +90,11 @@ class ImbalanceDetector:
         return bool(out_of_line)
 
     def futile(self) -> None:
-        """Nothing could be done about the last alarm, or it did not help."""
+        """Records that no move was possible after the last alarm, or that it did not help."""
         for server in self._cause:
             before = max(PATIENCE, self._stuck.get(server, 0))
             self._stuck[server] = min(4 * before, _MOST_STUCK)
 
     def changed(self) -> None:
-        """Slices have moved: steps so far no longer count."""
+        """Forgets the steps so far, because slices have moved."""
         self._rows.clear()

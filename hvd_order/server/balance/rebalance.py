@@ -1,4 +1,4 @@
-"""Which slices to move so that servers of different speeds finish together."""
+"""Choice of slices to move so that servers of different speeds finish together."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 __all__ = ["Move", "longest_s", "moves_between", "rebalance", "shortest_s", "taken_over"]
 
-_ENOUGH = 1.02  # times the time that would be ideal without slices
-_LOOK_AT = 32  # slices of a size, evenly spread; more would hardly be better, but slow
-_LESS = 1 - 1e-9  # beyond rounding
+_ENOUGH = 1.02  # times the ideal time for infinitely small slices
+_LOOK_AT = 32  # slices of one size, evenly spread; more would be slow and hardly better
+_LESS = 1 - 1e-9  # allows for rounding
 
 
 @dataclass(frozen=True)
 class Move:
-    """A slice changes its server."""
+    """A slice's move to another server."""
 
     slice: int
     source: int
@@ -27,7 +27,7 @@ class Move:
 def moves_between(
     before: Sequence[int], after: Sequence[int], sizes: Sequence[int]
 ) -> tuple[Move, ...]:
-    """What leads from one list of owners to another."""
+    """Returns the moves between two lists of owners."""
     return tuple(
         Move(i, source, target, sizes[i])
         for i, (source, target) in enumerate(zip(before, after, strict=True))
@@ -36,16 +36,18 @@ def moves_between(
 
 
 def shortest_s(sizes: Sequence[int], speeds: Mapping[int, float]) -> float:
-    """A time that no assignment can beat: bytes cut at will, but the largest slice on one server.
+    """Returns a time that no assignment can beat: bytes divide freely, except in the largest
+    slice.
 
     Args:
+        sizes: bytes by slice.
         speeds: bytes a second by server; positive.
     """
     return max(sum(sizes) / sum(speeds.values()), max(sizes, default=0) / max(speeds.values()))
 
 
 def longest_s(owner: Sequence[int], sizes: Sequence[int], speeds: Mapping[int, float]) -> float:
-    """When the last server is finished."""
+    """Returns the time at which the last server finishes."""
     load = dict.fromkeys(speeds, 0)
     for server, size in zip(owner, sizes, strict=True):
         load[server] += size
@@ -60,32 +62,33 @@ def rebalance(
     receivers: Collection[int] | None = None,
     most_bytes: float = math.inf,
 ) -> tuple[int, ...]:
-    """Moves few bytes until the last server to finish is close to the ideal, or nothing helps.
+    """Moves few bytes until the last server finishes close to the ideal time, or no move helps.
 
-    A server of speed v should have B v / sum(v) of B bytes. Whoever finishes last gives the largest
-    slice that is no more than what it has too much and another lacks, so no byte moves that need
-    not; only if there is no such slice, the one that makes the two finish soonest.
+    A server of speed v should have B v / sum(v) of B bytes. The last server to finish gives away
+    the largest slice that exceeds neither its surplus nor another server's deficit, so no byte
+    moves without need. Only if no such slice exists, the slice moves that makes the two servers
+    finish soonest.
 
     Args:
         owner: by slice, all in ``speeds``.
         sizes: bytes by slice.
         speeds: bytes a second by server; positive.
-        receivers: who may get slices; not given: all.
-        most_bytes: moves no more, except that the first slice may be larger.
+        receivers: servers that may get slices; default: all.
+        most_bytes: limit of the moved bytes, but the first slice may be larger.
 
     Returns:
         The new owners.
 
     Source:
-        Chen et al., "Elastic parameter server load distribution", SoCC 2020, as
-        reconstructed without its text.
+        Chen et al., "Elastic parameter server load distribution", SoCC 2020, as reconstructed
+        without its text.
     """
     holdings = _Holdings(owner, sizes, speeds)
     ideal_s = sum(sizes) / sum(speeds.values())
     wanted = {server: speed * ideal_s for server, speed in speeds.items()}
     others = list(speeds) if receivers is None else list(receivers)
     moved = 0
-    # Each move makes the sorted times smaller; the bound is for the sake of rounding alone.
+    # Each move makes the sorted times smaller; the bound only guards against rounding.
     for _ in range(4 * len(sizes)):
         donor = max(speeds, key=holdings.finish_s)
         if holdings.finish_s(donor) <= _ENOUGH * ideal_s:
@@ -105,10 +108,12 @@ def rebalance(
 def taken_over(
     owner: Sequence[int], sizes: Sequence[int], speeds: Mapping[int, float]
 ) -> tuple[int, ...]:
-    """Gives new owners to the slices of servers that are gone, and moves no others.
+    """Gives new owners to the slices of servers that have left, and moves no other slices.
 
     Args:
-        speeds: bytes a second of the living servers; positive.
+        owner: by slice.
+        sizes: bytes by slice.
+        speeds: bytes a second of the live servers; positive.
     """
     holdings = _Holdings(owner, sizes, speeds)
     orphans = [i for i, server in enumerate(owner) if server not in speeds]
@@ -118,7 +123,7 @@ def taken_over(
 
 
 class _Holdings:
-    """Who has what while slices are moved about."""
+    """The slices of each server during a rebalance."""
 
     def __init__(
         self, owner: Sequence[int], sizes: Sequence[int], speeds: Mapping[int, float]
@@ -134,21 +139,21 @@ class _Holdings:
                 self._take(i, server)
 
     def finish_s(self, server: int, more: int = 0) -> float:
-        """When a server would be finished with so many bytes more."""
+        """Returns the time at which a server would finish with ``more`` extra bytes."""
         return (self.load[server] + more) / self._speeds[server]
 
     def sizes_of(self, server: int) -> list[int]:
-        """The different sizes of its slices, greatest first, without empty ones."""
+        """Returns the distinct sizes of a server's slices, largest first, without empty ones."""
         return sorted((size for size in self._by_size[server] if size), reverse=True)
 
     def soonest(self, size: int, servers: Sequence[int]) -> int:
-        """Who would be finished first with so many bytes more."""
+        """Returns the server that would finish first with ``size`` extra bytes."""
         return min(servers, key=lambda server: self.finish_s(server, size))
 
     def farthest(self, donor: int, size: int, receiver: int) -> int:
-        """Of the donor's slices of that size one far from all that the receiver has.
+        """Returns one of the donor's slices of that size that is far from all of the receiver's.
 
-        So that neighbours stay on different servers.
+        Neighbours thus stay on different servers.
         """
         there = self._held[receiver]
         same = self._by_size[donor][size]
@@ -160,7 +165,7 @@ class _Holdings:
         return max(same[:: 1 + len(same) // _LOOK_AT], key=distance)
 
     def give(self, i: int, receiver: int) -> None:
-        """The slice goes to another server."""
+        """Moves a slice to another server."""
         donor, size = self.owner[i], self._sizes[i]
         if donor in self._speeds:
             self.load[donor] -= size
@@ -185,7 +190,7 @@ def _fitting(
     receivers: Sequence[int],
     wanted: Mapping[int, float],
 ) -> tuple[int, int] | None:
-    """A size and a receiver: no more than the one has too much and the other lacks."""
+    """Returns a size and a receiver, within the donor's surplus and the receiver's deficit."""
     surplus = holdings.load[donor] - wanted[donor]
     lack = {server: wanted[server] - holdings.load[server] for server in receivers}
     for size in sizes:
@@ -198,7 +203,9 @@ def _fitting(
 def _helpful(
     holdings: _Holdings, donor: int, sizes: Sequence[int], receivers: Sequence[int]
 ) -> tuple[int, int] | None:
-    """A size and a receiver after whose move both finish before the donor does now."""
+    """Returns a size and a receiver such that after the move both finish before the donor does
+    now.
+    """
     takers = [server for server in receivers if server != donor]
     if not takers:
         return None
@@ -206,7 +213,7 @@ def _helpful(
     for size in sizes:
         taker = holdings.soonest(size, takers)
         after_s = max(holdings.finish_s(donor, -size), holdings.finish_s(taker, size))
-        if best is None or after_s <= best[0]:  # of equal ones the smallest
+        if best is None or after_s <= best[0]:  # the smallest of equally good sizes
             best = (after_s, size, taker)
     if best is None or best[0] >= _LESS * holdings.finish_s(donor):
         return None

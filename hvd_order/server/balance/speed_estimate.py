@@ -1,4 +1,4 @@
-"""How fast a server is, from noisy measurements, and when it has clearly changed."""
+"""Speed of a server, from noisy measurements, and detection of a clear change."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from hvd_order.errors import InvalidUsage
 __all__ = ["PATIENCE", "SpeedEstimate", "clear", "seconds_per_byte"]
 
 PATIENCE = 4
-"""Steps in a row that must say the same before it is believed."""
+"""Number of consecutive steps that must agree before a change is accepted."""
 
-_WEIGHT = 0.1  # of the newest measurement, once there are many
-_CLEAR = 1.2  # times slower or faster, if measurements agree with each other
-_OUTLIER = 0.5  # what a single measurement may add to the noise at most
+_WEIGHT = 0.1  # of the newest measurement, after many
+_CLEAR = 1.2  # times slower or faster, for consistent measurements
+_OUTLIER = 0.5  # the most that a single measurement adds to the noise
 
 
 def clear(noise: float) -> float:
-    """From which ratio on two servers, or a server before and after, count as different.
+    """Returns the ratio from which two servers, or two times of one server, count as different.
 
     Args:
         noise: mean deviation of a measurement, relative.
@@ -29,14 +29,14 @@ def clear(noise: float) -> float:
 def seconds_per_byte(
     figures: Mapping[int, tuple[int, float]], servers: Container[int]
 ) -> dict[int, float]:
-    """By server, of those that have served anything.
+    """Returns seconds per byte by server, for servers that have served anything.
 
     Args:
         figures: by server: bytes served in a step, and the seconds that it took.
-        servers: others are not looked at.
+        servers: servers to include.
 
     Raises:
-        InvalidUsage: a figure is negative or no number.
+        InvalidUsage: a figure is negative or not a number.
     """
     for server, (served, seconds) in figures.items():
         if not (served >= 0 and 0 <= seconds < math.inf):
@@ -51,27 +51,28 @@ def seconds_per_byte(
 class SpeedEstimate:
     """Seconds per byte of one server.
 
-    A moving average that leaves out what is clearly off. If four measurements in a row are off to
-    the same side, it is the server that has changed, and the average begins anew with them.
+    A moving average that leaves out clear outliers. If four measurements in a row are outliers to
+    the same side, the server has changed, and the average restarts with them.
 
     Attributes:
         mean: seconds per byte; None before the first measurement.
-        noise: mean deviation of a measurement from that, relative.
+        noise: mean relative deviation of a measurement from the mean.
     """
 
     def __init__(self) -> None:
-        """Knows nothing."""
+        """Creates an estimate without measurements."""
         self.mean: float | None = None
         self.noise = 0.0
         self._count = 0
-        self._odd: list[float] = []  # the latest measurements, if off, all to one side
-        self._noise_before = 0.0  # they were off
+        self._odd: list[float] = []  # the latest measurements, if outliers, all to one side
+        self._noise_before = 0.0  # noise before these outliers
 
     def add(self, seconds_per_byte: float) -> bool:
-        """A step's measurement.
+        """Adds a step's measurement.
 
         Returns:
-            Whether the server has clearly changed: the average is of the last few steps alone.
+            Whether the server has clearly changed: the average then covers the last few steps
+                alone.
         """
         if self.mean is None:
             self.mean, self._count = seconds_per_byte, 1
@@ -95,7 +96,7 @@ class SpeedEstimate:
         return False
 
     def loosen(self) -> None:
-        """The load has changed, and the speed may have with it: the next steps weigh more."""
+        """Gives the next steps more weight, because a new load may change the speed."""
         self._count = min(self._count, 1)
         self._odd.clear()
 

@@ -1,4 +1,4 @@
-"""An assignment on trial: it stays if steps say so, else the one before comes back."""
+"""An assignment on trial: it stays if step times support it, else the previous one returns."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from statistics import fmean, stdev
 
 __all__ = ["Trial", "Verdict"]
 
-_ERRORS = 3  # standard errors; less is noise
-_MORE_ERRORS = 4  # for guesses: there are many, and each could win by chance
-_LITTLE = 0.01  # of a step; less is not worth a word
-_TOO_SLOW = 1.5  # times slower: no need to wait for the end
+_ERRORS = 3  # standard errors; a smaller difference is noise
+_MORE_ERRORS = 4  # for probes: they are many, and each could win by chance
+_LITTLE = 0.01  # of a step; a smaller difference does not matter
+_TOO_SLOW = 1.5  # times slower: ends the trial early
 
 
 class Verdict(Enum):
-    """How a trial ended."""
+    """Result of a trial."""
 
     KEEP = "keep"
     ROLL_BACK = "roll back"
 
 
 class Trial:
-    """Compares steps after a change with those before.
+    """Compares the steps after a change with those before.
 
     Attributes:
-        owner: who had the slices before.
-        probe: whether the change was a guess. A guess stays only if steps are clearly faster; a
-            correction, that measurements have asked for, unless they are clearly slower.
-        expected_s: a step before.
-        news: whether a server has turned out to be other than was known.
+        owner: owners of the slices before the change.
+        probe: whether the change was a probe. A probe stays only if steps are clearly faster. A
+            correction, which measurements support, stays unless steps are clearly slower.
+        expected_s: mean step time before the change.
+        news: whether a server's speed estimate has changed during the trial.
     """
 
     def __init__(
         self, owner: Sequence[int], before_s: Sequence[float], steps: int, probe: bool
     ) -> None:
-        """``before_s``: the last steps as they were, at least one; ``steps``: to look at."""
+        """Starts a trial of ``steps`` steps; ``before_s``: the last step times, at least one."""
         self.owner = tuple(owner)
         self.probe = probe
         self.news = False
@@ -46,11 +46,11 @@ class Trial:
         self._after_s: list[float] = []
 
     def too_slow(self, step_s: float) -> bool:
-        """Whether one step is enough to end a guess."""
+        """Returns whether one step is enough to end a probe."""
         return self.probe and step_s > _TOO_SLOW * self.expected_s
 
     def step(self, step_s: float) -> Verdict | None:
-        """Takes in a step after the change; in the end says how it went."""
+        """Adds a step after the change; returns the verdict after the last one."""
         self._after_s.append(step_s)
         if len(self._after_s) < self._steps:
             return None

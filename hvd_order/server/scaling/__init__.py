@@ -1,1 +1,1 @@
-"""How many servers a job should have."""
+"""Choice of the number of servers of a job."""

@@ -1,4 +1,4 @@
-"""Whether a job should have a server more or less."""
+"""Advice whether a job should have one server more or less."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_order.server.balance.rebalance import shortest_s
 __all__ = ["MATTERS", "Hint", "hint_for", "scaling_hint"]
 
 MATTERS = 0.05
-"""Of the communication time; less is not worth starting or ending a process."""
+"""Share of the communication time; a smaller change is not worth starting or ending a process."""
 
 _STRAGGLER = 0.3  # times the median speed
 
@@ -23,10 +23,10 @@ class Hint:
 
     Attributes:
         action: ``scale_out``: one server more; ``scale_in``: without ``server``; ``replace``:
-            another one instead of ``server``.
-        server: which; None for ``scale_out``.
-        before_s: predicted communication of a step, with slices where they should be.
-        after_s: the same after the action.
+            another server instead of ``server``.
+        server: number of the server; None for ``scale_out``.
+        before_s: predicted communication time of a step, with slices where they should be.
+        after_s: the same time after the action.
     """
 
     action: str
@@ -36,11 +36,11 @@ class Hint:
 
 
 def hint_for(balancer: Balancer, hidden_s: float, spare: int) -> Hint | None:
-    """Whether another number of servers would be better; None as well while that is unclear.
+    """Returns advice on the number of servers; None also while it is unclear.
 
     Args:
-        balancer: knows sizes of slices and speeds of servers.
-        hidden_s: so much communication hides under the computation of a step.
+        balancer: has the sizes of slices and speeds of servers.
+        hidden_s: communication time hidden under the computation of a step.
         spare: servers that could be started.
     """
     if not balancer.settled:
@@ -51,26 +51,27 @@ def hint_for(balancer: Balancer, hidden_s: float, spare: int) -> Hint | None:
 def scaling_hint(
     sizes: Sequence[int], speeds: Mapping[int, float], hidden_s: float, spare: int
 ) -> Hint | None:
-    """One server more if communication shows, one less if nobody would notice.
+    """Advises one server more if communication is exposed, one less if steps would not suffer.
 
-    A new server is expected to be as fast as the mean of those there are, a replacement as the
-    median. Communication has to stick out by 5 % before more servers are asked for, and a server
-    has to be worth less than 5 % before it is given up, so that one does not undo the other.
+    A new server is expected to have the mean speed of the existing ones, and a replacement the
+    median. Communication has to exceed the hidden time by 5 % before more servers are requested,
+    and a server has to contribute less than 5 % before it is removed, so that one action does not
+    undo the other.
 
     Args:
         sizes: bytes by slice.
         speeds: bytes a second by server; positive.
-        hidden_s: so much communication hides under the computation of a step.
+        hidden_s: communication time hidden under the computation of a step.
         spare: servers that could be started.
 
     Source:
         Chen et al., "Elastic parameter server load distribution", SoCC 2020, as reconstructed
-        without its text; that what is hidden needs no servers is ours.
+        without its text; the rule that hidden communication needs no servers is ours.
     """
     before_s = shortest_s(sizes, speeds)
     slowest = min(speeds, key=lambda server: speeds[server])
     rest = {server: speed for server, speed in speeds.items() if server != slowest}
-    new = max(speeds) + 1  # any number that is not taken
+    new = max(speeds) + 1  # any unused number
     if spare > 0 and before_s > (1 + MATTERS) * hidden_s:
         middle = median(speeds.values())
         replaced_s = shortest_s(sizes, {**rest, new: middle})

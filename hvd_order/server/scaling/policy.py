@@ -1,19 +1,19 @@
-"""When a job gets a server more or less by itself.
+"""Scaling policy: decides when a job gets one server more or less by itself.
 
-`scaling.py` says what is better by prediction. It needs to know how much communication computation
-hides, and nothing that servers or lines measure tells that: a worker that waits for its first layer
-and one that computes look the same to them. What is certain is that the worker computes while the
-lines rest, so that much communication at least would find room::
+`hint.py` predicts which number is better. It needs the communication time that computation hides,
+and no measurement of servers or connections shows it: a worker that waits for its first layer and
+one that computes look the same to them. But the worker certainly computes while the connections
+rest, so at least that much communication can be hidden::
 
     step     |<------------------------- step_s ------------------------->|
     lines    |======== busy_s: communication ========|....... rest .......|
     certain                                          |<--- hidden_s ----->|
 
-That is the estimate to begin with, and experience corrects it, since each action is an experiment.
-If a server more has made steps no shorter, communication of that length does not show (or it is not
-the servers that make it long), and the server goes again. If steps became longer with one less,
-communication of the length before was all that could hide, and a server comes again. Either is
-remembered until steps have clearly changed, so a wrong guess is made once.
+This is the initial estimate, and experience corrects it, since each action is an experiment. If an
+added server has made steps no shorter, communication of that length is hidden (or servers are not
+what makes it long), and the server leaves again. If steps became longer with one server less, the
+previous length of communication was all that could be hidden, and a server is added again. Either
+result is remembered until steps have clearly changed, so a wrong guess is made once.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from hvd_order.server.scaling.hint import MATTERS, Hint, hint_for
 __all__ = ["Decision", "ScalingPolicy"]
 
 _SEEN = 16  # latest steps that count
-_PATIENCE = 8  # steps in a row that advise the same
-_REST_STEPS = 50  # without action, to begin with and after each; and
+_PATIENCE = 8  # steps in a row with the same advice
+_REST_STEPS = 50  # steps without action, at the start and after each action; and
 _REST_S = 30.0
-_MOST_CAUTION = 64  # times these, when actions keep being in vain
-_SHARE = 0.25  # of the predicted gain has to be seen
-_OTHER = 1.5  # times longer or shorter: these are other steps than those that were learnt from
+_MOST_CAUTION = 64  # times these, when actions keep failing
+_SHARE = 0.25  # of the predicted gain must be observed
+_OTHER = 1.5  # times longer or shorter: what was learnt no longer applies
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done.
+    """A decision of the policy.
 
     Attributes:
-        hint: the action, and what it should bring.
-        hidden_s: communication of a step that is taken to be hidden.
-        undoes: the action before was in vain, and this takes it back.
+        hint: the action, and its expected effect.
+        hidden_s: assumed hidden communication time of a step.
+        undoes: the previous action was in vain, and this one reverts it.
     """
 
     hint: Hint
@@ -53,7 +53,7 @@ class Decision:
     undoes: bool = False
 
     def __str__(self) -> str:
-        """A line for the log."""
+        """Returns a line for the log."""
         hint = self.hint
         what = {
             "scale_out": "one server more",
@@ -69,12 +69,13 @@ class Decision:
 
 @dataclass
 class _Experiment:
-    """An action that has been carried out, until it is clear what it brought.
+    """An action that was carried out, until its effect is clear.
 
     Attributes:
-        step_s: before it.
-        newcomer: the server that came.
-        servers: that there were at its end; None before the first step after it.
+        decision: the action.
+        step_s: step time before it.
+        newcomer: the server that joined.
+        servers: servers after it; None before the first step after it.
     """
 
     decision: Decision
@@ -87,11 +88,11 @@ class ScalingPolicy:
     """Decides from step to step; pure."""
 
     def __init__(self, least: int, most: int) -> None:
-        """Begins with the first step.
+        """Creates a policy; it begins with the first step.
 
         Args:
-            least: servers that stay in any case.
-            most: servers at a time.
+            least: smallest number of servers.
+            most: largest number of servers.
         """
         self._least = least
         self._most = most
@@ -104,32 +105,33 @@ class ScalingPolicy:
         self._times = 0  # in a row
         self._hidden_at_least_s = 0.0  # learnt
         self._hidden_at_most_s = math.inf
-        self._learnt_at_s = 0.0  # a step took
+        self._learnt_at_s = 0.0  # step time when that was learnt
 
     @property
     def step_s(self) -> float:
-        """What a step takes: the median of the latest. There has to be one."""
+        """Median time of the latest steps. There must be one."""
         return median(step_s for step_s, _ in self._seen)
 
     @property
     def hidden_s(self) -> float:
-        """Communication of a step that computation hides, as far as is known."""
+        """Best estimate of a step's communication time that computation hides."""
         rest_s = median(step_s - busy_s for step_s, busy_s in self._seen)
         return min(max(rest_s, self._hidden_at_least_s), self._hidden_at_most_s)
 
     def step(
         self, step_s: float, busy_s: float, balancer: Balancer, servers: Collection[int]
     ) -> Decision | None:
-        """A step has ended.
+        """Processes a finished step.
 
         Args:
-            step_s: since the one before.
-            busy_s: in which the line that was busy longest had something under way.
-            balancer: has been told of the same step.
-            servers: that there are.
+            step_s: seconds since the previous step.
+            busy_s: seconds in which the busiest connection had data in flight.
+            balancer: has already processed the same step.
+            servers: current servers.
 
         Returns:
-            What to do; until `done` or `failed` tells how it went, nothing else is decided.
+            The action to take; there is no other decision until `done` or `failed` reports its
+            outcome.
         """
         if self._acting is not None:
             return None
@@ -145,10 +147,10 @@ class ScalingPolicy:
         return self._judge(servers) or self._look(balancer, servers)
 
     def done(self, newcomer: int | None) -> None:
-        """The decision has been carried out.
+        """Records that the decision was carried out.
 
         Args:
-            newcomer: the server that came, if one was to.
+            newcomer: the server that joined, if the decision requested one.
         """
         assert self._acting is not None
         experiment, self._acting = self._acting, None
@@ -159,13 +161,13 @@ class ScalingPolicy:
             self._experiment = experiment
 
     def failed(self) -> None:
-        """The decision could not be carried out. The next comes later than usual."""
+        """Records that the decision could not be carried out. The next one comes later."""
         self._acting = None
         self._seen.clear()
         self._in_vain()
 
     def _look(self, balancer: Balancer, servers: Collection[int]) -> Decision | None:
-        """What is advised, once it has been for a while."""
+        """Returns a decision after the same advice for several steps."""
         hint = hint_for(balancer, self.hidden_s, self._most - len(servers))
         if hint is not None and hint.action == "scale_in" and len(servers) <= self._least:
             hint = None
@@ -182,10 +184,12 @@ class ScalingPolicy:
         return decision
 
     def _judge(self, servers: Collection[int]) -> Decision | None:
-        """Whether steps have become what they should. If not: what takes it back."""
+        """Checks the effect of the last action; returns a decision that reverts it if it was in
+        vain.
+        """
         experiment, self._experiment = self._experiment, None
         if experiment is None or experiment.servers != frozenset(servers):
-            return None  # others have come or gone as well: steps say nothing about it
+            return None  # other servers joined or left too: steps do not show its effect
         hint, hidden_s = experiment.decision.hint, experiment.decision.hidden_s
         if hint.action == "scale_in":
             if self.step_s <= (1 + MATTERS) * experiment.step_s:
@@ -202,16 +206,18 @@ class ScalingPolicy:
             undo = Hint("scale_in", experiment.newcomer, hint.after_s, hint.before_s)
         self._in_vain()
         if hint.action == "replace":
-            return None  # there are as many as before
+            return None  # the number of servers is unchanged
         return self._decide(Decision(undo, self.hidden_s, undoes=True))
 
     def _learn(
         self, step_s: float, at_least_s: float | None = None, at_most_s: float | None = None
     ) -> None:
-        """What was found last holds, also against what was found before.
+        """Records the latest finding, which overrides contradicting earlier ones.
 
         Args:
-            step_s: with the servers that there will be again.
+            step_s: step time with the servers that the job will have again.
+            at_least_s: new lower bound of the hidden time.
+            at_most_s: new upper bound of the hidden time.
         """
         self._learnt_at_s = step_s
         if at_least_s is not None:
