@@ -142,7 +142,7 @@ def _find_wrapper(
 
 
 def _wrapper_types() -> tuple[type, ...]:
-    """Classes whose objects average their parameters' gradients, if such objects can exist."""
+    """Classes whose objects, if any can exist, average their own parameters' gradients."""
     types = [*_fsdp()]
     if dist.is_initialized():
         types.append(torch.nn.parallel.DistributedDataParallel)

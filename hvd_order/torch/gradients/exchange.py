@@ -161,7 +161,7 @@ class GradientExchange:
     # ---- gradients ----------------------------------------------------------------------------
 
     def _on_gradient(self, entry: ParameterEntry) -> None:
-        """Handles the first gradient of a backward pass, or one that the sender does not handle."""
+        """Handles a backward pass's first gradient, or one that the sender does not handle."""
         # The program's modes must not see this work.
         with self._lock, native.CleanRoom():
             if self._gradients.cleared_by_owner():
@@ -190,7 +190,7 @@ class GradientExchange:
         self._sender.in_backward = False
 
     def _begin_step(self) -> None:
-        """Handles the first gradient after step(): no update of the last step may stay deferred."""
+        """Handles the first gradient after step(): no earlier update may stay deferred."""
         if not self._alone or conflicts.in_doubt(self):
             conflicts.refuse(self, self._table.entries, self._host.context.rank)
             self._alone = True
@@ -236,7 +236,7 @@ class GradientExchange:
             assert optimizer is not None
             if self._server_update is not None:
                 self._server_update.check()
-            if self._gradients.fresh:  # nobody here had a gradient; the others may wait for ours
+            if self._gradients.fresh:  # no gradient here; other ranks may wait for zeros
                 self._begin_step()
             self._gradients.check_hooks()
             reason = self._why_at_once(optimizer)

@@ -55,7 +55,7 @@ def in_order(
 
 
 def note(host: EngineHost, confirmed: Confirmed) -> None:
-    """Rank 0 writes the choice of the trials into the plan, so that the next run begins with it."""
+    """Rank 0 writes the choice of the trials into the plan, so the next run begins with it."""
     if host.plan is None:
         return
     host.plan = replace(host.plan, confirmed=confirmed)

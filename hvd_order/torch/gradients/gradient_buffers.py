@@ -68,7 +68,7 @@ class GradientBuffers:
         return self.layout.tensor_offset(entry.tensor) // sample.element_size()
 
     def put_in_place(self, entry: ParameterEntry) -> None:
-        """Points ``entry`` at its place, even if the program has moved its gradient."""
+        """Points ``entry`` at its place, also if the program has moved its gradient."""
         sample = self._samples[entry.tensor]
         flat = self.flat[self._tensors[entry.tensor][2]]
         entry.wire = native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
@@ -87,7 +87,7 @@ class GradientBuffers:
 
 
 def _wire_sample(parameter: torch.Tensor, compression: type[Compressor]) -> torch.Tensor:
-    """The form in which a gradient of ``parameter`` is sent, without data: shape, stride, dtype."""
+    """How a gradient of ``parameter`` is sent, without data: shape, stride, dtype."""
     # empty_like keeps the strides of dense tensors (channels_last) and makes others contiguous
     shape = torch.empty_like(parameter, device="meta", requires_grad=False)
     return compression.compress(shape)[0]

@@ -53,15 +53,13 @@ class StepGradients:
         return self._sender.in_backward
 
     def begin(self) -> None:
-        """Begins a step: its first gradient after ``step()`` has arrived, or there will be none."""
+        """Begins a step: its first gradient has arrived, or there will be none."""
         self._begun_at = self._host.steps
         self._transfer.model.raise_use_flags()
         self.fresh = False
 
     def begin_pass(self) -> None:
-        """Handles the first gradient of a backward pass; later ones may be sent by the native
-        sender.
-        """
+        """Handles the first gradient of a backward pass; later ones may bypass Python."""
         if any(entry.passes_to_go == 1 for entry in self._table.entries):
             self._announce()
 
@@ -71,16 +69,14 @@ class StepGradients:
             self._log.note("begin")
 
     def send(self, entry: ParameterEntry, guard: Guard) -> None:
-        """Sends a gradient; a reader that comes before its sum calls ``guard``."""
+        """Sends a gradient; a read before it is complete calls ``guard`` to finish it."""
         self._announce()
         self._transfer.send(entry, guard, warm_up=not self._warm_up.order.complete)
         if self._first_sent is None and entry.parameter.grad is entry.gradient:
             self._first_sent = entry
 
     def send_the_rest(self, guard: Guard) -> None:
-        """Sends gradients that no hook has sent: set by hand, left from an unfinished pass, or
-        absent.
-        """
+        """Sends the rest: gradients set by hand, left from an unfinished pass, or absent."""
         self._announce()
         for entry in self._table.entries:
             if entry.sent:

@@ -77,8 +77,7 @@ class Tuning:
         self._model.retune(cut, None if self._plan is None else self._plan.issue_order_of(cut))
 
     def _try_rivals(self) -> None:
-        """Begins trials of the settings in use, the plan's alternatives, and a run's without a
-        plan.
+        """Begins trials of the cut in use, the plan's alternatives, and the cuts without a plan.
 
         Leaves out rivals that no trial can distinguish from an earlier one.
         """

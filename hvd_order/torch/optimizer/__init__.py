@@ -1,4 +1,4 @@
-"""``DistributedOptimizer``, its kin for Adasum, and what becomes of both in forked processes."""
+"""``DistributedOptimizer``, its Adasum variant, and the behaviour of both in forked processes."""
 
 from hvd_order.torch.optimizer import fork  # noqa: F401 - watches forks from now on
 from hvd_order.torch.optimizer.distributed_optimizer import DistributedOptimizer

@@ -1,8 +1,9 @@
-"""``DistributedOptimizer(op=hvd.Adasum)``: ranks update by themselves; the changes are joined.
+"""``DistributedOptimizer(op=hvd.Adasum)``: ranks update separately; Adasum joins the changes.
 
-As Horovod's: every rank takes the step of its own optimizer, with its own gradients and state, and
-what that changed in each parameter is combined by Adasum (adasum.py) and applied to the parameter
-as it was before. So learning rates need no scaling with the number of ranks.
+As in Horovod, every rank takes the step of its own optimizer, with its own gradients and state.
+Adasum (adasum.py) combines the resulting changes of each parameter, and the combined change is
+applied to the parameter as it was before. So learning rates need no scaling with the number of
+ranks.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class _Passes:
 
 
 class _AdasumMethods:
-    """Methods that an Adasum optimizer has over the user's class, which stays its base."""
+    """Methods that replace those of the user's class, which stays the base class."""
 
     _hvd_base: type[Optimizer]
     _hvd_exchange: None
@@ -78,7 +79,8 @@ class _AdasumMethods:
         """Takes this rank's own step, and applies the Adasum of all ranks' changes.
 
         Raises:
-            HorovodInternalError: the exchange failed; parameters are as after the own step.
+            HorovodInternalError: the exchange failed; parameters have the values of this rank's
+                own step.
         """
         loss = None
         if closure is not None:
@@ -110,21 +112,21 @@ class _AdasumMethods:
         """Does nothing: there are no gradients to wait for."""
 
     def flush(self) -> None:
-        """Does nothing: ``step()`` leaves nothing outstanding."""
+        """Does nothing: ``step()`` defers no updates."""
 
     def skip_synchronize(self) -> NoReturn:
-        """Raises AssertionError, as Horovod's."""
+        """Raises AssertionError, as in Horovod."""
         raise AssertionError(
             "Skipping synchronization is not supported when using Adasum optimizer."
         )
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes add up before a step."""
+        """Changes the number of backward passes that add up before a step."""
         check_passes(passes)
         self._hvd_passes.allowed = passes
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As ``torch.optim.Optimizer.zero_grad``.
+        """Same as ``torch.optim.Optimizer.zero_grad``.
 
         Raises:
             AssertionError: between ``backward()`` and ``step()``.
@@ -134,7 +136,7 @@ class _AdasumMethods:
         cast("Any", self._hvd_base).zero_grad(self, set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's own. Every rank adds the same parameters."""
+        """Same as the optimizer's own method. Every rank adds the same parameters."""
         cast("Any", self._hvd_base).add_param_group(self, param_group)
         added = cast("Any", self).param_groups[-1]["params"]
         first = len(self._hvd_entries)
@@ -157,7 +159,7 @@ def distribute(
     """Makes ``optimizer`` an Adasum optimizer.
 
     Raises:
-        NotImplementedError: the number of ranks is no power of 2.
+        NotImplementedError: the number of ranks is not a power of 2.
     """
     check_count(len(process_set.ranks))
     optimizer_class.give_methods(optimizer, _AdasumMethods)
@@ -172,7 +174,7 @@ def distribute(
 
 
 def _by_device(parameters: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Places of the parameters of each device; ranks have devices of different numbers."""
+    """Places of the parameters of each device; device numbers differ between ranks."""
     places: dict[torch.device, list[int]] = {}
     for i, parameter in enumerate(parameters):
         places.setdefault(parameter.device, []).append(i)

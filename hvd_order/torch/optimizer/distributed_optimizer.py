@@ -34,19 +34,19 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 
 
 class _Distributed:
-    """Methods that a distributed optimizer has over the user's class, which stays its base."""
+    """Methods that replace those of the user's class, which stays the base class."""
 
     _hvd_exchange: GradientExchange | None  # None on a single rank
     _hvd_base: type[Optimizer]
     _hvd_synchronize: bool
-    _parameter_names: dict[torch.nn.Parameter, str]  # as Horovod's, which libraries look at
+    _parameter_names: dict[torch.nn.Parameter, str]  # as Horovod's, which libraries read
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Applies the averaged gradients: to each parameter when it is next read, at the latest.
+        """Applies the averaged gradients: to each parameter at the latest when it is next read.
 
-        The hyper-parameters are those of this moment. With a ``closure``, before ``synchronize()``
-        users of gradients, or with an optimizer that has to see all parameters at once, the update
-        is complete when this returns.
+        The update uses the current hyper-parameters. It is complete on return with a ``closure``,
+        after ``synchronize()`` or a read of gradients, or with an optimizer that needs all
+        parameters at once.
 
         Raises:
             HorovodInternalError: the exchange failed.
@@ -71,37 +71,39 @@ class _Distributed:
             self._hvd_exchange.synchronize()
 
     def flush(self) -> None:
-        """Finishes every outstanding update; for readers of parameters that Python cannot see."""
+        """Applies every deferred update; for readers of parameters that Python cannot see."""
         if self._hvd_exchange is not None:
             self._hvd_exchange.flush()
 
     def overlap_report(self) -> OverlapReport:
-        """Which parameters the last ``step()`` updated without waiting for a reader, and why.
+        """Reports which parameters the last ``step()`` updated without waiting for a reader, and
+        why.
 
-        The updates of the others are applied when the parameters are read next, so that their
-        communication overlaps the next forward pass.
+        All other updates are applied when their parameters are next read, so their communication
+        overlaps the next forward pass.
         """
         return OverlapReport() if self._hvd_exchange is None else self._hvd_exchange.overlap_report
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Horovod's way to say that ``synchronize()`` has been called before ``step()``.
+        """Horovod's context for a ``step()`` after ``synchronize()``.
 
-        Not needed here, since ``step()`` knows; accepted so that scripts run unchanged.
+        Not needed here, since ``step()`` detects this case; accepted so that scripts run
+        unchanged.
         """
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes add up before gradients are exchanged."""
+        """Changes the number of backward passes that add up before gradients are exchanged."""
         check_passes(passes)
         if self._hvd_exchange is not None:
             self._hvd_exchange.set_passes(passes)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As ``torch.optim.Optimizer.zero_grad``.
+        """Same as ``torch.optim.Optimizer.zero_grad``.
 
         Raises:
-            AssertionError: gradients are on their way, between ``backward()`` and ``step()``.
+            AssertionError: gradients are in flight, between ``backward()`` and ``step()``.
         """
         exchange = self._hvd_exchange
         base = cast("Any", self._hvd_base)
@@ -122,13 +124,13 @@ class _Distributed:
             cast("Any", self).param_groups = groups
 
     def state_dict(self) -> dict[str, Any]:
-        """As the optimizer's own, after finishing outstanding updates."""
+        """Same as the optimizer's own method, after applying deferred updates."""
         if self._hvd_exchange is not None:
             self._hvd_exchange.fetch_state()
         return cast("dict[str, Any]", cast("Any", self._hvd_base).state_dict(self))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the optimizer's own, after finishing outstanding updates."""
+        """Same as the optimizer's own method, after applying deferred updates."""
         self.flush()
         if self._hvd_exchange is not None and self._hvd_exchange.on_servers:
             raise InvalidUsage(
@@ -138,7 +140,7 @@ class _Distributed:
         cast("Any", self._hvd_base).load_state_dict(self, state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's own. Collective: every rank adds the same parameters."""
+        """Same as the optimizer's own method. Collective: every rank adds the same parameters."""
         self.flush()
         optimizer = cast("Any", self)
         cast("Any", self._hvd_base).add_param_group(self, param_group)
@@ -153,7 +155,7 @@ class _Distributed:
             self._hvd_exchange.add_entries([ParameterEntry(p, name) for p, name in named])
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles are of the user's own class, with finished updates."""
+        """Copies and pickles are of the user's own class, after deferred updates."""
         self.flush()
         return optimizer_class.rebuild, (self._hvd_base, cast("Any", self).__getstate__())
 
@@ -172,32 +174,35 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     comm: Comm | None = None,
     separable: bool | None = None,
 ) -> AnyOptimizer:
-    """Makes ``optimizer`` sum its gradients over all ranks, in the order of need.
+    """Makes ``optimizer`` sum its gradients over all ranks, in consumption order.
 
-    The optimizer itself becomes distributed and is returned: it is still an instance of its
-    class, keeps its state (so a checkpoint may be loaded before or after), and schedulers and
-    scalers that know it go on working. Collective: every rank calls it, in the same order.
+    The optimizer itself becomes distributed and is returned. It is still an instance of its class
+    and keeps its state, so a checkpoint may be loaded before or after. Schedulers and scalers that
+    hold it continue to work. Collective: every rank calls it, in the same order.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``.
-        named_parameters: as of ``model.named_parameters()``; must name every parameter of the
-            optimizer. Without it they are numbered.
-        compression: how gradients travel: ``Compression.none``, ``.fp16`` or ``.bf16``.
-        backward_passes_per_step: gradients of so many passes add up, without division, before they
-            are exchanged.
-        op: ``Average`` or ``Sum``; or ``Adasum``, which joins what the ranks' own updates change
-            (adasum_optimizer.py).
-        gradient_predivide_factor: with ``Average``, divide by this before the sum and by
-            size / this after it.
-        num_groups, groups: Horovod's explicit fusion; slices of the planned size take its place, so
-            they are checked as in Horovod and have no effect.
+        named_parameters: the result of ``model.named_parameters()``; must name every parameter of
+            the optimizer. Without it the parameters are numbered.
+        compression: how gradients are compressed for transfer: ``Compression.none``, ``.fp16`` or
+            ``.bf16``.
+        backward_passes_per_step: number of passes whose gradients add up, without division, before
+            they are exchanged.
+        op: ``Average`` or ``Sum``; or ``Adasum``, which joins the changes of the ranks' own
+            updates (adasum_optimizer.py).
+        gradient_predivide_factor: with ``Average``, divide by this before the sum and by size /
+            this after it.
+        num_groups, groups: Horovod's explicit fusion; checked as in Horovod, without effect, since
+            slices of the planned size replace it.
         sparse_as_dense: exchange sparse gradients as dense ones. ``SparseAdam`` gets them back as
             sparse ones.
-        process_set: who exchanges gradients. On a rank outside the optimizer works alone.
-        comm: who sums: ``"allreduce"`` or ``"ps"``, parameter servers; None: HVD_ORDER_COMM says.
-        separable: whether this optimizer updates each parameter by itself, from its own gradient
-            and state, so that updates may be put off; None: its class attribute
-            ``hvd_order_separable`` says, or what is known of the class (known_optimizers.py).
+        process_set: the ranks that exchange gradients. On a rank outside the set, the optimizer
+            works alone.
+        comm: how gradients are summed: ``"allreduce"`` or ``"ps"``, parameter servers; None: as
+            set in HVD_ORDER_COMM.
+        separable: whether the optimizer updates each parameter from that parameter's gradient and
+            state alone, so that updates may be deferred; None: use its class attribute
+            ``hvd_order_separable``, or the list of known classes (known_optimizers.py).
 
     Returns:
         ``optimizer``.
@@ -206,7 +211,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         NotInitialized: before ``hvd.init()``.
         ValueError: parameters without name, duplicate names, or arguments out of range.
         ModelMismatch: the ranks have different parameters; raised on every rank.
-        NotImplementedError: Adasum of a number of ranks that is no power of 2.
+        NotImplementedError: Adasum of a number of ranks that is not a power of 2.
     """
     context = process.current()
     number = require_registered(process_set)
@@ -227,12 +232,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     exchange = None
     if size > 1:
         divisor = size if op == Average else 1
-        # Dividing before the sum costs nothing (it is part of the copy) and cannot overflow.
+        # A division before the sum costs nothing (it is part of the copy) and prevents overflow.
         prescale, postscale = 1 / divisor, 1.0
         if gradient_predivide_factor != 1.0:
             prescale, postscale = 1 / gradient_predivide_factor, gradient_predivide_factor / divisor
         ranks = negotiation()
-        assert ranks is not None  # there are others
+        assert ranks is not None  # there are other ranks
         ranks.steps.check_nobody_joined("a DistributedOptimizer is made")
         host = engine_host.engine_host(number, process_set.ranks, comm)
         server_update = None
@@ -278,7 +283,7 @@ def _check_arguments(
 
 
 def _check_groups(num_groups: int, groups: object) -> None:
-    """Raises what Horovod raises."""
+    """Raises the same errors as Horovod."""
     if num_groups != 0:
         warnings.warn(
             "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",

@@ -1,14 +1,15 @@
-"""A process that the rank forks (a worker of a DataLoader, os.fork) has its memory, but no engine.
+"""A process forked by a rank (a DataLoader worker, os.fork) has the rank's memory, but no engine.
 
-None of the threads that move gradients exist in the child, so whatever waits for them would wait
-for ever. Outstanding updates are therefore finished before the fork, and the child finds plain
-parameters: it may read and change its copy, and run backward passes, whose gradients stay its own.
-What cannot be finished, a gradient between ``backward()`` and ``step()``, raises an error there
-when it is read. So do ``step()`` and collectives: the child is no rank. When it ends, the job goes
-on.
+The threads that move gradients do not exist in the child, so a wait for them would never end.
+Deferred updates are therefore applied before the fork, and the child finds ordinary parameters.
+The child may read and change its copy, and run backward passes, whose gradients are not exchanged.
+A gradient between ``backward()`` and ``step()`` cannot be finished; reading it in the child raises
+an error. So do ``step()`` and collectives, because the child is not a rank. When the child ends,
+the job continues.
 
-Other threads are kept out of the exchanges while the process forks, so that their locks are free
-in the child. Native objects are never destroyed there: that would wait for their threads.
+Other threads are kept out of the exchanges during the fork, so that their locks are free in the
+child. Native objects are never destroyed in the child: their destructors would wait for their
+threads.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _held: list[GradientExchange] = []  # from before the fork until after it
 
 
 class _ChildGuard:
-    """The `Guard` of what was not finished before the fork."""
+    """The `Guard` of tensors that were not finished before the fork."""
 
     def __init__(self, exchange: GradientExchange, rank: int) -> None:
         self._exchange = exchange
@@ -46,20 +47,20 @@ class _ChildGuard:
         )
 
     def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
-        """An update that failed before the fork."""
+        """Handles a read of a parameter whose update failed before the fork."""
         self._refuse("parameter", parameters[0])
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
-        """The same parameter's gradient."""
+        """Handles a use of ``.grad`` of such a parameter."""
         self._refuse("the gradient of", parameter)
 
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
-        """A gradient between ``backward()`` and ``step()``."""
+        """Handles a read of a gradient between ``backward()`` and ``step()``."""
         self._refuse("the gradient of", gradients[0])
 
 
 class _NoExchange:
-    """Stands in the child where the optimizer's `GradientExchange` was."""
+    """Replaces the optimizer's `GradientExchange` in the child."""
 
     on_servers = False
 
@@ -67,15 +68,15 @@ class _NoExchange:
         self._context = context
 
     def step(self, closure: Any = None) -> NoReturn:
-        """There is nobody to average with."""
+        """Raises: the child is not a rank and has no other ranks to average with."""
         self._refuse("optimizer.step()")
 
     def synchronize(self) -> NoReturn:
-        """The same."""
+        """Raises, like `step`."""
         self._refuse("optimizer.synchronize()")
 
     def add_entries(self, entries: Any) -> NoReturn:
-        """The same."""
+        """Raises, like `step`."""
         self._refuse("optimizer.add_param_group()")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -83,19 +84,19 @@ class _NoExchange:
         raise AssertionError("this stands in forked processes only")
 
     def flush(self) -> None:
-        """Everything is finished."""
+        """Does nothing: the fork has applied all updates."""
 
     fetch_state = before_zero_grad = flush
 
     def set_passes(self, passes: int) -> None:
-        """No pass is counted."""
+        """Does nothing: the child counts no passes."""
 
     def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
-        """Leaves it to the user's own optimizer."""
+        """Leaves the clearing to the user's own optimizer."""
         return False
 
     def entry_of(self, parameter: torch.Tensor) -> None:
-        """No parameter is watched."""
+        """Returns None: no parameter is watched."""
 
 
 def _before() -> None:
@@ -104,7 +105,7 @@ def _before() -> None:
         _held.append(exchange)
         exchange.hold()
     for exchange in _held:
-        # Whoever reads what cannot be finished gets the error, in the child as well.
+        # Readers of unfinished tensors get the error, in the child as well.
         with contextlib.suppress(Exception):
             exchange.flush()
 
@@ -115,10 +116,10 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    # Those of jobs that have ended as well: what still holds one may be dropped here.
+    # Includes groups of ended jobs, because the child may drop the last reference to one.
     native.keep_watched_groups()
     for host in engine_host.hosts_in_memory():
-        _never_destroy(host)  # and with it the native objects that it holds
+        _never_destroy(host)  # nor the native objects that it holds
     if not process.is_initialized():
         _after_in_parent()
         return
@@ -128,7 +129,7 @@ def _after_in_child() -> None:
         _never_destroy(group)
     while _held:
         exchange = _held.pop()
-        _never_destroy(exchange)  # and with it the native objects that it holds
+        _never_destroy(exchange)  # nor the native objects that it holds
         optimizer = exchange.disown(_ChildGuard(exchange, context.rank))
         if optimizer is not None:
             cast("Any", optimizer)._hvd_exchange = _NoExchange(context)

@@ -1,7 +1,7 @@
-"""The slow, readable twin of ``DistributedOptimizer``: what it computes, without how.
+"""A slow, readable reference for the results of ``DistributedOptimizer``.
 
-One blocking all-reduce for each parameter, in ``step()``, and the update at once. For reading and
-for tests; it is correct for every optimizer and slow for all.
+It runs one blocking all-reduce for each parameter in ``step()``, and updates at once. It serves
+readers and tests; it is correct for every optimizer and always slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ReferenceOptimizer:
         self.optimizer = optimizer
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One synchronous step. A parameter that no rank used is left alone."""
+        """Takes one synchronous step. A parameter that no rank used stays unchanged."""
         if closure is not None:
             return self.optimizer.step(lambda: self._evaluate(closure))
         self._average_gradients()

@@ -1,1 +1,1 @@
-"""Parameters: what is known of each, and who reads it first."""
+"""Parameters: their entries, and the detection of their first readers."""

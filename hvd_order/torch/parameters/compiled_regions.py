@@ -1,12 +1,13 @@
-"""Entries of compiled code.
+"""Finishes the parameters of compiled modules before these run.
 
-A graph made by ``torch.compile`` is guarded by the class of every parameter it reads: entered
-with a `read_guard.PendingParameter` it is right, but compiles again and
-breaks at each such parameter. So the parameters of a compiled module are finished before the
-module runs, outside of the graph: ``fullgraph=True`` works, and nothing is traced. Compile block
-by block (each block an entry) to keep overlap with the next forward pass.
+A graph made by ``torch.compile`` is guarded by the class of every parameter it reads. If it gets a
+`read_guard.PendingParameter`, its result is right, but it compiles again and breaks at each such
+parameter. So the parameters of a compiled module are finished before the module runs, outside of
+the graph: ``fullgraph=True`` works, and nothing is traced. Compile block by block (each block an
+entry) to keep overlap with the next forward pass.
 
-Compiled functions that read parameters of a module they are not the forward of have no such entry.
+A compiled function that reads parameters of a module has no such entry unless it is the module's
+forward.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ Enter = Callable[[list[torch.Tensor]], None]
 
 
 class CompiledRegions:
-    """Calls a function with the parameters of a compiled module whenever one is entered."""
+    """Calls a function with a compiled module's parameters whenever that module is entered."""
 
     def __init__(self, enter: Enter) -> None:
-        """No region is known until :meth:`find`."""
+        """Starts without regions; :meth:`find` finds them."""
         self._enter = torch._dynamo.disable(enter)
         self._undo: list[Callable[[], Any]] = []
 
     def find(self, entries: Sequence[ParameterEntry]) -> None:
-        """Finds the compiled modules that own any of the parameters; call after they have run once.
+        """Finds the compiled modules that own any of the parameters; call after they have run
+        once.
 
-        The user hands us parameters, not modules, so this asks the garbage collector; it costs some
-        hundredths of a second, in the first two steps.
+        The user passes parameters, not modules, so this searches with the garbage collector. The
+        search takes some hundredths of a second, in the first two steps.
         """
         self.close()
         known = {id(entry.parameter) for entry in entries}
@@ -60,7 +62,7 @@ class CompiledRegions:
         self._undo.append(module.register_forward_pre_hook(before, prepend=True).remove)
 
     def _wrap_call(self, module: Any, parameters: list[torch.Tensor]) -> None:
-        # A pre-hook of a module compiled in place is part of its graph; this is outside.
+        # A pre-hook of a module compiled in place is part of its graph; this wrapper is outside.
         compiled = module._compiled_call_impl
 
         @functools.wraps(compiled)
@@ -73,7 +75,7 @@ class CompiledRegions:
         self._undo.append(functools.partial(setattr, module, "_compiled_call_impl", compiled))
 
     def close(self) -> None:
-        """Takes all hooks out again."""
+        """Removes all hooks."""
         for undo in self._undo:
             undo()
         self._undo.clear()

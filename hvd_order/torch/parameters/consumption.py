@@ -1,13 +1,13 @@
-"""In which order parameters are read after an update: watched, not guessed.
+"""The order in which parameters are read after an update, by observation.
 
 Parameters are armed with the read guard between an update and the next gradient, and the guard
-notes each parameter's first reader. That order, which includes readers outside of any module
-(weight averaging, functional calls), becomes the consumption order.
+records the first reader of each parameter. That order becomes the consumption order; it includes
+readers outside of any module (weight averaging, functional calls).
 
-A single step may mislead: a debugging read, a layer that was skipped. So the order that the second
-step gave is only the first estimate. Later steps are watched as well, more and more rarely, each
-watched order is merged into the estimate, and where a watched step has confirmed an estimate that
-is not in use, the ranks take it (learning.py).
+A single step may mislead: a debugging read, a skipped layer. So the order of the second step is
+only the first estimate. Later steps are watched as well, more and more rarely, and each watched
+order is merged into the estimate. When a watched step has confirmed an estimate that is not in
+use, the ranks adopt it (warm_up.py).
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ __all__: list[str] = []
 
 
 class ReadOrder:
-    """Who was read when.
+    """Observed order of the first reads.
 
     Attributes:
-        watching: every first read after an update is being noted.
+        watching: every first read after an update is being recorded.
         complete: a first estimate is in use.
         estimate: the order, as far as it is known.
     """
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Starts without observations."""
         self.watching = False
         self.complete = False
         self.estimate: list[ParameterEntry] = []
-        self._seen: dict[ParameterEntry, float] = {}  # by their first read
+        self._seen: dict[ParameterEntry, float] = {}  # place of the first read
 
     def watch(self) -> None:
-        """Begins to watch."""
+        """Starts watching."""
         self.watching = True
         self._seen.clear()
 
     @property
     def reads(self) -> int:
-        """How many parameters have been read while watching."""
+        """Number of parameters that have been read while watching."""
         return len(self._seen)
 
     def note(self, entry: ParameterEntry, reads: int | None = None) -> None:
-        """A read of ``entry``; only the first one while watching counts.
+        """Records a read of ``entry``; only the first one while watching counts.
 
         Args:
-            reads: how many parameters had been read before; None: all that are known.
+            reads: number of parameters read before this one; None: all recorded ones.
         """
         if self.watching:
             place = len(self._seen) if reads is None else reads - 0.5
             self._seen[entry] = min(place, self._seen.get(entry, place))
 
     def close(self) -> None:
-        """A gradient has come: whoever reads from now on reads for the backward pass."""
+        """Stops watching when a gradient has come: later reads belong to the backward pass."""
         self.watching = False
 
     @property
     def seen(self) -> list[ParameterEntry]:
-        """What was read while watching, in order."""
+        """Parameters read while watching, in order."""
         return sorted(self._seen, key=self._seen.__getitem__)
 
     def take(self, order: Sequence[ParameterEntry]) -> None:
-        """Takes the first estimate."""
+        """Sets the first estimate."""
         self.watching = False
         self.complete = True
         self.estimate = list(order)
 
     def confirm(self) -> bool:
-        """Merges the order of the step that was watched into the estimate.
+        """Merges the order of the watched step into the estimate.
 
         Returns:
-            Whether the estimate was right as it was.
+            Whether the estimate was already right.
         """
         self.watching = False
         merged = merge(self.estimate, self.seen)
@@ -85,7 +85,7 @@ class ReadOrder:
 
 
 def merge(order: Sequence[ParameterEntry], seen: Sequence[ParameterEntry]) -> list[ParameterEntry]:
-    """``seen`` in its order; what it lacks stays behind its predecessor in ``order``."""
+    """``seen`` in its order; each missing entry follows its predecessor in ``order``."""
     is_seen = set(seen)
     behind: dict[ParameterEntry | None, list[ParameterEntry]] = {}
     last: ParameterEntry | None = None

@@ -1,4 +1,4 @@
-"""What the engine keeps about one parameter."""
+"""State that hvd_order stores about one parameter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_order import _torch as native
 __all__: list[str] = []
 
 _NOWHERE = torch.empty(0)
-# Without the type of the exception: torch makes this a RuntimeError.
+# Without the exception's type: torch makes this a RuntimeError.
 _LOCKED = (
     "StaleRead: parameter '{name}' was read before the update of the last step had been applied, "
     "by code that hvd_order cannot see (C++, or a reader that avoids __torch_function__). Call "
@@ -22,16 +22,17 @@ _LOCKED = (
 
 @dataclass(eq=False)
 class ParameterEntry(native.GradientEntry):
-    """One parameter, its gradient's place in the buffers, and where both are in the step.
+    """One parameter, its gradient's place in the buffers, and the state of both in the step.
 
     Attributes:
-        wire: the gradient's place in its buffer, as it travels (compressed or not).
-        gradient: what becomes ``parameter.grad``; the same tensor as ``wire`` unless compressed.
+        wire: the gradient's place in its buffer, as it is sent (compressed or not).
+        gradient: the tensor that becomes ``parameter.grad``; the same tensor as ``wire`` unless
+            compressed.
         tensor: TensorId, the place in consumption order.
         passes_to_go: backward passes until the gradient is sent.
-        sent: whether the gradient was handed to the engine in this step.
-        late: the update of the last step was still outstanding when this step's gradients came.
-        ready_s: when it was, time.monotonic().
+        sent: whether the gradient was passed to the engine in this step.
+        late: the update of the last step was still deferred when this step's gradients came.
+        ready_s: when the gradient was passed to the engine, time.monotonic().
         use_flag: see gradient_buffers.py; 1 element.
     """
 
@@ -44,15 +45,15 @@ class ParameterEntry(native.GradientEntry):
     finished: bool = False  # sent, and summed, and visible in `gradient`
     absent: bool = False  # this rank had no gradient to contribute
     cleared: bool = False  # absent, and its owner has called zero_grad since
-    used: bool = True  # some rank had one; known when finished
+    used: bool = True  # some rank had a gradient; set when finished
     update_pending: bool = False  # step() has been called, the parameter has not been updated
     sparse: bool = False  # exchanged by sparse.py instead of the buffers
-    placed: bool = False  # has a place in the buffers, as it must until the ranks know it as sparse
-    deferrable: bool = False  # it is known what reads the parameter first in a step
+    placed: bool = False  # has a place in the buffers, required until the ranks find it sparse
+    deferrable: bool = False  # the first reader of the parameter in a step is known
     _lock: native.StorageLock | None = None
 
     def __post_init__(self) -> None:
-        """Makes the native part."""
+        """Creates the native part."""
         super().__init__()
         self.size_bytes = self.parameter.nbytes
 
@@ -61,13 +62,13 @@ class ParameterEntry(native.GradientEntry):
         self._lock = native.StorageLock(self.parameter, _LOCKED.format(name=self.name))
 
     def unlock(self) -> None:
-        """Gives the parameter's memory back."""
+        """Makes the parameter's memory accessible again."""
         if self._lock is not None:
             self._lock.open()
             self._lock = None
 
     def begin_step(self, passes: int) -> None:
-        """Makes the entry ready for the gradients of the next step."""
+        """Prepares the entry for the gradients of the next step."""
         self.passes_to_go = passes
         self.sent = False
         self.late = False

@@ -1,4 +1,4 @@
-"""The parameters of one optimizer: those that are trained, and those that are frozen so far."""
+"""The parameters of one optimizer, trainable and currently frozen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EntryTable:
     """
 
     def __init__(self, passes: int) -> None:
-        """Begins empty."""
+        """Starts empty."""
         self.entries: list[ParameterEntry] = []
         self.passes = passes
         self._frozen: list[ParameterEntry] = []
@@ -28,26 +28,26 @@ class EntryTable:
 
     @property
     def everything(self) -> list[ParameterEntry]:
-        """All entries, those of frozen parameters as well."""
+        """All entries, including those of frozen parameters."""
         return [*self.entries, *self._frozen]
 
     def of(self, parameter: torch.Tensor) -> ParameterEntry | None:
-        """The entry of a parameter; None if that is not trained here."""
+        """The entry of a parameter; None if the parameter is not trained here."""
         return self._by_parameter.get(id(parameter))
 
     def add(self, entries: Iterable[ParameterEntry]) -> None:
-        """Takes in trainable parameters."""
+        """Adds trainable parameters."""
         for entry in entries:
             entry.begin_step(self.passes)
             self.entries.append(entry)
             self._by_parameter[id(entry.parameter)] = entry
 
     def add_frozen(self, entries: Iterable[ParameterEntry]) -> None:
-        """Keeps parameters that may become trainable later."""
+        """Adds frozen parameters, which may become trainable later."""
         self._frozen += entries
 
     def take_unfrozen(self) -> list[ParameterEntry]:
-        """Those of the frozen ones that have become trainable; they are forgotten here."""
+        """Removes and returns the frozen parameters that have become trainable."""
         trainable = [entry for entry in self._frozen if entry.parameter.requires_grad]
         if trainable:
             self._frozen = [entry for entry in self._frozen if entry not in trainable]
@@ -60,7 +60,7 @@ class EntryTable:
                 entry.begin_step(self.passes)
 
     def set_passes(self, passes: int) -> None:
-        """Changes the number of backward passes, for gradients that have not been sent as well."""
+        """Changes the number of backward passes, also for gradients that have not been sent."""
         self.passes = passes
         for entry in self.entries:
             if not entry.sent:

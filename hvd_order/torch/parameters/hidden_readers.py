@@ -1,14 +1,14 @@
-"""Parameters that only C++ reads: the module at whose entry they are finished.
+"""Finds the module that reads a parameter only in C++, and finishes the parameter at its entry.
 
-A kernel of an extension, or a ``torch.autograd.Function`` that hands its tensors on, reads
-parameters where Python does not see it. The autograd graph tells what they consumed: nodes are
-numbered in the order in which operators ran, so the first node that consumes a parameter lies
-between the entry and the exit of one innermost module call. Where nothing in that call was seen to
-read the parameter from Python, it is finished at the entry of that module from then on. A hook for
-all modules does that: one on the module itself would be pickled, copied and scripted with it.
+A kernel of an extension, or a ``torch.autograd.Function`` that passes its tensors on, reads
+parameters invisibly to Python. The autograd graph records these reads. Nodes are numbered in the
+order in which operators ran, so the first node that consumes a parameter lies between the entry
+and the exit of one innermost module call. If no Python read of the parameter was observed in that
+call, the parameter is finished at the entry of that module from then on. A hook for all modules
+does that: a hook on the module itself would be pickled, copied and scripted with it.
 
-This is looked up in the steps that are watched (consumption.py). A program that changes meanwhile
-meets the lock on the parameter's memory, never an old value.
+The search runs in the watched steps (consumption.py). If a program changes between them, it meets
+the lock on the parameter's memory, never an old value.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Call:
     """One call of a module.
 
     Attributes:
-        first, end: numbers of the nodes that were made in it: first <= number < end.
-        read: what was seen to be read in it, and not in a call inside of it.
+        first, end: numbers of the nodes that were made in the call: first <= number < end.
+        read: parameters read in the call from Python, outside of inner calls.
     """
 
     module: weakref.ref[torch.nn.Module]
@@ -52,12 +52,12 @@ class _Call:
 
 @dataclass(frozen=True)
 class Proof:
-    """What the graph tells of parameters whose first reader was not seen.
+    """The graph's evidence about parameters without an observed first reader.
 
     Attributes:
-        finished_at: those that a module finishes at its entry from now on, with how many reads had
-            been seen before that.
-        unknown: those that were read outside of any module.
+        finished_at: parameters that a module finishes at its entry from now on, with the number of
+            reads observed before that entry.
+        unknown: parameters that were read outside of any module.
     """
 
     finished_at: dict[ParameterEntry, int] = field(default_factory=dict)
@@ -65,10 +65,10 @@ class Proof:
 
 
 class HiddenReaders:
-    """Watches module calls, and finishes what they read unseen from then on."""
+    """Watches module calls, and from then on finishes the parameters that they read invisibly."""
 
     def __init__(self, enter: Enter) -> None:
-        """Watches nothing.
+        """Starts without watching.
 
         Args:
             enter: finishes parameters that are about to be read.
@@ -84,8 +84,8 @@ class HiddenReaders:
         self._outside: set[ParameterEntry] = set()
         self._entries: dict[
             int, ParameterEntry
-        ] = {}  # that no call has consumed so far, by parameter
-        self._consumed: dict[ParameterEntry, int] = {}  # number of the first node that did
+        ] = {}  # not consumed by any call so far, by parameter
+        self._consumed: dict[ParameterEntry, int] = {}  # number of the first consuming node
         self._thread = 0
         self._boundary: Callable[[], int] = int
 
@@ -93,9 +93,9 @@ class HiddenReaders:
         """Watches all module calls until :meth:`prove` or :meth:`stop`.
 
         Args:
-            entries: whose parameters' readers are looked for.
-            boundary: called at each entry and exit, so that reads in each call are seen anew;
-                returns how many reads have been seen.
+            entries: the parameters whose readers are searched for.
+            boundary: called at each entry and exit, so that reads in each call are observed anew;
+                returns the number of reads observed.
         """
         self.stop()
         self._entries = {id(entry.parameter): entry for entry in entries}
@@ -123,7 +123,7 @@ class HiddenReaders:
     def _entered(self, module: torch.nn.Module) -> None:
         if threading.get_ident() != self._thread:
             return
-        if len(self._calls) == _MOST_CALLS:  # an evaluation, not a step: the next look is as good
+        if len(self._calls) == _MOST_CALLS:  # an evaluation, not a step: use the next watch
             self.stop()
             return
         call = _Call(
@@ -142,14 +142,14 @@ class HiddenReaders:
             call.end = torch._C._autograd._get_sequence_nr()
             if call.module() is module:
                 break
-        # At once: who kept the graph until the next gradient would keep its activations.
+        # At once, because keeping the graph until the next gradient would keep its activations.
         if not self._open and self._entries:
             self._consumed |= _first_consumers(_nodes(result), self._entries)
             for entry in self._consumed:
                 self._entries.pop(id(entry.parameter), None)
 
     def note(self, entry: ParameterEntry) -> None:
-        """``entry`` is read from Python."""
+        """Records a read of ``entry`` from Python."""
         (self._open[-1].read if self._open else self._outside).add(entry)
 
     def stop(self) -> None:
@@ -162,7 +162,7 @@ class HiddenReaders:
         self._consumed.clear()
 
     def prove(self) -> Proof:
-        """Ends the watch, and has modules finish what they read unseen."""
+        """Ends the watch; modules finish the parameters that they read invisibly from now on."""
         proof = Proof()
         for entry, number in self._consumed.items():
             inside = [c for c in self._calls if c.first <= number < (c.end or 0)]
@@ -171,7 +171,7 @@ class HiddenReaders:
                 continue
             for call in inside:
                 module = call.module()
-                # TorchScript's have no hooks; what calls them has.
+                # TorchScript modules have no hooks; their callers have.
                 if module is not None and not isinstance(module, torch.jit.ScriptModule):
                     proof.finished_at[entry] = call.place
                     self._finish_at(module, entry)
@@ -190,7 +190,7 @@ class HiddenReaders:
             self._hooks.append(_finish_at_entry(self._finished_at, self._enter))
 
     def close(self) -> None:
-        """Takes all hooks out again."""
+        """Removes all hooks."""
         self.stop()
         _remove(self._hooks)
         self._finished_at.clear()
@@ -198,17 +198,17 @@ class HiddenReaders:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What is finished whenever a module is entered."""
+    """The parameters to finish whenever a module is entered."""
 
     module: weakref.ref[torch.nn.Module]
     parameters: dict[ParameterEntry, torch.Tensor] = field(default_factory=dict)
 
 
 def _finish_at_entry(finished_at: dict[int, _Entry], enter: Enter) -> Any:
-    """A handle of the hook that does so; it must not keep the exchange alive."""
+    """A handle of the hook that finishes at entry; the hook must not keep the exchange alive."""
 
     def before(module: torch.nn.Module, _args: Any) -> None:
-        # A compiled region finishes at its own entry what it reads.
+        # A compiled region finishes the parameters that it reads at its own entry.
         if torch.compiler.is_compiling():
             return
         at_entry = finished_at.get(id(module))
@@ -222,10 +222,10 @@ def _finish_at_entry(finished_at: dict[int, _Entry], enter: Enter) -> Any:
 
 @functools.cache
 def _say_nothing_of_hooks() -> None:
-    """Spares the user torch's warning about hooks for all modules, which are ours.
+    """Suppresses torch's warning about hooks for all modules, which are hvd_order's here.
 
-    Compiled modules warn that such hooks run once more for them, which ours may. Whoever has hooks
-    of his own has been warned when the module ran first.
+    Compiled modules warn that such hooks run once more for them, which is harmless for these
+    hooks. A user with hooks of this kind got the warning when the module ran first.
     """
     warnings.filterwarnings(
         "ignore", r"Using `torch\.compile\(module\)` when there are global hooks", UserWarning
@@ -240,7 +240,7 @@ def _remove(handles: list[Any]) -> None:
 def _first_consumers(
     made: Iterable[Any], entries: Mapping[int, ParameterEntry]
 ) -> dict[ParameterEntry, int]:
-    """The number of the first node that consumes each parameter, of those that led to ``made``."""
+    """Number of each parameter's first consuming node, among the ancestors of ``made``."""
     first: dict[ParameterEntry, int] = {}
     todo = list(made)
     seen = set(todo)
@@ -261,7 +261,7 @@ def _first_consumers(
 
 
 def _nodes(value: Any, depth: int = 0) -> Iterator[Any]:
-    """The nodes that made the tensors in what a module returned."""
+    """The nodes that made the tensors in a module's result."""
     if isinstance(value, torch.Tensor):
         if value.grad_fn is not None:
             yield value.grad_fn

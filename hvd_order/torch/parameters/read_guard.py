@@ -1,22 +1,22 @@
-"""Finishes what is outstanding on a tensor before anything reads it.
+"""Finishes pending work on a tensor before anything reads it.
 
-While the update of a parameter is outstanding, its class is :class:`PendingParameter`; while its
-gradient travels, the class of the gradient tensor is :class:`InFlightGradient`. Both have the
-layout of the class they stand in for, so the swap is one assignment (torch does the same with its
-own ``UninitializedParameter``). Every use from Python -- an operator, a method, ``.data``,
-``copy``, ``pickle`` -- goes through ``__torch_function__``, which asks the guard to finish first
-and then runs what was asked for. So it does not matter which module reads a parameter, or whether
-a module does at all: the first reader finds it up to date, and finds it as an ordinary parameter.
+While the update of a parameter is deferred, its class is :class:`PendingParameter`; while its
+gradient is in flight, the class of the gradient tensor is :class:`InFlightGradient`. Both have the
+layout of the class they replace, so the swap is one assignment (torch does the same with its own
+``UninitializedParameter``). Every use from Python -- an operator, a method, ``.data``, ``copy``,
+``pickle`` -- goes through ``__torch_function__``, which first calls the guard to finish and then
+runs the requested function. So it does not matter which module reads a parameter, or whether a
+module does at all: the first reader finds an ordinary parameter, up to date.
 
-Reads that only look at metadata (shape, dtype) finish nothing, nor does ``.grad``, except where
-only the other ranks know whether it is None.
+Reads of metadata (shape, dtype) finish nothing, nor does ``.grad``, except where only the other
+ranks determine whether it is None.
 
-Behind the class stands a lock on the parameter's memory (:class:`StorageLock`): a reader in C++,
-which Python cannot see, gets an error that names the parameter, never an old value. So that there
-is no such error in an ordinary program, a parameter is left outstanding only if nobody else reaches
-its memory (outstanding.py), and if its readers are known: seen from Python in an earlier step
-(consumption.py), inside of a module at whose entry it is finished (hidden_readers.py), or inside of
-a compiled region (compiled_regions.py).
+In addition, a lock protects the parameter's memory (:class:`StorageLock`): a reader in C++,
+invisible to Python, gets an error that names the parameter, never an old value. To avoid this
+error in ordinary programs, an update is deferred only if nothing else reaches the parameter's
+memory (deferred_updates.py), and if its readers are known: observed from Python in an earlier step
+(consumption.py), inside of a module at whose entry it is finished (hidden_readers.py), or inside
+of a compiled region (compiled_regions.py).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ GUARD = "_hvd_order_guard"
 
 
 class Guard(Protocol):
-    """Who knows how to finish a tensor."""
+    """Finishes tensors before they are read."""
 
     def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
         """Brings the parameters up to date and disarms them."""
 
     def before_grad_attribute(self, parameter: torch.Tensor) -> None:
-        """``parameter.grad`` of a pending parameter is about to be looked at or set."""
+        """Handles a coming read or write of ``parameter.grad`` of a pending parameter."""
 
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients and disarms them."""
@@ -58,8 +58,8 @@ def _setter(name: str) -> Any:
     return getattr(torch.Tensor, name).__set__
 
 
-# Functions that look at a tensor without reading its elements. Anything not listed finishes
-# first, so a name missing here costs overlap and nothing else.
+# Functions that inspect a tensor without reading its elements. All other functions finish the
+# tensor first, so a name missing here costs only overlap.
 _METADATA: frozenset[Any] = frozenset(
     [_getter(name) for name in (
         "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn",
@@ -107,14 +107,14 @@ def _by_guard(tensors: list[torch.Tensor]) -> Iterable[tuple[Guard, list[torch.T
                     "a gradient is read that was on its way when its DistributedOptimizer was "
                     "dropped; keep the optimizer until step()"
                 )
-        # On a parameter whose gradient, finished just before, took its update along.
+        # The gradient, finished just before, also completed the update of this parameter.
         if guard is None:
             continue
         guards.setdefault(id(guard), (guard, []))[1].append(tensor)
     return guards.values()
 
 
-# A compiled graph that meets a pending parameter breaks here, and is right.
+# A compiled graph breaks at a pending parameter; its result is right.
 @torch._dynamo.disable  # type: ignore[untyped-decorator]
 def settle(*values: object) -> None:
     """Finishes every guarded tensor in ``values``, at any depth of lists, tuples and dicts."""
@@ -124,7 +124,7 @@ def settle(*values: object) -> None:
         _collect(value, parameters, gradients)
     if not (parameters or gradients):
         return
-    # Whatever the reader is inside of (a trace, a transform, a mode), this is no part of it.
+    # The reader's context (a trace, a transform, a mode) must not see this work.
     with native.CleanRoom():
         for guard, tensors in _by_guard(gradients):
             guard.before_gradient_read(tensors)
@@ -149,36 +149,36 @@ _settled_call = native.torch_function(_before_call)
 
 
 class _Pending:
-    """What the classes of parameters whose update is outstanding have over the user's."""
+    """What the classes of pending parameters add to the user's classes."""
 
     __slots__ = ()
 
     __torch_function__ = classmethod(_settled_call)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copies the parameter as it is after its update, as an ordinary one."""
+        """Copies the parameter as an ordinary one, after its update."""
         settle(self)
         return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles the parameter as it is after its update, as an ordinary one."""
+        """Pickles the parameter as an ordinary one, after its update."""
         settle(self)
         return self.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
-        """Shows the parameter as it is after its update."""
+        """Shows the parameter after its update."""
         settle(self)
         return repr(self)
 
 
 class PendingParameter(_Pending, Parameter):  # type: ignore[misc]
-    """A parameter whose update is outstanding."""
+    """A parameter whose update is deferred."""
 
     __slots__ = ()
 
 
-# By the user's class. Subclasses of Parameter (a weight with a quantization's attributes, say) get
-# a pending class when one is met first; None: the class has a guard of its own kind.
+# By the user's class. Subclasses of Parameter (such as a weight with quantization attributes) get
+# a pending class at first use; None: the class has a guard of its own kind.
 _PENDING: dict[type, type | None] = {Parameter: PendingParameter}
 
 
@@ -188,7 +188,7 @@ def _pending_class(user_class: type) -> type | None:
         is_plain = (
             issubclass(user_class, Parameter)
             and not issubclass(user_class, _Pending)
-            # As of bound methods: the same function for the same class.
+            # Compared as bound methods: the same function for the same class.
             and user_class.__torch_function__ == plain.__torch_function__
             and user_class.__torch_dispatch__ == plain.__torch_dispatch__
             and user_class.__getattribute__ is plain.__getattribute__
@@ -245,7 +245,7 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
 
 
 def disarm_parameter(parameter: torch.Tensor) -> None:
-    """Makes the parameter an ordinary one again. Harmless on one that is."""
+    """Makes the parameter an ordinary one again. Has no effect on an ordinary parameter."""
     if is_armed(parameter):
         parameter.__class__ = type(parameter).__mro__[2]  # behind the pending class and _Pending
         delattr(parameter, GUARD)
@@ -259,8 +259,8 @@ def is_armed(parameter: torch.Tensor) -> bool:
 def arm_gradient(gradient: torch.Tensor, guard: Guard) -> None:
     """Makes the next read of ``gradient`` call ``guard``.
 
-    C++ holds the gradient, where the garbage collector does not see it: so it must not hold the
-    guard, and what that holds.
+    C++ holds the gradient invisibly to the garbage collector, so the gradient must not keep the
+    guard, and the objects that the guard holds, alive.
     """
     if type(gradient) is torch.Tensor:
         setattr(gradient, GUARD, weakref.ref(guard))
@@ -268,13 +268,13 @@ def arm_gradient(gradient: torch.Tensor, guard: Guard) -> None:
 
 
 def disarm_gradient(gradient: torch.Tensor) -> None:
-    """Makes the gradient an ordinary tensor again. Harmless on one that is."""
+    """Makes the gradient an ordinary tensor again. Has no effect on an ordinary tensor."""
     if type(gradient) is InFlightGradient:
         gradient.__class__ = torch.Tensor  # type: ignore[assignment]
         delattr(gradient, GUARD)
 
 
 def hand_to(tensor: torch.Tensor, guard: Guard) -> None:
-    """Makes the next read of a tensor that is guarded call another guard. Harmless on others."""
+    """Makes the next read of a guarded tensor call another guard. Ignores other tensors."""
     if isinstance(tensor, (_Pending, InFlightGradient)):
         setattr(tensor, GUARD, guard)

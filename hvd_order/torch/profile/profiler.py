@@ -1,9 +1,9 @@
-"""Records a profile: what one worker's step consists of, operator by operator.
+"""Records a profile: the operators of one worker's step, with their times.
 
-Every ATen operator of a step passes a dispatch mode, in forward and in backward, so any model can
-be recorded as it is: branches, tied weights, functional code. Operators depend on each other
-through the memory that they read and write; views cost nothing and are left out. Which operator
-computed a gradient is known when autograd has accumulated it.
+Every ATen operator of a step passes a dispatch mode, in forward and in backward. So any model can
+be recorded unchanged: branches, tied weights, functional code. Operators depend on each other
+through the memory that they read and write; views cost nothing and are left out. The operator that
+computed a gradient is identified when autograd has accumulated the gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hvd_order.plan.graph.graph import Op, Parameter, Phase
 
 __all__ = ["Profiler", "record_profile"]
 
-# What moves bytes is measured as a link, not as an op.
+# Transfers are measured as a link, not as an op.
 _NAMESPACES_LEFT_OUT = {"c10d", "_c10d_functional", "prim"}
 
 
@@ -42,18 +42,18 @@ def record_profile(
     warm_up: int = 2,
     link: MeasuredLink | None = None,
 ) -> Profile:
-    """Runs ``step`` some times and records its graph.
+    """Runs ``step`` several times and records its graph.
 
     Args:
         step: forward, backward and update; the same work each time.
         named_parameters: of the model.
-        model: name, for people.
+        model: name, for display.
         runs: recorded steps, at least 5.
         warm_up: steps before them.
         link: the transport, if it was measured.
 
     Raises:
-        InvalidUsage: too few runs, or the steps differ in what they do.
+        InvalidUsage: too few runs, or the steps run different operators.
     """
     profiler = Profiler(dict(named_parameters))
     for _ in range(warm_up):
@@ -66,12 +66,12 @@ def record_profile(
 
 @dataclass
 class _Call:
-    """One operator of one step. Its time is that of two events on a device, else of the clock."""
+    """One operator of one step, timed by two events on a device, else by the clock."""
 
     name: str
     phase: Phase
     resource: str
-    inputs: list[int]  # places of other calls in the step
+    inputs: list[int]  # indices of other calls in the step
     reads: list[str]
     produces: list[str] = field(default_factory=list)
     seconds: float = 0.0
@@ -81,7 +81,7 @@ class _Call:
 class Profiler:
     """Records the steps that run inside ``with profiler:``, one at a time.
 
-    Not thread-safe; backward's own threads are followed.
+    Not thread-safe; the threads of the backward pass are recorded.
     """
 
     def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
@@ -97,11 +97,11 @@ class Profiler:
 
     @property
     def steps(self) -> int:
-        """How many have been recorded."""
+        """Number of recorded steps."""
         return len(self._steps)
 
     def __enter__(self) -> Profiler:
-        """Begins a step."""
+        """Starts recording a step."""
         self._step = _Step(self._parameters)
         self._step.__enter__()
         return self
@@ -115,10 +115,10 @@ class Profiler:
             self._steps.append(step.calls)
 
     def profile(self, model: str = "model", link: MeasuredLink | None = None) -> Profile:
-        """What was recorded so far.
+        """The profile of the steps recorded so far.
 
         Raises:
-            InvalidUsage: fewer than five steps did the same.
+            InvalidUsage: fewer than five steps ran the same operators.
         """
         alike = self._alike()
         times = _seconds(alike)
@@ -141,7 +141,7 @@ class Profiler:
         )
 
     def _alike(self) -> list[list[_Call]]:
-        """The steps with the sequence of operators that most of them have."""
+        """The steps with the most frequent sequence of operators."""
         kinds = [tuple((call.name, tuple(call.inputs)) for call in step) for step in self._steps]
         common, count = Counter(kinds).most_common(1)[0] if kinds else ((), 0)
         if count < LEAST_RUNS:
@@ -153,13 +153,13 @@ class Profiler:
 
 
 class _Step(TorchDispatchMode):
-    """Notes the operators of one step."""
+    """Records the operators of one step."""
 
     def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[_Call] = []
         self._parameters = {_memory(p): name for name, p in parameters}
-        self._writer: dict[int, int] = {}  # memory to the call that wrote it last
+        self._writer: dict[int, int] = {}  # memory to the last call that wrote it
         self._kept: list[torch.UntypedStorage] = []  # so that no address is used twice in a step
         self._tracker: Any = ModuleTracker()
         self._hooks = [
@@ -184,7 +184,7 @@ class _Step(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Runs the operator and notes what it did."""
+        """Runs the operator and records it."""
         del types
         kwargs = kwargs or {}
         if func.namespace in _NAMESPACES_LEFT_OUT or func.is_view:
@@ -214,14 +214,14 @@ class _Step(TorchDispatchMode):
                 phase,
                 "compute" if device.type == "cpu" else _stream(device),
                 sorted({self._writer[m] for m in before if m in self._writer}),
-                [] if phase == "update" else list(read),  # an update makes what readers wait for
+                [] if phase == "update" else list(read),  # an update gives readers' inputs
                 seconds=seconds,
                 events=events,
             )
         )
         for tensor in written:
             memory = _memory(tensor)
-            if memory not in self._parameters:  # its readers wait for the transfer, not for this
+            if memory not in self._parameters:  # its readers wait for the transfer instead
                 self._writer[memory] = place
             self._kept.append(tensor.untyped_storage())
         return result
@@ -263,9 +263,9 @@ _updating = False  # an optimizer's step() is running
 
 
 def _watch_updates() -> None:
-    """Keeps `_updating`, from the first recorded step on.
+    """Maintains `_updating`, from the first recorded step on.
 
-    The hooks stay: to remove one while optimizers go through them is not possible.
+    The hooks stay, because they cannot be removed while optimizers run them.
     """
     global _watching
     if _watching:
@@ -292,7 +292,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What tells the memory of one tensor from that of another while both exist."""
+    """Distinguishes the memory of two tensors while both exist."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -319,7 +319,7 @@ def _seconds(steps: Sequence[Sequence[_Call]]) -> list[list[float]]:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    """The same names, with a number where one is used again."""
+    """The same names, with a number appended to repeated ones."""
     seen: Counter[str] = Counter()
     unique = []
     for name in names:

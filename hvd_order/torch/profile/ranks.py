@@ -1,7 +1,7 @@
 """Profiles a script under a launcher: rank 0 records it, then all ranks measure the transport.
 
-The script itself runs as a job of one process, as it does without a launcher, so that transfers do
-not disturb what is recorded; meanwhile the other ranks wait.
+The script itself runs as a job of one process, as without a launcher, so that transfers do not
+disturb the recording. Meanwhile the other ranks wait.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROUNDS, _FEWEST_ROUNDS = 12, 4
 _PATIENCE_S = 5.0  # for all rounds of the largest stream
 
 _LAUNCHERS = ("OMPI_", "PMI", "SLURM_", "HOROVOD_RANK", "HOROVOD_SIZE", "TORCHELASTIC_")
-# Also for scripts that make a process group of torch.distributed themselves.
+# Also for scripts that create a torch.distributed process group themselves.
 _ALONE = {
     "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
     "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
@@ -55,7 +55,7 @@ def profile_on_ranks(
 
     Raises:
         SystemExit: the script could not be recorded; the reason has been printed.
-        HvdOrderError: the ranks do not find each other, or a transfer failed.
+        HvdOrderError: the ranks cannot connect to each other, or a transfer failed.
     """
     profile = None
     if rank_info(os.environ).rank == 0:
@@ -85,13 +85,13 @@ def _record(script: Path, arguments: Sequence[str], runs: int, output: Path) -> 
 
 
 def measure_link(on_device: bool) -> MeasuredLink:
-    """What the transport of gradients can do. Collective, after ``init()``.
+    """Measures the transport of gradients. Collective, after ``init()``.
 
     Args:
         on_device: measure with gradients on this rank's accelerator.
 
     Returns:
-        On every rank its own numbers; a profile has rank 0's.
+        This rank's measurements, on every rank; a profile contains rank 0's.
 
     Raises:
         HorovodInternalError: a transfer failed.
@@ -127,12 +127,12 @@ def _fitted(host: EngineHost, device: torch.device) -> LinkModel:
 
 
 def _undisturbed(seconds: list[float]) -> float:
-    """The lower quartile: what else a machine has to do only adds."""
+    """The lower quartile, since other load on a machine only adds time."""
     return quantiles(seconds, n=4)[0]
 
 
 def _back_end(names: str, device: torch.device) -> str:
-    """Of what torch.distributed calls ``gloo`` or ``cpu:gloo,cuda:nccl``, the one for a device."""
+    """The backend for a device, from torch.distributed's ``gloo`` or ``cpu:gloo,cuda:nccl``."""
     for name in names.split(","):
         kind, colon, back_end = name.partition(":")
         if not colon:

@@ -1,4 +1,4 @@
-"""Profiles a training script as it is: ``hvd-order profile train.py``."""
+"""Profiles an unchanged training script: ``hvd-order profile train.py``."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ def profile_script(script: Path, arguments: Sequence[str], runs: int, warm_up: i
     """Runs a script until enough steps of its optimizer have been recorded, then stops it.
 
     A step goes from the end of one ``optimizer.step()`` to the end of the next. With several
-    optimizers, that of the first one to step counts, and steps of the others are part of it.
+    optimizers, the first one to step defines the steps; ``step()`` calls of the other optimizers
+    are part of them.
 
     Args:
         script: a Python file that trains in one process.
-        arguments: its own.
+        arguments: arguments of the script.
         runs: steps to record, at least 5.
         warm_up: steps before them.
 
     Raises:
-        InvalidUsage: the script ended before, or its steps differ in what they do.
+        InvalidUsage: the script ended too early, or its steps run different operators.
     """
     recorder = _Recorder(runs, warm_up)
     before = sys.argv[:], sys.path[:]
@@ -60,11 +61,11 @@ def profile_script(script: Path, arguments: Sequence[str], runs: int, warm_up: i
 
 
 class _Enough(BaseException):
-    """Ends the script; no ``except Exception`` of it stops this."""
+    """Ends the script; an ``except Exception`` in the script does not catch it."""
 
 
 class _Recorder:
-    """Follows the first optimizer that takes a step."""
+    """Records the first optimizer that takes a step."""
 
     def __init__(self, runs: int, warm_up: int) -> None:
         self.profiler: Profiler | None = None
@@ -74,7 +75,7 @@ class _Recorder:
         self._optimizer: torch.optim.Optimizer | None = None
         self._recording = False
         self._closed = False
-        # For good: hooks cannot be removed while an optimizer goes through them.
+        # The hook stays, because hooks cannot be removed while an optimizer runs them.
         register_optimizer_step_pre_hook(self._before_step)
         register_optimizer_step_post_hook(self._after_step)
 
@@ -109,7 +110,7 @@ class _Recorder:
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
-    """The optimizer's parameters with the names that a module gives them, where there is one."""
+    """The optimizer's parameters, with their names in a module if one has them."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     wanted = {id(p) for p in parameters}
     best: dict[int, str] = {}

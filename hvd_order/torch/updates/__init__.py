@@ -1,1 +1,1 @@
-"""Runs the user's optimizer on some of its parameters, where that gives the same result."""
+"""Runs the user's optimizer on some of its parameters, where this gives the same result."""

@@ -1,12 +1,12 @@
-"""Runs outstanding updates as if in ``step()``, wherever the reader that asks for them is.
+"""Runs deferred updates as if in ``step()``, whatever the context of the reader.
 
 A reader may be inside of a trace, a transform, a dispatch mode, autocast, inference mode or
-saved-tensor hooks. None of that may see the update, and the update must not see it. torch keeps
-these in the thread's state, so the update runs in the state of a fresh thread (`CleanRoom`), with
-the few global settings that operators look at as they were at ``step()``.
+saved-tensor hooks. These must not see the update, nor affect it. torch keeps them in the thread's
+state, so the update runs in the state of a fresh thread (`CleanRoom`). The few global settings
+that affect operators are restored to their values at ``step()``.
 
-A ``step()`` that itself is called inside of such a thing is meant to be seen by it, and updates at
-once: :func:`inside_of` says so.
+A ``step()`` that is itself called inside of such a context is meant to be seen by it, and updates
+at once: :func:`inside_of` detects this case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__: list[str] = []
 
 
 def inside_of(device_types: Iterable[str]) -> str | None:
-    """What the caller is inside of that has an effect on operators; None if nothing is.
+    """The context of the caller that affects operators; None if there is none.
 
     Args:
         device_types: of the tensors that operators are about to change.
@@ -49,17 +49,17 @@ def _function_modes() -> list[object]:
 
 
 class Conditions:
-    """The settings under which operators run that are no thread's state, and the default device."""
+    """Settings of operators outside of the thread's state, and the default device."""
 
     def __init__(self) -> None:
-        """Takes down what holds now."""
+        """Records the current settings."""
         self._dtype = torch.get_default_dtype()
         self._deterministic = _deterministic()
         self._devices = [mode for mode in _function_modes() if isinstance(mode, DeviceContext)]
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """A clean room in which they hold again."""
+        """A clean room with the recorded settings."""
         with native.CleanRoom(), contextlib.ExitStack() as undo:
             if self._devices:
                 undo.enter_context(DeviceContext(self._devices[-1].device))
@@ -69,7 +69,7 @@ class Conditions:
             if (now := _deterministic()) != self._deterministic:
                 undo.callback(_set_deterministic, now)
                 _set_deterministic(self._deterministic)
-            # The parameters are still pending to others (outstanding.py).
+            # For other threads, the parameters are still pending (deferred_updates.py).
             undo.enter_context(torch._C.DisableTorchFunctionSubclass())
             yield
 

@@ -1,8 +1,9 @@
-"""Optimizers whose source has been read, and whether each parameter is updated by itself there.
+"""Optimizers whose source has been read, and whether they are separable.
 
-A class is known by identity, never by name or ancestry alone: a subclass may do anything. Classes
-of other packages are known in the versions that were read. torch's own are those of 2.13; the trial
-(separability_trial.py) is the second look at every other version. Nothing is listed unread.
+A class is recognized by identity, never by name or ancestry alone, because a subclass may do
+anything. Classes of other packages are listed with the versions that were read. torch's own are
+those of 2.13; for other versions, the trial (separability_trial.py) is the second check. Nothing
+is listed unread.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from hvd_order.torch.updates.optimizer_class import is_from_scheduler, layers
 
 __all__: list[str] = []
 
-# Why the options of an optimizer do not allow it, or None.
+# Why the options of an optimizer do not allow deferral, or None.
 Condition = Callable[[Optimizer], "str | None"]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the source of an optimizer says.
+    """Result of reading an optimizer's source.
 
     Attributes:
         objection: why its parameters cannot be updated in parts; None: they can.
@@ -42,7 +43,7 @@ class Reading:
 
 
 def reading(optimizer: Optimizer, base: type[Optimizer]) -> Reading | None:
-    """What is known of ``optimizer``; None if its class has not been read.
+    """The reading of ``optimizer``; None if its class has not been read.
 
     Args:
         base: the class whose ``step`` runs.
@@ -61,7 +62,7 @@ def reading(optimizer: Optimizer, base: type[Optimizer]) -> Reading | None:
 
 
 def replaced_method(optimizer: Optimizer, base: type[Optimizer]) -> str | None:
-    """The first method of a known class that is not the one that was read, None if all are."""
+    """The first method of a known class that differs from the one that was read, or None."""
     for kind in base.__mro__[: base.__mro__.index(Optimizer)]:
         for name, member in vars(kind).items():
             if isinstance(member, (staticmethod, classmethod)):
@@ -72,23 +73,23 @@ def replaced_method(optimizer: Optimizer, base: type[Optimizer]) -> str | None:
                 return f"{base.__name__}.{name}"
     for name, value in vars(optimizer).items():
         method = getattr(base, name, None)
-        # A scheduler's wrapper is replaced when the optimizer becomes distributed.
+        # The scheduler's wrapper is replaced when the optimizer becomes distributed.
         if inspect.isfunction(method) and not is_from_scheduler(value, method):
             return f"{name} on the object"
     return None
 
 
 def _is_of(function: types.FunctionType, kind: type) -> bool:
-    """Whether the code is the class's own, under decorators of torch or of its own package.
+    """Whether the function is the class's own, under decorators of torch or of its own package.
 
-    Or inherited: torch decorates ``step`` in the class of the first object, which for AdamW need
-    not be the one that defines it.
+    An inherited function counts too: torch decorates ``step`` in the class of the first object,
+    which for AdamW need not be the class that defines it.
     """
     packages = {"torch", kind.__module__.partition(".")[0]}
     homes: list[str] = [layer.__globals__.get("__name__", "") for layer in layers(function)]
     if not all(home.partition(".")[0] in packages for home in homes):
         return False
-    # torch.optim.Muon says that its module is torch.optim, but lives in one below it.
+    # torch.optim.Muon gives its module as torch.optim, but is defined in a submodule.
     ancestors = kind.__mro__[: kind.__mro__.index(Optimizer)]
     return any(f"{homes[-1]}.".startswith(f"{k.__module__}.") for k in ancestors)
 
@@ -112,8 +113,10 @@ def _read_in_torch(optimizer: Optimizer, base: type[Optimizer]) -> Reading | Non
 
 
 def _torch_classes() -> Iterator[type[Optimizer]]:
-    """In all of them ``foreach``, ``fused``, ``capturable``, tensor rates and betas, ``maximize``
-    and the like only choose how one parameter is updated by its own gradient and state.
+    """Classes of torch.
+
+    In all of them ``foreach``, ``fused``, ``capturable``, tensor rates and betas, ``maximize`` and
+    the like only select how one parameter is updated by its own gradient and state.
     """
     for name in (
         "SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop",
@@ -130,7 +133,7 @@ def _differentiable(optimizer: Optimizer) -> str | None:
 
 
 def _one_dtype_where_eps_is_none(optimizer: Optimizer) -> str | None:
-    """Adafactor takes the default of eps[0] from the first parameter, and keeps it for the rest."""
+    """Adafactor takes the default of eps[0] from the first parameter, and uses it for the rest."""
     for group in optimizer.param_groups:
         if group["eps"][0] is None and len({p.dtype for p in group["params"]}) > 1:
             return (
@@ -169,7 +172,7 @@ def _not_by_triton(optimizer: Any) -> str | None:
     return None
 
 
-# The distribution, and the first and last version of it that were read.
+# The distribution, and its first and last version that were read.
 _VERSIONS: dict[str, tuple[str, str, str]] = {
     "timm": ("timm", "1.0.31", "1.0.31"),
     "lion_pytorch": ("lion-pytorch", "0.2.4", "0.2.5"),

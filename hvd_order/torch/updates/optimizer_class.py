@@ -1,7 +1,7 @@
-"""The class of a distributed optimizer: the user's own, with methods of ours over it.
+"""The class of a distributed optimizer: the user's class, with some methods replaced.
 
-While updates are outstanding, it is a class that finishes them before anybody looks at the
-optimizer's state or attributes, or changes these: as with parameters, the class is swapped.
+While updates are deferred, a swapped class applies them before the optimizer's state or attributes
+are read or changed. Parameters use the same technique.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__: list[str] = []
 
 
 def give_methods(optimizer: Optimizer, methods: type) -> None:
-    """Puts the methods of a class over those of ``optimizer``, which stays an instance of its own.
+    """Replaces methods of ``optimizer``, which stays an instance of its own class.
 
-    ``methods`` has a ``step``, and finds the user's class as ``self._hvd_base``.
+    ``methods`` is a class with a ``step``; it finds the user's class as ``self._hvd_base``.
 
     Raises:
-        InvalidUsage: something else has replaced ``step`` on the object.
+        InvalidUsage: other code has replaced ``step`` on the object.
     """
     base = type(optimizer)
     changed = cast("Any", optimizer)
@@ -34,7 +34,7 @@ def give_methods(optimizer: Optimizer, methods: type) -> None:
         for name, value in vars(methods).items()
         if isinstance(value, types.FunctionType)
     }
-    # Step hooks and the profiler's range: once for each step() of the user's.
+    # Step hooks and the profiler's range run once for each step() of the user's.
     step: Any = Optimizer.profile_hook_step(ours["step"])
     step.hooked = True
     members = {**ours, "step": step, "__module__": base.__module__}
@@ -44,8 +44,8 @@ def give_methods(optimizer: Optimizer, methods: type) -> None:
     changed.__class__ = distributed
 
 
-# What has nothing to do with outstanding updates: the groups' values were taken down at step(), and
-# methods of torch's base class look at other attributes through the guard themselves.
+# Attributes independent of deferred updates: the groups' values were recorded at step(), and
+# methods of torch's base class go through the guard for other attributes.
 _HARMLESS_TO_READ = frozenset([
     *(name for name, value in vars(Optimizer).items() if isinstance(value, types.FunctionType)),
     "__class__", "flush", "synchronize", "skip_synchronize", "overlap_report",
@@ -53,17 +53,17 @@ _HARMLESS_TO_READ = frozenset([
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_opt_called", "_step_count",
     "_parameter_names",
 ])  # fmt: skip
-# Schedulers leave their marks.
+# Schedulers set these attributes.
 _HARMLESS_TO_SET = frozenset(["param_groups", "_opt_called", "_step_count"])
 
 
 class _Guarded:
-    """Finishes outstanding updates before an attribute is looked at or changed."""
+    """Applies deferred updates before an attribute is read or changed."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in _HARMLESS_TO_READ or name.startswith("_hvd_"):
             return object.__getattribute__(self, name)
-        object.__getattribute__(self, "_hvd_exchange").flush()  # which ends the guard
+        object.__getattribute__(self, "_hvd_exchange").flush()  # also removes the guard
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -79,17 +79,19 @@ class _Guarded:
 
 
 def guard(optimizer: Optimizer) -> None:
-    """Updates are outstanding from now on."""
+    """Starts the guard when updates are deferred."""
     object.__setattr__(optimizer, "__class__", cast("Any", optimizer)._hvd_guarded)
 
 
 def unguard(optimizer: Optimizer) -> None:
-    """No more are outstanding. Harmless without a guard."""
+    """Ends the guard when no updates are deferred. Has no effect without a guard."""
     object.__setattr__(optimizer, "__class__", cast("Any", optimizer)._hvd_ordinary)
 
 
 def _redirect_scheduler(optimizer: Any) -> None:
-    """A scheduler made before wrapping has put a wrapper of the old step() on the instance."""
+    """Redirects a scheduler's wrapper, set before the optimizer became distributed, to the new
+    step().
+    """
     patched = vars(optimizer).get("step")
     if patched is None:
         return
@@ -108,7 +110,7 @@ def _redirect_scheduler(optimizer: Any) -> None:
 
 
 def is_from_scheduler(function: Any, method: Any) -> bool:
-    """Whether ``function`` is what a scheduler puts over ``method``, and over nothing else."""
+    """Whether ``function`` is a scheduler's wrapper of ``method`` and of nothing else."""
     wrapped = getattr(function, "__wrapped__", None)
     return hasattr(function, "_wrapped_by_lr_sched") and any(
         layer is wrapped for layer in layers(method)
@@ -116,14 +118,14 @@ def is_from_scheduler(function: Any, method: Any) -> bool:
 
 
 def layers(function: Any) -> Iterator[Any]:
-    """A function and those that it was wrapped around, by ``functools.wraps``."""
+    """A function and the functions that it wraps by ``functools.wraps``."""
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)
 
 
 def rebuild(optimizer_class: type[Optimizer], state: dict[str, Any]) -> Optimizer:
-    """An optimizer of the user's own class, from what a distributed one has pickled."""
+    """An optimizer of the user's own class, from the pickle of a distributed one."""
     optimizer = optimizer_class.__new__(optimizer_class)
     cast("Any", optimizer).__setstate__(state)
     return optimizer

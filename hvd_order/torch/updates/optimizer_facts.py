@@ -1,4 +1,4 @@
-"""What is compared of the ranks' optimizers: class and hyper-parameters, as text."""
+"""Optimizer facts that the ranks compare: class and hyper-parameters, as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 __all__ = ["class_of", "hyper_parameters"]
 
-# A larger tensor in a group is no hyper-parameter but something the optimizer works with.
+# A larger tensor in a group is working data of the optimizer, not a hyper-parameter.
 _MOST_ELEMENTS = 16
 _NOT_COMPARED = ("params", "param_names")
 
@@ -25,9 +25,9 @@ def class_of(optimizer: Optimizer) -> dict[str, str]:
 
 
 def hyper_parameters(optimizer: Optimizer) -> dict[str, str]:
-    """Every hyper-parameter of every group that has a value to compare.
+    """Every hyper-parameter of every group that can be compared.
 
-    Functions and other objects, in which addresses may stand, are left out.
+    Functions and other objects, whose text may contain addresses, are left out.
     """
     found = {}
     for number, group in enumerate(optimizer.param_groups):
@@ -39,7 +39,7 @@ def hyper_parameters(optimizer: Optimizer) -> dict[str, str]:
 
 
 def _text(value: Any) -> str | None:
-    """Equal for equal values, whatever holds them; None: not to be compared."""
+    """Text that is equal for equal values, in a list or a tuple; None: not compared."""
     if isinstance(value, torch.Tensor):
         plain = value.layout == torch.strided and not value.is_meta
         if not plain or value.numel() > _MOST_ELEMENTS:

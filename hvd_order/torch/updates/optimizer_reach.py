@@ -1,4 +1,4 @@
-"""What an optimizer can reach beside its parameters: other optimizers, above all."""
+"""Objects that an optimizer can reach beside its parameters, above all other optimizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 __all__: list[str] = []
 
-_MOST_OBJECTS = 100_000  # an optimizer that reaches more has a whole program in an attribute
+_MOST_OBJECTS = 100_000  # beyond this, an attribute holds a whole program
 
 _ATOMS: tuple[type, ...] = (
     type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, torch.dtype,
@@ -25,10 +25,10 @@ _ATOMS: tuple[type, ...] = (
 
 
 def sharing(optimizer: Optimizer) -> str | None:
-    """Names another optimizer that has the same ``param_groups`` or ``state`` object, if any."""
+    """The name of another optimizer with the same ``param_groups`` or ``state`` object, if any."""
     own = vars(optimizer)
-    # The optimizer's own reference, and the one of the call. Looking through all objects of the
-    # program takes a tenth of a second.
+    # Two references are the optimizer's own and the one of the call. A search through all objects
+    # of the program would take a tenth of a second.
     held = [name for name in ("param_groups", "state") if sys.getrefcount(own[name]) > 2]
     if held:
         for other in gc.get_objects():
@@ -42,9 +42,9 @@ def sharing(optimizer: Optimizer) -> str | None:
 def objection(optimizer: Optimizer, base: type[Optimizer], known: bool) -> str | None:
     """What the optimizer holds that makes an update in parts, or its trial, unsafe; or None.
 
-    Another optimizer, always. Of a class that has not been read also: its own parameters outside of
-    ``param_groups``, which would be updated whatever the groups list; random generators; and what
-    only a function knows, which a trial on a copy would change.
+    For every class: another optimizer. For a class that has not been read also: its own parameters
+    outside of ``param_groups``, which it would update whatever the groups list; random generators;
+    and objects that only a function holds, which a trial on a copy would change.
 
     Args:
         base: the class whose ``step`` runs.
@@ -54,7 +54,7 @@ def objection(optimizer: Optimizer, base: type[Optimizer], known: bool) -> str |
         return "its groups or its state are taken from something else"
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     storages = set() if known else {p.untyped_storage()._cdata for p in parameters}
-    seen: dict[int, object] = {}  # holds them, so that no id comes twice
+    seen: dict[int, object] = {}  # holds the objects, so that no id is reused
     queue = deque(_roots(optimizer, base, known))
     while queue:
         path, value, of_function = queue.popleft()
@@ -77,7 +77,7 @@ def _roots(
     optimizer: Optimizer, base: type[Optimizer], known: bool
 ) -> Iterator[tuple[str, object, bool]]:
     for name, value in vars(optimizer).items():
-        # Hooks run once for each step() of the user's, outside of what is put off.
+        # Hooks run once for each step() of the user's, outside of the deferred update.
         if name not in ("state", "param_groups", "step") and not name.endswith("_hooks"):
             yield f"attribute '{name}'", value, False
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""Says which parameters' updates do not wait for their readers, and why."""
+"""Reports which parameters' updates do not wait for their readers, and why."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 __all__ = ["NotDeferred", "OverlapReport"]
 
 _log = logging.getLogger("hvd_order")
-_LARGE = 0.25  # share of the bytes from which on the line is a warning
+_LARGE = 0.25  # the line is a warning from this share of the bytes on
 
 ALIASED = (
     "something beside the model reaches their memory (p.data, a numpy view, a kept state_dict, a "
@@ -37,7 +37,7 @@ ONE_RANK = "there is one rank: nothing travels"
 
 
 def called_inside(what: str) -> str:
-    """The reason of a ``step()`` that was called inside of something."""
+    """The reason text for a ``step()`` inside of a context that affects operators."""
     return f"step() was called inside of {what}"
 
 
@@ -56,12 +56,13 @@ class NotDeferred:
 
 @dataclass(frozen=True)
 class OverlapReport:
-    """What the last ``step()`` deferred: its communication can go on in the next forward pass.
+    """Deferred updates of the last ``step()``: their communication can overlap the next forward
+    pass.
 
     Attributes:
         parameters, size_bytes: all that are trained.
         deferred_parameters, deferred_bytes: those whose update waits for their first reader.
-        not_deferred: the others, by reason.
+        not_deferred: all other parameters, by reason.
     """
 
     parameters: int = 0
@@ -71,7 +72,7 @@ class OverlapReport:
     not_deferred: Mapping[str, NotDeferred] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """One line."""
+        """The report as one line."""
         if not self.not_deferred:
             return f"overlap with the next forward pass: all {self.parameters} parameters"
         groups = "; ".join(
@@ -94,13 +95,13 @@ def _first(names: tuple[str, ...]) -> str:
 
 
 class Overlap:
-    """Notes of each step what was not deferred, and tells the user once it has become clear."""
+    """Records the updates of each step that were not deferred, and logs a summary."""
 
     def __init__(self, rank: int) -> None:
-        """Nothing is known.
+        """Starts without records.
 
         Args:
-            rank: rank 0 tells.
+            rank: only rank 0 logs.
         """
         self.report = OverlapReport()
         self._rank = rank
@@ -110,11 +111,11 @@ class Overlap:
     def note(
         self, entries: Iterable[ParameterEntry], reasons: Mapping[ParameterEntry, str], learnt: bool
     ) -> None:
-        """One ``step()``.
+        """Records one ``step()``.
 
         Args:
-            entries: all of the model.
-            reasons: of those that were updated at once.
+            entries: all entries of the model.
+            reasons: by entry, for those that were updated at once.
             learnt: the steps in which nothing is deferred are over.
         """
         entries = list(entries)
@@ -135,7 +136,7 @@ class Overlap:
             self._tell(at_once_bytes > _LARGE * total_bytes)
 
     def _tell(self, is_much: bool) -> None:
-        """After 2, 4, 8, ... steps, where something new is to be said."""
+        """Logs after 2, 4, 8, ... steps, if there is something new."""
         reasons = frozenset(self.report.not_deferred)
         is_turn = self._steps > 1 and self._steps & (self._steps - 1) == 0
         if is_turn and self._rank == 0 and not reasons <= self._told:

@@ -1,7 +1,7 @@
-"""Runs the user's own optimizer on some of its parameters, as it was set at a past step.
+"""Runs the user's own optimizer on some of its parameters, with the settings of a past step.
 
-Any ``torch.optim.Optimizer`` serves: the inner step runs on a stand-in whose parameter groups list
-only the parameters that are due, so that its foreach and fused kernels still take many tensors at
+Works with any ``torch.optim.Optimizer``: the inner step runs on a stand-in whose parameter groups
+list only the parameters to update, so that foreach and fused kernels still process many tensors at
 once.
 """
 
@@ -25,17 +25,17 @@ HyperParameters = list[dict[str, Any]]
 def inner_step(optimizer_class: type[Optimizer]) -> InnerStep:
     """``optimizer_class.step`` without the wrapper that runs step hooks.
 
-    Step hooks are the user's and fire once a step, however many parts the update has.
+    Step hooks are the user's and run once a step, however many parts the update has.
     """
     step: Any = optimizer_class.step
-    # torch.compile wraps the step of some classes again, and its wrapper bears the same mark.
+    # torch.compile wraps the step of some classes again, and its wrapper has the same mark.
     while getattr(step, "hooked", False):
         step = step.__wrapped__
     return step  # type: ignore[no-any-return]
 
 
 def snapshot(optimizer: Optimizer) -> HyperParameters:
-    """The hyper-parameters of every group as they are now; a scheduler may change them any time."""
+    """The current hyper-parameters of every group; a scheduler may change them any time."""
     return [
         {key: _as_now(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -43,7 +43,7 @@ def snapshot(optimizer: Optimizer) -> HyperParameters:
 
 
 def _as_now(value: Any) -> Any:
-    """A copy that does not change when the value, a rate on a device for example, is changed."""
+    """A copy that later changes of the value (such as a rate on a device) do not affect."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if type(value) in (list, tuple):  # betas may be tensors as well
@@ -52,14 +52,14 @@ def _as_now(value: Any) -> Any:
 
 
 class RecordedStep:
-    """One ``step()``, put off: what it would do now can be done later, to some at a time.
+    """One deferred ``step()``, which can be run later, on some parameters at a time.
 
     Attributes:
-        optimizer: whose step it is.
+        optimizer: the optimizer of the step.
     """
 
     def __init__(self, optimizer: Optimizer, step: InnerStep) -> None:
-        """Takes down groups, hyper-parameters and conditions.
+        """Records groups, hyper-parameters and conditions.
 
         Args:
             step: from :func:`inner_step`.
@@ -73,8 +73,7 @@ class RecordedStep:
 
     def run(self, due: Iterable[torch.Tensor]) -> None:
         """Updates the parameters in ``due``, whose ``.grad`` is set, and no others."""
-        # It runs once for every few parameters: what it costs must not depend on how many there
-        # are.
+        # This runs once for every few parameters: its cost must not depend on their total number.
         members: list[list[torch.Tensor]] = [[] for _ in self._hyper_parameters]
         for parameter in due:
             group = self._group_of.get(id(parameter))
@@ -90,8 +89,9 @@ class RecordedStep:
     def _with_groups(self, groups: list[dict[str, Any]]) -> Optimizer:
         """The user's optimizer, with its state and other groups; an object for one inner step.
 
-        The optimizer itself stays as it is: another thread may be in its ``zero_grad()``, or a
-        scheduler may set its learning rate. What is put off changes no attribute (separability.py).
+        The optimizer itself stays unchanged: another thread may be in its ``zero_grad()``, or a
+        scheduler may set its learning rate. A deferred update changes no attribute
+        (separability.py).
         """
         base = getattr(self.optimizer, "_hvd_base", type(self.optimizer))
         stand_in: Any = object.__new__(base)

@@ -1,9 +1,9 @@
-"""Whether the updates of an optimizer may be put off, parameter by parameter.
+"""Whether the updates of an optimizer may be deferred, parameter by parameter.
 
-They may where each parameter is updated by itself: from its own gradient and state and the
-settings of its group. That is known of classes that have been read (known_optimizers.py), or the
-user says it; otherwise ``step()`` updates at once. A trial (separability_trial.py) looks a second
-time, and what an optimizer holds (optimizer_reach.py) can forbid it whoever says it.
+They may if each parameter is updated from its own gradient and state and the settings of its group
+alone. Either the class has been read (known_optimizers.py), or the user declares it; otherwise
+``step()`` updates at once. A trial (separability_trial.py) is the second check. Objects that an
+optimizer holds (optimizer_reach.py) can forbid deferral in every case.
 
 Nothing here runs or changes the user's optimizer, its parameters, gradients or state.
 """
@@ -33,13 +33,14 @@ _CURE = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether updates may be put off.
+    """Whether updates may be deferred.
 
     Attributes:
-        separable: they may.
-        evaluates_closure_once: and ``step(closure)`` calls the closure once, first of all.
-        reason: one line; where they may not be put off, why, and the cure if there is one.
-        expected: the user knows, or asked for it.
+        separable: they may be deferred.
+        evaluates_closure_once: they may also with ``step(closure)``, which calls the closure once,
+            first of all.
+        reason: one line; if updates may not be deferred, why, and the cure if there is one.
+        expected: the user requested this, or is aware of it.
     """
 
     separable: bool
@@ -51,11 +52,12 @@ class Verdict:
 def separability(
     optimizer: Optimizer, base: type[Optimizer], declared: bool | None = None
 ) -> Verdict:
-    """Decides for one optimizer, as it is now.
+    """Decides for one optimizer in its current state.
 
     Args:
         base: the class whose ``step`` runs: the user's own, before it is made distributed.
-        declared: the user's word; None: the class attribute ``hvd_order_separable`` says, if any.
+        declared: the user's statement; None: use the class attribute ``hvd_order_separable``, if
+            any.
     """
     name = f"{base.__module__}.{base.__qualname__}"
     if declared is None:
@@ -88,7 +90,7 @@ def separability(
 
 
 def _declared_by_class(base: type[Optimizer]) -> bool | None:
-    """What the class says, unless a class below the one that says it has a ``step`` of its own."""
+    """The class's declaration, unless a class below the declaring one has its own ``step``."""
     for kind in base.__mro__:
         if _DECLARATION in vars(kind):
             same_step = inspect.unwrap(kind.step) is inspect.unwrap(base.step)  # type: ignore[attr-defined]
@@ -97,7 +99,7 @@ def _declared_by_class(base: type[Optimizer]) -> bool | None:
 
 
 def tell(verdict: Verdict) -> None:
-    """Logs why updates are not put off, once for each reason."""
+    """Logs why updates are not deferred, once for each reason."""
     if verdict.separable or verdict.reason in _said:
         return
     _said.add(verdict.reason)

@@ -1,8 +1,8 @@
-"""Tries out whether an optimizer gives the same when its parameters are updated in parts.
+"""Tests whether an optimizer gives the same result when its parameters are updated in parts.
 
-Never by itself a reason to put updates off: knowledge of the class or the user's word is
-(separability.py). This is the second look. It works on an object, parameters and state of its own;
-the user's are only read.
+The trial is never by itself a reason to defer updates; the reading of the class or the user's
+declaration is (separability.py). The trial is the second check. It works on its own object,
+parameters and state; it only reads the user's.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _SHAPE = (4, 4)  # some optimizers take matrices only
 
 
 class _DifferenceError(Exception):
-    """A difference was found; the text is the end of "in a trial, ..."."""
+    """Reports a difference; the text is the end of "in a trial, ..."."""
 
 
 def difference(
     optimizer: Optimizer, base: type[Optimizer], step: InnerStep, known: bool
 ) -> str | None:
-    """What is not the same when parameters are updated in parts; None if all is.
+    """The difference when parameters are updated in parts; None if there is none.
 
-    Three parameters with gradients of many sizes, infinite and undefined ones among them, are
-    updated together and one by one, by copies of this optimizer. Weights, state, attributes, groups
-    and random generators have to agree after every step.
+    Copies of this optimizer update three parameters together and one by one. Gradients have many
+    sizes, including infinite and undefined ones. Weights, state, attributes, groups and random
+    generators have to agree after every step.
 
     Args:
         base: the class whose ``step`` runs.
-        step: from :func:`deferred_update.inner_step`.
+        step: from :func:`partial_step.inner_step`.
         known: the class has been read, so only plain settings among its attributes can matter.
 
     Returns:
@@ -55,7 +55,8 @@ def difference(
     like = parameters[0] if parameters else torch.empty(0)
     generators = _Generators(like.device)
     failure = ""
-    # Some (Adagrad) make their state with the optimizer; some take sparse gradients only.
+    # Some optimizers (Adagrad) create their state at construction; some accept sparse gradients
+    # only.
     for sparse, with_state in itertools.product((False, True), repeat=2):
         try:
             with warnings.catch_warnings():
@@ -69,7 +70,7 @@ def difference(
             return _first_difference(*trials)
         except _DifferenceError as found:
             return str(found)
-        except Exception as error:  # whatever a foreign optimizer raises on a toy problem
+        except Exception as error:  # any error of a foreign optimizer on a toy problem
             failure = failure or f"it raised {type(error).__name__}: {error}"
         finally:
             generators.restore()
@@ -77,7 +78,7 @@ def difference(
 
 
 class _Trial:
-    """A copy of the optimizer, with parameters and state of its own."""
+    """A copy of the optimizer, with its own parameters and state."""
 
     def __init__(
         self,
@@ -116,11 +117,11 @@ class _Trial:
             self._optimizer.state[toy] = _state_like(theirs, like, toy)
 
     def run(self, parts: list[list[int]]) -> list[dict[str, Any]]:
-        """Takes steps, each in these parts, and returns what there was after each."""
+        """Takes steps, each in these parts, and returns the results after each."""
         return [self._take_step(sizes, parts) for sizes in self._sizes()]
 
     def _sizes(self) -> list[Sequence[float]]:
-        """Factors of the gradients: what is far from ordinary comes to one parameter only."""
+        """Factors of the gradients; only one parameter gets extreme values."""
         huge = max(torch.finfo(self._like.dtype).max ** 0.5 / 16, 1e3)
         return [
             (1, 1, 1), (1e-3, 1, 30), (1, 1e3, 1), (1, 1, huge), (1, 1, float("inf")),
@@ -133,7 +134,8 @@ class _Trial:
             gradient = self._values() * size
             toy.grad = gradient.to_sparse(1) if self._sparse else gradient
         for part in parts:
-            # As in a RecordedStep: groups list what is due, and groups without any are not there.
+            # As in a RecordedStep: groups list the parameters to update, and empty groups are left
+            # out.
             groups: dict[int, dict[str, Any]] = {}
             for i in part:
                 number = i % len(self._settings)
@@ -168,7 +170,7 @@ class _Trial:
 def _state_like(
     state: dict[str, Any], parameter: torch.Tensor, toy: torch.Tensor
 ) -> dict[str, Any]:
-    """State for ``toy`` with the fields that ``parameter`` has, and numbers of its size."""
+    """State for ``toy`` with the fields of ``parameter``'s state, and numbers of similar size."""
     return {
         key: value.flatten()[0].expand_as(toy).clone()
         if isinstance(value, torch.Tensor) and value.shape == parameter.shape
@@ -198,11 +200,11 @@ _ATOMS = (
 )  # fmt: skip
 
 
-_IDENTITY: Any = object.__eq__  # of classes that do not say when they are equal
+_IDENTITY: Any = object.__eq__  # of classes without an own equality
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value is a setting: a number, a name, a function, or a container of such."""
+    """Whether a value is a setting: a number, a name, a function, or a container of these."""
     if isinstance(value, _ATOMS):
         return True
     if isinstance(value, torch.Tensor):
@@ -252,7 +254,7 @@ class _Generators:
         return not same(self._states(), self._before)
 
     def restore(self) -> None:
-        """Sets all of them back."""
+        """Resets all generators to their recorded state."""
         random.setstate(self._before["python"])
         torch.set_rng_state(self._before["torch"])
         if "numpy" in self._before:

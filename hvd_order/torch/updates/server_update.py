@@ -1,9 +1,9 @@
-"""Parameter servers that update: what they must know of an optimizer, and what comes back.
+"""Parameter servers that update: the optimizer facts that they need, and their answers.
 
-While the model is learnt, servers sum and the worker's own optimizer updates. Then worker 0 hands
-parameters and optimizer state over, and the answer to a gradient is the updated parameter: the
-"update" of a parameter is to take it over. State comes back when it is asked for (checkpoints), and
-when the model is registered anew.
+During the warm-up, servers sum and the worker's own optimizer updates. Then worker 0 sends
+parameters and optimizer state to the servers. From then on the answer to a gradient is the updated
+parameter, and the "update" of a parameter is to copy the answer. State returns on request
+(checkpoints), and when the model is registered anew.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class ServerUpdate:
     def __init__(
         self, optimizer: Optimizer, own_step: InnerStep, base: type[Optimizer], host: EngineHost
     ) -> None:
-        """Checks that servers can do what the optimizer does.
+        """Checks that servers can apply this optimizer.
 
         Args:
-            own_step: of the optimizer, for as long as servers only sum.
+            own_step: the optimizer's own step, used while servers only sum.
             base: the user's class.
 
         Raises:
-            InvalidUsage: they cannot.
+            InvalidUsage: servers cannot apply it.
         """
         assert host.servers is not None
         if base not in _KINDS:
@@ -71,7 +71,7 @@ class ServerUpdate:
         self._timeout_s = host.context.config.timeout.total_seconds()
         self._rules: list[dict[str, Any]] = []
         self._told: list[dict[str, Any]] = []
-        self._hyper_parameters()  # says what is wrong with them
+        self._hyper_parameters()  # raises if they are unsupported
 
     # ---- hyper-parameters ---------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ class ServerUpdate:
         return [_rule(self._kind, group) for group in self._optimizer.param_groups]
 
     def begin_step(self, model: int) -> None:
-        """The first gradient of a step is about to go: hyper-parameters go ahead of it."""
+        """Sends hyper-parameters ahead of the first gradient of a step."""
         if not self.active:
             return
         self._rules = self._hyper_parameters()
@@ -92,7 +92,7 @@ class ServerUpdate:
         self._servers.transport.set_rules(model, rules)
 
     def check(self) -> None:
-        """``step()`` is called: what held for its gradients must still hold.
+        """Checks in ``step()`` that the settings of its gradients still hold.
 
         Raises:
             InvalidUsage: a hyper-parameter has changed between backward() and step().
@@ -106,7 +106,9 @@ class ServerUpdate:
     # ---- updates ------------------------------------------------------------------------------
 
     def step(self, optimizer: Optimizer, closure: Any = None) -> Any:
-        """The inner step: takes over what came for gradients; before that, the optimizer's own."""
+        """The inner step: copies the servers' answers; before servers update, the optimizer's own
+        step.
+        """
         if not self.active:
             return self._own_step(optimizer, **({} if closure is None else {"closure": closure}))
         loss = None
@@ -126,7 +128,7 @@ class ServerUpdate:
         """Elements and group of each parameter, for servers; empty while they only sum.
 
         Raises:
-            InvalidUsage: one that servers cannot update.
+            InvalidUsage: servers cannot update one of the parameters.
         """
         groups = {
             id(parameter): number
@@ -144,7 +146,7 @@ class ServerUpdate:
         return [(entry.parameter.numel(), groups[id(entry.parameter)]) for entry in entries]
 
     def begin(self, model: int, entries: Sequence[ParameterEntry]) -> None:
-        """Worker 0 hands over parameters and state; the model has just been registered."""
+        """Worker 0 sends parameters and state; the model has just been registered."""
         if not self.active or self._rank != 0:
             return
         steps, names = self._progress(), self._moments()
@@ -162,7 +164,7 @@ class ServerUpdate:
         self._tell(model)
 
     def fetch(self, model: int, entries: Sequence[ParameterEntry]) -> None:
-        """Brings parameters and state back from the servers. Nothing may be under way."""
+        """Fetches parameters and state from the servers. Nothing may be in flight."""
         if not self.active:
             return
         names = self._moments()
@@ -183,7 +185,7 @@ class ServerUpdate:
                 self._optimizer.state[entry.parameter]["step"] = torch.tensor(float(steps))
 
     def _moments(self) -> dict[torch.Tensor, list[str]]:
-        """Names of each parameter's state."""
+        """Names of each parameter's moments."""
         return {
             parameter: _moments_of(self._kind, group)
             for group in self._optimizer.param_groups
@@ -191,15 +193,15 @@ class ServerUpdate:
         }
 
     def _progress(self) -> int:
-        """Steps that the optimizer has taken."""
+        """Number of steps that the optimizer has taken."""
         states = [state for state in self._optimizer.state.values() if state]
-        if self._kind == "sgd":  # counts nothing; its first step differs from all others
+        if self._kind == "sgd":  # has no counter; its first step differs from all others
             return int(any(state.get("momentum_buffer") is not None for state in states))
         return max((int(state["step"]) for state in states if "step" in state), default=0)
 
 
 def _moments_of(kind: str, group: dict[str, Any]) -> list[str]:
-    """Names of the state in a parameter group, in the servers' order (update_rule.cc)."""
+    """Names of the moments in a parameter group, in the servers' order (update_rule.cc)."""
     if kind == "sgd":
         return ["momentum_buffer"] * bool(group["momentum"])
     if kind == "adagrad":
@@ -218,7 +220,7 @@ def _rule(kind: str, group: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `native.UpdateRule` for a parameter group.
 
     Raises:
-        InvalidUsage: servers do not know an option of it.
+        InvalidUsage: servers do not support one of its options.
     """
     for option in ("capturable", "differentiable"):
         if group.get(option):

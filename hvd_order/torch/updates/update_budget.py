@@ -1,4 +1,4 @@
-"""How much is updated at a time while a reader waits for its own parameter."""
+"""Number of bytes to update at a time while a reader waits for its own parameter."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
-_AIM_S = 1e-3  # a reader whose gradient comes meanwhile is late by half of it
+_AIM_S = 1e-3  # a reader whose gradient comes meanwhile waits half of it
 _FIRST_BYTES = 2**20
 
 
 class UpdateBudget:
-    """Some parameters whose update takes about a millisecond of the calling thread.
+    """Selects parameters whose update takes about a millisecond of the calling thread.
 
-    Updates cost the time of their bytes on a CPU, and next to nothing but the call on an
-    accelerator: so the right number of bytes is found from the updates as they run.
+    On a CPU an update costs the time of its bytes; on an accelerator, next to nothing but the
+    call. So the right number of bytes is measured on the updates as they run.
     """
 
     def __init__(self) -> None:
-        """Begins with a MiB."""
+        """Starts with one MiB."""
         self._bytes: float = _FIRST_BYTES
 
     def of(self, entries: Iterable[ParameterEntry]) -> list[ParameterEntry]:
@@ -38,7 +38,7 @@ class UpdateBudget:
 
     @contextlib.contextmanager
     def timed(self, entries: Sequence[ParameterEntry]) -> Iterator[None]:
-        """Learns from the update of ``entries`` that runs in this context."""
+        """Measures the update of ``entries`` that runs in this context."""
         begin = time.monotonic()
         yield
         too_small = sum(entry.size_bytes for entry in entries) < self._bytes / 2
