@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            tempfile.NamedTemporaryFile(
-                "w+", prefix="hvd_order_demo_", suffix=".log", delete=False
-            ) as log,
+            (options.out / "ranks.log").open("w+") as log,
             EmulatedHosts(count=2, rate_mbit=_RATE_MBIT) as hosts,
         ):
             same = _compare(hosts, options, log)

@@ -301,6 +301,7 @@ class Coordinator:
         self._answers.close()
         if self._scaling is not None:
             self._scaling.close()
+        self.fail = _log.error  # the engine is held by the transport, which holds this object
 
     def audit(self) -> dict[int, list[list[int]]]:
         """Returns what each server holds, as (model, layout, slice, owned, version, checksum)
