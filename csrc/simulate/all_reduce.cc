@@ -39,12 +39,12 @@ void check(const AllReduceCost& cost) {
 
 AllReduce::AllReduce(
     std::shared_ptr<const SliceLayout> layout,
-    const ExchangeOptions& options,
+    const GradientExchangeOptions& options,
     const AllReduceCost& cost,
     const Roles& roles,
     Clock& clock,
     std::vector<Device>& devices)
-    : Exchange(std::move(layout), options, {1.0}, clock, devices),
+    : GradientExchange(std::move(layout), options, {1.0}, clock, devices),
       cost_(cost),
       halvesOf_(roles.slowness.size()),
       issues_(layout_->slices().size()),

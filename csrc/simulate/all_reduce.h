@@ -5,17 +5,17 @@
 #include <vector>
 
 #include "scheduler/link_reservation.h"
-#include "simulate/iteration.h"
+#include "simulate/gradient_exchange.h"
 #include "simulate/network.h"
 
 namespace hvd_order::simulate {
 
 /// An exchange that all-reduces slices, in an order that the ranks agree on.
-class AllReduce final : public Exchange {
+class AllReduce final : public GradientExchange {
  public:
   AllReduce(
       std::shared_ptr<const SliceLayout> layout,
-      const ExchangeOptions& options,
+      const GradientExchangeOptions& options,
       const AllReduceCost& cost,
       const Roles& roles,
       Clock& clock,

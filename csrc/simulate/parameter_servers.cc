@@ -62,12 +62,12 @@ std::shared_ptr<const SliceLayout> oneTensorASlice(const SliceLayout& layout) {
 
 ParameterServers::ParameterServers(
     std::shared_ptr<const SliceLayout> layout,
-    const ExchangeOptions& options,
+    const GradientExchangeOptions& options,
     const ServerNetwork& network,
     const Roles& roles,
     Clock& clock,
     std::vector<Device>& devices)
-    : Exchange(
+    : GradientExchange(
           std::move(layout),
           options,
           capacities(network, roles.slowness.size()),

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "scheduler/scheduler.h"
-#include "simulate/iteration.h"
+#include "simulate/gradient_exchange.h"
 #include "simulate/network.h"
 
 namespace hvd_order::simulate {
@@ -15,11 +15,11 @@ namespace hvd_order::simulate {
 ///
 /// Workers need not agree on an order. Each pushes in its own order, within its own credit, which
 /// returns when the push has ended. Pulls of a worker have an order and a credit of their own.
-class ParameterServers final : public Exchange {
+class ParameterServers final : public GradientExchange {
  public:
   ParameterServers(
       std::shared_ptr<const SliceLayout> layout,
-      const ExchangeOptions& options,
+      const GradientExchangeOptions& options,
       const ServerNetwork& network,
       const Roles& roles,
       Clock& clock,

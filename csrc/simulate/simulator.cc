@@ -60,7 +60,7 @@ class Simulator final {
       const auto index = static_cast<DeviceIndex>(devices_.size());
       devices_.emplace_back(workload_, index, slowness, compute, clock_);
     }
-    const ExchangeOptions options{
+    const GradientExchangeOptions options{
         .agreement = scenario.agreement,
         .policy = scenario.policy,
         .creditBytes = scenario.creditBytes,
@@ -191,7 +191,7 @@ class Simulator final {
   std::uint32_t recordFrom_;
   Clock clock_;
   std::vector<Device> devices_;
-  std::unique_ptr<Exchange> exchange_;
+  std::unique_ptr<GradientExchange> exchange_;
   std::vector<std::uint32_t> stepsSeen_; // by device
 };
 

@@ -7,7 +7,7 @@
 
 #include "scheduler/agreement.h"
 #include "simulate/device.h"
-#include "simulate/iteration.h"
+#include "simulate/gradient_exchange.h"
 #include "simulate/network.h"
 #include "simulate/workload.h"
 

@@ -30,7 +30,7 @@ struct Roles {
 Roles rolesOf(const std::vector<double>& slowness, AgreementKind agreement, bool everyRank);
 
 /// Options of order and transfer.
-struct ExchangeOptions {
+struct GradientExchangeOptions {
   AgreementKind agreement = AgreementKind::kLeader;
   Policy policy = Policy::kPriority;
   ByteCount creditBytes = 0;
@@ -54,9 +54,9 @@ struct SliceRecord {
 ///
 /// Events go in, arrivals come out. The exchange reports arrivals to the devices; its caller must
 /// then call `proceed` on them.
-class Exchange {
+class GradientExchange {
  public:
-  virtual ~Exchange() = default;
+  virtual ~GradientExchange() = default;
 
   /// Gradients are ready on a device.
   virtual void ready(DeviceIndex device, const std::vector<TensorId>& tensors) = 0;
@@ -92,9 +92,9 @@ class Exchange {
   }
 
  protected:
-  Exchange(
+  GradientExchange(
       std::shared_ptr<const SliceLayout> layout,
-      const ExchangeOptions& options,
+      const GradientExchangeOptions& options,
       const std::vector<double>& linkCapacities,
       Clock& clock,
       std::vector<Device>& devices);
@@ -106,7 +106,7 @@ class Exchange {
   }
 
   std::shared_ptr<const SliceLayout> layout_;
-  ExchangeOptions options_;
+  GradientExchangeOptions options_;
   Flows flows_;
   Clock& clock_;
   std::vector<Device>& devices_;

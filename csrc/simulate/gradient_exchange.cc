@@ -1,4 +1,4 @@
-#include "simulate/iteration.h"
+#include "simulate/gradient_exchange.h"
 
 #include <algorithm>
 #include <cmath>
@@ -42,9 +42,9 @@ Roles rolesOf(const std::vector<double>& slowness, AgreementKind agreement, bool
   return roles;
 }
 
-Exchange::Exchange(
+GradientExchange::GradientExchange(
     std::shared_ptr<const SliceLayout> layout,
-    const ExchangeOptions& options,
+    const GradientExchangeOptions& options,
     const std::vector<double>& linkCapacities,
     Clock& clock,
     std::vector<Device>& devices)
@@ -58,7 +58,7 @@ Exchange::Exchange(
   records_.resize(recorded * layout_->slices().size());
 }
 
-SliceRecord& Exchange::record(SliceIndex slice, std::uint32_t step) {
+SliceRecord& GradientExchange::record(SliceIndex slice, std::uint32_t step) {
   if (step < options_.recordFrom) {
     return unrecorded_;
   }
