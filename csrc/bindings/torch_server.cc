@@ -2,8 +2,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/bindings.h"
-#include "c10d/pair_connection.h"
-#include "c10d/server_transport.h"
+#include "c10d/server/pair_connection.h"
+#include "c10d/server/server_transport.h"
 #include "server/server_core.h"
 
 namespace py = pybind11;

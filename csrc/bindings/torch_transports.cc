@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "c10d/all_reduce/c10d_transport.h"
+#include "c10d/all_reduce/horovod_transport.h"
 #include "c10d/c10d_control.h"
-#include "c10d/c10d_transport.h"
-#include "c10d/horovod_transport.h"
 
 namespace py = pybind11;
 

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "c10d/wait_limits.h"
 
 // Control messages over a Gloo process group.
 //
@@ -36,8 +37,6 @@ constexpr std::size_t kPostedBatch = 16;
 constexpr std::size_t kMostReceives = 16;
 constexpr std::size_t kFewestReceives = 8;
 // Time for the last messages to go out when the channel stops; a frozen peer receives none.
-constexpr auto kFlushTime = std::chrono::seconds(2);
-constexpr auto kForever = std::chrono::hours(24 * 365);
 
 at::Tensor emptyFrame() {
   return at::empty({static_cast<std::int64_t>(kFrameWords)}, at::kInt);

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "simulate/all_reduce.h"
-#include "simulate/parameter_servers.h"
+#include "simulate/network/all_reduce.h"
+#include "simulate/network/parameter_servers.h"
 
 namespace hvd_order::simulate {
 

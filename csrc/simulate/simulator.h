@@ -7,8 +7,8 @@
 
 #include "scheduler/agreement.h"
 #include "simulate/device.h"
-#include "simulate/gradient_exchange.h"
-#include "simulate/network.h"
+#include "simulate/network/gradient_exchange.h"
+#include "simulate/network/network.h"
 #include "simulate/workload.h"
 
 namespace hvd_order::simulate {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "c10d/gradient_copier.h"
+#include "c10d/all_reduce/gradient_copier.h"
 #include "c10d/torch_transport.h"
 #include "engine/engine.h"
 

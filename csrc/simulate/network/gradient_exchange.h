@@ -9,7 +9,7 @@
 #include "scheduler/agreement.h"
 #include "simulate/clock.h"
 #include "simulate/device.h"
-#include "simulate/flows.h"
+#include "simulate/network/flows.h"
 
 namespace hvd_order::simulate {
 

@@ -1,4 +1,4 @@
-#include "simulate/gradient_exchange.h"
+#include "simulate/network/gradient_exchange.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "c10d/c10d_transport.h"
+#include "c10d/all_reduce/c10d_transport.h"
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

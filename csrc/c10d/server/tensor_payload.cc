@@ -1,4 +1,4 @@
-#include "c10d/tensor_payload.h"
+#include "c10d/server/tensor_payload.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>

@@ -1,4 +1,4 @@
-#include "simulate/flows.h"
+#include "simulate/network/flows.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "c10d/pair_connection.h"
+#include "c10d/server/pair_connection.h"
 
 #include <ATen/ops/from_blob.h>
 
@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "c10d/wait_limits.h"
 
 // A frame on a Gloo process group: a send of the header and, if there is one, of the payload.
 //
@@ -26,9 +27,6 @@
 namespace hvd_order {
 
 namespace {
-
-constexpr auto kFlushTime = std::chrono::seconds(2);
-constexpr auto kForever = std::chrono::hours(24 * 365); // silence is not an error
 
 std::vector<at::Tensor> viewOf(std::byte* memory, std::size_t sizeBytes) {
   return {at::from_blob(memory, {static_cast<std::int64_t>(sizeBytes)}, at::kByte)};

@@ -1,4 +1,4 @@
-#include "simulate/network.h"
+#include "simulate/network/network.h"
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "simulate/all_reduce.h"
+#include "simulate/network/all_reduce.h"
 
 #include <chrono>
 #include <cmath>

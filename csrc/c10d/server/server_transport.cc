@@ -1,4 +1,4 @@
-#include "c10d/server_transport.h"
+#include "c10d/server/server_transport.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "c10d/tensor_payload.h"
+#include "c10d/server/tensor_payload.h"
 
 // The worker's side of parameter servers: connections, registration, maps and failures.
 // server_pushes.cc has the pushes and their answers.

@@ -1,4 +1,4 @@
-#include "c10d/horovod_transport.h"
+#include "c10d/all_reduce/horovod_transport.h"
 
 #include <dlfcn.h>
 

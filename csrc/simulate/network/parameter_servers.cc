@@ -1,4 +1,4 @@
-#include "simulate/parameter_servers.h"
+#include "simulate/network/parameter_servers.h"
 
 #include <algorithm>
 #include <cmath>

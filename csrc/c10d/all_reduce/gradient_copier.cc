@@ -1,4 +1,4 @@
-#include "c10d/gradient_copier.h"
+#include "c10d/all_reduce/gradient_copier.h"
 
 #include <ATen/Functions.h>
 #include <ATen/ScalarOps.h>

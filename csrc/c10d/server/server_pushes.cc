@@ -2,8 +2,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "c10d/server_transport.h"
-#include "c10d/tensor_payload.h"
+#include "c10d/server/server_transport.h"
+#include "c10d/server/tensor_payload.h"
 #include "server/wire/group.h"
 
 // The worker's side of parameter servers: pushes, requests, answers and pulls. server_transport.cc

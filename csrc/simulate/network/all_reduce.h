@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "scheduler/link_reservation.h"
-#include "simulate/gradient_exchange.h"
-#include "simulate/network.h"
+#include "simulate/network/gradient_exchange.h"
+#include "simulate/network/network.h"
 
 namespace hvd_order::simulate {
 
