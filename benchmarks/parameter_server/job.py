@@ -71,7 +71,7 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
     )
     return {
         "seconds": seconds,
-        "cut": [host.cut.slice_bytes, host.cut.credit_bytes],
+        "slice_settings": [host.slice_settings.slice_bytes, host.slice_settings.credit_bytes],
         "same": same,
         "weights": statistics.fmean(weights),
         "aggregated_bytes": host.servers.transport.aggregated()[1],

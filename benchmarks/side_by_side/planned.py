@@ -10,7 +10,7 @@ from profiles import PROFILES
 
 from hvd_order.plan.files.profile import MeasuredLink
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import tune
 

@@ -124,8 +124,9 @@ def hvd_order(
     assert host is not None
 
     def note() -> str:
-        cut = host.cut
-        return f"{cut.slice_bytes >> 10} KiB x {cut.credit_bytes // cut.slice_bytes}, {cut.policy}"
+        settings = host.slice_settings
+        in_flight = settings.credit_bytes // settings.slice_bytes
+        return f"{settings.slice_bytes >> 10} KiB x {in_flight}, {settings.policy}"
 
     return Trainer(
         _loop(model, optimizer, batch), optimizer.flush, lambda: host.settled, hvd.shutdown, note

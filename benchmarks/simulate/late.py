@@ -22,7 +22,9 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=sorted(PROFILES),
                         default=["vgg16", "gpt2_small", "resnet50", "densenet121"])  # fmt: skip
     parser.add_argument("--late", nargs="+", type=float, default=[1.0, 1.05, 1.1, 1.3])
-    parser.add_argument("--cut", default="2048 KiB x 2", help="slices, and how many in flight")
+    parser.add_argument(
+        "--slice-settings", default="2048 KiB x 2", help="slices, and how many in flight"
+    )
     options = parser.parse_args()
     agreements: list[AgreementName] = ["leader", "negotiated"]
     print("2 hosts, 1 Gbit/s, ratio 1; seconds a step\n")
@@ -34,7 +36,7 @@ def main() -> None:
             # The optimizer is in the local step: 2 % is about what is measured.
             cell = Cell("", model, 2, wire_s, 1.02 * wire_s * late, 1.0, (), late)
             steps = [
-                predicted_s(cell, options.cut, Machine(), True, agreement)
+                predicted_s(cell, options.slice_settings, Machine(), True, agreement)
                 for agreement in agreements
             ]
             print(f"| {model} | {late:g} | {cell.local_s:.3f} | "

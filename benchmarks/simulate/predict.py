@@ -187,7 +187,7 @@ def predicted_s(
             policy or "priority",
             agreement,
             control_latency_s=machine.control_latency_s,
-            # As hvd_order.plan.link.cut.reservation_lead_s.
+            # As hvd_order.plan.link.slice_settings.reservation_lead_s.
             reservation_lead_s=0.75 * credit_bytes * per_byte
             if holds and policy != "arrival"
             else 0.0,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hvd_order.cli.network_options import add_network_options, network_from
 from hvd_order.plan.files.profile import read_profile
-from hvd_order.plan.link.cut import Cut
+from hvd_order.plan.link.slice_settings import SliceSettings
 
 if TYPE_CHECKING:
     from hvd_order.predict.tune import Outcome, Tuned
@@ -74,10 +74,10 @@ def _table(tuned: Tuned) -> Iterator[str]:
 
 def _row(name: str, outcome: Outcome, bound_s: float) -> str:
     setting = outcome.setting
-    cut: Cut = setting.cut
+    settings: SliceSettings = setting.slice_settings
     return (
-        f"{name:26} {setting.order:9} {cut.policy:9} {setting.agreement:11} "
-        f"{cut.slice_bytes / 2**10:6.0f} KiB {cut.credit_bytes / 2**10:6.0f} KiB "
+        f"{name:26} {setting.order:9} {settings.policy:9} {setting.agreement:11} "
+        f"{settings.slice_bytes / 2**10:6.0f} KiB {settings.credit_bytes / 2**10:6.0f} KiB "
         f"{_ms(outcome.step_s):>10} {_ratio(outcome.step_s, bound_s)}"
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import MeasuredLink
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.predict.simulate import AllReduce
 from hvd_order.predict.units import rate_text
 

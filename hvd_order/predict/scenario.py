@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from hvd_order import _core
 from hvd_order.errors import InvalidUsage
+from hvd_order.plan.link.slice_settings import PolicyName, SliceSettings
 
 __all__ = [
     "AllReduce",
@@ -22,7 +23,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-PolicyName = Literal["priority", "arrival", "planned"]
 AgreementName = Literal["leader", "negotiated", "planned"]
 PullName = Literal["at_once", "next_step"]
 
@@ -268,18 +268,15 @@ class ParameterServers:
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Order, slices and agreement of gradients.
+class Schedule(SliceSettings):
+    """Slice settings with the agreement and the order of gradients.
 
     Attributes:
-        slice_bytes: unit of transfer.
-        credit_bytes: bytes that may be in flight at once.
-        policy: rule that picks the next ready slice.
         agreement: order agreement; "planned" requires the policy of that name.
         plan: all slices of ``Workload.layout`` in the order to issue them, for "planned".
         control_latency_s: latency of a message of the agreement.
         reservation_lead_s: duration of the link reservation; 0 for none. The engine uses
-            ``hvd_order.plan.link.cut.reservation_lead_s``.
+            ``hvd_order.plan.link.slice_settings.reservation_lead_s``.
         cross_step: whether the next step begins before all gradients have arrived.
     """
 

@@ -1,13 +1,13 @@
-"""Searches for the order, the cut and the agreement with the shortest simulated step.
+"""Searches for the order, the slice settings and the agreement with the shortest simulated step.
 
 The search goes from coarse to fine: a grid of slice sizes and credits for each order, then the
 neighbours of the best settings in both and with every agreement while that helps, then longer
 simulations of the best. Settings whose wire time alone exceeds the best step time are skipped.
 Equal input gives equal results: every simulation is exact, and the search uses no clock.
 
-Real steps vary, and simulated times are not smooth: a cut whose last large slice ends just when the
-first layer's gradient is ready looks better than its neighbours only at exactly that speed. So each
-setting is simulated at several paces, and the mean counts.
+Real steps vary, and simulated times are not smooth: settings whose last large slice ends just
+when the first layer's gradient is ready look better than their neighbours only at exactly that
+speed. So each setting is simulated at several paces, and the mean counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.plan.files.plan_file import AgreementName, Candidate, Plan
 from hvd_order.plan.graph.graph import Graph, Parameter
-from hvd_order.plan.link.cut import Cut, best_cut, cut_of, reservation_lead_s
+from hvd_order.plan.link.slice_settings import (
+    SliceSettings,
+    best_settings,
+    reservation_lead_s,
+    rounded_settings,
+)
 from hvd_order.plan.orders.registry import order
 from hvd_order.predict.condensed import condensed, with_wire_sizes
 from hvd_order.predict.network import Network
@@ -51,8 +56,8 @@ _RIVALS = 2  # runners-up that a plan keeps for trials
 _RIVAL_WITHIN = 1.1
 
 BYTE_SCHEDULER = {
-    "ByteScheduler, 1e6 / 4e6": Cut(4_000_000, 16_000_000),
-    "ByteScheduler, 8e6 / 16e6": Cut(32_000_000, 64_000_000),
+    "ByteScheduler, 1e6 / 4e6": SliceSettings(4_000_000, 16_000_000),
+    "ByteScheduler, 8e6 / 16e6": SliceSettings(32_000_000, 64_000_000),
 }
 """Published defaults: parameters in a slice and of credit, 4 bytes each.
 
@@ -68,7 +73,7 @@ class Setting:
 
     order: str
     agreement: AgreementName
-    cut: Cut
+    slice_settings: SliceSettings
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Tuned:
     Attributes:
         outcomes: all settings with a long simulation, the best first.
         chosen: the best setting, or an equally good one that is more usual.
-        rivals: other cuts with the same order and agreement that real steps may prefer.
+        rivals: other settings with the same order and agreement that real steps may prefer.
         default: initial setting of a run without plan.
         published: ByteScheduler's defaults, by name.
         ddp_s: step time of DistributedDataParallel.
@@ -123,7 +128,7 @@ def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 
         raise InvalidUsage("no parameter of the graph has a gradient, so nothing travels")
     search = _Search(graph, network)
     default = Setting(
-        DEFAULT_ORDER, "leader", best_cut(network.link, search.total_bytes, in_flight)
+        DEFAULT_ORDER, "leader", best_settings(network.link, search.total_bytes, in_flight)
     )
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         search.threads = threads
@@ -131,7 +136,8 @@ def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 
         search.try_all(search.grid(), _COARSE_STEPS)
         search.climb()
         published = {
-            name: Setting(DEFAULT_ORDER, "leader", cut) for name, cut in BYTE_SCHEDULER.items()
+            name: Setting(DEFAULT_ORDER, "leader", settings)
+            for name, settings in BYTE_SCHEDULER.items()
         }
         last = [*search.best(_LAST), *published.values()]
         search.try_all([default, *last], _LAST_STEPS, prune=False)
@@ -197,12 +203,12 @@ class _Search:
         sizes = [size for size in _SIZES if size >= least] or _SIZES[-1:]
         sizes = [size for size in sizes if size < 2 * self.total_bytes] or _SIZES[:1]
         settings = [
-            Setting(name, "leader", cut_of(size, count))
+            Setting(name, "leader", rounded_settings(size, count))
             for name in self.orders
             for size, count in itertools.product(sizes, _IN_FLIGHT)
         ]
         arrivals = [
-            replace(each, cut=replace(each.cut, policy="arrival"))
+            replace(each, slice_settings=replace(each.slice_settings, policy="arrival"))
             for each in settings
             if each.order == DEFAULT_ORDER
         ]
@@ -229,16 +235,16 @@ class _Search:
             setting
             for setting in dict.fromkeys(settings)
             if self._found.get(setting, (0, 0.0))[0] < steps
-            and not (prune and self._least_s(setting.cut) > limit_s)
+            and not (prune and self._least_s(setting.slice_settings) > limit_s)
         ]
         times = self.threads.map(lambda setting: self._step_s(setting, steps), new)
         for setting, step_s in zip(new, times, strict=True):
             self._found[setting] = (steps, step_s)
 
-    def _least_s(self, cut: Cut) -> float:
+    def _least_s(self, settings: SliceSettings) -> float:
         """Time of the link alone for a step's slices."""
         link = self.network.link
-        slices = self.total_bytes / cut.slice_bytes
+        slices = self.total_bytes / settings.slice_bytes
         return slices * link.slice_cost_s + self.total_bytes * link.seconds_per_byte
 
     def _step_s(self, setting: Setting, steps: int) -> float:
@@ -262,14 +268,14 @@ class _Search:
         return simulate(work, link, schedule, ranks=self.network.ranks, steps=steps).steady_s
 
     def _schedule(self, setting: Setting) -> Schedule:
-        cut = setting.cut
+        settings = setting.slice_settings
         return Schedule(
-            cut.slice_bytes,
-            cut.credit_bytes,
-            cut.policy,
+            settings.slice_bytes,
+            settings.credit_bytes,
+            settings.policy,
             setting.agreement,
             control_latency_s=self.network.message_latency_s,
-            reservation_lead_s=reservation_lead_s(self.network.link, cut),
+            reservation_lead_s=reservation_lead_s(self.network.link, settings),
         )
 
     def issue_order(self, setting: Setting) -> list[int]:
@@ -280,7 +286,7 @@ class _Search:
             ranks=self.network.ranks, steps=_COARSE_STEPS, recorded=1,
         )  # fmt: skip
         (times,) = played.slices()
-        arrival = setting.cut.policy == "arrival"
+        arrival = setting.slice_settings.policy == "arrival"
         keys = [(t.issued_s, t.ready_s if arrival else 0.0, i) for i, t in enumerate(times)]
         return [slice_ for _, _, slice_ in sorted(keys)]
 
@@ -306,12 +312,16 @@ def _orders(graph: Graph, network: Network) -> dict[str, list[Parameter]]:
 
 def _neighbours(setting: Setting, octave: float) -> list[Setting]:
     """Settings with slightly different slice size or credit, or another agreement."""
-    cut = setting.cut
-    count = max(cut.credit_bytes // cut.slice_bytes, 1)
+    settings = setting.slice_settings
+    count = max(settings.credit_bytes // settings.slice_bytes, 1)
     place = min(range(len(_IN_FLIGHT)), key=lambda i: abs(_IN_FLIGHT[i] - count))
     counts = _IN_FLIGHT[max(place - 1, 0) : place + 2]
     return [
-        Setting(setting.order, agreement, cut_of(cut.slice_bytes * factor, near, cut.policy))
+        Setting(
+            setting.order,
+            agreement,
+            rounded_settings(settings.slice_bytes * factor, near, settings.policy),
+        )
         for factor in (2**-octave, 1.0, 2**octave)
         for near in counts
         for agreement in _AGREEMENTS
@@ -325,9 +335,9 @@ def _rank(outcome: Outcome) -> tuple[float, int, int, int, int, str]:
         outcome.step_s,
         _AGREEMENTS.index(setting.agreement),
         _ORDERS.index(setting.order),
-        setting.cut.credit_bytes,
-        -setting.cut.slice_bytes,
-        setting.cut.policy,
+        setting.slice_settings.credit_bytes,
+        -setting.slice_settings.slice_bytes,
+        setting.slice_settings.policy,
     )
 
 
@@ -338,15 +348,15 @@ def _choose(outcomes: Sequence[Outcome], default: Outcome) -> Outcome:
     is taken; trials on real steps decide about the others.
     """
     limit_s = min(_ALIKE * outcomes[0].step_s, default.step_s)
-    usual = default.setting.cut
+    usual = default.setting.slice_settings
 
     def oddness(outcome: Outcome) -> tuple[int, int, float, float]:
         setting = outcome.setting
         return (
             _AGREEMENTS.index(setting.agreement),
             _ORDERS.index(setting.order),
-            abs(math.log2(setting.cut.slice_bytes / usual.slice_bytes))
-            + abs(math.log2(setting.cut.credit_bytes / usual.credit_bytes)),
+            abs(math.log2(setting.slice_settings.slice_bytes / usual.slice_bytes))
+            + abs(math.log2(setting.slice_settings.credit_bytes / usual.credit_bytes)),
             outcome.step_s,
         )
 
@@ -354,7 +364,7 @@ def _choose(outcomes: Sequence[Outcome], default: Outcome) -> Outcome:
 
 
 def _rivals(chosen: Outcome, search: _Search) -> list[Setting]:
-    """Cuts that are almost as good, and different enough for trials to distinguish."""
+    """Settings that are almost as good, and different enough for trials to distinguish."""
     wanted = [chosen.setting]
     for setting in search.best(None):
         if len(wanted) > _RIVALS:
@@ -365,7 +375,7 @@ def _rivals(chosen: Outcome, search: _Search) -> list[Setting]:
         )
         near_s = _RIVAL_WITHIN * chosen.step_s
         if same and search.outcome(setting).step_s <= near_s and not any(
-            setting.cut.resembles(other.cut) for other in wanted
+            setting.slice_settings.resembles(other.slice_settings) for other in wanted
         ):  # fmt: skip
             wanted.append(setting)
     return wanted[1:]
@@ -382,7 +392,7 @@ def _plan(
     setting = candidates[0].setting
     names = None
     if setting.agreement == "planned":
-        layout = search.work(setting.order).layout(setting.cut.slice_bytes)
+        layout = search.work(setting.order).layout(setting.slice_settings.slice_bytes)
         names = tuple(layout.slice_name(i) for i in search.issue_order(setting))
     travelling = search.orders[setting.order]
     return Plan(
@@ -392,7 +402,7 @@ def _plan(
         setting.order,
         tuple(travelling),
         setting.agreement,
-        tuple(Candidate(each.setting.cut, each.step_s) for each in candidates),
+        tuple(Candidate(each.setting.slice_settings, each.step_s) for each in candidates),
         bound_s,
         idle=tuple(p for p in graph.parameters if p not in set(travelling)),
         issue_order=names,

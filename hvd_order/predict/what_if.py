@@ -15,7 +15,8 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.plan.graph.graph import Graph, Phase
 from hvd_order.plan.link.advice import Outlook
-from hvd_order.plan.link.cut import LinkModel, arrival_cut, best_cut, reservation_lead_s
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import arrival_settings, best_settings, reservation_lead_s
 from hvd_order.plan.steps.efficiency import Overlap, Span, busy_s, overlap_of
 from hvd_order.predict.network import Network
 from hvd_order.predict.simulate import (
@@ -187,7 +188,7 @@ class WhatIf:
 
     @property
     def link(self) -> LinkModel:
-        """Link model for bounds and cuts: all workers' bytes over the bottleneck."""
+        """Link model for bounds and slice settings: all workers' bytes over the bottleneck."""
         if self.servers is None:
             return self.network.link
         # Each byte leaves each worker once, and all workers' bytes arrive at the servers.
@@ -239,14 +240,14 @@ class WhatIf:
 
     def _ways(self) -> Iterator[tuple[WayName, _Way]]:
         link, message_s = self.link, self.network.message_latency_s
-        best = best_cut(link, self.size_bytes)
+        best = best_settings(link, self.size_bytes)
         order = Schedule(
             best.slice_bytes,
             best.credit_bytes,
             control_latency_s=message_s,
             reservation_lead_s=reservation_lead_s(link, best),
         )
-        fused = arrival_cut(self.size_bytes)
+        fused = arrival_settings(self.size_bytes)
         arrival = Schedule(
             fused.slice_bytes, fused.credit_bytes, "arrival", control_latency_s=message_s
         )

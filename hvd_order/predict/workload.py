@@ -6,7 +6,7 @@ import math
 
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.due_date import due_date
 from hvd_order.predict.simulate import Op, Parameter, Workload
 

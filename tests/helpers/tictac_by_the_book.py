@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from hvd_order.plan.graph.graph import Graph, members
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.steps.delivery import transfer_s
 
 

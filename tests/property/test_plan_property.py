@@ -13,7 +13,7 @@ from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.plan.bounds.pull_bound import pull_bound
 from hvd_order.plan.graph import synthetic
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.due_date import due_date, max_lateness_s
 from hvd_order.plan.orders.registry import ORDERS, SLICINGS, order, slices
 from hvd_order.plan.orders.tac import tac

@@ -54,14 +54,20 @@ def test_a_tuned_plan_is_between_the_bound_and_the_default(graph: Graph, network
 
     plan = tuned.plan
     first, *others = plan.candidates
-    assert (first.cut, first.predicted_s) == (tuned.chosen.setting.cut, tuned.chosen.step_s)
-    assert not any(cut.resembles(first.cut) for cut in (other.cut for other in others))
+    assert (first.slice_settings, first.predicted_s) == (
+        tuned.chosen.setting.slice_settings,
+        tuned.chosen.step_s,
+    )
+    assert not any(
+        settings.resembles(first.slice_settings)
+        for settings in (other.slice_settings for other in others)
+    )
     assert plan.differences({p.name: p.size_bytes for p in graph.parameters}) == []
     if plan.agreement == "planned":
         layout = workload_of(
             with_wire_sizes(graph),
             {p.name: i for i, p in enumerate((*plan.parameters, *plan.idle))},
-        ).layout(first.cut.slice_bytes)
+        ).layout(first.slice_settings.slice_bytes)
         names = [layout.slice_name(i) for i in range(len(layout.slices))]
         assert sorted(plan.issue_order or ()) == sorted(names)
     else:

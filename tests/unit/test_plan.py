@@ -1,4 +1,4 @@
-"""Choosing a cut: the model's algebra, and what the tuner keeps."""
+"""Choosing slice settings: the model's algebra, and what the tuner keeps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order.plan.link.cut import Cut, LinkModel, arrival_cut, best_cut
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import SliceSettings, arrival_settings, best_settings
 from hvd_order.plan.link.tuner import Tuner, Turn, candidates
 
 MIB = 2**20
@@ -30,8 +31,8 @@ def test_a_measurement_that_makes_no_sense_still_gives_a_link() -> None:
     link = LinkModel.from_streams(1e-3, (16, 2**17, 1.0), (4, 2**20, 0.1))
     # No network is faster than what it was seen to do by more than a slice's cost.
     assert link.seconds_per_byte == pytest.approx(0.025 / 2**20)
-    cut = best_cut(link, 100 * MIB)
-    assert 0 < cut.slice_bytes <= cut.credit_bytes
+    settings = best_settings(link, 100 * MIB)
+    assert 0 < settings.slice_bytes <= settings.credit_bytes
 
 
 @pytest.mark.parametrize("total_mib", [8, 30, 100, 500, 1300])
@@ -44,52 +45,52 @@ def test_the_cut_costs_hardly_more_than_any_other(total_mib: int, rate: float) -
         slices = total_mib * MIB / slice_bytes
         return slices * alpha_s + 2 * slice_bytes * link.seconds_per_byte
 
-    chosen = best_cut(link, total_mib * MIB)
+    chosen = best_settings(link, total_mib * MIB)
     least = min(cost_s(64 * 1024 * 2 ** (k / 8)) for k in range(65))
     assert cost_s(chosen.slice_bytes) <= 1.02 * least
 
 
 def test_a_long_line_gets_more_slices_in_flight() -> None:
-    here = best_cut(ETHERNET, 30 * MIB)
-    far = best_cut(LinkModel(50e-3, 3e-4, ETHERNET.seconds_per_byte), 30 * MIB)
+    here = best_settings(ETHERNET, 30 * MIB)
+    far = best_settings(LinkModel(50e-3, 3e-4, ETHERNET.seconds_per_byte), 30 * MIB)
     assert here.credit_bytes == 2 * here.slice_bytes
     assert far.credit_bytes * ETHERNET.seconds_per_byte >= 50e-3
 
 
-def play(times: dict[Cut, float], tuner: Tuner, ranks: int = 2) -> list[Cut]:
-    """Steps that take as long as the cut in use says; the cuts in the order of their use."""
+def play(times: dict[SliceSettings, float], tuner: Tuner, ranks: int = 2) -> list[SliceSettings]:
+    """Steps that take as long as the settings in use say; the settings in order of use."""
     now_s, used = 0.0, []
     while not tuner.done:
-        used.append(tuner.cut)
+        used.append(tuner.slice_settings)
         mine = None
         while mine is None:
             mine = tuner.step_taken(now_s)
-            now_s += times[tuner.cut]
+            now_s += times[tuner.slice_settings]
         faster = Turn(0.9 * mine.median_s, 0.9 * mine.low_s, 0.9 * mine.high_s)
         tuner.measured([faster] * (ranks - 1) + [mine])
     return used
 
 
-FIRST = Cut(MIB, 2 * MIB)
+FIRST = SliceSettings(MIB, 2 * MIB)
 TOTAL = 100 * MIB
 
 
 def test_every_candidate_gets_its_turn_and_the_fastest_stays() -> None:
-    cuts = candidates(FIRST, TOTAL)
-    assert cuts[0] == FIRST
-    assert arrival_cut(TOTAL) in cuts
-    for winner in cuts:
-        times = dict.fromkeys(cuts, 1.0) | {winner: 0.9}
-        tuner = Tuner(cuts)
+    choices = candidates(FIRST, TOTAL)
+    assert choices[0] == FIRST
+    assert arrival_settings(TOTAL) in choices
+    for winner in choices:
+        times = dict.fromkeys(choices, 1.0) | {winner: 0.9}
+        tuner = Tuner(choices)
         again = [FIRST, winner] if winner != FIRST else []
-        assert play(times, tuner) == [*cuts, *again]
-        assert tuner.cut == winner
+        assert play(times, tuner) == [*choices, *again]
+        assert tuner.slice_settings == winner
 
 
 def test_slices_in_arrival_order_are_large_but_several() -> None:
-    assert arrival_cut(TOTAL) == Cut(25 * MIB // 2, 25 * MIB, "arrival")
-    assert arrival_cut(16 * MIB) == Cut(2 * MIB, 4 * MIB, "arrival")
-    assert arrival_cut(1000 * MIB) == Cut(25 * MIB, 50 * MIB, "arrival")
+    assert arrival_settings(TOTAL) == SliceSettings(25 * MIB // 2, 25 * MIB, "arrival")
+    assert arrival_settings(16 * MIB) == SliceSettings(2 * MIB, 4 * MIB, "arrival")
+    assert arrival_settings(1000 * MIB) == SliceSettings(25 * MIB, 50 * MIB, "arrival")
 
 
 def test_a_rival_within_the_spread_of_the_steps_is_not_faster() -> None:
@@ -101,14 +102,14 @@ def test_a_rival_within_the_spread_of_the_steps_is_not_faster() -> None:
 
 
 def test_a_rival_that_does_not_win_twice_is_not_chosen() -> None:
-    cuts = candidates(FIRST, TOTAL)
-    tuner = Tuner(cuts)
+    choices = candidates(FIRST, TOTAL)
+    tuner = Tuner(choices)
     for seconds in (1.0, 1.1, 0.8, 1.1, 1.0):
         while tuner.step_taken(0.0) is None:
             pass
         tuner.measured([Turn(seconds, seconds, seconds)])
         assert not tuner.done
-    assert tuner.cut == cuts[2]
+    assert tuner.slice_settings == choices[2]
     while tuner.step_taken(0.0) is None:
         pass
     assert tuner.measured([Turn(0.99, 0.99, 0.99)]) == FIRST
@@ -116,15 +117,15 @@ def test_a_rival_that_does_not_win_twice_is_not_chosen() -> None:
 
 
 def test_a_difference_within_the_noise_changes_nothing() -> None:
-    cuts = candidates(FIRST, TOTAL)
-    tuner = Tuner(cuts)
-    play({cut: 1.0 - 0.005 * i for i, cut in enumerate(cuts)}, tuner)
-    assert tuner.cut == FIRST
+    choices = candidates(FIRST, TOTAL)
+    tuner = Tuner(choices)
+    play({settings: 1.0 - 0.005 * i for i, settings in enumerate(choices)}, tuner)
+    assert tuner.slice_settings == FIRST
 
 
 def test_one_slow_step_decides_nothing() -> None:
-    cuts = candidates(FIRST, TOTAL)
-    tuner = Tuner(cuts)
+    choices = candidates(FIRST, TOTAL)
+    tuner = Tuner(choices)
     now_s = 0.0
     for number in range(1000):
         if tuner.done:
@@ -134,7 +135,7 @@ def test_one_slow_step_decides_nothing() -> None:
         if mine is not None:
             tuner.measured([mine])
     assert tuner.done
-    assert tuner.cut == FIRST
+    assert tuner.slice_settings == FIRST
 
 
 def test_nothing_to_try_is_done_at_once() -> None:

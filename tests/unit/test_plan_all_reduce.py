@@ -16,7 +16,7 @@ from hvd_order.plan.bounds.bound import chain_optimum_s, program_optimum_s, step
 from hvd_order.plan.graph import synthetic
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.baselines import arrival, random_order
 from hvd_order.plan.orders.due_date import due_date, max_lateness_s
 from hvd_order.plan.orders.merge import merge_best, merge_pairs

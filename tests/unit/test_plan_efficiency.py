@@ -11,7 +11,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.bounds.pull_bound import pull_bound
 from hvd_order.plan.graph import synthetic
 from hvd_order.plan.graph.graph import Graph, Op
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.tac import tac
 from hvd_order.plan.steps.efficiency import Overlap, Span, busy_s, overlap_of
 from hvd_order.plan.steps.execution import execute, pull_order, pull_overlap

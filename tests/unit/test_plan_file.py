@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.plan_file import Candidate, Confirmed, Plan, read_plan
 from hvd_order.plan.graph.graph import Parameter
-from hvd_order.plan.link.cut import Cut, LinkModel
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import SliceSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,20 +30,20 @@ def example() -> Plan:
         parameters=(Parameter("fc.weight", 4096), Parameter("fc.bias", 64)),
         agreement="planned",
         candidates=(
-            Candidate(Cut(2048, 4096), 0.1 + 0.2),  # a number that needs all its digits
-            Candidate(Cut(2**20, 2**22, "arrival"), 0.5),
+            Candidate(SliceSettings(2048, 4096), 0.1 + 0.2),  # a number that needs all its digits
+            Candidate(SliceSettings(2**20, 2**22, "arrival"), 0.5),
         ),
         bound_s=0.25,
         idle=(Parameter("pooler.weight", 512),),
         issue_order=("fc.weight[1]", "fc.bias", "fc.weight[0]"),
-        confirmed=Confirmed(Cut(2048, 4096), 0.31, 4),
+        confirmed=Confirmed(SliceSettings(2048, 4096), 0.31, 4),
     )
 
 
 sizes = st.integers(64, 2**30)
 seconds = st.floats(1e-9, 1e6)
-cuts = st.builds(
-    lambda size, more, policy: Cut(size, size + more, policy),
+choices = st.builds(
+    lambda size, more, policy: SliceSettings(size, size + more, policy),
     sizes, st.integers(0, 2**30), st.sampled_from(["priority", "arrival"]),
 )  # fmt: skip
 parameters = st.lists(
@@ -64,11 +65,11 @@ def plans(draw: st.DrawFn) -> Plan:
         draw(st.text()),
         both[:travelling],
         draw(st.sampled_from(["leader", "negotiated", "planned"])),
-        tuple(draw(st.lists(st.builds(Candidate, cuts, seconds), min_size=1, max_size=4))),
+        tuple(draw(st.lists(st.builds(Candidate, choices, seconds), min_size=1, max_size=4))),
         draw(st.floats(0, 1e6)),
         both[travelling:],
         draw(st.none() | st.lists(st.text(), unique=True).map(tuple)),
-        draw(st.none() | st.builds(Confirmed, cuts, seconds, ranks)),
+        draw(st.none() | st.builds(Confirmed, choices, seconds, ranks)),
     )
 
 
@@ -146,11 +147,11 @@ def test_what_keeps_a_plan_from_fitting() -> None:
 
 def test_what_trials_have_chosen_comes_first() -> None:
     plan = example()
-    other = Confirmed(Cut(2**20, 2**22, "arrival"), 0.2, 4)
-    assert plan.cut == Cut(2048, 4096)
-    assert plan.issue_order_of(plan.cut) == plan.issue_order
-    assert replace(plan, confirmed=other).cut == other.cut
-    assert plan.issue_order_of(other.cut) is None
+    other = Confirmed(SliceSettings(2**20, 2**22, "arrival"), 0.2, 4)
+    assert plan.slice_settings == SliceSettings(2048, 4096)
+    assert plan.issue_order_of(plan.slice_settings) == plan.issue_order
+    assert replace(plan, confirmed=other).slice_settings == other.slice_settings
+    assert plan.issue_order_of(other.slice_settings) is None
     names = ["pooler.weight", "fc.bias", "fc.weight"]
     assert plan.in_order(names) == ["fc.weight", "fc.bias", "pooler.weight"]
 

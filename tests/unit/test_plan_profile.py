@@ -13,7 +13,7 @@ import pytest
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing, read_profile
 from hvd_order.plan.graph.graph import Op, Parameter
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ from hvd_order.plan.graph import synthetic
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
 from hvd_order.plan.graph.priorities import Priorities, ranked, within_servers
 from hvd_order.plan.graph.properties import Outstanding
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.tac import tac
 from hvd_order.plan.orders.tic import tic
 from hvd_order.plan.steps.execution import execute, pull_order, pull_overlap

@@ -12,7 +12,7 @@ from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, read_profile
 from hvd_order.plan.graph.graph import Graph, Op
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.registry import ORDERS, order
 from hvd_order.torch.profile.profiler import Profiler, record_profile
 

@@ -14,7 +14,7 @@ from hvd_order.plan.files.plan_file import read_plan
 from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing
 from hvd_order.plan.graph import synthetic
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import Tuned, tune
 
@@ -48,16 +48,19 @@ def test_order_wins_most_where_wire_and_computation_are_alike() -> None:
     assert gain(equal) > gain(fast)
     assert gain(equal) > gain(slow)
     assert equal.chosen.step_s < 1.1 * equal.bound_s
-    assert equal.chosen.setting.cut.policy == "priority"
-    # ByteScheduler's defaults are for other networks; the search has their cuts to choose from.
+    assert equal.chosen.setting.slice_settings.policy == "priority"
+    # ByteScheduler's defaults are for other networks; the search has their settings to choose from.
     assert all(equal.chosen.step_s < each.step_s for each in equal.published.values())
 
 
 def test_large_slices_where_each_is_dear() -> None:
     graph = model()
     cheap, dear = (tune(graph, network(graph, graph.compute_s, s)) for s in (1e-5, 5e-3))
-    cheap_cut, dear_cut = cheap.chosen.setting.cut, dear.chosen.setting.cut
-    assert cheap_cut.slice_bytes < dear_cut.slice_bytes
+    cheap_settings, dear_settings = (
+        cheap.chosen.setting.slice_settings,
+        dear.chosen.setting.slice_settings,
+    )
+    assert cheap_settings.slice_bytes < dear_settings.slice_bytes
 
 
 def test_thousands_of_operators_and_hundreds_of_settings_take_seconds() -> None:

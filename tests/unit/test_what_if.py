@@ -18,8 +18,8 @@ from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
 from hvd_order.plan.graph.synthetic import chain, random_graph, with_backward
 from hvd_order.plan.link.advice import Outlook, advise, run_line
-from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.link.link_fit import Stream, fit_link
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.predict.network import Network
 from hvd_order.predict.simulate import AllReduce, Schedule, simulate
 from hvd_order.predict.units import parse_duration, parse_rate, rate_text

@@ -17,9 +17,10 @@ from hvd_order.c10d.engine import horovod_library, job_plan, link_probe, live_ex
 from hvd_order.c10d.job import process
 from hvd_order.c10d.job.request_errors import common_step
 from hvd_order.c10d.parameter_server.client import ParameterServers
-from hvd_order.config import Agreement, Comm, Policy
+from hvd_order.config import Agreement, Comm
 from hvd_order.errors import HvdOrderError, InvalidUsage
-from hvd_order.plan.link.cut import Cut, LinkModel, reservation_lead_s
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import PolicyName, SliceSettings, reservation_lead_s
 from hvd_order.same_model import name_ranks
 
 if TYPE_CHECKING:
@@ -95,14 +96,14 @@ class EngineHost:
             _FIRST_SLICE_BYTES, config.credit_bytes or _FIRST_SLICE_BYTES
         )
         credit_bytes = config.credit_bytes or _FIRST_SLICES_IN_FLIGHT * slice_bytes
-        self.cut = Cut(slice_bytes, credit_bytes, config.policy)
+        self.slice_settings = SliceSettings(slice_bytes, credit_bytes, config.policy)
         self._link: LinkModel | None = None
         self.engine = native.Engine(
             rank=0 if alone else self.rank,
             size=1 if alone else self.size,
             agreement=getattr(native.AgreementKind, self.agreement.upper()),
             policy=self._policy(config.policy),
-            credit_bytes=self._engine_credit(self.cut.credit_bytes),
+            credit_bytes=self._engine_credit(self.slice_settings.credit_bytes),
             timeout_s=config.timeout.total_seconds(),
             stall_warning_s=config.stall_warning.total_seconds(),
             transport=self.transport,
@@ -149,23 +150,23 @@ class EngineHost:
             self._link = link_probe.measure(self.transport, device, self.in_flight)
         return self._link
 
-    def retune(self, cut: Cut, model: int) -> None:
+    def retune(self, settings: SliceSettings, model: int) -> None:
         """Changes policy and credit; every rank does so between the same two steps.
 
         Args:
-            cut: the new slice settings.
+            settings: the new slice settings.
             model: the model that is about to be cut with them.
         """
         # The slices of other models must fit too, including models that only some ranks have
         # forgotten: credit must be the same on all ranks.
         others = [layout for m, layout in self.layouts.items() if m != model]
         largest = max((layout.largest_slice_bytes for layout in others), default=0)
-        credit_bytes = max(cut.credit_bytes, largest)
-        lead_s = reservation_lead_s(self._link, cut) if self._link is not None else 0.0
+        credit_bytes = max(settings.credit_bytes, largest)
+        lead_s = reservation_lead_s(self._link, settings) if self._link is not None else 0.0
         if self.servers is not None:
             lead_s = 0.0
-        self.engine.retune(self._policy(cut.policy), self._engine_credit(credit_bytes), lead_s)
-        self.cut = cut
+        self.engine.retune(self._policy(settings.policy), self._engine_credit(credit_bytes), lead_s)
+        self.slice_settings = settings
 
     def _engine_credit(self, credit_bytes: int) -> int:
         """Returns the credit of the engine; unlimited for servers.
@@ -176,7 +177,7 @@ class EngineHost:
         """
         return credit_bytes if self.servers is None else _ALL_BYTES
 
-    def _policy(self, name: Policy) -> native.Policy:
+    def _policy(self, name: PolicyName) -> native.Policy:
         """Returns the native policy; a static plan applies whichever policy it was made with."""
         if self.agreement == "planned":
             return native.Policy.PLANNED

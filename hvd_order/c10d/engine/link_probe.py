@@ -6,13 +6,13 @@ import torch
 
 from hvd_order import _torch as native
 from hvd_order.errors import HorovodInternalError
-from hvd_order.plan.link.cut import PROBE_BYTES, LinkModel, measured_link
+from hvd_order.plan.link.link_model import PROBE_BYTES, LinkModel, measured_link
 
 __all__: list[str] = []
 
 
 def measure(transport: native.TorchTransport, device: torch.device, in_flight: int) -> LinkModel:
-    """Times a few all-reduces (plan/cut.py). Collective.
+    """Times a few all-reduces (plan/link/link_model.py). Collective.
 
     Args:
         transport: transport of the gradients, which must be idle.

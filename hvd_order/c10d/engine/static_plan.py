@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from hvd_order import _torch as native
-from hvd_order.plan.link.cut import Cut, LinkModel
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import SliceSettings
 from hvd_order.plan.steps.delivery import transfer_s
 
 __all__: list[str] = []
@@ -40,7 +41,7 @@ def replay(
     layout: native.SliceLayout,
     ready_s: Sequence[float],
     link: LinkModel,
-    cut: Cut,
+    settings: SliceSettings,
 ) -> list[int]:
     """Returns the order in which a dynamic policy issues the slices of one step.
 
@@ -48,9 +49,11 @@ def replay(
         layout: slices of the model.
         ready_s: time at which each tensor becomes ready, in seconds, by TensorId.
         link: cost of a slice and of a byte while the link is busy.
-        cut: credit and policy; the slices are the layout's.
+        settings: credit and policy; the slices are the layout's.
     """
-    scheduler = native.Scheduler(getattr(native.Policy, cut.policy.upper()), cut.credit_bytes)
+    scheduler = native.Scheduler(
+        getattr(native.Policy, settings.policy.upper()), settings.credit_bytes
+    )
     scheduler.add_model(0, layout)
     arrivals = [(at, tensor) for tensor, at in enumerate(ready_s)]
     heapq.heapify(arrivals)

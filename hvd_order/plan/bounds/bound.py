@@ -16,7 +16,7 @@ from itertools import compress
 
 from hvd_order.plan.graph.graph import Graph, bits
 from hvd_order.plan.graph.synthetic import chain
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.due_date import due_date
 from hvd_order.plan.steps.delivery import LinkQueue
 from hvd_order.plan.steps.program import play_steps, steady_step_s

@@ -16,7 +16,8 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.document import Fields, read_document, write_document
 from hvd_order.plan.files.profile import parameter_from
 from hvd_order.plan.graph.graph import Graph, Parameter
-from hvd_order.plan.link.cut import Cut, LinkModel
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import SliceSettings
 
 __all__ = ["VERSION", "AgreementName", "Candidate", "Confirmed", "Plan", "read_plan"]
 
@@ -31,9 +32,9 @@ _PolicyName = Literal["priority", "arrival"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A cut and the step time that the simulator predicts for it, in seconds."""
+    """Slice settings and the step time that the simulator predicts for them, in seconds."""
 
-    cut: Cut
+    slice_settings: SliceSettings
     predicted_s: float
 
 
@@ -46,7 +47,7 @@ class Confirmed:
         ranks: number of ranks of the job that measured it.
     """
 
-    cut: Cut
+    slice_settings: SliceSettings
     step_s: float
     ranks: int
 
@@ -64,7 +65,7 @@ class Plan:
         agreement: order agreement.
         candidates: slice settings, the best first; the others are worth a trial.
         bound_s: lower bound on the step time of any order.
-        issue_order: for ``planned`` agreement, names of all slices of the first candidate's cut, in
+        issue_order: for ``planned`` agreement, names of all slices of the first candidate in
             sending order.
         confirmed: None until trials have been made.
 
@@ -88,14 +89,14 @@ class Plan:
         if not self.candidates:
             raise InvalidUsage('"candidates" is empty; a plan has one at least')
         for number, candidate in enumerate(self.candidates):
-            _check_cut(candidate.cut, f"candidate {number}")
+            _check_settings(candidate.slice_settings, f"candidate {number}")
             _check_time(candidate.predicted_s, f'candidate {number} has "predicted_s"')
         _check_time(self.bound_s, 'the plan has "bound_s"', least=0.0)
         for name, number_s in asdict(self.link).items():
             _check_time(number_s, f'"cluster" has "{name}"', least=0.0)
         _check_ranks(self.ranks, '"cluster"')
         if self.confirmed is not None:
-            _check_cut(self.confirmed.cut, '"confirmed"')
+            _check_settings(self.confirmed.slice_settings, '"confirmed"')
             _check_time(self.confirmed.step_s, '"confirmed" has "step_s"')
             _check_ranks(self.confirmed.ranks, '"confirmed"')
         Graph((*self.parameters, *self.idle), ())  # checks names and sizes
@@ -105,13 +106,17 @@ class Plan:
             raise InvalidUsage(f'"issue_order" has {twice!r} more than once')
 
     @property
-    def cut(self) -> Cut:
+    def slice_settings(self) -> SliceSettings:
         """Initial slice settings: the choice of trials, or else the best prediction."""
-        return self.candidates[0].cut if self.confirmed is None else self.confirmed.cut
+        return (
+            self.candidates[0].slice_settings
+            if self.confirmed is None
+            else self.confirmed.slice_settings
+        )
 
-    def issue_order_of(self, cut: Cut) -> tuple[str, ...] | None:
-        """The plan's static order of slices for a cut, or None if the plan has none."""
-        return self.issue_order if cut == self.candidates[0].cut else None
+    def issue_order_of(self, settings: SliceSettings) -> tuple[str, ...] | None:
+        """The plan's static order of slices for these settings, or None if the plan has none."""
+        return self.issue_order if settings == self.candidates[0].slice_settings else None
 
     def in_order(self, names: Sequence[str]) -> list[str]:
         """Sorts all names of a model that the plan fits, the most urgent first."""
@@ -152,9 +157,11 @@ class Plan:
             "bound_s": self.bound_s,
             "agreement": self.agreement,
             "candidates": [
-                {**asdict(each.cut), "predicted_s": each.predicted_s} for each in self.candidates
+                {**asdict(each.slice_settings), "predicted_s": each.predicted_s}
+                for each in self.candidates
             ],
-            "confirmed": done and {**asdict(done.cut), "step_s": done.step_s, "ranks": done.ranks},
+            "confirmed": done
+            and {**asdict(done.slice_settings), "step_s": done.step_s, "ranks": done.ranks},
             "order": self.order,
             "parameters": [asdict(parameter) for parameter in self.parameters],
             "idle": [asdict(parameter) for parameter in self.idle],
@@ -208,31 +215,33 @@ def _plan(top: Fields) -> Plan:
 
 def _candidate(content: Any, number: int) -> Candidate:
     fields = Fields(content, f"candidate {number}")
-    candidate = Candidate(_cut(fields), fields.take("predicted_s", float))
+    candidate = Candidate(_settings(fields), fields.take("predicted_s", float))
     fields.end()
     return candidate
 
 
 def _confirmed(content: Any) -> Confirmed:
     fields = Fields(content, '"confirmed"')
-    confirmed = Confirmed(_cut(fields), fields.take("step_s", float), fields.take("ranks", int))
+    confirmed = Confirmed(
+        _settings(fields), fields.take("step_s", float), fields.take("ranks", int)
+    )
     fields.end()
     return confirmed
 
 
-def _cut(fields: Fields) -> Cut:
-    return Cut(
+def _settings(fields: Fields) -> SliceSettings:
+    return SliceSettings(
         fields.take("slice_bytes", int),
         fields.take("credit_bytes", int),
         fields.choice("policy", get_args(_PolicyName)),
     )
 
 
-def _check_cut(cut: Cut, where: str) -> None:
-    if not _LEAST_BYTES <= cut.slice_bytes <= cut.credit_bytes:
+def _check_settings(settings: SliceSettings, where: str) -> None:
+    if not _LEAST_BYTES <= settings.slice_bytes <= settings.credit_bytes:
         raise InvalidUsage(
-            f"{where} has slices of {cut.slice_bytes} bytes and a credit of {cut.credit_bytes}; "
-            f"expected {_LEAST_BYTES} <= slice_bytes <= credit_bytes"
+            f"{where} has slices of {settings.slice_bytes} bytes and a credit of "
+            f"{settings.credit_bytes}; expected {_LEAST_BYTES} <= slice_bytes <= credit_bytes"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.document import Fields, read_document, write_document
 from hvd_order.plan.graph.graph import Graph, Op, Parameter, Phase
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 
 __all__ = [
     "LEAST_RUNS",

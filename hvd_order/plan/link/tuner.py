@@ -1,15 +1,15 @@
-"""Tries several cuts on a few real steps each, and keeps the fastest."""
+"""Tries several slice settings on a few real steps each, and keeps the fastest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_order.plan.link.cut import Cut, arrival_cut
+from hvd_order.plan.link.slice_settings import SliceSettings, arrival_settings
 
 __all__ = ["Tuner", "Turn", "candidates", "distinct"]
 
-_WARM_UP = 2  # steps after a change that the old cut still affects
+_WARM_UP = 2  # steps after a change that the old settings still affect
 _STEPS = 5  # measured steps of each candidate
 _WORTH = 0.98  # a rival must be this much faster than the first candidate, or it is noise
 
@@ -43,49 +43,50 @@ class Turn:
         return self.high_s < other.low_s and self.median_s < _WORTH * other.median_s
 
 
-def candidates(first: Cut, total_bytes: int) -> list[Cut]:
-    """Cuts to try besides the model's: half and twice the slice size, and arrival order.
+def candidates(first: SliceSettings, total_bytes: int) -> list[SliceSettings]:
+    """Settings to try besides the model's: half and twice the slice size, and arrival order.
 
     Args:
         total_bytes: total size of all gradients.
     """
     in_flight = first.credit_bytes // first.slice_bytes
     others = [
-        Cut(size, in_flight * size) for size in (first.slice_bytes // 2, 2 * first.slice_bytes)
+        SliceSettings(size, in_flight * size)
+        for size in (first.slice_bytes // 2, 2 * first.slice_bytes)
     ]
-    return [first, *others, arrival_cut(total_bytes)]
+    return [first, *others, arrival_settings(total_bytes)]
 
 
-def distinct(cuts: Sequence[Cut]) -> list[Cut]:
-    """Drops cuts that trials cannot distinguish from an earlier one."""
-    kept: list[Cut] = []
-    for cut in cuts:
-        if not any(cut.resembles(other) for other in kept):
-            kept.append(cut)
+def distinct(choices: Sequence[SliceSettings]) -> list[SliceSettings]:
+    """Drops settings that trials cannot distinguish from an earlier one."""
+    kept: list[SliceSettings] = []
+    for settings in choices:
+        if not any(settings.resembles(other) for other in kept):
+            kept.append(settings)
     return kept
 
 
 class Tuner:
-    """Chooses the cut of the next steps. Equal input gives equal choices on all ranks.
+    """Chooses the slice settings of the next steps. Equal input gives equal choices on all ranks.
 
     Every candidate gets a turn. If a rival was clearly faster than the first candidate, both get
     another turn, and the rival has to win that turn as well: on a shared machine, one of several
     candidates often looks better by chance.
     """
 
-    def __init__(self, cuts: Sequence[Cut]) -> None:
-        """Takes the cuts to try; the first is in use and stays unless another is clearly faster."""
-        self._turns = list(cuts)
+    def __init__(self, choices: Sequence[SliceSettings]) -> None:
+        """Takes the settings to try; the first stay in use unless others are clearly faster."""
+        self._turns = list(choices)
         self._confirming = False
         self._seconds: list[float] = []  # of the current turn, by step
         self._over: list[Turn] = []
         self._last_s: float | None = None
-        self._chosen: Cut | None = None
+        self._chosen: SliceSettings | None = None
         self._chosen_s: float | None = None
 
     @property
-    def cut(self) -> Cut:
-        """The cut in use. There is none without candidates."""
+    def slice_settings(self) -> SliceSettings:
+        """The settings in use. There are none without candidates."""
         return self._chosen or self._turns[len(self._over)]
 
     @property
@@ -95,7 +96,7 @@ class Tuner:
 
     @property
     def chosen_s(self) -> float:
-        """Median step time of the chosen cut in its last turn, on the slowest rank."""
+        """Median step time of the chosen settings in its last turn, on the slowest rank."""
         assert self._chosen_s is not None, "nothing has been tried to the end"
         return self._chosen_s
 
@@ -116,18 +117,18 @@ class Tuner:
             return None
         return Turn.of(self._seconds[_WARM_UP:])
 
-    def measured(self, turns: Sequence[Turn]) -> Cut:
+    def measured(self, turns: Sequence[Turn]) -> SliceSettings:
         """Takes all ranks' measurements of the finished turn.
 
         Returns:
-            The cut to use from now on.
+            The settings to use from now on.
         """
         self._over.append(Turn.slowest(turns))
         self._seconds.clear()
         self._last_s = None
         if self.done:
             self._choose()
-        return self.cut
+        return self.slice_settings
 
     def _choose(self) -> None:
         first, *rivals = self._over[-2:] if self._confirming else self._over

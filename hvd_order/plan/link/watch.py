@@ -1,4 +1,4 @@
-"""Detects that step times have changed since the cut was chosen."""
+"""Detects that step times have changed since the slice settings were chosen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Watch:
         """Starts with the next step.
 
         Args:
-            step_s: step time measured with the chosen cut; the same on all ranks.
+            step_s: step time measured with the chosen settings; the same on all ranks.
             patience: factor on the usual interval between two measurements.
             expected: whether ``step_s`` is the reference. If not, it is an estimate from a few
                 steps, which an immediate first measurement replaces.

@@ -6,7 +6,7 @@ import random
 
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities, ranked
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.steps.program import gradient_transfers
 
 __all__ = ["arrival", "random_order"]

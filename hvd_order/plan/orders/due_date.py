@@ -12,7 +12,7 @@ import math
 
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities, ranked
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.steps.delivery import deliver
 from hvd_order.plan.steps.program import first_uses, gradient_transfers, unhindered
 

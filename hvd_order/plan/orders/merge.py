@@ -16,7 +16,7 @@ from itertools import accumulate
 
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.slicing import Part, Slice
 from hvd_order.plan.steps.delivery import transfer_s
 from hvd_order.plan.steps.program import gradient_transfers

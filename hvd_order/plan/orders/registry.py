@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.baselines import arrival, random_order
 from hvd_order.plan.orders.due_date import due_date
 from hvd_order.plan.orders.merge import best_merge, mg_wfbp

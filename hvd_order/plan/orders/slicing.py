@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 
 __all__ = ["P3_SLICE_BYTES", "Part", "Slice", "p3", "whole_tensors"]
 

@@ -23,7 +23,7 @@ import math
 from hvd_order.plan.graph.graph import Graph, members
 from hvd_order.plan.graph.priorities import Priorities
 from hvd_order.plan.graph.properties import Outstanding
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.steps.delivery import transfer_s
 
 __all__ = ["tac"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities, ranked
 from hvd_order.plan.graph.properties import impending
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 
 __all__ = ["tic"]
 

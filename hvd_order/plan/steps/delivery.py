@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 
 __all__ = ["LinkQueue", "Transfer", "deliver", "piece_times", "transfer_s"]
 

@@ -16,7 +16,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from hvd_order.plan.graph.graph import Graph
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.steps.delivery import transfer_s
 from hvd_order.plan.steps.efficiency import Overlap, Span, overlap_of
 

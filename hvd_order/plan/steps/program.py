@@ -13,7 +13,7 @@ from itertools import pairwise
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.steps.delivery import LinkQueue, Transfer, piece_times
 
 __all__ = ["first_uses", "gradient_transfers", "play_steps", "steady_step_s", "unhindered"]

@@ -16,7 +16,7 @@ import torch
 import hvd_order.torch as hvd
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, static_plan
-from hvd_order.c10d.engine.advised_cut import advised_cut
+from hvd_order.c10d.engine.advised_settings import advised_settings
 from hvd_order.c10d.engine.engine_host import EngineHost, engine_host
 from hvd_order.c10d.job import process
 from hvd_order.c10d.requests.queues import negotiation
@@ -239,9 +239,9 @@ class RegisteredGradients:
         )
         if agreed.alone and not host.tuned:  # one engine has one credit
             host.tuned = True
-            cut = advised_cut(host, torch.device("cpu"), laid_out.size_bytes)
-            host.retune(cut, agreed.model)
-        layout = native.SliceLayout(laid_out.tensors, host.cut.slice_bytes)
+            settings = advised_settings(host, torch.device("cpu"), laid_out.size_bytes)
+            host.retune(settings, agreed.model)
+        layout = native.SliceLayout(laid_out.tensors, host.slice_settings.slice_bytes)
         dtypes: list[torch.dtype] = [getattr(torch, name) for name in laid_out.dtypes]
         self._flat = [
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype)

@@ -11,7 +11,8 @@ from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, static_plan
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.errors import HvdOrderError
-from hvd_order.plan.link.cut import Cut, LinkModel
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import SliceSettings
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
@@ -74,14 +75,14 @@ class RegisteredModel:
         )
         self._in_order = [entries[i] for i in agreed.order]
         self._buffers = GradientBuffers(
-            self._in_order, self._compression, self._host.cut.slice_bytes
+            self._in_order, self._compression, self._host.slice_settings.slice_bytes
         )
         self._model = self.sender.model = agreed.model
         self._alone = agreed.alone
         self._add_with_plan(observed)
         self.raise_use_flags()
 
-    def retune(self, cut: Cut, issue_order: Sequence[str] | None = None) -> None:
+    def retune(self, settings: SliceSettings, issue_order: Sequence[str] | None = None) -> None:
         """Cuts the same gradients into other slices. Collective. Nothing may be in flight.
 
         Args:
@@ -89,8 +90,8 @@ class RegisteredModel:
         """
         self._give_back()
         registration.gather(self._host, None)  # no rank adds the id before all have removed it
-        self._host.retune(cut, self._model)
-        self._buffers.recut(cut.slice_bytes)
+        self._host.retune(settings, self._model)
+        self._buffers.recut(settings.slice_bytes)
         self._add_with_plan(observed=True, issue_order=issue_order)
 
     @property
@@ -171,7 +172,7 @@ class RegisteredModel:
             self._buffers.layout,
             [entry.ready_s for entry in self._in_order],
             self._pace() if link is None else link,
-            self._host.cut,
+            self._host.slice_settings,
         )
         mine_and_theirs: list[list[int]] = registration.gather(self._host, plan)
         return mine_and_theirs[0]

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from hvd_order.c10d.engine import registration
-from hvd_order.c10d.engine.advised_cut import advised_cut
+from hvd_order.c10d.engine.advised_settings import advised_settings
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.plan.files.plan_file import Confirmed, Plan
 from hvd_order.plan.link.advice import run_line
-from hvd_order.plan.link.cut import Cut
+from hvd_order.plan.link.slice_settings import SliceSettings
 from hvd_order.plan.link.tuner import Tuner, Turn, candidates, distinct
 from hvd_order.plan.link.watch import Drift, Watch
 from hvd_order.torch.gradients import followed_plan
@@ -52,15 +52,15 @@ class Tuning:
         self._watch: Watch | None = None
         self._patience = 1
         config = host.context.config
-        self._advised = cut = advised_cut(host, device, model.size_bytes)
+        self._advised = settings = advised_settings(host, device, model.size_bytes)
         is_free = (
             config.slice_bytes is None
             and config.credit_bytes is None
             and config.policy == "priority"
         )
         if is_free and plan is not None:
-            cut = plan.cut
-        self._use(cut)
+            settings = plan.slice_settings
+        self._use(settings)
         if is_free and config.tune and model.size_bytes > self._advised.slice_bytes // 2:
             confirmed = None if plan is None else plan.confirmed
             if confirmed is None or confirmed.ranks != host.size:
@@ -73,17 +73,21 @@ class Tuning:
         if self.done:
             self._tell_outlook(None if self._watch is None else self._watch.expected_s)
 
-    def _use(self, cut: Cut) -> None:
-        self._model.retune(cut, None if self._plan is None else self._plan.issue_order_of(cut))
+    def _use(self, settings: SliceSettings) -> None:
+        self._model.retune(
+            settings, None if self._plan is None else self._plan.issue_order_of(settings)
+        )
 
     def _try_rivals(self) -> None:
-        """Begins trials of the cut in use, the plan's alternatives, and the cuts without a plan.
+        """Begins trials of the settings in use, the plan's alternatives, and those without a plan.
 
         Leaves out rivals that no trial can distinguish from an earlier one.
         """
-        planned = [] if self._plan is None else [each.cut for each in self._plan.candidates]
+        planned = (
+            [] if self._plan is None else [each.slice_settings for each in self._plan.candidates]
+        )
         rivals = [*planned, *candidates(self._advised, self._model.size_bytes)]
-        self._tuner = Tuner(distinct([self._host.cut, *rivals]))
+        self._tuner = Tuner(distinct([self._host.slice_settings, *rivals]))
 
     @property
     def done(self) -> bool:
@@ -109,10 +113,10 @@ class Tuning:
 
     def _go_on(self, tuner: Tuner, mine: Turn) -> None:
         """Goes on to the next candidate, or to the choice. Nothing may be in flight."""
-        before = tuner.cut
-        cut = tuner.measured(registration.gather(self._host, mine))
-        if cut != before:
-            self._use(cut)
+        before = tuner.slice_settings
+        settings = tuner.measured(registration.gather(self._host, mine))
+        if settings != before:
+            self._use(settings)
         if not tuner.done:
             return
         self._tuner = None
@@ -120,11 +124,11 @@ class Tuning:
         self._host.settled = True
         self._note(tuner.chosen_s)
         if self._host.rank == 0:
-            level = logging.WARNING if cut.policy == "arrival" else logging.INFO
+            level = logging.WARNING if settings.policy == "arrival" else logging.INFO
             _log.log(
                 level,
                 "chosen: %s%s",
-                _text(cut),
+                _text(settings),
                 "; order does not help this model on this network" if level > logging.INFO else "",
             )
         if self._patience == 1:  # the first choice
@@ -162,7 +166,7 @@ class Tuning:
         if measure:
             registration.gather(self._host, None)  # waits until no rank has anything in flight
             size_bytes = self._model.size_bytes
-            self._advised = advised_cut(self._host, self._device, size_bytes, again=True)
+            self._advised = advised_settings(self._host, self._device, size_bytes, again=True)
         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
         self._watch = None
         self._try_rivals()
@@ -170,7 +174,9 @@ class Tuning:
 
     def _note(self, step_s: float) -> None:
         if self._plan is not None:
-            followed_plan.note(self._host, Confirmed(self._host.cut, step_s, self._host.size))
+            followed_plan.note(
+                self._host, Confirmed(self._host.slice_settings, step_s, self._host.size)
+            )
 
     def _tell(self, plan: Plan) -> None:
         if self._host.rank != 0:
@@ -179,12 +185,12 @@ class Tuning:
         next_ = "to be tried against others" if self._tuner is not None else "without trials"
         _log.info(
             "following the plan %s%s: %s, %s",
-            self._host.context.config.plan, others, _text(self._host.cut), next_,
+            self._host.context.config.plan, others, _text(self._host.slice_settings), next_,
         )  # fmt: skip
 
 
-def _text(cut: Cut) -> str:
+def _text(settings: SliceSettings) -> str:
     return (
-        f"slices of {cut.slice_bytes >> 10} KiB, {cut.credit_bytes >> 10} KiB in flight, "
-        f"{cut.policy} order"
+        f"slices of {settings.slice_bytes >> 10} KiB, {settings.credit_bytes >> 10} KiB in flight, "
+        f"{settings.policy} order"
     )

@@ -22,8 +22,8 @@ from hvd_order.c10d.job import process
 from hvd_order.c10d.process_sets import init
 from hvd_order.launch.environment import rank_info
 from hvd_order.plan.files.profile import MeasuredLink, Profile, read_profile
-from hvd_order.plan.link.cut import LinkModel
 from hvd_order.plan.link.link_fit import Stream, fit_link
+from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.torch.collectives.functions import broadcast_object
 
 __all__ = ["measure_link", "profile_on_ranks"]

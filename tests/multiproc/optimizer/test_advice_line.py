@@ -12,7 +12,7 @@ from torch import nn
 
 import hvd_order.torch as hvd
 from hvd_order.c10d.engine import link_probe
-from hvd_order.plan.link.cut import LinkModel
+from hvd_order.plan.link.link_model import LinkModel
 
 LINK = LinkModel(latency_s=1e-4, slice_cost_s=5e-5, seconds_per_byte=1e-9)
 

@@ -23,14 +23,15 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.plan_file import AgreementName, Candidate, Confirmed, Plan, read_plan
 from hvd_order.plan.graph.graph import Parameter
 from hvd_order.plan.link import watch
-from hvd_order.plan.link.cut import Cut, LinkModel
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import SliceSettings
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import tune
 from hvd_order.torch.profile.profiler import record_profile
 
 KIB = 2**10
 LINK = LinkModel(2e-4, 1e-4, 1e-9)
-SHORT = 8  # steps: two to learn, one to change the cut, some to look at
+SHORT = 8  # steps: two to learn, one to change the settings, some to look at
 LONG = 90  # more than all trials take
 
 
@@ -55,8 +56,10 @@ def parameters() -> tuple[Parameter, ...]:
     return tuple(Parameter(n, p.nbytes) for n, p in Network4().named_parameters())
 
 
-def plan_of(cut: Cut, *rivals: Cut, **more: Any) -> Plan:
-    candidates = tuple(Candidate(each, 0.01 * (i + 1)) for i, each in enumerate((cut, *rivals)))
+def plan_of(settings: SliceSettings, *rivals: SliceSettings, **more: Any) -> Plan:
+    candidates = tuple(
+        Candidate(each, 0.01 * (i + 1)) for i, each in enumerate((settings, *rivals))
+    )
     agreement: AgreementName = more.pop("agreement", "leader")
     order = more.pop("parameters", parameters())
     return Plan("four layers", 2, LINK, "by hand", order, agreement, candidates, 0.005, **more)
@@ -81,7 +84,7 @@ def train(env: dict[str, str], sleeps: Iterable[float], trace: str | None, trace
         trace: file for a timeline that begins with step ``traced_from``.
 
     Returns:
-        Each step's cut, what was logged, and the agreement.
+        Each step's slice settings, what was logged, and the agreement.
     """
     hvd.shutdown()
     keep = Keep()
@@ -101,7 +104,7 @@ def train(env: dict[str, str], sleeps: Iterable[float], trace: str | None, trace
                 torch.optim.SGD(model.parameters(), lr=1e-3),
                 named_parameters=model.named_parameters(),
             )
-            cuts = []
+            choices = []
             host = running_host()
             assert host is not None
             for step, model.sleep_s in enumerate(sleeps):
@@ -114,11 +117,11 @@ def train(env: dict[str, str], sleeps: Iterable[float], trace: str | None, trace
                 )
                 model(x).square().mean().backward()
                 optimizer.step()
-                cuts.append(host.cut)
+                choices.append(host.slice_settings)
             optimizer.flush()
             hvd.stop_timeline()
             hvd.shutdown()
-            return cuts, keep.lines, host.agreement
+            return choices, keep.lines, host.agreement
     finally:
         logger.removeHandler(keep)
         logger.setLevel(level)
@@ -150,15 +153,15 @@ def test_planned_agreement_sends_exactly_what_the_plan_lists(
     names = slice_names(order, 64 * KIB)
     issue_order = (*names[1::2], *names[::2])  # nor what any policy would
     file, trace = tmp_path / "plan.json", tmp_path / "trace{rank}.json"
-    cut = Cut(64 * KIB, 128 * KIB)
+    settings = SliceSettings(64 * KIB, 128 * KIB)
     plan_of(
-        cut, agreement="planned", parameters=order, issue_order=issue_order,
-        confirmed=Confirmed(cut, 0.01, 2),
+        settings, agreement="planned", parameters=order, issue_order=issue_order,
+        confirmed=Confirmed(settings, 0.01, 2),
     ).write(file)  # fmt: skip
     results = two_ranks.run(body_train, {"HVD_ORDER_PLAN": str(file)}, SHORT, str(trace))
-    for rank, (cuts, _, agreement) in enumerate(results):
+    for rank, (choices, _, agreement) in enumerate(results):
         assert agreement == "planned"
-        assert cuts[-1] == cut
+        assert choices[-1] == settings
         assert sent(trace, rank) == 3 * list(issue_order)
 
 
@@ -167,7 +170,7 @@ def test_priorities_are_the_plans_and_variables_that_are_set_win(
 ) -> None:
     order = parameters()[::-1]
     file, trace = tmp_path / "plan.json", tmp_path / "trace{rank}.json"
-    plan_of(Cut(64 * KIB, 256 * KIB), agreement="planned", parameters=order).write(file)
+    plan_of(SliceSettings(64 * KIB, 256 * KIB), agreement="planned", parameters=order).write(file)
     env = {
         "HVD_ORDER_PLAN": str(file),
         "HVD_ORDER_AGREEMENT": "leader",
@@ -175,8 +178,8 @@ def test_priorities_are_the_plans_and_variables_that_are_set_win(
         "HVD_ORDER_CREDIT_BYTES": "128KiB",
     }
     results = two_ranks.run(body_train, env, SHORT, str(trace))
-    for rank, (cuts, _, agreement) in enumerate(results):
-        assert (cuts[-1], agreement) == (Cut(128 * KIB, 128 * KIB), "leader")
+    for rank, (choices, _, agreement) in enumerate(results):
+        assert (choices[-1], agreement) == (SliceSettings(128 * KIB, 128 * KIB), "leader")
         events = json.loads((tmp_path / f"trace{rank}.json").read_text())["traceEvents"]
         priority = {e["args"]["priority"]: e["name"] for e in events if e.get("cat") == "transfer"}
         assert [priority[i] for i in sorted(priority)] == slice_names(order, 128 * KIB)
@@ -195,24 +198,24 @@ def test_a_plan_of_another_model_is_named_and_left_alone(
     two_ranks: RankPool, tmp_path: Path
 ) -> None:
     file = tmp_path / "plan.json"
-    other_size(plan_of(Cut(64 * KIB, 128 * KIB))).write(file)
+    other_size(plan_of(SliceSettings(64 * KIB, 128 * KIB))).write(file)
     before = file.read_text()
     env = {"HVD_ORDER_PLAN": str(file), "HVD_ORDER_TUNE": "0"}
-    (cuts, lines, _), (other_cuts, other_lines, _) = two_ranks.run(body_train, env, SHORT)
+    (choices, lines, _), (other_settings, other_lines, _) = two_ranks.run(body_train, env, SHORT)
     assert "'layers.0.weight' has 262144 bytes, in the plan 12" in lines[0]
     assert str(file) in lines[0]
     assert other_lines == []
-    assert cuts == other_cuts
-    assert cuts[-1] != Cut(64 * KIB, 128 * KIB)
+    assert choices == other_settings
+    assert choices[-1] != SliceSettings(64 * KIB, 128 * KIB)
     assert file.read_text() == before
 
 
 def test_an_order_of_other_slices_is_replaced(two_ranks: RankPool, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    other_slices(plan_of(Cut(64 * KIB, 128 * KIB))).write(file)
+    other_slices(plan_of(SliceSettings(64 * KIB, 128 * KIB))).write(file)
     env = {"HVD_ORDER_PLAN": str(file), "HVD_ORDER_TUNE": "0"}
-    (cuts, lines, agreement), _ = two_ranks.run(body_train, env, SHORT)
-    assert (cuts[-1], agreement) == (Cut(64 * KIB, 128 * KIB), "planned")
+    (choices, lines, agreement), _ = two_ranks.run(body_train, env, SHORT)
+    assert (choices[-1], agreement) == (SliceSettings(64 * KIB, 128 * KIB), "planned")
     assert "the plan orders 2 slices" in lines[0]
 
 
@@ -261,28 +264,32 @@ def test_a_tuned_plan_is_tried_confirmed_and_then_taken(
     graph = two_ranks.run(body_profile, 5)[0]
     file = tmp_path / "plan.json"
     plan = tune(graph, Network.of_ring(2, 2e9, 1e-4), "four layers").plan
-    plan = replace(plan, candidates=(plan.candidates[0], Candidate(Cut(48 * KIB, 48 * KIB), 1.0)))
+    plan = replace(
+        plan, candidates=(plan.candidates[0], Candidate(SliceSettings(48 * KIB, 48 * KIB), 1.0))
+    )
     plan.write(file)
     assert [p.name for p in plan.parameters] == [p.name for p in parameters()]
 
     env = {"HVD_ORDER_PLAN": str(file)}
-    (cuts, lines, _), (other_cuts, other_lines, _) = two_ranks.run(body_train, env, LONG)
-    assert cuts == other_cuts
-    assert {candidate.cut for candidate in plan.candidates} < set(cuts)
-    assert cuts[2] == plan.candidates[0].cut  # the plan's is the first
-    assert any(cut.policy == "arrival" for cut in cuts)  # those of runs without plan come as well
+    (choices, lines, _), (other_settings, other_lines, _) = two_ranks.run(body_train, env, LONG)
+    assert choices == other_settings
+    assert {candidate.slice_settings for candidate in plan.candidates} < set(choices)
+    assert choices[2] == plan.candidates[0].slice_settings  # the plan's is the first
+    assert any(
+        settings.policy == "arrival" for settings in choices
+    )  # those of runs without plan come as well
     assert lines[0].startswith(f"following the plan {file}: slices of")
     assert "to be tried" in lines[0]
     assert sum(line.startswith("chosen:") for line in lines) == 1
     assert other_lines == []
     confirmed = read_plan(file).confirmed
     assert confirmed is not None
-    assert (confirmed.cut, confirmed.ranks) == (cuts[-1], 2)
+    assert (confirmed.slice_settings, confirmed.ranks) == (choices[-1], 2)
     assert 1e-4 < confirmed.step_s < 1.0
     assert replace(read_plan(file), confirmed=None) == plan
 
-    (cuts, lines, _), _ = two_ranks.run(body_train, env, LONG)
-    assert set(cuts[2:]) == {confirmed.cut}
+    (choices, lines, _), _ = two_ranks.run(body_train, env, LONG)
+    assert set(choices[2:]) == {confirmed.slice_settings}
     assert "without trials" in lines[0]
 
 
@@ -324,18 +331,20 @@ def test_trials_begin_again_on_all_ranks_when_a_layer_takes_longer(
     two_ranks: RankPool, tmp_path: Path
 ) -> None:
     file = tmp_path / "plan.json"
-    plan_of(Cut(128 * KIB, 256 * KIB)).write(file)
+    plan_of(SliceSettings(128 * KIB, 256 * KIB)).write(file)
     env = {"HVD_ORDER_PLAN": str(file)}
-    (cuts, lines, _), (other_cuts, other_lines, _) = two_ranks.run(body_drift, env, timeout=150)
-    assert cuts == other_cuts
+    (choices, lines, _), (other_settings, other_lines, _) = two_ranks.run(
+        body_drift, env, timeout=150
+    )
+    assert choices == other_settings
     again = [line for line in lines if line.endswith("trying again")]
     assert float(again[-1].split()[2]) >= AFTER_S  # "steps take 0.041 s, where they took ..."
     assert other_lines == []
-    trials = cuts[-7 * 4 :]  # of the first candidates, at least four
+    trials = choices[-7 * 4 :]  # of the first candidates, at least four
     assert len(set(trials)) >= 3
-    assert any(cut.policy == "arrival" for cut in trials)
+    assert any(settings.policy == "arrival" for settings in trials)
     assert sum(line.startswith("chosen:") for line in lines) == len(again) + 1
     confirmed = read_plan(file).confirmed
     assert confirmed is not None
-    assert confirmed.cut == cuts[-1]
+    assert confirmed.slice_settings == choices[-1]
     assert confirmed.step_s >= AFTER_S

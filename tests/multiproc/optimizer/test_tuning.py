@@ -1,4 +1,4 @@
-"""The cut is chosen while a job trains: all ranks alike, and the result is not touched."""
+"""Slice settings are chosen while a job trains: all ranks alike, and the result is not touched."""
 
 from __future__ import annotations
 
@@ -43,17 +43,23 @@ def body_train(
         torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
         named_parameters=model.named_parameters(),
     )
-    cuts = []
+    choices = []
     for step in range(steps):
         optimizer.zero_grad()
         model(batch(step, hvd.rank())).square().mean().backward()
         optimizer.step()
         host = running_host()
         assert host is not None
-        cuts.append((host.cut.slice_bytes, host.cut.credit_bytes, host.cut.policy))
+        choices.append(
+            (
+                host.slice_settings.slice_bytes,
+                host.slice_settings.credit_bytes,
+                host.slice_settings.policy,
+            )
+        )
     weights = [p.detach().numpy().copy() for p in model.parameters()]
     hvd.shutdown()
-    return cuts, weights
+    return choices, weights
 
 
 def one_process(size: int) -> list[torch.Tensor]:
@@ -71,14 +77,14 @@ def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
     ranks: RankFactory, size: int
 ) -> None:
     results = ranks(size).run(body_train, {})
-    cuts, weights = results[0]
-    for other_cuts, other_weights in results[1:]:
-        assert other_cuts == cuts
+    choices, weights = results[0]
+    for other_settings, other_weights in results[1:]:
+        assert other_settings == choices
         assert all((a == b).all() for a, b in zip(weights, other_weights, strict=True))
     # The start, the model's answer, half and twice of it, arrival order; one of these at the end.
-    assert len(set(cuts)) == 5
-    assert cuts[-1] in cuts[2:-5]
-    assert any(policy == "arrival" for _, _, policy in cuts)
+    assert len(set(choices)) == 5
+    assert choices[-1] in choices[2:-5]
+    assert any(policy == "arrival" for _, _, policy in choices)
     for ours, plain in zip(weights, one_process(size), strict=True):
         torch.testing.assert_close(torch.from_numpy(ours), plain, rtol=1e-6, atol=1e-12)
 
@@ -96,10 +102,10 @@ def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
 def test_what_the_user_sets_stays(
     two_ranks: RankPool, env: dict[str, str], expected: tuple[int, int, str]
 ) -> None:
-    cuts, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
-    assert (cuts[-1][0], cuts[-1][2]) == (expected[0], expected[2])
-    assert cuts[-1][1] == expected[1] or "HVD_ORDER_CREDIT_BYTES" not in env
-    assert len(set(cuts[2:])) == 1
+    choices, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
+    assert (choices[-1][0], choices[-1][2]) == (expected[0], expected[2])
+    assert choices[-1][1] == expected[1] or "HVD_ORDER_CREDIT_BYTES" not in env
+    assert len(set(choices[2:])) == 1
 
 
 @pytest.mark.parametrize(
@@ -108,9 +114,9 @@ def test_what_the_user_sets_stays(
 def test_without_trials_the_measured_transport_decides(
     two_ranks: RankPool, env: dict[str, str]
 ) -> None:
-    cuts, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
-    assert len(set(cuts[2:])) == 1
-    assert cuts[-1][2] == env.get("HVD_ORDER_POLICY", "priority")
+    choices, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
+    assert len(set(choices[2:])) == 1
+    assert choices[-1][2] == env.get("HVD_ORDER_POLICY", "priority")
 
 
 def body_two_optimizers() -> list[int]:

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 import hvd_order.torch as hvd
 from hvd_order.plan.files.plan_file import Candidate, Plan
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.link.cut import Cut, LinkModel
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import SliceSettings
 from hvd_order.plan.orders.registry import order
 
 SLICE_BYTES = 4096
@@ -74,9 +75,9 @@ def ordered_by(heuristic: str) -> list[Parameter]:
 
 
 def write_plan(path: Path, heuristic: str) -> None:
-    cut = Cut(SLICE_BYTES, 4 * SLICE_BYTES)
+    settings = SliceSettings(SLICE_BYTES, 4 * SLICE_BYTES)
     parameters = tuple(ordered_by(heuristic))
-    candidates = (Candidate(cut, 0.01),)
+    candidates = (Candidate(settings, 0.01),)
     plan = Plan("branching", 2, LINK, heuristic, parameters, "leader", candidates, 0.005)
     plan.write(path)
 

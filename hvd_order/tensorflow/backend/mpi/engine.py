@@ -12,7 +12,8 @@ from mpi4py import MPI
 from hvd_order import _core as native
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.link.cut import PROBE_BYTES, Cut, best_cut, measured_link, reservation_lead_s
+from hvd_order.plan.link.link_model import PROBE_BYTES, measured_link
+from hvd_order.plan.link.slice_settings import SliceSettings, best_settings, reservation_lead_s
 from hvd_order.same_model import check_same
 from hvd_order.tensorflow.backend.interface import Gradient
 from hvd_order.tensorflow.backend.layout import Arrangement
@@ -22,7 +23,7 @@ from hvd_order.tensorflow.backend.mpi.mover import BUSY_S, Mover, Served
 
 __all__ = ["SetEngine"]
 
-_FIRST = Cut(2 * 2**20, 8 * 2**20)  # used until the transport has been measured
+_FIRST = SliceSettings(2 * 2**20, 8 * 2**20)  # used until the transport has been measured
 _IN_FLIGHT = 2
 _FIRST_STEP = "first step of training"
 
@@ -42,7 +43,9 @@ class SetEngine:
         self._served = Served(
             native.PolledPort(), objects.another(_FIRST_STEP), objects.another(_FIRST_STEP)
         )
-        self._cut = _FIRST.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
+        self._settings = _FIRST.with_settings(
+            config.slice_bytes, config.credit_bytes, config.policy
+        )
         self._measured = False
         self._models: set[int] = set()
         if config.agreement == "planned":
@@ -55,7 +58,7 @@ class SetEngine:
             size=objects.size,
             agreement=getattr(native.AgreementKind, agreement.upper()),
             policy=self._policy,
-            credit_bytes=self._cut.credit_bytes,
+            credit_bytes=self._settings.credit_bytes,
             timeout_s=config.timeout.total_seconds(),
             stall_warning_s=config.stall_warning.total_seconds(),
             transport=port.transport(),
@@ -64,7 +67,9 @@ class SetEngine:
 
     @property
     def _policy(self) -> native.Policy:
-        return native.Policy.ARRIVAL if self._cut.policy == "arrival" else native.Policy.PRIORITY
+        return (
+            native.Policy.ARRIVAL if self._settings.policy == "arrival" else native.Policy.PRIORITY
+        )
 
     def close(self) -> None:
         """Notifies the other ranks and stops the engine."""
@@ -88,7 +93,7 @@ class SetEngine:
         )  # fmt: skip
         if not taken and not self._measured:
             self._measure(laid_out.size_bytes)
-        layout = native.SliceLayout(laid_out.tensors, self._cut.slice_bytes)
+        layout = native.SliceLayout(laid_out.tensors, self._settings.slice_bytes)
         dtypes = [dtype_of(name) for name in laid_out.dtypes]
         flat = [_aligned(size_bytes) for size_bytes in layout.buffer_bytes]
         addresses = [int(buffer.ctypes.data) for buffer in flat]
@@ -106,7 +111,7 @@ class SetEngine:
         self._models.discard(model)
 
     def _measure(self, size_bytes: int) -> None:
-        """Measures the network and chooses the cut for `size_bytes` of gradients. Collective."""
+        """Measures the network and chooses slice settings for `size_bytes`. Collective."""
         self._measured = True
         buffer = np.zeros(PROBE_BYTES // 4, np.float32)
         data = self._served.data
@@ -124,12 +129,12 @@ class SetEngine:
             return time.monotonic() - begin
 
         link = measured_link(time_stream)
-        cut = best_cut(link, size_bytes).with_settings(
+        settings = best_settings(link, size_bytes).with_settings(
             self._config.slice_bytes, self._config.credit_bytes, self._config.policy
         )
-        self._cut, link = self._objects.gather((cut, link), _FIRST_STEP)[0]
+        self._settings, link = self._objects.gather((settings, link), _FIRST_STEP)[0]
         self.engine.retune(
-            self._policy, self._cut.credit_bytes, reservation_lead_s(link, self._cut)
+            self._policy, self._settings.credit_bytes, reservation_lead_s(link, self._settings)
         )
 
 

@@ -6,14 +6,14 @@ import torch
 
 from hvd_order.c10d.engine import registration
 from hvd_order.c10d.engine.engine_host import EngineHost
-from hvd_order.plan.link.cut import Cut, best_cut
+from hvd_order.plan.link.slice_settings import SliceSettings, best_settings
 
 __all__: list[str] = []
 
 
-def advised_cut(
+def advised_settings(
     host: EngineHost, device: torch.device, size_bytes: int, again: bool = False
-) -> Cut:
+) -> SliceSettings:
     """Returns the link model's slice settings, overridden by the user's. Collective.
 
     Nothing may be in flight.
@@ -30,8 +30,8 @@ def advised_cut(
     config = host.context.config
     with registration.common_step(host, "the measurement of the network"):
         link = host.link(device, again)
-    cut = best_cut(link, size_bytes, host.in_flight)
-    cut = cut.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
+    settings = best_settings(link, size_bytes, host.in_flight)
+    settings = settings.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
     # Ranks may have measured different links; all of them use rank 0's result.
-    chosen: Cut = registration.gather(host, cut)[0]
+    chosen: SliceSettings = registration.gather(host, settings)[0]
     return chosen

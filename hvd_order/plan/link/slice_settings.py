@@ -1,0 +1,123 @@
+"""Slice size, credit and policy, and their best values for a link.
+
+An all-reduce of n bytes takes ``alpha + n beta`` (link_model.py). Two costs pull in opposite
+directions. Each slice costs ``alpha``, so B bytes in slices of s cost ``alpha B / s`` beside the
+bytes. And an urgent gradient, whose own slice is small (SliceLayout), waits for the slices in
+flight: ``beta k s`` with k slices in flight. The sum is least at ``s = sqrt(alpha B / (beta k))``.
+Alpha is the cost of a slice on the link, or the latency if that is larger: during training a slice
+costs processor time as well.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hvd_order.plan.link.link_model import LinkModel
+
+__all__ = [
+    "PolicyName",
+    "SliceSettings",
+    "arrival_settings",
+    "best_settings",
+    "reservation_lead_s",
+    "rounded_settings",
+]
+
+_SMALLEST_BYTES = 64 * 1024
+_LARGEST_BYTES = 16 * 2**20
+_STEP_BYTES = 16 * 1024  # slice sizes are multiples of this
+_MOST_IN_FLIGHT = 16
+_FUSED_BYTES = 25 * 2**20  # at most, DDP's default bucket
+_FUSED_PARTS = 8  # at least: with one part a small model would not overlap with backward
+_SLICE_FACTOR, _CREDIT_FACTOR = 1.4, 1.6  # closer settings count as the same
+
+PolicyName = Literal["priority", "arrival", "planned"]
+
+
+@dataclass(frozen=True)
+class SliceSettings:
+    """Slice settings.
+
+    Attributes:
+        slice_bytes: unit of transfer.
+        credit_bytes: bytes that may be in flight at once.
+        policy: rule that picks the next ready slice; "planned" follows a list of slices.
+    """
+
+    slice_bytes: int
+    credit_bytes: int
+    policy: PolicyName = "priority"
+
+    def with_settings(
+        self,
+        slice_bytes: int | None,
+        credit_bytes: int | None,
+        policy: PolicyName,
+    ) -> SliceSettings:
+        """Returns a copy with the settings that the user has given."""
+        settings = self
+        if slice_bytes is not None:
+            in_flight = settings.credit_bytes // settings.slice_bytes
+            settings = SliceSettings(slice_bytes, in_flight * slice_bytes)
+        if credit_bytes is not None:
+            settings = SliceSettings(min(settings.slice_bytes, credit_bytes), credit_bytes)
+        return replace(settings, policy=policy)
+
+    def resembles(self, other: SliceSettings) -> bool:
+        """Whether the two settings are too similar for trials to distinguish."""
+        return (
+            self.policy == other.policy
+            and _within(self.slice_bytes, other.slice_bytes, _SLICE_FACTOR)
+            and _within(self.credit_bytes, other.credit_bytes, _CREDIT_FACTOR)
+        )
+
+
+def best_settings(link: LinkModel, total_bytes: int, in_flight: int = 2) -> SliceSettings:
+    """The settings with the least sum of both costs for ``total_bytes`` of gradients.
+
+    Args:
+        in_flight: least number of slices that keeps the transport busy.
+    """
+    # Messages and wake-ups take processor time, which an idle transport does not show.
+    alpha_s = max(link.slice_cost_s, link.latency_s)
+    size = math.sqrt(alpha_s * total_bytes / (link.seconds_per_byte * in_flight))
+    size = min(max(size, _SMALLEST_BYTES), _LARGEST_BYTES)
+    slice_bytes = rounded_settings(size, 1).slice_bytes
+    # Two slices do not fill a link of high latency: others must travel during an acknowledgment.
+    slice_s = slice_bytes * link.seconds_per_byte
+    in_flight = min(max(in_flight, 1 + math.ceil(link.latency_s / slice_s)), _MOST_IN_FLIGHT)
+    return SliceSettings(slice_bytes, in_flight * slice_bytes)
+
+
+def rounded_settings(
+    slice_bytes: float, in_flight: int, policy: PolicyName = "priority"
+) -> SliceSettings:
+    """Rounds the slice size and sets the credit to ``in_flight`` slices."""
+    size = max(round(slice_bytes / _STEP_BYTES), 1) * _STEP_BYTES
+    return SliceSettings(size, in_flight * size, policy)
+
+
+def reservation_lead_s(link: LinkModel, settings: SliceSettings) -> float:
+    """Seconds before the most urgent gradient by which the last large slice should begin.
+
+    The slices in flight then need this long to arrive. The window is full or half full, so it holds
+    three quarters of the credit on average. A link that falls idle early costs as much as a
+    gradient that waits equally long.
+    """
+    return (
+        0.0
+        if settings.policy == "arrival"
+        else 0.75 * settings.credit_bytes * link.seconds_per_byte
+    )
+
+
+def arrival_settings(total_bytes: int) -> SliceSettings:
+    """DDP's method: large slices of neighbouring gradients, sent in order of arrival."""
+    size = min(max(total_bytes / _FUSED_PARTS, _SMALLEST_BYTES), _FUSED_BYTES)
+    return rounded_settings(size, 2, "arrival")
+
+
+def _within(one: int, other: int, factor: float) -> bool:
+    return max(one, other) <= factor * min(one, other)
