@@ -390,7 +390,7 @@ def body_new_optimizer() -> None:
 def body_nobody_else(failed: str) -> str:
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HVD_ORDER_TIMEOUT", "2")
+        patch.setenv("HVD_ORDER_TIMEOUT", "6")
         patch.setenv("HVD_ORDER_STALL_WARNING", "0.5")
         hvd.init()
     text = ""

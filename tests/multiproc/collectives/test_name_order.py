@@ -24,7 +24,7 @@ def body_shuffled(seed: int) -> None:
     total = size * (size + 1) / 2
     starts: dict[str, Any] = {}
     wanted: dict[str, list[float]] = {}
-    for i in range(6):
+    for i in range(9):
         x = torch.full((i + 1,), float(rank + 1))
         starts[f"r{i}"] = lambda x=x, i=i: hvd.allreduce_async(x, name=f"r{i}", op=hvd.Sum)
         wanted[f"r{i}"] = [total] * (i + 1)
@@ -101,7 +101,7 @@ def body_missing() -> tuple[str, str, float]:
     """Rank 1 calls 'y' where the others call 'x'."""
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HVD_ORDER_TIMEOUT", "2")
+        patch.setenv("HVD_ORDER_TIMEOUT", "10")
         patch.setenv("HVD_ORDER_STALL_WARNING", "0.5")
         hvd.init()
     name = "y" if hvd.rank() == 1 else "x"
@@ -124,23 +124,23 @@ def test_a_request_that_never_comes_is_named_with_its_ranks(ranks: RankFactory) 
     text = texts.pop()
     assert text.startswith("TransferTimeout: allreduce.")
     assert (
-        "allreduce.x was not called on rank 1 within 2 s" in text
-        or "allreduce.y was not called on ranks 0, 2 within 2 s" in text
+        "allreduce.x was not called on rank 1 within 10 s" in text
+        or "allreduce.y was not called on ranks 0, 2 within 10 s" in text
     )
     assert results[0][1] == "rank 0 has waited 0.5 s for allreduce.x: rank 1 has not called it"
     assert results[1][1] == "rank 1 has waited 0.5 s for allreduce.y: ranks 0, 2 have not called it"
-    assert all(took < 5 for _, _, took in results)
+    assert all(took < 20 for _, _, took in results)
 
 
 def body_long() -> float:
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HVD_ORDER_TIMEOUT", "1")
+        patch.setenv("HVD_ORDER_TIMEOUT", "4")
         patch.setenv("HVD_ORDER_STALL_WARNING", "0.5")
         hvd.init()
 
     def many_transfers(group: dist.ProcessGroup | None) -> None:
-        for _ in range(6):
+        for _ in range(9):
             time.sleep(0.5)
             dist.all_reduce(torch.ones(1), group=group)
 

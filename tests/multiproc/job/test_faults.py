@@ -104,7 +104,7 @@ def test_a_gradient_that_never_comes_is_named_with_its_rank() -> None:
 
 
 def test_a_frozen_rank_is_named() -> None:
-    with start_script(3, TRAIN, env={"HVD_ORDER_TIMEOUT": "4"}) as script:
+    with start_script(3, TRAIN, env={"HVD_ORDER_TIMEOUT": "8"}) as script:
         script.wait_for_output(1, "reached 5")
         script.kill(1, signal.SIGSTOP)
         for rank in (0, 2):
@@ -153,7 +153,7 @@ except hvd.HorovodInternalError as error:
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("where", ["measurement", "broadcast"])
 def test_a_rank_that_is_frozen_outside_of_a_step_is_named(where: str, victim: int) -> None:
-    with start_script(3, STOPS, where, str(victim), env={"HVD_ORDER_TIMEOUT": "3"}) as script:
+    with start_script(3, STOPS, where, str(victim), env={"HVD_ORDER_TIMEOUT": "6"}) as script:
         for rank in {0, 1, 2} - {victim}:
             script.wait_for_output(rank, "raised TransferTimeout", 60)
             words = {

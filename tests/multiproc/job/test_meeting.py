@@ -137,7 +137,7 @@ hvd.init()
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_dies_while_they_connect_is_named(victim: int) -> None:
-    ends = run_script(3, DIES, str(victim), env={"HVD_ORDER_TIMEOUT": "3"})
+    ends = run_script(3, DIES, str(victim), env={"HVD_ORDER_TIMEOUT": "6"})
     for end in ends[:victim] + ends[victim + 1 :]:
         assert end.returncode == 1
         last = end.stderr.strip().rsplit("\n", maxsplit=1)[-1]
@@ -184,7 +184,7 @@ except hvd.HorovodInternalError as error:
 @pytest.mark.parametrize("where", ["before its card", "before card 1", "after all cards"])
 def test_a_rank_0_that_is_stopped_keeps_nobody_waiting(where: str, tmp_path: Path) -> None:
     told = str(tmp_path / "told")
-    with start_script(3, STOPS, where, told, env={"HVD_ORDER_TIMEOUT": "3"}) as script:
+    with start_script(3, STOPS, where, told, env={"HVD_ORDER_TIMEOUT": "6"}) as script:
         for rank in (1, 2):
             script.wait_for_output(rank, "raised TransferTimeout", 60)
             assert re.search("(no answer from|could not reach) rank 0", script.stdout(rank))
