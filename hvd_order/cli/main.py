@@ -72,11 +72,9 @@ def _parser() -> argparse.ArgumentParser:
                 allow_abbrev=command.abbreviations,
             )
         )
-        if name == "doctor":  # listed here for --help; `main` runs them
-            commands.add_parser(
-                "demo", help="train a small GPT on two workers and compare with DDP"
-            )
-            commands.add_parser("bench", help="compare with DDP and Horovod on emulated hosts")
+        if name == "doctor":  # the next two in the list of --help; `main` runs them
+            for own_parser, text in _WITH_OWN_PARSER.items():
+                commands.add_parser(own_parser, help=text)
     return parser
 
 
@@ -164,6 +162,10 @@ class _Command:
     abbreviations: bool = True
 
 
+_WITH_OWN_PARSER = {
+    "demo": "train a small GPT on two workers and compare with DDP",
+    "bench": "compare with DDP and Horovod on emulated hosts",
+}
 _COMMANDS = {
     "run": _Command(
         "start a command N times, on one or more hosts; horovodrun's options",
