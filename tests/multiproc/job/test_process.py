@@ -139,7 +139,7 @@ def body_after_failure() -> None:
         return optimizer
 
     failed = trained()  # kept, as by an exception's traceback
-    process._shutdown(abandoned=True)  # with all its updates outstanding
+    process._shutdown(abandoned=True)  # with all its updates deferred
     hvd.init()
     trained()
     hvd.shutdown()
