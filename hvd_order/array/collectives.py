@@ -11,11 +11,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import hvd_order.torch as hvd
 from hvd_order.array.dlpack import Array, back_to, settle, to_tensor, to_writable_tensor
 from hvd_order.c10d.job import process
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "allgather",
@@ -86,12 +89,12 @@ def allreduce_async(
     process_set: hvd.ProcessSet = hvd.global_process_set,
 ) -> int:
     """Starts `allreduce` and returns a handle; the array is read at once and may be changed."""
-    tensor, back = to_tensor(array), back_to(array)
-    handle = hvd.allreduce_async(
-        tensor, None, name, op, prescale_factor, postscale_factor, process_set
+    return _start(
+        array,
+        lambda tensor: hvd.allreduce_async(
+            tensor, None, name, op, prescale_factor, postscale_factor, process_set
+        ),
     )
-    settle(tensor)
-    return _remember(handle, back)
 
 
 def allreduce_(
@@ -123,11 +126,12 @@ def allreduce_async_(
     process_set: hvd.ProcessSet = hvd.global_process_set,
 ) -> int:
     """Starts `allreduce_` and returns a handle."""
-    tensor = to_writable_tensor(array)
-    handle = hvd.allreduce_async_(
-        tensor, None, name, op, prescale_factor, postscale_factor, process_set
+    return _start_in_place(
+        array,
+        lambda tensor: hvd.allreduce_async_(
+            tensor, None, name, op, prescale_factor, postscale_factor, process_set
+        ),
     )
-    return _remember(handle, _written(array))
 
 
 def allgather(
@@ -155,10 +159,7 @@ def allgather_async(
     array: Array, *, name: str | None = None, process_set: hvd.ProcessSet = hvd.global_process_set
 ) -> int:
     """Starts `allgather` and returns a handle; the array is read at once and may be changed."""
-    tensor, back = to_tensor(array), back_to(array)
-    handle = hvd.allgather_async(tensor, name, process_set)
-    settle(tensor)
-    return _remember(handle, back)
+    return _start(array, lambda tensor: hvd.allgather_async(tensor, name, process_set))
 
 
 def broadcast(
@@ -194,10 +195,7 @@ def broadcast_async(
     process_set: hvd.ProcessSet = hvd.global_process_set,
 ) -> int:
     """Starts `broadcast` and returns a handle; the array is read at once and may be changed."""
-    tensor, back = to_tensor(array), back_to(array)
-    handle = hvd.broadcast_async(tensor, root_rank, name, process_set)
-    settle(tensor)
-    return _remember(handle, back)
+    return _start(array, lambda tensor: hvd.broadcast_async(tensor, root_rank, name, process_set))
 
 
 def broadcast_(
@@ -220,8 +218,9 @@ def broadcast_async_(
     process_set: hvd.ProcessSet = hvd.global_process_set,
 ) -> int:
     """Starts `broadcast_` and returns a handle."""
-    handle = hvd.broadcast_async_(to_writable_tensor(array), root_rank, name, process_set)
-    return _remember(handle, _written(array))
+    return _start_in_place(
+        array, lambda tensor: hvd.broadcast_async_(tensor, root_rank, name, process_set)
+    )
 
 
 def alltoall(
@@ -315,12 +314,12 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts `reducescatter` and returns a handle; the array may be changed at once."""
-    tensor, back = to_tensor(array), back_to(array)
-    handle = hvd.reducescatter_async(
-        tensor, name, op, process_set, prescale_factor, postscale_factor
+    return _start(
+        array,
+        lambda tensor: hvd.reducescatter_async(
+            tensor, name, op, process_set, prescale_factor, postscale_factor
+        ),
     )
-    settle(tensor)
-    return _remember(handle, back)
 
 
 def poll(handle: int) -> bool:
@@ -354,6 +353,20 @@ _lock = threading.Lock()  # guards `_waiting`
 _waiting: weakref.WeakKeyDictionary[process.ProcessContext, dict[int, Callable[[Any], Any]]] = (
     weakref.WeakKeyDictionary()
 )
+
+
+def _start(array: Array, collective: Callable[[torch.Tensor], int]) -> int:
+    """Starts a collective that reads the array at once and returns a new one."""
+    tensor, back = to_tensor(array), back_to(array)
+    handle = collective(tensor)
+    settle(tensor)
+    return _remember(handle, back)
+
+
+def _start_in_place(array: Array, collective: Callable[[torch.Tensor], int]) -> int:
+    """Starts a collective that writes its result into the array."""
+    handle = collective(to_writable_tensor(array))
+    return _remember(handle, _written(array))
 
 
 def _remember(handle: int, deliver: Callable[[Any], Any]) -> int:

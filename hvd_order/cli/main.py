@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import hvd_order.check.command
@@ -37,35 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _bench(arguments[1:])
     parser = _parser()
     parsed = parser.parse_args(arguments)
+    if parsed.subcommand is None:
+        parser.print_help()
+        return 2
     try:
-        if parsed.subcommand == "run":
-            return _run(parsed)
-        if parsed.subcommand == "timeline":
-            return _timeline(parsed)
-        if parsed.subcommand == "profile":
-            return hvd_order.cli.profile.main(parsed)
-        if parsed.subcommand == "tune":
-            return hvd_order.cli.tune.main(parsed)
-        if parsed.subcommand == "advise":
-            return hvd_order.cli.what_if.advise_main(parsed)
-        if parsed.subcommand == "plan":
-            return hvd_order.cli.what_if.plan_main(parsed)
-        if parsed.subcommand == "check":
-            return hvd_order.check.command.main(parsed)
-        if parsed.subcommand == "serve":
-            return hvd_order.cli.servers.serve_main(parsed)
-        if parsed.subcommand == "servers":
-            return hvd_order.cli.servers.servers_main(parsed)
-        if parsed.subcommand == "doctor":
-            return hvd_order.doctor.command.main(parsed)
+        return _COMMANDS[parsed.subcommand].main(parsed)
     except (InvalidUsage, ImportError, OSError, UnicodeDecodeError) as error:
         sys.stderr.write(f"hvd-order: {error}\n")
         return 2
     except HorovodInternalError as error:
         sys.stderr.write(f"hvd-order: {error}\n")
         return 1
-    parser.print_help()
-    return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,86 +62,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="run | check | doctor | demo | bench | timeline | profile | advise | plan | tune "
         "| serve | servers",
     )
-
-    start = commands.add_parser(
-        "run",
-        help="start a command N times, on one or more hosts; horovodrun's options",
-        usage="hvd-order run -np N [options] command ...",
-        description="Starts a command N times, each with its rank in the environment.",
-        allow_abbrev=False,
-    )
-    add_options(start)
-
-    check = commands.add_parser(
-        "check",
-        help="find mistakes of distributed training in scripts",
-        description="Reads scripts, without running them. docs/check.md explains the codes.",
-    )
-    hvd_order.check.command.add_options(check)
-
-    doctor = commands.add_parser(
-        "doctor",
-        help="what is built and what works here; for bug reports",
-        description="Shows what is built and which transports work, and tests two ranks.",
-    )
-    hvd_order.doctor.command.add_options(doctor)
-
-    commands.add_parser("demo", help="train a small GPT on two workers and compare with DDP")
-
-    commands.add_parser("bench", help="compare with DDP and Horovod on emulated hosts")
-
-    profile = commands.add_parser(
-        "profile",
-        help="record what the steps of a training script consist of",
-        usage=hvd_order.cli.profile.USAGE,
-        description="Runs a script in one process for a few steps and writes its profile.",
-        allow_abbrev=False,
-    )
-    hvd_order.cli.profile.add_options(profile)
-
-    tuning = commands.add_parser(
-        "tune",
-        help="search for order, slices and credit by the simulator, and write a plan",
-        description="Simulates a profile's steps in many settings. docs/planning.md says more.",
-        allow_abbrev=False,
-    )
-    hvd_order.cli.tune.add_options(tuning)
-
-    advise = commands.add_parser(
-        "advise",
-        help="what ordering can gain for a profile, on this and other networks",
-        description="Says from a profile what ordering can gain at best, and which mode to use.",
-    )
-    hvd_order.cli.what_if.add_advise_options(advise)
-
-    plan = commands.add_parser(
-        "plan",
-        help="what a step would take on a network, as today and in order",
-        description="Compares today's order of transfers with the planned one: table and picture.",
-    )
-    hvd_order.cli.what_if.add_plan_options(plan)
-
-    serve = commands.add_parser(
-        "serve",
-        help="be a parameter server of a job; hvd-order run --servers N starts N of them",
-        description="Serves until all workers have gone. docs/parameter-server.md says more.",
-        allow_abbrev=False,
-    )
-    hvd_order.cli.servers.add_serve_options(serve)
-
-    servers = commands.add_parser(
-        "servers",
-        help="take a parameter server out of a running job",
-        description="Gives an order to a running job; `serve` adds a server to one.",
-        allow_abbrev=False,
-    )
-    hvd_order.cli.servers.add_servers_options(servers)
-
-    draw = commands.add_parser("timeline", help="draw a timeline file as a picture")
-    draw.add_argument("trace", type=Path, help="file that HVD_ORDER_TIMELINE named")
-    draw.add_argument("-o", "--output", type=Path, help="PNG file (default: beside the trace)")
-    draw.add_argument("--steps", type=int, nargs="+", metavar="STEP", help="which training steps")
-    draw.add_argument("--rank", type=int, help="which rank, if the file has several")
+    for name, command in _COMMANDS.items():
+        command.add_options(
+            commands.add_parser(
+                name,
+                help=command.help,
+                usage=command.usage,
+                description=command.description,
+                allow_abbrev=command.abbreviations,
+            )
+        )
+        if name == "doctor":  # the next two in the list of --help; `main` runs them
+            for own_parser, text in _WITH_OWN_PARSER.items():
+                commands.add_parser(own_parser, help=text)
     return parser
 
 
@@ -183,6 +99,13 @@ def _check_build() -> int:
         f"    {mark(hvd.mpi_built())} MPI\n    {mark(hvd.gloo_built())} Gloo\n"
     )
     return 0
+
+
+def _add_timeline_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("trace", type=Path, help="file that HVD_ORDER_TIMELINE named")
+    parser.add_argument("-o", "--output", type=Path, help="PNG file (default: beside the trace)")
+    parser.add_argument("--steps", type=int, nargs="+", metavar="STEP", help="which training steps")
+    parser.add_argument("--rank", type=int, help="which rank, if the file has several")
 
 
 def _timeline(parsed: argparse.Namespace) -> int:
@@ -216,3 +139,99 @@ def _demo(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"hvd-order: the demo cannot start: {error}\n")
         return 2
     return train.main(arguments)
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A sub-command.
+
+    Attributes:
+        help: what it does, in the list of sub-commands.
+        description: what it does, at the top of its own help; None: nothing.
+        add_options: adds its options to its parser.
+        main: runs it and returns the exit code.
+        usage: line that shows how to call it; None: as argparse makes it.
+        abbreviations: whether an option may be abbreviated.
+    """
+
+    help: str
+    description: str | None
+    add_options: Callable[[argparse.ArgumentParser], None]
+    main: Callable[[argparse.Namespace], int]
+    usage: str | None = None
+    abbreviations: bool = True
+
+
+_WITH_OWN_PARSER = {
+    "demo": "train a small GPT on two workers and compare with DDP",
+    "bench": "compare with DDP and Horovod on emulated hosts",
+}
+_COMMANDS = {
+    "run": _Command(
+        "start a command N times, on one or more hosts; horovodrun's options",
+        "Starts a command N times, each with its rank in the environment.",
+        add_options,
+        _run,
+        usage="hvd-order run -np N [options] command ...",
+        abbreviations=False,
+    ),
+    "check": _Command(
+        "find mistakes of distributed training in scripts",
+        "Reads scripts, without running them. docs/check.md explains the codes.",
+        hvd_order.check.command.add_options,
+        hvd_order.check.command.main,
+    ),
+    "doctor": _Command(
+        "what is built and what works here; for bug reports",
+        "Shows what is built and which transports work, and tests two ranks.",
+        hvd_order.doctor.command.add_options,
+        hvd_order.doctor.command.main,
+    ),
+    "profile": _Command(
+        "record what the steps of a training script consist of",
+        "Runs a script in one process for a few steps and writes its profile.",
+        hvd_order.cli.profile.add_options,
+        hvd_order.cli.profile.main,
+        usage=hvd_order.cli.profile.USAGE,
+        abbreviations=False,
+    ),
+    "tune": _Command(
+        "search for order, slices and credit by the simulator, and write a plan",
+        "Simulates a profile's steps in many settings. docs/planning.md says more.",
+        hvd_order.cli.tune.add_options,
+        hvd_order.cli.tune.main,
+        abbreviations=False,
+    ),
+    "advise": _Command(
+        "what ordering can gain for a profile, on this and other networks",
+        "Says from a profile what ordering can gain at best, and which mode to use.",
+        hvd_order.cli.what_if.add_advise_options,
+        hvd_order.cli.what_if.advise_main,
+    ),
+    "plan": _Command(
+        "what a step would take on a network, as today and in order",
+        "Compares today's order of transfers with the planned one: table and picture.",
+        hvd_order.cli.what_if.add_plan_options,
+        hvd_order.cli.what_if.plan_main,
+    ),
+    "serve": _Command(
+        "be a parameter server of a job; hvd-order run --servers N starts N of them",
+        "Serves until all workers have gone. docs/parameter-server.md says more.",
+        hvd_order.cli.servers.add_serve_options,
+        hvd_order.cli.servers.serve_main,
+        abbreviations=False,
+    ),
+    "servers": _Command(
+        "take a parameter server out of a running job",
+        "Gives an order to a running job; `serve` adds a server to one.",
+        hvd_order.cli.servers.add_servers_options,
+        hvd_order.cli.servers.servers_main,
+        abbreviations=False,
+    ),
+    "timeline": _Command(
+        "draw a timeline file as a picture",
+        None,
+        _add_timeline_options,
+        _timeline,
+    ),
+}

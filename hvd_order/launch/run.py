@@ -26,7 +26,7 @@ from hvd_order.launch.hosts import (
     share,
 )
 from hvd_order.launch.jobs.driver import Driver, explain
-from hvd_order.launch.jobs.rounds import OneRound, Round, Stopped
+from hvd_order.launch.jobs.formations import Formation, OnlyFormation, Stopped
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.servers.job_servers import servers_running
 
@@ -109,7 +109,7 @@ def _run_here(request: LaunchRequest) -> int:
     changes = {**request.env, **interface_variables(request.interfaces), **_heeded_signals()}
     with _environment(changes):
         store, count = serve_store(_HERE), request.process_count
-        source = OneRound(Round(1, 0, 1, 0, count, count, _HERE, store.port))
+        source = OnlyFormation(Formation(1, 0, 1, 0, count, count, _HERE, store.port))
         failure = run_workers(
             request.command,
             source,

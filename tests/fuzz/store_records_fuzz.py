@@ -1,7 +1,8 @@
 """Whatever lies in the job's store, where anybody may write, is refused or does what it says.
 
-Notes are orders, wishes and the answers to both: one that is not signed with the job's secret,
-about what it stands under, has no effect. Numbers that strangers count up keep nobody from coming.
+Notes are orders, scale requests and the answers to both: one that is not signed with the job's
+secret, about what it stands under, has no effect. Numbers that strangers count up keep nobody from
+coming.
 """
 
 from __future__ import annotations
@@ -148,20 +149,20 @@ def try_answer(data: atheris.FuzzedDataProvider) -> None:
         pass
 
 
-def try_wish(data: atheris.FuzzedDataProvider) -> None:
+def try_scale_request(data: atheris.FuzzedDataProvider) -> None:
     store.values.clear()
     before = servers.started
-    note, said = note_in(data, "wish 3")
-    store.values["hvd_order/wish/3"] = note
+    note, said = note_in(data, "scale request 3")
+    store.values["hvd_order/scale_request/3"] = note
     if data.ConsumeBool():
-        store.values["hvd_order/wish/3/over"] = data.ConsumeBytes(3)
+        store.values["hvd_order/scale_request/3/over"] = data.ConsumeBytes(3)
     launcher._fulfil(3)
     if servers.started > before:
-        assert read_record(KEY, "wish 3", note)["what"] == "start"
-    answer = store.values.get("hvd_order/wish/3/answer")
+        assert read_record(KEY, "scale request 3", note)["what"] == "start"
+    answer = store.values.get("hvd_order/scale_request/3/answer")
     if answer is not None:
-        assert "failed" in read_record(KEY, "answer to wish 3", answer)
-        assert said is not None or read_record(KEY, "wish 3", note)
+        assert "failed" in read_record(KEY, "answer to scale request 3", answer)
+        assert said is not None or read_record(KEY, "scale request 3", note)
 
 
 def try_arrivals(data: atheris.FuzzedDataProvider) -> None:
@@ -220,7 +221,7 @@ def try_card(data: atheris.FuzzedDataProvider) -> None:
         assert (card.job, card.settings) != (CARD.job, CARD.settings)
 
 
-TRIES = [try_order, try_answer, try_wish, try_arrivals, try_card]
+TRIES = [try_order, try_answer, try_scale_request, try_arrivals, try_card]
 
 
 def test_one_input(data: bytes) -> None:

@@ -32,7 +32,7 @@ def batches(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(program_name: str, optimizer_name: str, distributed: bool) -> dict[str, Any]:
-    """The weights after 20 steps, and whether updates were ever outstanding after step()."""
+    """The weights after 20 steps, and whether updates were ever deferred after step()."""
     torch.manual_seed(1)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -48,7 +48,7 @@ def train(program_name: str, optimizer_name: str, distributed: bool) -> dict[str
         )
     program.start(optimizer)
     ranks = hvd.size()
-    outstanding = False
+    deferred = False
     for step, (x, y) in enumerate(batches(seed=3)):
         rows = torch.arange(ROWS)
         of_first = rows % ranks == 0
@@ -71,10 +71,10 @@ def train(program_name: str, optimizer_name: str, distributed: bool) -> dict[str
             program.update(optimizer)
         if step >= 2:  # before, parameters are only watched
             report = getattr(optimizer, "overlap_report", lambda: None)()
-            outstanding |= report is not None and report.deferred_parameters > 0
+            deferred |= report is not None and report.deferred_parameters > 0
         program.end_of_step()
     return {
-        "outstanding": outstanding,
+        "deferred": deferred,
         "weights": {name: p.detach().clone() for name, p in named},
         "untouched": [name for name, p in named if p.grad is None],
     }
@@ -107,7 +107,7 @@ def body_compare(program: str, optimizer: str, alone: dict[str, Tensor]) -> dict
     return {
         "errors": {name: error for name, error in errors.items() if not error <= TOLERANCE},
         "digests": {digest(first["weights"]), digest(again["weights"])},
-        "outstanding": first["outstanding"],
+        "deferred": first["deferred"],
     }
 
 
@@ -154,4 +154,4 @@ def test_equals_one_process(ranks: RankFactory, program: str, optimizer: str, si
         assert result["errors"] == {}, f"rank {rank} differs from one process"
     assert len(set().union(*(result["digests"] for result in results))) == 1
     overlaps = PROGRAMS[program].overlaps and optimizer != "LBFGS"
-    assert all(result["outstanding"] == overlaps for result in results)
+    assert all(result["deferred"] == overlaps for result in results)

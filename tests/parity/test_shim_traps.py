@@ -55,7 +55,7 @@ def mean_gradient() -> Tensor:
 
 
 def one_step_left_open() -> tuple[nn.Linear, Any, Tensor]:
-    """A model whose fourth update is outstanding, its optimizer, and the weight it will have."""
+    """A model whose fourth update is deferred, its optimizer, and the weight it will have."""
     model = linear()
     start = model.weight.detach().clone()
     optimizer = wrapped(model)
@@ -148,7 +148,7 @@ def body_load_state_dict() -> None:
     check(model.weight.data, torch.ones(3, 3, dtype=torch.float64))
 
 
-def test_loading_a_checkpoint_is_not_undone_by_an_outstanding_update(ranks: RankFactory) -> None:
+def test_loading_a_checkpoint_is_not_undone_by_a_deferred_update(ranks: RankFactory) -> None:
     ranks(2).run(body_load_state_dict)
 
 

@@ -199,7 +199,7 @@ def transforms(wrap: Callable[..., Any], mine: slice) -> nn.Module:
 
 
 def compiled_later(wrap: Callable[..., Any], mine: slice) -> nn.Module:
-    """Compiled when updates are outstanding already, as a function that is no module."""
+    """Compiled when updates are deferred already, as a function that is no module."""
     torch._dynamo.reset()
     model = layers(WIDTH, 6, 2)
     optimizer = wrap(sgd(model), model)

@@ -94,7 +94,7 @@ def keep_scripted(world: World, number: int) -> None:
 
 @action(first=True)
 def keep_traced(world: World, number: int) -> None:
-    """Traced right here, maybe with updates outstanding."""
+    """Traced right here, maybe with updates deferred."""
     if not world.has_backward_hooks and world.setup.model in (
         "perceptron",
         "flat",

@@ -222,7 +222,7 @@ def unfreeze(world: World, number: int) -> None:
 
 @action()
 def new_optimizer(world: World, number: int) -> None:
-    """Drops the optimizer, maybe with updates outstanding, and goes on with another."""
+    """Drops the optimizer, maybe with updates deferred, and goes on with another."""
     if len(world.kept.open) or "grown" in world.kept.saved or "scheduler" in world.kept.saved:
         return
     world.optimizer.zero_grad()

@@ -187,7 +187,7 @@ def _from_bytes(data: bytes) -> Program:
 
 
 def program_of(chosen: Action, number: int = 0) -> Program:
-    """A plain program in which this action stands twice, where updates are outstanding."""
+    """A plain program in which this action stands twice, where updates are deferred."""
     call = Call(chosen.name, number)
     zero, backward, step, read = map(Call, ("zero", "backward", "step", "read_kept"))
     plain = (zero, backward, step)

@@ -14,9 +14,7 @@ Run = Callable[[World, int], None]
 class Place(Enum):
     """Where in a step an action may stand."""
 
-    BETWEEN = (
-        "between"  # after step() and before the next backward pass: updates may be outstanding
-    )
+    BETWEEN = "between"  # after step() and before the next backward pass: updates may be deferred
     ZERO = "zero"  # how gradients are cleared
     BACKWARD = "backward"  # forward and backward passes
     GRADIENTS = "gradients"  # after the backward pass, before step()

@@ -11,18 +11,19 @@ import pytest
 from hvd_order.launch.hosts import Host
 from hvd_order.launch.jobs import driver as module
 from hvd_order.launch.jobs.driver import Driver, explain
-from hvd_order.launch.jobs.rounds import Failure
+from hvd_order.launch.jobs.formations import Failure
 from hvd_order.launch.request import ElasticRules, LaunchRequest
 
 Message = dict[str, Any]
 
 
 class Agents:
-    """Makes agents; `play` says what one answers to a round, and may change between rounds."""
+    """Makes agents; `play` says what one answers to a formation, and may change between two."""
 
     def __init__(self, play: Callable[[str, Message], list[Message]]) -> None:
         self.play = play
-        self.rounds: dict[int, list[tuple[str, int, int]]] = {}  # number -> host, place, processes
+        # By number: host, place, processes.
+        self.formations: dict[int, list[tuple[str, int, int]]] = {}
         self.ranks: list[tuple[str, int, int]] = []  # host, first rank, size
         self.told: list[tuple[str, str]] = []
         self.silent: set[str] = set()
@@ -49,13 +50,13 @@ class Agent:
         if message["what"] == "serve":
             for host in self._agents.lost_on_serve:
                 self._agents.running[host]._say(what="ended", code=255)
-            self._say(what="serving", round=message["round"], port=7)
-        elif message["what"] == "round":
-            now = message["round"]
-            seen = self._agents.rounds.setdefault(now["number"], [])
+            self._say(what="serving", formation=message["formation"], port=7)
+        elif message["what"] == "formation":
+            now = message["formation"]
+            seen = self._agents.formations.setdefault(now["number"], [])
             seen.append((self.host, now["place"], now["process_count"]))
             self._agents.ranks.append((self.host, now["first_rank"], now["size"]))
-            self._say(what="began", round=now["number"])
+            self._say(what="began", formation=now["number"])
             for answer in self._agents.play(self.host, now):
                 self._say(**answer)
 
@@ -75,7 +76,7 @@ class Agent:
 
 
 def succeed(host: str, now: Message) -> list[Message]:
-    return [{"what": "finished", "round": now["number"]}]
+    return [{"what": "finished", "formation": now["number"]}]
 
 
 def run(
@@ -95,7 +96,13 @@ def run(
 
 
 def failed(now: Message, rank: int = 0, code: int = 9, commit: int = 0) -> Message:
-    return {"what": "failed", "round": now["number"], "rank": rank, "code": code, "commit": commit}
+    return {
+        "what": "failed",
+        "formation": now["number"],
+        "rank": rank,
+        "code": code,
+        "commit": commit,
+    }
 
 
 A, B, C = Host("a", 2), Host("b", 2), Host("c", 2)
@@ -104,7 +111,7 @@ A, B, C = Host("a", 2), Host("b", 2), Host("c", 2)
 def test_ranks_follow_the_order_of_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     agents = Agents(succeed)
     assert run(monkeypatch, agents, 3, [B, A, C]) == 0
-    assert agents.rounds == {1: [("b", 0, 2), ("a", 1, 1)]}
+    assert agents.formations == {1: [("b", 0, 2), ("a", 1, 1)]}
     assert agents.ranks == [("b", 0, 3), ("a", 2, 3)]
     leave = agents.told.index(("b", "leave"))
     assert agents.told[leave:] == [("b", "leave"), ("a", "leave"), ("b", "stop"), ("a", "stop")]
@@ -134,7 +141,7 @@ def test_a_silent_host_is_named(
     agents.silent = {"b"}
     assert run(monkeypatch, agents, 4, [A, B], start_timeout_s=0.1) == 1
     assert "b did not answer in time: ssh: no answer" in capsys.readouterr().err
-    assert agents.rounds == {}
+    assert agents.formations == {}
 
 
 def test_failures_with_progress_in_between_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +152,7 @@ def test_failures_with_progress_in_between_do_not_add_up(monkeypatch: pytest.Mon
 
     agents = Agents(play)
     assert run(monkeypatch, agents, 4, [A, B], ElasticRules(min_count=2)) == 0
-    assert sorted(agents.rounds) == list(range(1, 9))
+    assert sorted(agents.formations) == list(range(1, 9))
 
 
 def test_a_host_that_only_fails_is_left_out(
@@ -158,7 +165,7 @@ def test_a_host_that_only_fails_is_left_out(
 
     agents = Agents(play)
     assert run(monkeypatch, agents, 4, [A, B], ElasticRules(min_count=2)) == 0
-    assert agents.rounds[4] == [("b", 0, 2)]
+    assert agents.formations[4] == [("b", 0, 2)]
     assert "3 times in a row without a new commit" in capsys.readouterr().err
 
 
@@ -171,8 +178,8 @@ def test_a_lost_host_comes_back_after_its_cooldown(monkeypatch: pytest.MonkeyPat
     agents = Agents(play)
     rules = ElasticRules(min_count=2, cooldown_s=0.1)
     assert run(monkeypatch, agents, 4, [A, B], rules) == 0
-    assert agents.rounds[2] == [("a", 0, 2)]
-    assert agents.rounds[3] == [("a", 0, 2), ("b", 1, 2)]
+    assert agents.formations[2] == [("a", 0, 2)]
+    assert agents.formations[3] == [("a", 0, 2), ("b", 1, 2)]
 
 
 def test_a_host_lost_before_the_round_is_announced(
@@ -183,7 +190,7 @@ def test_a_host_lost_before_the_round_is_announced(
     rules = ElasticRules(min_count=4, cooldown_s=99.0, timeout_s=0.1)
     assert run(monkeypatch, agents, 4, [A, B], rules) == 1
     assert "there were no hosts for 4 processes within 0.1 s" in capsys.readouterr().err
-    assert agents.rounds == {}
+    assert agents.formations == {}
 
 
 def test_too_few_hosts_end_the_job_after_the_timeout(
@@ -204,7 +211,7 @@ def test_a_failure_after_others_have_finished_ends_the_job(
     def play(host: str, now: Message) -> list[Message]:
         if host == "b":
             return [failed(now, 3, 5)]
-        return [{"what": "finished", "round": now["number"]}]
+        return [{"what": "finished", "formation": now["number"]}]
 
     assert run(monkeypatch, Agents(play), 4, [A, B], ElasticRules(min_count=2)) == 5
     assert "after others had finished; ending the job" in capsys.readouterr().err
@@ -229,7 +236,7 @@ def test_a_host_that_ends_before_the_others_have_finished_is_lost(
 ) -> None:
     def play(host: str, now: Message) -> list[Message]:
         ended = {"what": "ended", "code": 255}
-        return [{"what": "finished", "round": 1}, ended] if host == "a" else []
+        return [{"what": "finished", "formation": 1}, ended] if host == "a" else []
 
     assert run(monkeypatch, Agents(play), 4, [A, B]) == 1
     assert "the connection to a broke, or its agent died" in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_by_policy_a_server_comes_and_gets_slices(
 
     servers = FakeServers(started)
     watching = launcher(meeting, servers, most=3)
-    world.coordinator.wish_by(ScaleRequests(meeting, KEY))
+    world.coordinator.scale_by(ScaleRequests(meeting, KEY))
     try:
         world.steps(60, compute_s=0.1)
         world.steps_until(lambda: 2 in {owner for owner, _ in world.transport.places}, 0.1)
@@ -164,7 +164,7 @@ def test_by_policy_a_server_comes_and_gets_slices(
 
 def test_by_policy_a_server_goes_that_nobody_would_miss(meeting: MeetingPoint) -> None:
     world = World(3, min_servers=2)
-    world.coordinator.wish_by(ScaleRequests(meeting, KEY))
+    world.coordinator.scale_by(ScaleRequests(meeting, KEY))
     try:
         world.steps(40, compute_s=100.0)
         world.steps_until(lambda: bool(world.transport.told), 100.0)
@@ -178,45 +178,45 @@ def test_by_policy_a_server_goes_that_nobody_would_miss(meeting: MeetingPoint) -
 
 def test_without_limits_servers_stay_as_they_are(meeting: MeetingPoint) -> None:
     world = World(3)
-    world.coordinator.wish_by(ScaleRequests(meeting, KEY))
+    world.coordinator.scale_by(ScaleRequests(meeting, KEY))
     world.steps(300, compute_s=100.0)
     world.steps(300, compute_s=0.0)
     world.coordinator.close()
     assert world.transport.told == []
-    assert meeting.count("wishes") == 0
+    assert meeting.count("scale_requests") == 0
 
 
-def wish(meeting: MeetingPoint, patience_s: float = LIMIT_S) -> int:
+def ask_for_server(meeting: MeetingPoint, patience_s: float = LIMIT_S) -> int:
     import queue
 
-    wishes = ScaleRequests(meeting, KEY, timedelta(seconds=patience_s))
-    return wishes.request_server(queue.SimpleQueue(), threading.Event())
+    requests = ScaleRequests(meeting, KEY, timedelta(seconds=patience_s))
+    return requests.request_server(queue.SimpleQueue(), threading.Event())
 
 
 def test_the_launcher_says_why_there_is_no_server(
     meeting: MeetingPoint, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(TransferTimeout, match="only hvd-order run with --max-servers"):
-        wish(meeting, patience_s=0.3)
+        ask_for_server(meeting, patience_s=0.3)
     broken = launcher(meeting, FakeServers(error="no ssh here"), most=3)
     with pytest.raises(Exception, match="could not start it: no ssh here"):
-        wish(meeting)
+        ask_for_server(meeting)
     broken.close()
     full = FakeServers()
     full.codes = [None, None, 0]  # one has left: its place is free
     watching = launcher(meeting, full, most=3)
     threading.Timer(0.5, lambda: full.codes.__setitem__(3, 1)).start()
     with pytest.raises(Exception, match="it ended on host b with code 1"):
-        wish(meeting)
+        ask_for_server(meeting)
     full.codes[3] = None
     with pytest.raises(Exception, match="3 run already, as --max-servers allows"):
-        wish(meeting)
+        ask_for_server(meeting)
     watching.close()
     # Those that nobody wants any more are not followed by the next launcher, nor a stranger's.
     assert capfd.readouterr().err.count("no server could be started") == 3
     assert len(full.codes) == 4
-    store, stranger = meeting.own(), meeting.count("wishes")
-    store.set(f"wish/{stranger}", json.dumps(['{"what": "start"}', "0" * 64]))
+    store, stranger = meeting.own(), meeting.count("scale_requests")
+    store.set(f"scale_request/{stranger}", json.dumps(['{"what": "start"}', "0" * 64]))
     late = FakeServers()
     watching = launcher(meeting, late, most=3)
     deadline = time.monotonic() + LIMIT_S
@@ -224,7 +224,7 @@ def test_the_launcher_says_why_there_is_no_server(
         assert time.monotonic() < deadline
         time.sleep(0.02)
     watching.close()
-    assert f"wish {stranger} is not signed" in said
+    assert f"scale request {stranger} is not signed" in said
     assert late.codes == []
 
 

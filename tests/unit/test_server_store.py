@@ -102,19 +102,19 @@ def test_a_stranger_who_takes_all_numbers_keeps_nobody_out() -> None:
 
 
 def test_a_note_says_what_was_written() -> None:
-    note = signed_record(KEY, "wish 3", {"what": "start"}).encode()
-    assert read_record(KEY, "wish 3", note) == {"what": "start"}
+    note = signed_record(KEY, "scale request 3", {"what": "start"}).encode()
+    assert read_record(KEY, "scale request 3", note) == {"what": "start"}
 
 
 @pytest.mark.parametrize(
     "note",
     [
-        signed_record(b"another secret", "wish 3", {"what": "start"}).encode(),
-        signed_record(KEY, "wish 4", {"what": "start"}).encode(),
-        signed_record(KEY, "wish 3", {"what": "start"}).replace("start", "stop!").encode(),
+        signed_record(b"another secret", "scale request 3", {"what": "start"}).encode(),
+        signed_record(KEY, "scale request 4", {"what": "start"}).encode(),
+        signed_record(KEY, "scale request 3", {"what": "start"}).replace("start", "stop!").encode(),
         b"", b"[" * 100_000, b"{}", b'["{}", 3]', b"\xff", b'["{}", "\xc3\xa9"]', b"[1, 2, 3]",
     ],
 )  # fmt: skip
 def test_a_note_of_somebody_else_is_not_believed(note: bytes) -> None:
-    with pytest.raises(NotTrusted, match="wish 3"):
-        read_record(KEY, "wish 3", note)
+    with pytest.raises(NotTrusted, match="scale request 3"):
+        read_record(KEY, "scale request 3", note)

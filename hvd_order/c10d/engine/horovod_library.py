@@ -63,17 +63,17 @@ def chosen(context: ProcessContext, group: dist.ProcessGroup) -> bool:
     Raises:
         InvalidUsage: the user requests Horovod and some rank does not have it.
     """
-    wish = context.config.transport
+    wanted = context.config.transport
     here = find() is not None
     everywhere: list[bool] = group_collectives.gather_objects(here, group)
-    if wish == "horovod" and not all(everywhere):
+    if wanted == "horovod" and not all(everywhere):
         missing = [rank for rank, there in enumerate(everywhere) if not there]
         raise InvalidUsage(
             f"HVD_ORDER_TRANSPORT is horovod, but ranks {missing} have no Horovod with PyTorch: "
             "install it there, or use HVD_ORDER_TRANSPORT=c10d"
         )
     return all(everywhere) and (
-        wish == "horovod" or (wish is None and "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ)
+        wanted == "horovod" or (wanted is None and "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ)
     )
 
 

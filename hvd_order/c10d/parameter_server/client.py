@@ -164,7 +164,7 @@ class ParameterServers:
     def _report_updates(self) -> None:
         for (slices, size_bytes), what in (
             (self.transport.dropped(), "came too late and were not sent"),
-            (self.transport.aggregated(), "were added up with others' on their way"),
+            (self.transport.aggregated(), "were added up with others' in flight"),
         ):
             if slices:
                 _log.info(

@@ -165,7 +165,7 @@ class Coordinator:
 
     # ---- servers join and leave ---------------------------------------------------------------
 
-    def wish_by(self, wishes: ScaleRequests) -> None:
+    def scale_by(self, requests: ScaleRequests) -> None:
         """Adds and removes servers by policy from now on, if the settings request it."""
         config = self._config
         if config.max_servers is None and config.min_servers is None:
@@ -173,7 +173,7 @@ class Coordinator:
         least = config.min_servers or 1 + config.ps_replicas
         most = config.max_servers or len(self._servers)
         with self._lock:
-            self._scaling = Scaling(ScalingPolicy(least, most), wishes, self.remove)
+            self._scaling = Scaling(ScalingPolicy(least, most), requests, self.remove)
 
     def server_joined(self, server: int) -> None:
         """Gives a server its share of slices, after it has connections to all other processes."""

@@ -156,7 +156,7 @@ class Orders:
         self._meeting = meeting
         self._key = key
         self._coordinator = coordinator
-        coordinator.wish_by(ScaleRequests(meeting, key))
+        coordinator.scale_by(ScaleRequests(meeting, key))
         self._closing = threading.Event()
         self._taken: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         # Two threads, so that an order is marked as taken while another one is carried out.

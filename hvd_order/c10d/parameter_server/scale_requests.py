@@ -2,10 +2,10 @@
 
 Requests and their answers lie in the store, signed as orders are::
 
-    wishes               number of requests so far
-    wish/3               {"what": "start"}
-    wish/3/answer        {"started": "host b"} or {"failed": why}; from the launcher
-    wish/3/over          the request has ended
+    scale_requests           number of requests so far
+    scale_request/3          {"what": "start"}
+    scale_request/3/answer   {"started": "host b"} or {"failed": why}; from the launcher
+    scale_request/3/over     the request has ended
 
 hvd_order/launch/servers/server_starter.py has the other end.
 """
@@ -70,9 +70,10 @@ class ScaleRequests:
             ) from error
 
     def _request_server(self, come: queue.SimpleQueue[int], closing: threading.Event) -> int:
-        number = self._meeting.count("wishes")
+        number = self._meeting.count("scale_requests")
         store = self._meeting.own()
-        store.set(f"wish/{number}", signed_record(self._key, f"wish {number}", {"what": "start"}))
+        request = signed_record(self._key, f"scale request {number}", {"what": "start"})
+        store.set(f"scale_request/{number}", request)
         deadline = time.monotonic() + self._patience_s
         answer: dict[str, Any] | None = None
         try:
@@ -84,7 +85,7 @@ class ScaleRequests:
                 if answer is not None and "failed" in answer:
                     raise HvdOrderError(f"the launcher could not start it: {answer['failed']}")
         finally:
-            store.set(f"wish/{number}/over", "1")
+            store.set(f"scale_request/{number}/over", "1")
         if closing.is_set():
             raise PeerLost("the job is over")
         if answer is None:
@@ -99,10 +100,11 @@ class ScaleRequests:
 
     def _answer(self, store: PrefixStore, number: int) -> dict[str, Any] | None:
         """Returns the newest answer; None if there is none signed by the launcher."""
-        key = f"wish/{number}/answer"
+        key = f"scale_request/{number}/answer"
         if not store.check([key]):
             return None
         try:
-            return read_record(self._key, f"answer to wish {number}", bytes(store.get(key)))
+            subject = f"answer to scale request {number}"
+            return read_record(self._key, subject, bytes(store.get(key)))
         except NotTrusted:
             return None

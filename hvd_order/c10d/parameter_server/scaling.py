@@ -25,17 +25,17 @@ class Scaling:
     """
 
     def __init__(
-        self, policy: ScalingPolicy, wishes: ScaleRequests, remove: Callable[[int], None]
+        self, policy: ScalingPolicy, requests: ScaleRequests, remove: Callable[[int], None]
     ) -> None:
         """Creates the object; decisions start with the first step.
 
         Args:
             policy: decides.
-            wishes: requests new servers.
+            requests: requests new servers.
             remove: removes a server and waits until it has left; raises if it cannot.
         """
         self._policy = policy
-        self._wishes = wishes
+        self._requests = requests
         self._remove = remove
         self._lock = threading.Lock()  # guards policy and thread
         self._come: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -66,7 +66,7 @@ class Scaling:
         newcomer = None
         try:
             if decision.hint.action != "scale_in":
-                newcomer = self._wishes.request_server(self._come, self._closing)
+                newcomer = self._requests.request_server(self._come, self._closing)
             if decision.hint.server is not None:
                 self._remove(decision.hint.server)
         except HvdOrderError as error:

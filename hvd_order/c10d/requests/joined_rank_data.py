@@ -14,7 +14,13 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from hvd_order.c10d.requests.reduce_ops import Adasum, ReduceOp, reduce_by_adasum, reduce_in_place
+from hvd_order.c10d.requests.reduce_ops import (
+    Adasum,
+    ReduceOp,
+    Reduction,
+    reduce_by_adasum,
+    reduce_in_place,
+)
 from hvd_order.c10d.requests.request import Exchange
 from hvd_order.c10d.requests.request_parts import gather_rows
 
@@ -49,7 +55,7 @@ def _reduce_zeros(
     counts: list[tuple[torch.dtype, int]], device: str, op: ReduceOp, group: dist.ProcessGroup
 ) -> None:
     for dtype, count in counts:
-        reduce_in_place(torch.zeros(count, dtype=dtype, device=device), op, 1.0, 1.0, group)
+        reduce_in_place(torch.zeros(count, dtype=dtype, device=device), Reduction(op), group)
 
 
 def _adasum_zeros(
@@ -57,7 +63,9 @@ def _adasum_zeros(
 ) -> None:
     for dtype, of_each in counts:
         reduce_by_adasum(
-            [torch.zeros(count, dtype=dtype, device=device) for count in of_each], 1.0, 1.0, group
+            [torch.zeros(count, dtype=dtype, device=device) for count in of_each],
+            Reduction(Adasum),
+            group,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -28,8 +29,8 @@ __all__ = [
     "Min",
     "Product",
     "ReduceOp",
+    "Reduction",
     "Sum",
-    "check_dtype",
     "choose_op",
     "reduce_by_adasum",
     "reduce_in_place",
@@ -68,82 +69,98 @@ _REDUCIBLE = {
 }
 
 
-def check_dtype(dtype: torch.dtype, op: ReduceOp, scaled: bool) -> None:
-    """Raises InvalidUsage for a dtype that `op` does not support, with scaling if `scaled`."""
-    if dtype not in _REDUCIBLE:
-        raise InvalidUsage(f"allreduce of {dtype} is not supported; convert the tensor first")
-    if dtype is torch.bool and (op is Average or scaled):
-        raise InvalidUsage("truth values cannot be averaged or scaled; use hvd.Max for 'any'")
-    if op is Adasum and not dtype.is_floating_point:
-        raise InvalidUsage(f"Adasum is not defined for {dtype}; convert the tensor first")
-    if dtype.is_complex and op not in (Average, Sum):
-        raise InvalidUsage(f"{op.name} is not defined for {dtype}; use hvd.Sum or hvd.Average")
+@dataclass(frozen=True)
+class Reduction:
+    """An operation and its scaling.
+
+    Attributes:
+        op: the operation; for Adasum, the number of ranks must be a power of 2
+            (`adasum.check_count`).
+        prescale_factor: multiplies every rank's tensor before the reduction.
+        postscale_factor: multiplies the result.
+    """
+
+    op: ReduceOp
+    prescale_factor: float = 1.0
+    postscale_factor: float = 1.0
+
+    def check_dtype(self, dtype: torch.dtype) -> None:
+        """Raises InvalidUsage for a dtype that the operation or the scaling does not support."""
+        op = self.op
+        if dtype not in _REDUCIBLE:
+            raise InvalidUsage(f"allreduce of {dtype} is not supported; convert the tensor first")
+        if dtype is torch.bool and (op is Average or self._scales):
+            raise InvalidUsage("truth values cannot be averaged or scaled; use hvd.Max for 'any'")
+        if op is Adasum and not dtype.is_floating_point:
+            raise InvalidUsage(f"Adasum is not defined for {dtype}; convert the tensor first")
+        if dtype.is_complex and op not in (Average, Sum):
+            raise InvalidUsage(f"{op.name} is not defined for {dtype}; use hvd.Sum or hvd.Average")
+
+    @property
+    def _scales(self) -> bool:
+        return self.prescale_factor != 1.0 or self.postscale_factor != 1.0
+
+    def __str__(self) -> str:
+        text = f"op={self.op.name}"
+        if self._scales:
+            text += f" prescale_factor={self.prescale_factor!r}"
+            text += f" postscale_factor={self.postscale_factor!r}"
+        return text
 
 
 def reduce_in_place(
-    tensor: torch.Tensor,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
-    group: dist.ProcessGroup | None,
+    tensor: torch.Tensor, reduction: Reduction, group: dist.ProcessGroup | None
 ) -> None:
     """Replaces `tensor` by the reduction over all ranks of `group`; None: this process alone.
 
     Scaling and averaging of integers truncate toward zero, as in Horovod. Blocks until done.
 
     Args:
-        tensor: contiguous; its dtype has passed `check_dtype`.
-        op: the reduction; for Adasum, the group must have a power of 2 ranks
-            (`adasum.check_count`).
-        prescale_factor: multiplies every rank's tensor before the reduction.
-        postscale_factor: multiplies the result.
+        tensor: contiguous; its dtype has passed `Reduction.check_dtype`.
+        reduction: the same on all ranks.
         group: all its ranks call this together.
 
     Raises:
         RuntimeError: torch.distributed's error, when a transfer fails.
     """
-    if op is Adasum:
-        reduce_by_adasum([tensor], prescale_factor, postscale_factor, group)
+    if reduction.op is Adasum:
+        reduce_by_adasum([tensor], reduction, group)
         return
-    _scale(tensor, prescale_factor)
+    _scale(tensor, reduction.prescale_factor)
     if group is not None and tensor.numel() > 0:
         wide = tensor.to(torch.int32) if tensor.dtype is torch.int16 else tensor
-        group_collectives.all_reduce(wide.view(-1), group, _C10D[op])
+        group_collectives.all_reduce(wide.view(-1), group, _C10D[reduction.op])
         if wide is not tensor:
             tensor.copy_(wide)
-    _finish(tensor, op, 1 if group is None else group.size(), postscale_factor)
+    _finish(tensor, reduction, 1 if group is None else group.size())
 
 
 def reduce_by_adasum(
-    tensors: Sequence[torch.Tensor],
-    prescale_factor: float,
-    postscale_factor: float,
-    group: dist.ProcessGroup | None,
+    tensors: Sequence[torch.Tensor], reduction: Reduction, group: dist.ProcessGroup | None
 ) -> None:
     """Same as `reduce_in_place` with Adasum, for several tensors of one dtype, each by itself."""
     for tensor in tensors:
-        _scale(tensor, prescale_factor)
+        _scale(tensor, reduction.prescale_factor)
     adasum_in_place(tensors, group)
     for tensor in tensors:
-        _scale(tensor, postscale_factor)
+        _scale(tensor, reduction.postscale_factor)
 
 
-def reduce_pieces(
-    pieces: Sequence[torch.Tensor], op: ReduceOp, prescale_factor: float, postscale_factor: float
-) -> torch.Tensor:
+def reduce_pieces(pieces: Sequence[torch.Tensor], reduction: Reduction) -> torch.Tensor:
     """Same reduction as `reduce_in_place`, but of local tensors, which it modifies."""
     for piece in pieces:
-        _scale(piece, prescale_factor)
+        _scale(piece, reduction.prescale_factor)
     result = pieces[0].clone()
     for piece in pieces[1:]:
-        _COMBINE[op](result, piece, out=result)
-    _finish(result, op, len(pieces), postscale_factor)
+        _COMBINE[reduction.op](result, piece, out=result)
+    _finish(result, reduction, len(pieces))
     return result
 
 
-def _finish(tensor: torch.Tensor, op: ReduceOp, count: int, postscale_factor: float) -> None:
+def _finish(tensor: torch.Tensor, reduction: Reduction, count: int) -> None:
     """Divides an average by `count` and scales; truncates integers once, after both (Horovod)."""
-    if op is Average and count > 1:
+    postscale_factor = reduction.postscale_factor
+    if reduction.op is Average and count > 1:
         if postscale_factor != 1.0 and not tensor.is_floating_point() and not tensor.is_complex():
             postscale_factor /= count
         else:

@@ -31,15 +31,34 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return detached if type(detached) is torch.Tensor else detached.as_subclass(torch.Tensor)
 
 
+def own_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a contiguous copy without gradient history and subclass.
+
+    Raises:
+        InvalidUsage: the argument is no dense tensor.
+    """
+    check_tensor(tensor)
+    return plain(tensor).clone(memory_format=torch.contiguous_format)
+
+
+def own_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Same as `own_copy`, with one row if the tensor has no dimensions."""
+    rows = own_copy(tensor)
+    return rows.reshape(1) if rows.dim() == 0 else rows
+
+
 def writable_buffer(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor's own memory if it can be exchanged directly, else a copy.
 
     Subclasses (parameters among them) are written in `deliver`, through ``copy_`` on the caller's
     thread, so that code that intercepts the write observes it.
+
+    Raises:
+        InvalidUsage: the argument is no dense tensor.
     """
-    if type(tensor) is torch.Tensor and tensor.is_contiguous():
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.is_contiguous():
         return tensor.detach()
-    return plain(tensor).clone(memory_format=torch.contiguous_format)
+    return own_copy(tensor)
 
 
 def deliver(buffer: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
@@ -83,3 +102,8 @@ def dtype_name(tensor: torch.Tensor) -> str:
 def describe(tensor: torch.Tensor) -> str:
     """Returns text such as "float32 [2, 3] on cpu"."""
     return f"{dtype_name(tensor)} {list(tensor.shape)} on {tensor.device.type}"
+
+
+def describe_rows(rows: torch.Tensor) -> str:
+    """Returns text such as "float32 rows of shape [3] on cpu", for any number of rows."""
+    return f"{dtype_name(rows)} rows of shape {list(rows.shape[1:])} on {rows.device.type}"

@@ -1,1 +1,1 @@
-"""Workers of a job on one or several hosts: their start, rounds and end."""
+"""Workers of a job on one or several hosts: their start, formations and end."""

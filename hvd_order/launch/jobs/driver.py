@@ -1,6 +1,6 @@
-"""Drives a job over several hosts, or an elastic job: one agent a host, round after round.
+"""Drives a job over several hosts, or an elastic job: one agent a host, formation after formation.
 
-An event loop over the agents' messages. A job that is not elastic has one round, and its first
+An event loop over the agents' messages. A job that is not elastic has one formation, and its first
 failure ends it. An elastic job forms anew when a worker fails, a host is lost, or hosts join or
 leave; workers then continue from their last commit (hvd_order/elastic).
 """
@@ -22,7 +22,7 @@ from typing import Any
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.hosts import Host, discover_hosts, share
 from hvd_order.launch.jobs.agent_process import AgentProcess, Event
-from hvd_order.launch.jobs.rounds import Failure
+from hvd_order.launch.jobs.formations import Failure
 from hvd_order.launch.request import LaunchRequest
 
 __all__ = ["Driver", "explain"]
@@ -51,8 +51,8 @@ class _Member:
     ready: bool = False
     address: str | None = None
     launcher: str | None = None  # launcher's address as seen from that host
-    has_state: bool = False  # whether it was in a round, and so may have the last commit
-    deadline: float | None = None  # by then it must be ready, or have begun the round
+    has_state: bool = False  # whether it was in a formation, and so may have the last commit
+    deadline: float | None = None  # by then it must be ready, or have begun the formation
 
 
 class _Ended(Exception):  # noqa: N818  (the way out of the event loop)
@@ -78,10 +78,10 @@ class Driver:
         self._available = request.hosts or [Host("localhost", request.process_count)]
         self._members: dict[str, _Member] = {}  # in the order of the ranks
         self._excluded: dict[str, float] = {}  # host -> when it may be used again
-        self._round = 0
-        self._in_round: list[Host] = []
-        self._broken = False  # whether the round has failed, so that another must follow
-        self._serving: str | None = None  # host asked for a store for the round
+        self._formation = 0
+        self._in_formation: list[Host] = []
+        self._broken = False  # whether the formation has failed, so that another must follow
+        self._serving: str | None = None  # host asked for a store for the formation
         self._finished: set[str] = set()
         self._commit = 0  # newest commit that an agent reported
         self._commit_at_failure = -1
@@ -157,18 +157,20 @@ class Driver:
             member.ready, member.deadline = True, None
             member.address, member.launcher = message["address"], message["launcher"]
             self._adapt()
-        elif what == "serving" and message["round"] == self._round and host == self._serving:
-            if not self._broken:  # else a host of the round is already lost
+        elif (
+            what == "serving" and message["formation"] == self._formation and host == self._serving
+        ):
+            if not self._broken:  # else a host of the formation is already lost
                 self._announce(message["port"])
-        elif what == "began" and message["round"] == self._round:
+        elif what == "began" and message["formation"] == self._formation:
             member.deadline = None
-        elif what == "finished" and message["round"] == self._round:
+        elif what == "finished" and message["formation"] == self._formation:
             self._finished.add(host)
-            if self._finished >= {each.name for each in self._in_round}:
+            if self._finished >= {each.name for each in self._in_formation}:
                 for each in self._members.values():
                     each.process.send({"what": "leave"})
                 raise _Ended(0)
-        elif what == "failed" and message["round"] == self._round:
+        elif what == "failed" and message["formation"] == self._formation:
             self._worker_failed(host, Failure(message["rank"], message["code"]))
         elif what == "error":
             _say(f"{host}: {message['text']}")
@@ -199,7 +201,7 @@ class Driver:
     # ---- reactions ----
 
     def _adapt(self) -> None:
-        """Adapts agents and round to the available hosts."""
+        """Adapts agents and formation to the available hosts."""
         if self._finished and not self._broken:
             return  # the job is about to end by itself
         usable = [host for host in self._available if host.name not in self._excluded]
@@ -214,7 +216,7 @@ class Driver:
                 self._hosts_deadline = time.monotonic() + self._timeout_s()
             return
         self._hosts_deadline = None
-        in_use = {host.name for host in (*wanted, *self._in_round)}
+        in_use = {host.name for host in (*wanted, *self._in_formation)}
         for name in [name for name in self._members if name not in in_use]:
             process = self._members.pop(name).process
             process.stop()
@@ -227,22 +229,24 @@ class Driver:
                     deadline=time.monotonic() + self._request.start_timeout_s,
                 )
         ready = [host for host in wanted if self._members[host.name].ready]
-        if ready != wanted and (self._round == 0 or sum(h.slots for h in ready) < self._least()):
+        if ready != wanted and (
+            self._formation == 0 or sum(h.slots for h in ready) < self._least()
+        ):
             return
-        if self._broken or ready != self._in_round:
+        if self._broken or ready != self._in_formation:
             self._form(ready)
 
     def _form(self, hosts: list[Host]) -> None:
-        """Begins a round with `hosts`, and releases all other hosts."""
+        """Begins a formation with `hosts`, and releases all other hosts."""
         if self._finished:
             _say("a worker failed or a host was lost after others had finished; ending the job")
             raise _Ended(self._last_code)
         limit = self._rules.reset_limit if self._rules is not None else None
-        if limit is not None and self._round > limit:
+        if limit is not None and self._formation > limit:
             _say(f"the job has formed anew {limit} times, the --reset-limit; ending it")
             raise _Ended(self._last_code)
         stay = {host.name for host in hosts}
-        if self._round and not (self._keeps_state_elsewhere() or self._any_has_state(stay)):
+        if self._formation and not (self._keeps_state_elsewhere() or self._any_has_state(stay)):
             _say(
                 "no host that has the last commit is left; keep one when hosts change, or name a "
                 "shared directory in HVD_ORDER_ELASTIC_DIR"
@@ -253,26 +257,30 @@ class Driver:
                 process = self._members.pop(name).process
                 process.send({"what": "leave"})
                 self._left.append(process)
-        self._round += 1
-        self._in_round, self._broken = hosts, False
+        self._formation += 1
+        self._in_formation, self._broken = hosts, False
         self._serving = hosts[0].name
         for name in stay:
             self._members[name].has_state = True
             self._members[name].deadline = time.monotonic() + self._timeout_s()
         self._members[self._serving].process.send(
-            {"what": "serve", "round": self._round, "address": self._address_of(self._serving)}
+            {
+                "what": "serve",
+                "formation": self._formation,
+                "address": self._address_of(self._serving),
+            }
         )
 
     def _announce(self, port: int) -> None:
-        """Announces the round to all its hosts once the port of the store is known."""
+        """Announces the formation to all its hosts once the port of the store is known."""
         assert self._serving is not None
         address = self._address_of(self._serving)
-        size, first_rank = sum(host.slots for host in self._in_round), 0
-        for place, host in enumerate(self._in_round):
+        size, first_rank = sum(host.slots for host in self._in_formation), 0
+        for place, host in enumerate(self._in_formation):
             numbers = {
-                "number": self._round,
+                "number": self._formation,
                 "place": place,
-                "host_count": len(self._in_round),
+                "host_count": len(self._in_formation),
                 "first_rank": first_rank,
                 "process_count": host.slots,
                 "size": size,
@@ -280,7 +288,7 @@ class Driver:
                 "port": port,
             }
             first_rank += host.slots
-            self._members[host.name].process.send({"what": "round", "round": numbers})
+            self._members[host.name].process.send({"what": "formation", "formation": numbers})
 
     def _worker_failed(self, host: str, failure: Failure) -> None:
         self._last_code = failure.code if failure.code > 0 else 128 - failure.code
@@ -306,7 +314,7 @@ class Driver:
         member.process.stop()
         self._left.append(member.process)
         self._last_code = code
-        self._broken = self._broken or host in {each.name for each in self._in_round}
+        self._broken = self._broken or host in {each.name for each in self._in_formation}
         rules = self._rules
         cooldown = None if rules is None else rules.cooldown_s
         self._excluded[host] = math.inf if cooldown is None else time.monotonic() + cooldown
@@ -324,7 +332,7 @@ class Driver:
         return self._request.process_count if self._rules is None else self._rules.max_count
 
     def _least(self) -> int:
-        if self._rules is None or self._round == 0:
+        if self._rules is None or self._formation == 0:
             return self._request.process_count
         return self._rules.min_count
 
@@ -349,8 +357,8 @@ class Driver:
             return member.address
         if member.process.remote:
             return host.rpartition("@")[2]
-        seen = (self._members[each.name].launcher for each in self._in_round)
-        elsewhere = any(self._members[each.name].process.remote for each in self._in_round)
+        seen = (self._members[each.name].launcher for each in self._in_formation)
+        elsewhere = any(self._members[each.name].process.remote for each in self._in_formation)
         return next(filter(None, seen), host if elsewhere else "127.0.0.1")
 
     def _say_why_it_ended(self, host: str, member: _Member, code: int) -> None:

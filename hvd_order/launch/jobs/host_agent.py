@@ -1,9 +1,9 @@
 """Agent of one host in a job over several hosts, or in an elastic job: ``main`` runs there.
 
 The launcher starts it, locally or by ssh, and writes to its standard input: first one line of JSON
-with the job, including the environment with its secrets, then a line for each round. When that pipe
-breaks because the launcher or the connection died, the agent and its workers end. The agent writes
-messages to standard output, in lines that begin with a secret marker of the launcher.
+with the job, including the environment with its secrets, then a line for each formation. When that
+pipe breaks because the launcher or the connection died, the agent and its workers end. The agent
+writes messages to standard output, in lines that begin with a secret marker of the launcher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hvd_order.elastic.agent import agent_folders
 from hvd_order.elastic.commits import CommitFolder
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.hosts import check_room, interface_address, interface_variables
-from hvd_order.launch.jobs.rounds import Failure, JobEnded, Round, RoundInbox, Stopped
+from hvd_order.launch.jobs.formations import Failure, Formation, FormationInbox, JobEnded, Stopped
 
 __all__ = ["BOOT", "main"]
 
@@ -67,7 +67,9 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
             raise InvalidUsage(
                 f"PyTorch cannot be imported with {sys.executable}: {error}"
             ) from None
-        inbox = RoundInbox(lambda what, number, failure: _report(launcher, what, number, failure))
+        inbox = FormationInbox(
+            lambda what, number, failure: _report(launcher, what, number, failure)
+        )
         threading.Thread(target=_listen, args=(pipe, inbox, launcher), daemon=True).start()
         launcher.tell("ready", **address)
         failure = run_workers(
@@ -90,7 +92,7 @@ def main(job: dict[str, Any], pipe: IO[bytes]) -> int:
         for folder in agent_folders(os.getpid()):
             shutil.rmtree(folder, ignore_errors=True)
     if failure is not None:
-        launcher.tell("failed", round=1, commit=0, **dataclasses.asdict(failure))
+        launcher.tell("failed", formation=1, commit=0, **dataclasses.asdict(failure))
         return 1
     return 0
 
@@ -110,7 +112,7 @@ class _Launcher:
 
 def _report(launcher: _Launcher, what: str, number: int, failure: Failure | None) -> None:
     details = dataclasses.asdict(failure) if failure is not None else {}
-    launcher.tell(what, round=number, commit=_newest_commit(), **details)
+    launcher.tell(what, formation=number, commit=_newest_commit(), **details)
 
 
 def _newest_commit() -> int:
@@ -121,20 +123,20 @@ def _newest_commit() -> int:
     return 0 if commit is None else commit.number
 
 
-def _listen(pipe: IO[bytes], inbox: RoundInbox, launcher: _Launcher) -> None:
+def _listen(pipe: IO[bytes], inbox: FormationInbox, launcher: _Launcher) -> None:
     """Reads the launcher's lines until it releases this host, or until the pipe ends."""
     from hvd_order.launch.jobs.torch_agent import serve_store
 
-    stores: list[object] = []  # kept, for the workers of the latest round and of the one before
+    stores: list[object] = []  # kept, for the workers of the latest formation and of the one before
     try:
         for line in pipe:
             message = json.loads(line)
             if message["what"] == "serve":
                 store = serve_store(message["address"])
                 stores = [*stores[-1:], store]
-                launcher.tell("serving", round=message["round"], port=store.port)
-            elif message["what"] == "round":
-                inbox.announce(Round(**message["round"]))
+                launcher.tell("serving", formation=message["formation"], port=store.port)
+            elif message["what"] == "formation":
+                inbox.announce(Formation(**message["formation"]))
             elif message["what"] == "leave":
                 inbox.end()
                 return

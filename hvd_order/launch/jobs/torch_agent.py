@@ -1,7 +1,7 @@
-"""torch's elastic agent, driven by the launcher's rounds (rounds.py) instead of a rendezvous.
+"""torch's elastic agent, driven by the launcher's formations (formations.py), not by a rendezvous.
 
 Ranks follow the order of the hosts, hosts may have different numbers of processes, and the only
-port is that of the workers' store. Agents get from the round what torch's agents would ask each
+port is that of the workers' store. Agents get from the formation what torch's agents would ask each
 other for, so a host that freezes or dies while the job forms delays no other host. This is the only
 module of this package that needs PyTorch.
 """
@@ -43,8 +43,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.launch.jobs.formations import Failure, Formation, Stopped
 from hvd_order.launch.jobs.kill_with_parent import kill_with_children, kill_with_parent
-from hvd_order.launch.jobs.rounds import Failure, Round, Stopped
 from hvd_order.launch.listening import listening_fd
 
 __all__ = ["RoundSource", "run_workers", "serve_store"]
@@ -52,19 +52,19 @@ __all__ = ["RoundSource", "run_workers", "serve_store"]
 _STORE_TIMEOUT = timedelta(seconds=300)
 _REACH_S = 30.0  # timeout of the connection to the first host
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_NOT_LIMITED = 2**31 - 1  # restarts: the launcher decides, round by round
+_NOT_LIMITED = 2**31 - 1  # restarts: the launcher decides, formation by formation
 
 
 class RoundSource(Protocol):
-    """Source of an agent's rounds; see `hvd_order.launch.jobs.rounds.RoundInbox`."""
+    """Source of an agent's formations; see `hvd_order.launch.jobs.formations.FormationInbox`."""
 
-    def next_round(self, after: int, failure: Failure | None) -> Round: ...  # noqa: D102
+    def next_formation(self, after: int, failure: Failure | None) -> Formation: ...  # noqa: D102
     def newest(self) -> int: ...  # noqa: D102
     def finished(self) -> bool: ...  # noqa: D102
 
 
 def serve_store(address: str) -> TCPStore:
-    """Serves a store for the workers of one round on a free port while the object lives.
+    """Serves a store for the workers of one formation on a free port while the object lives.
 
     Args:
         address: this host's address for all workers. An IP address is the only one served.
@@ -88,13 +88,13 @@ def run_workers(
     output_folder: Path | None,
     verbose: bool,
 ) -> Failure | None:
-    """Starts this host's workers, round after round, and waits for them.
+    """Starts this host's workers, formation after formation, and waits for them.
 
     Args:
         command: program and arguments of each worker.
-        source: source of rounds.
-        process_count: estimate for the first round.
-        restart: ask for another round when a worker fails; else the failure ends all.
+        source: source of formations.
+        process_count: estimate for the first formation.
+        restart: ask for another formation when a worker fails; else the failure ends all.
         output_folder: folder for the ranks' output; None: this process's output.
         verbose: show the agent's log.
 
@@ -148,19 +148,19 @@ def _handlers_kept() -> Iterator[None]:
 
 
 class _Rendezvous(RendezvousHandler):
-    """torch's view of the rounds."""
+    """torch's view of the formations."""
 
     def __init__(self, source: RoundSource) -> None:
         self.spec: WorkerSpec | None = None
-        self.round: Round | None = None
+        self.formation: Formation | None = None
         self.failure: Failure | None = None
         self._source = source
         self._threads_given = "OMP_NUM_THREADS" in os.environ
 
     def next_rendezvous(self) -> RendezvousInfo:
-        before = 0 if self.round is None else self.round.number
-        now = self._source.next_round(before, self.failure)
-        self.round, self.failure = now, None
+        before = 0 if self.formation is None else self.formation.number
+        now = self._source.next_formation(before, self.failure)
+        self.formation, self.failure = now, None
         self._reach(now)
         assert self.spec is not None
         self.spec.local_world_size = now.process_count
@@ -171,11 +171,11 @@ class _Rendezvous(RendezvousHandler):
         place = RendezvousStoreInfo(now.address, now.port)
         return RendezvousInfo(HashStore(), now.place, now.host_count, place)
 
-    def _reach(self, now: Round) -> None:
+    def _reach(self, now: Formation) -> None:
         """Checks that the workers' store is reachable; workers themselves would wait far longer.
 
         Raises:
-            InvalidUsage: the store is unreachable, and no other round has been announced.
+            InvalidUsage: the store is unreachable, and no other formation has been announced.
         """
         deadline = time.monotonic() + _REACH_S
         while True:
@@ -184,7 +184,7 @@ class _Rendezvous(RendezvousHandler):
                 return
             except OSError as error:
                 if self._source.newest() > now.number:
-                    return  # the job forms without that host; torch soon asks for the next round
+                    return  # the job forms without that host; torch soon asks for the next one
                 if time.monotonic() > deadline:
                     raise InvalidUsage(
                         f"{socket.gethostname()} cannot reach the first host at {now.address}, "
@@ -194,19 +194,20 @@ class _Rendezvous(RendezvousHandler):
             time.sleep(0.2)
 
     def num_nodes_waiting(self) -> int:
-        number = 0 if self.round is None else self.round.number
-        return int(self._source.newest() > number)  # makes torch ask for the next round
+        number = 0 if self.formation is None else self.formation.number
+        return int(self._source.newest() > number)  # makes torch ask for the next formation
 
     @property
     def use_agent_store(self) -> bool:
-        return True  # the round's store exists before any worker
+        return True  # the formation's store exists before any worker
 
     def get_backend(self) -> str:
         return "hvd_order"
 
     def get_run_id(self) -> str:
         # Equal on all hosts, since ranks compare it.
-        return "none" if self.round is None else f"{self.round.address}:{self.round.port}"
+        now = self.formation
+        return "none" if now is None else f"{now.address}:{now.port}"
 
     def is_closed(self) -> bool:
         return False
@@ -219,7 +220,7 @@ class _Rendezvous(RendezvousHandler):
 
 
 class _Agent(LocalElasticAgent):
-    """Uses the round's numbers where torch's agents communicate; records the first failure."""
+    """Uses the formation's numbers where torch's agents communicate; records the first failure."""
 
     def __init__(
         self, spec: WorkerSpec, source: RoundSource, rendezvous: _Rendezvous, logs: _RankFiles
@@ -250,7 +251,7 @@ class _Agent(LocalElasticAgent):
     def _assign_worker_ranks(
         self, store: Store, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        now = self._rendezvous_handler.round
+        now = self._rendezvous_handler.formation
         assert now is not None
         return [
             Worker(
@@ -269,7 +270,7 @@ class _Agent(LocalElasticAgent):
         for rank, failure in list(result.failures.items())[:1]:
             self._rendezvous_handler.failure = Failure(rank, failure.exitcode)
         if result.state == WorkerState.SUCCEEDED and not self._source.finished():
-            return RunResult(WorkerState.HEALTHY)  # makes torch ask for the next round
+            return RunResult(WorkerState.HEALTHY)  # makes torch ask for the next formation
         return result
 
     def _exit_barrier(self) -> None:

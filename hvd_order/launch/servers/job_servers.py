@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.hosts import interface_address, is_this_host
-from hvd_order.launch.jobs.rounds import Stopped
+from hvd_order.launch.jobs.formations import Stopped
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.servers.server_processes import ServerProcesses
 from hvd_order.launch.servers.server_starter import ServerStarter

@@ -49,12 +49,16 @@ class ServerStarter:
         self._most = most
         self._started: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by request
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="wished servers", daemon=True)
+        self._thread = threading.Thread(target=self._look, name="server starter", daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
         arrivals = TicketQueue(
-            self._store, f"{_ROOM}wishes", lambda number: f"{_ROOM}wish/{number}", _PATIENCE, _say
+            self._store,
+            f"{_ROOM}scale_requests",
+            lambda number: f"{_ROOM}scale_request/{number}",
+            _PATIENCE,
+            _say,
         )
         try:
             while not self._closing.wait(_LOOK_S):
@@ -73,16 +77,16 @@ class ServerStarter:
                     self._answer(number, failed=f"it ended on {host} with code {code}")
 
     def _fulfil(self, number: int) -> None:
-        key = f"{_ROOM}wish/{number}"
+        key = f"{_ROOM}scale_request/{number}"
         try:
-            wish = read_record(self._key, f"wish {number}", bytes(self._store.get(key)))
+            request = read_record(self._key, f"scale request {number}", bytes(self._store.get(key)))
         except NotTrusted as error:
-            _say(f"a wish is not followed: {error}")
+            _say(f"a scale request is not followed: {error}")
             return
         if self._store.check([f"{key}/over"]):
             return
-        if wish.get("what") != "start":
-            return self._answer(number, failed=f"the launcher cannot {wish.get('what')!r}")
+        if request.get("what") != "start":
+            return self._answer(number, failed=f"the launcher cannot {request.get('what')!r}")
         if self._servers.running() >= self._most:
             return self._answer(
                 number, failed=f"{self._most} run already, as --max-servers allows at most"
@@ -99,8 +103,8 @@ class ServerStarter:
         if "failed" in answer:
             _say(f"no server could be started: {answer['failed']}")
         self._store.set(
-            f"{_ROOM}wish/{number}/answer",
-            signed_record(self._key, f"answer to wish {number}", answer),
+            f"{_ROOM}scale_request/{number}/answer",
+            signed_record(self._key, f"answer to scale request {number}", answer),
         )
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from hvd_order.tensorflow.gradients.step import tensorflow_variable
 from hvd_order.tensorflow.ops import process
 
-__all__ = ["Flushable", "busy", "flush", "outstanding", "watch"]
+__all__ = ["Flushable", "busy", "flush", "pending", "watch"]
 
 
 class Flushable(Protocol):
@@ -30,7 +30,7 @@ class Flushable(Protocol):
 
 _log = logging.getLogger("hvd_order")
 
-outstanding: list[Flushable] = []
+pending: list[Flushable] = []
 _lock = threading.RLock()  # guards _busy
 _busy = 0
 
@@ -59,7 +59,7 @@ def flush() -> None:
     """
     if _busy:
         return
-    for one in list(outstanding):
+    for one in list(pending):
         one.flush()
 
 
@@ -77,7 +77,7 @@ def _watched_kind(kind: Any) -> Any:
     """A subclass that flushes before it returns its handle, which every eager operation uses."""
 
     def handle(self: Any) -> Any:
-        if outstanding and tf.executing_eagerly():
+        if pending and tf.executing_eagerly():
             flush()
         return kind.handle.fget(self)
 
@@ -92,9 +92,9 @@ def _watched_kind(kind: Any) -> Any:
 
 
 def _forget() -> None:
-    if outstanding:  # another framework's shutdown(), or the end of the program
+    if pending:  # another framework's shutdown(), or the end of the program
         _log.warning("the updates of the last step are not applied any more")
-        outstanding.clear()
+        pending.clear()
 
 
 process.before_shutdown(flush)

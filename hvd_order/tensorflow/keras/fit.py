@@ -55,7 +55,7 @@ class _TrainFunction:
         if (
             self._steps == 1
             or self._overlapped.is_refused()
-            or self._overlapped in deferred_updates.outstanding
+            or self._overlapped in deferred_updates.pending
         ):
             return self._overlapped(iterator)
         return self._one_by_one(iterator)

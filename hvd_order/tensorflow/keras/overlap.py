@@ -194,7 +194,7 @@ class OverlappedStep:
         Raises:
             HvdOrderError: an earlier step failed, and the variables have to be restored.
         """
-        if any(one is not self for one in deferred_updates.outstanding):
+        if any(one is not self for one in deferred_updates.pending):
             deferred_updates.flush()
         if self.is_refused():
             return self._within(*args, **kwargs)
@@ -217,22 +217,22 @@ class OverlappedStep:
             return self._within(*args, **kwargs)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        was_outstanding = self in deferred_updates.outstanding
+        was_pending = self in deferred_updates.pending
         try:
             with deferred_updates.busy():
-                if was_outstanding:
+                if was_pending:
                     return self._next(*args, **kwargs)
-                deferred_updates.outstanding.append(
+                deferred_updates.pending.append(
                     self
                 )  # set before: Ctrl-C may come right after the call
                 return self._first(*args, **kwargs)
         except (StopIteration, tf.errors.OutOfRangeError):  # no data: nothing was executed
-            if not was_outstanding:
-                deferred_updates.outstanding.remove(self)
+            if not was_pending:
+                deferred_updates.pending.remove(self)
             raise
         except Exception:
-            if not was_outstanding:
-                deferred_updates.outstanding.remove(self)
+            if not was_pending:
+                deferred_updates.pending.remove(self)
             if not self.is_refused():
                 self._give_up()
             raise
@@ -247,9 +247,9 @@ class OverlappedStep:
         Raises:
             HorovodInternalError: a rank is gone or late; the variables have to be restored.
         """
-        if self not in deferred_updates.outstanding:
+        if self not in deferred_updates.pending:
             return
-        deferred_updates.outstanding.remove(self)
+        deferred_updates.pending.remove(self)
         try:
             with deferred_updates.busy():
                 self._apply()
@@ -261,8 +261,8 @@ class OverlappedStep:
 
     def _give_up(self) -> None:
         self._broken = bool(self._updates)
-        if self in deferred_updates.outstanding:
-            deferred_updates.outstanding.remove(self)
+        if self in deferred_updates.pending:
+            deferred_updates.pending.remove(self)
         for update in self._updates:
             update.gradients.close()
 

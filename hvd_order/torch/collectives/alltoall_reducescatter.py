@@ -13,9 +13,8 @@ from hvd_order.c10d.job import group_collectives
 from hvd_order.c10d.process_sets import ProcessSet, global_process_set, queue_for
 from hvd_order.c10d.requests.reduce_ops import (
     Average,
-    ReduceOp,
+    Reduction,
     Sum,
-    check_dtype,
     choose_op,
     reduce_pieces,
 )
@@ -24,8 +23,8 @@ from hvd_order.c10d.requests.request_parts import (
     as_bytes,
     check_tensor,
     describe,
-    dtype_name,
-    plain,
+    describe_rows,
+    own_copy,
     request_name,
 )
 from hvd_order.errors import InvalidUsage
@@ -77,8 +76,7 @@ def alltoall_async(
 ) -> int:
     """Starts `alltoall` and returns a handle; its result is always the tuple."""
     queue = queue_for(process_set)
-    check_tensor(tensor)
-    rows = plain(tensor).clone(memory_format=torch.contiguous_format)
+    rows = own_copy(tensor)
     counts = _row_counts(rows, splits, len(process_set.ranks))
     like = splits if isinstance(splits, torch.Tensor) else torch.empty(0, dtype=torch.int32)
     full_name = request_name(queue, "alltoall", name)
@@ -89,9 +87,7 @@ def alltoall_async(
         out = rows if group is None else _exchange_rows(rows, counts, received, group)
         result.append((out, torch.tensor(received, dtype=like.dtype, device=like.device)))
 
-    line = (
-        f"{full_name} {dtype_name(rows)} rows of shape {list(rows.shape[1:])} on {rows.device.type}"
-    )
+    line = f"{full_name} {describe_rows(rows)}"
     return queue.submit(Request(full_name, [line], exchange, lambda: result[0], rows.device))
 
 
@@ -123,18 +119,14 @@ def reducescatter(
     Raises:
         The same as `allreduce`.
     """
-    chosen = choose_op(op, None, adasum=False)
+    reduction = scatter_reduction(op, prescale_factor, postscale_factor)
     compressed, context = compression.compress(tensor)
     if torch.is_grad_enabled() and compressed.requires_grad:
         reduced = _DifferentiableReducescatter.apply(  # type: ignore[no-untyped-call]
-            compressed, name, chosen, process_set, prescale_factor, postscale_factor
+            compressed, name, reduction, process_set
         )
     else:
-        reduced = synchronize(
-            reducescatter_async(
-                compressed, name, chosen, process_set, prescale_factor, postscale_factor
-            )
-        )
+        reduced = synchronize(_start_reducescatter(compressed, name, reduction, process_set))
     return compression.decompress(reduced, context)
 
 
@@ -147,46 +139,54 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts `reducescatter` and returns a handle."""
+    reduction = scatter_reduction(op, prescale_factor, postscale_factor)
+    return _start_reducescatter(tensor, name, reduction, process_set)
+
+
+def scatter_reduction(op: int, prescale_factor: float, postscale_factor: float) -> Reduction:
+    """Returns the reduction that the arguments of a reducescatter select.
+
+    Raises:
+        InvalidUsage: a reducescatter does not have this operation.
+    """
+    return Reduction(choose_op(op, None, adasum=False), prescale_factor, postscale_factor)
+
+
+def _start_reducescatter(
+    tensor: torch.Tensor, name: str | None, reduction: Reduction, process_set: ProcessSet
+) -> int:
     queue = queue_for(process_set)
-    chosen = choose_op(op, None, adasum=False)
-    scaled = prescale_factor != 1.0 or postscale_factor != 1.0
-    rows = rows_to_scatter(tensor, chosen, scaled)
+    rows = rows_to_scatter(tensor, reduction)
     full_name = request_name(queue, "reducescatter", name)
     result: list[torch.Tensor] = []
 
     def exchange(group: dist.ProcessGroup | None) -> None:
-        result.append(scatter_reduced(rows, chosen, prescale_factor, postscale_factor, group))
+        result.append(scatter_reduced(rows, reduction, group))
 
-    line = f"{full_name} {describe(rows)} op={chosen.name}"
-    if scaled:
-        line += f" prescale_factor={prescale_factor!r} postscale_factor={postscale_factor!r}"
+    line = f"{full_name} {describe(rows)} {reduction}"
     return queue.submit(
         Request(
             full_name, [line], exchange, lambda: result[0], rows.device,
-            stand_in_for_scatter([rows], chosen),
+            joined_rank_scatter([rows], reduction),
         )
     )  # fmt: skip
 
 
-def rows_to_scatter(tensor: torch.Tensor, op: ReduceOp, scaled: bool) -> torch.Tensor:
+def rows_to_scatter(tensor: torch.Tensor, reduction: Reduction) -> torch.Tensor:
     """A copy of a tensor that can be reduced and scattered.
 
     Raises:
         InvalidUsage: the tensor cannot be reduced and scattered.
     """
     check_tensor(tensor)
-    check_dtype(tensor.dtype, op, scaled)
+    reduction.check_dtype(tensor.dtype)
     if tensor.dim() == 0:
         raise InvalidUsage("a tensor without dimensions has no rows to scatter; use allreduce")
-    return plain(tensor).clone(memory_format=torch.contiguous_format)
+    return own_copy(tensor)
 
 
 def scatter_reduced(
-    rows: torch.Tensor,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
-    group: dist.ProcessGroup | None,
+    rows: torch.Tensor, reduction: Reduction, group: dist.ProcessGroup | None
 ) -> torch.Tensor:
     """This rank's part of the reduction; each part is sent once, to the rank that sums it."""
     size, mine = (1, 0) if group is None else (group.size(), group.rank())
@@ -195,25 +195,24 @@ def scatter_reduced(
     received = [counts[mine]] * size
     pieces = rows if group is None else _exchange_rows(rows, counts, received, group)
     return reduce_pieces(
-        list(pieces.split(counts[mine]) if counts[mine] else [pieces] * size),
-        op, prescale_factor, postscale_factor,
-    )  # fmt: skip
+        list(pieces.split(counts[mine]) if counts[mine] else [pieces] * size), reduction
+    )
 
 
-def stand_in_for_scatter(tensors: Sequence[torch.Tensor], op: ReduceOp) -> Exchange:
+def joined_rank_scatter(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Exchange:
     """The part of a joined rank, whose rows of the result are dropped."""
     kinds = [(rows.dtype, tuple(rows.shape)) for rows in tensors]
-    return partial(_scatter_zeros, kinds, tensors[0].device.type, op)
+    return partial(_scatter_zeros, kinds, tensors[0].device.type, Reduction(reduction.op))
 
 
 def _scatter_zeros(
     kinds: list[tuple[torch.dtype, tuple[int, ...]]],
     device: str,
-    op: ReduceOp,
+    reduction: Reduction,
     group: dist.ProcessGroup,
 ) -> None:
     for dtype, shape in kinds:
-        scatter_reduced(torch.zeros(shape, dtype=dtype, device=device), op, 1.0, 1.0, group)
+        scatter_reduced(torch.zeros(shape, dtype=dtype, device=device), reduction, group)
 
 
 def _row_counts(rows: torch.Tensor, splits: Splits | None, size: int) -> list[int]:
@@ -286,27 +285,22 @@ class _DifferentiableReducescatter(torch.autograd.Function):
         ctx: Any,
         tensor: torch.Tensor,
         name: str | None,
-        op: ReduceOp,
+        reduction: Reduction,
         process_set: ProcessSet,
-        prescale_factor: float,
-        postscale_factor: float,
     ) -> torch.Tensor:
         ctx.process_set = process_set
-        ctx.factor = gradient_factor(op, process_set, prescale_factor, postscale_factor)
-        result: torch.Tensor = synchronize(
-            reducescatter_async(tensor, name, op, process_set, prescale_factor, postscale_factor)
-        )
+        ctx.factor = gradient_factor(reduction, process_set)
+        handle = _start_reducescatter(tensor, name, reduction, process_set)
+        result: torch.Tensor = synchronize(handle)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad = allgather(grad_outputs[0] * ctx.factor, process_set=ctx.process_set)
-        return grad, None, None, None, None, None
+        return grad, None, None, None
 
 
-def gradient_factor(
-    op: ReduceOp, process_set: ProcessSet, prescale_factor: float, postscale_factor: float
-) -> float:
+def gradient_factor(reduction: Reduction, process_set: ProcessSet) -> float:
     """Horovod's factor for the incoming gradients of a reducescatter."""
-    ranks = len(process_set.ranks) if op == Sum else 1
-    return ranks * prescale_factor * postscale_factor
+    ranks = len(process_set.ranks) if reduction.op == Sum else 1
+    return ranks * reduction.prescale_factor * reduction.postscale_factor

@@ -14,8 +14,7 @@ from hvd_order.c10d.requests.adasum import check_count
 from hvd_order.c10d.requests.reduce_ops import (
     Adasum,
     Average,
-    ReduceOp,
-    check_dtype,
+    Reduction,
     choose_op,
     reduce_by_adasum,
     reduce_in_place,
@@ -25,18 +24,20 @@ from hvd_order.c10d.requests.request_parts import (
     check_tensor,
     deliver,
     describe,
-    dtype_name,
+    describe_rows,
     gather_rows,
-    plain,
+    own_copy,
+    own_rows,
     request_name,
     writable_buffer,
 )
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.collectives.alltoall_reducescatter import (
     gradient_factor,
+    joined_rank_scatter,
     rows_to_scatter,
     scatter_reduced,
-    stand_in_for_scatter,
+    scatter_reduction,
 )
 from hvd_order.torch.collectives.compression import Compression, Compressor
 from hvd_order.torch.collectives.single import allgather, synchronize
@@ -72,18 +73,9 @@ def grouped_allreduce(
     Returns:
         New tensors, in the order of ``tensors``.
     """
-    chosen = choose_op(op, average)
+    reduction = Reduction(choose_op(op, average), prescale_factor, postscale_factor)
     compressed, contexts = _compress(tensors, compression)
-    if _differentiable(compressed):
-        reduced = _DifferentiableAllreduce.apply(  # type: ignore[no-untyped-call]
-            name, chosen, prescale_factor, postscale_factor, process_set, *compressed
-        )
-    else:
-        reduced = synchronize(
-            grouped_allreduce_async(
-                compressed, None, name, chosen, prescale_factor, postscale_factor, process_set
-            )
-        )
+    reduced = _allreduce(compressed, name, reduction, process_set)
     return _decompress(reduced, contexts, compression)
 
 
@@ -97,12 +89,8 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts `grouped_allreduce` and returns one handle for all tensors."""
-    chosen = choose_op(op, average)
-    _check_group(tensors)
-    buffers = [plain(t).clone(memory_format=torch.contiguous_format) for t in tensors]
-    return _start_allreduce(
-        buffers, [None] * len(buffers), name, chosen, prescale_factor, postscale_factor, process_set
-    )
+    reduction = Reduction(choose_op(op, average), prescale_factor, postscale_factor)
+    return _start_allreduce(tensors, name, reduction, process_set)
 
 
 def grouped_allreduce_(
@@ -115,12 +103,9 @@ def grouped_allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     """Like `grouped_allreduce`, in place and without gradients; returns the tensors."""
-    chosen = choose_op(op, average)
-    result: list[torch.Tensor] = synchronize(
-        grouped_allreduce_async_(
-            tensors, None, name, chosen, prescale_factor, postscale_factor, process_set
-        )
-    )
+    reduction = Reduction(choose_op(op, average), prescale_factor, postscale_factor)
+    handle = _start_allreduce(tensors, name, reduction, process_set, in_place=True)
+    result: list[torch.Tensor] = synchronize(handle)
     return result
 
 
@@ -134,36 +119,48 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts `grouped_allreduce_` and returns one handle for all tensors."""
-    chosen = choose_op(op, average)
-    _check_group(tensors)
-    buffers = [writable_buffer(tensor) for tensor in tensors]
-    return _start_allreduce(
-        buffers, list(tensors), name, chosen, prescale_factor, postscale_factor, process_set
-    )
+    reduction = Reduction(choose_op(op, average), prescale_factor, postscale_factor)
+    return _start_allreduce(tensors, name, reduction, process_set, in_place=True)
+
+
+def _allreduce(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    reduction: Reduction,
+    process_set: ProcessSet,
+) -> Sequence[torch.Tensor]:
+    """Reduces tensors, with gradients if one requires them."""
+    if _differentiable(tensors):
+        result: Sequence[torch.Tensor] = _DifferentiableAllreduce.apply(  # type: ignore[no-untyped-call]
+            name, reduction, process_set, *tensors
+        )
+        return result
+    result = synchronize(_start_allreduce(tensors, name, reduction, process_set))
+    return result
 
 
 def _start_allreduce(
-    buffers: list[torch.Tensor],
-    targets: Sequence[torch.Tensor | None],
+    tensors: Sequence[torch.Tensor],
     name: str | None,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
+    reduction: Reduction,
     process_set: ProcessSet,
+    in_place: bool = False,
 ) -> int:
-    scaled = prescale_factor != 1.0 or postscale_factor != 1.0
+    _check_group(tensors)
+    buffers = [writable_buffer(each) if in_place else own_copy(each) for each in tensors]
+    targets: Sequence[torch.Tensor | None] = list(tensors) if in_place else [None] * len(buffers)
     for buffer in buffers:
-        check_dtype(buffer.dtype, op, scaled)
-    if op is Adasum:
+        reduction.check_dtype(buffer.dtype)
+    if reduction.op is Adasum:
         check_count(len(process_set.ranks))
 
     def exchange(group: dist.ProcessGroup | None) -> None:
         for alike in _by_dtype(buffers):
-            if op is Adasum:
-                reduce_by_adasum(alike, prescale_factor, postscale_factor, group)
+            if reduction.op is Adasum:
+                reduce_by_adasum(alike, reduction, group)
                 continue
             fused = alike[0] if len(alike) == 1 else torch.cat([one.view(-1) for one in alike])
-            reduce_in_place(fused, op, prescale_factor, postscale_factor, group)
+            reduce_in_place(fused, reduction, group)
             if len(alike) > 1:
                 for one, part in zip(alike, fused.split([b.numel() for b in alike]), strict=True):
                     one.view(-1).copy_(part)
@@ -171,12 +168,9 @@ def _start_allreduce(
     def finish() -> list[torch.Tensor]:
         return [deliver(b, t) for b, t in zip(buffers, targets, strict=True)]
 
-    title = f"op={op.name}"
-    if scaled:
-        title += f" prescale_factor={prescale_factor!r} postscale_factor={postscale_factor!r}"
-    stand_in = joined_rank_data.for_allreduce(buffers, op)
-    return _submit("grouped_allreduce", name, title, buffers, describe, exchange, finish, stand_in,
-                   process_set)  # fmt: skip
+    stand_in = joined_rank_data.for_allreduce(buffers, reduction.op)
+    return _submit("grouped_allreduce", name, str(reduction), buffers, describe, exchange, finish,
+                   stand_in, process_set)  # fmt: skip
 
 
 def _by_dtype(buffers: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -212,19 +206,15 @@ def grouped_allgather_async(
 ) -> int:
     """Starts `grouped_allgather` and returns one handle for all tensors."""
     _check_group(tensors)
-    copies = [plain(t).clone(memory_format=torch.contiguous_format) for t in tensors]
-    rows = [one.reshape(1) if one.dim() == 0 else one for one in copies]
+    rows = [own_rows(tensor) for tensor in tensors]
     result: list[torch.Tensor] = []
 
     def exchange(group: dist.ProcessGroup | None) -> None:
         result.extend(rows if group is None else [gather_rows(one, group) for one in rows])
 
-    def line(one: torch.Tensor) -> str:
-        return f"{dtype_name(one)} rows of shape {list(one.shape[1:])} on {one.device.type}"
-
     stand_in = joined_rank_data.for_allgather(rows)
-    return _submit("grouped_allgather", name, "", rows, line, exchange, lambda: result, stand_in,
-                   process_set)  # fmt: skip
+    return _submit("grouped_allgather", name, "", rows, describe_rows, exchange, lambda: result,
+                   stand_in, process_set)  # fmt: skip
 
 
 # ---- reducescatter ----------------------------------------------------------------------------
@@ -240,18 +230,14 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors of one device, with its arguments; differentiable."""
-    chosen = choose_op(op, None, adasum=False)
+    reduction = scatter_reduction(op, prescale_factor, postscale_factor)
     compressed, contexts = _compress(tensors, compression)
     if _differentiable(compressed):
         reduced = _DifferentiableReducescatter.apply(  # type: ignore[no-untyped-call]
-            name, chosen, process_set, prescale_factor, postscale_factor, *compressed
+            name, reduction, process_set, *compressed
         )
     else:
-        reduced = synchronize(
-            grouped_reducescatter_async(
-                compressed, name, chosen, process_set, prescale_factor, postscale_factor
-            )
-        )
+        reduced = synchronize(_start_reducescatter(compressed, name, reduction, process_set))
     return _decompress(reduced, contexts, compression)
 
 
@@ -264,21 +250,26 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """Starts `grouped_reducescatter` and returns one handle for all tensors."""
-    chosen = choose_op(op, None, adasum=False)
+    reduction = scatter_reduction(op, prescale_factor, postscale_factor)
+    return _start_reducescatter(tensors, name, reduction, process_set)
+
+
+def _start_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None,
+    reduction: Reduction,
+    process_set: ProcessSet,
+) -> int:
     _check_group(tensors)
-    scaled = prescale_factor != 1.0 or postscale_factor != 1.0
-    copies = [rows_to_scatter(tensor, chosen, scaled) for tensor in tensors]
+    copies = [rows_to_scatter(tensor, reduction) for tensor in tensors]
     result: list[torch.Tensor] = []
 
     def exchange(group: dist.ProcessGroup | None) -> None:
         for rows in copies:
-            result.append(scatter_reduced(rows, chosen, prescale_factor, postscale_factor, group))
+            result.append(scatter_reduced(rows, reduction, group))
 
-    title = f"op={chosen.name}"
-    if scaled:
-        title += f" prescale_factor={prescale_factor!r} postscale_factor={postscale_factor!r}"
-    stand_in = stand_in_for_scatter(copies, chosen)
-    return _submit("grouped_reducescatter", name, title, copies, describe, exchange,
+    stand_in = joined_rank_scatter(copies, reduction)
+    return _submit("grouped_reducescatter", name, str(reduction), copies, describe, exchange,
                    lambda: result, stand_in, process_set)  # fmt: skip
 
 
@@ -333,29 +324,18 @@ class _DifferentiableAllreduce(torch.autograd.Function):
     def forward(
         ctx: Any,
         name: str | None,
-        op: ReduceOp,
-        prescale_factor: float,
-        postscale_factor: float,
+        reduction: Reduction,
         process_set: ProcessSet,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
-        handle = grouped_allreduce_async(
-            tensors, None, name, op, prescale_factor, postscale_factor, process_set
-        )
+        ctx.reduction, ctx.process_set = reduction, process_set
+        handle = _start_allreduce(tensors, name, reduction, process_set)
         return tuple(synchronize(handle))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        op, prescale_factor, postscale_factor, process_set = ctx.arguments
-        grads = grouped_allreduce(
-            grad_outputs,
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-        )
-        return None, None, None, None, None, *grads
+        grads = _allreduce(grad_outputs, None, ctx.reduction, ctx.process_set)
+        return None, None, None, *grads
 
 
 class _DifferentiableAllgather(torch.autograd.Function):
@@ -385,21 +365,16 @@ class _DifferentiableReducescatter(torch.autograd.Function):
     def forward(
         ctx: Any,
         name: str | None,
-        op: ReduceOp,
+        reduction: Reduction,
         process_set: ProcessSet,
-        prescale_factor: float,
-        postscale_factor: float,
         *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         ctx.process_set = process_set
-        ctx.factor = gradient_factor(op, process_set, prescale_factor, postscale_factor)
-        handle = grouped_reducescatter_async(
-            tensors, name, op, process_set, prescale_factor, postscale_factor
-        )
-        return tuple(synchronize(handle))
+        ctx.factor = gradient_factor(reduction, process_set)
+        return tuple(synchronize(_start_reducescatter(tensors, name, reduction, process_set)))
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         scaled = [grad * ctx.factor for grad in grad_outputs]
         grads = grouped_allgather(scaled, process_set=ctx.process_set)
-        return None, None, None, None, None, *grads
+        return None, None, None, *grads

@@ -26,20 +26,19 @@ from hvd_order.c10d.requests.adasum import check_count
 from hvd_order.c10d.requests.queues import queue_of
 from hvd_order.c10d.requests.reduce_ops import (
     Adasum,
-    ReduceOp,
-    check_dtype,
+    Reduction,
     choose_op,
     reduce_in_place,
 )
 from hvd_order.c10d.requests.request import Request
 from hvd_order.c10d.requests.request_parts import (
     as_bytes,
-    check_tensor,
     deliver,
     describe,
-    dtype_name,
+    describe_rows,
     gather_rows,
-    plain,
+    own_copy,
+    own_rows,
     request_name,
     writable_buffer,
 )
@@ -95,17 +94,9 @@ def allreduce(
         ModelMismatch: another rank called a different collective (raised on every rank).
         PeerLost, TransferTimeout: another rank died, or did not call in time.
     """
-    chosen = choose_op(op, average)
+    reduction = Reduction(choose_op(op, average), prescale_factor, postscale_factor)
     compressed, context = compression.compress(tensor)
-    if torch.is_grad_enabled() and compressed.requires_grad:
-        reduced = _DifferentiableAllreduce.apply(  # type: ignore[no-untyped-call]
-            compressed, name, chosen, prescale_factor, postscale_factor, process_set
-        )
-    else:
-        handle = allreduce_async(
-            compressed, None, name, chosen, prescale_factor, postscale_factor, process_set
-        )
-        reduced = synchronize(handle)
+    reduced = _allreduce(compressed, name, reduction, process_set)
     return compression.decompress(reduced, context)
 
 
@@ -119,12 +110,8 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts `allreduce` and returns a handle; the tensor is read at once and may be changed."""
-    chosen = choose_op(op, average)
-    check_tensor(tensor)
-    buffer = plain(tensor).clone(memory_format=torch.contiguous_format)
-    return _start_allreduce(
-        tensor, buffer, None, name, chosen, prescale_factor, postscale_factor, process_set
-    )
+    reduction = Reduction(choose_op(op, average), prescale_factor, postscale_factor)
+    return _start_allreduce(own_copy(tensor), None, name, reduction, process_set)
 
 
 def allreduce_(
@@ -137,10 +124,9 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Like `allreduce`, in place and without gradients; returns `tensor`."""
-    chosen = choose_op(op, average)
-    result: torch.Tensor = synchronize(
-        allreduce_async_(tensor, None, name, chosen, prescale_factor, postscale_factor, process_set)
-    )
+    reduction = Reduction(choose_op(op, average), prescale_factor, postscale_factor)
+    handle = _start_allreduce(writable_buffer(tensor), tensor, name, reduction, process_set)
+    result: torch.Tensor = synchronize(handle)
     return result
 
 
@@ -154,12 +140,8 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts `allreduce_` and returns a handle."""
-    chosen = choose_op(op, average)
-    check_tensor(tensor)
-    buffer = writable_buffer(tensor)
-    return _start_allreduce(
-        tensor, buffer, tensor, name, chosen, prescale_factor, postscale_factor, process_set
-    )
+    reduction = Reduction(choose_op(op, average), prescale_factor, postscale_factor)
+    return _start_allreduce(writable_buffer(tensor), tensor, name, reduction, process_set)
 
 
 def allgather(
@@ -198,17 +180,14 @@ def allgather_async(
 ) -> int:
     """Starts `allgather` and returns a handle."""
     queue = queue_for(process_set)
-    check_tensor(tensor)
-    rows = plain(tensor).clone(memory_format=torch.contiguous_format)
-    rows = rows.reshape(1) if rows.dim() == 0 else rows
+    rows = own_rows(tensor)
     full_name = request_name(queue, "allgather", name)
-    other_dimensions = list(rows.shape[1:])
     result: list[torch.Tensor] = []
 
     def exchange(group: dist.ProcessGroup | None) -> None:
         result.append(rows if group is None else gather_rows(rows, group))
 
-    line = f"{full_name} {dtype_name(rows)} rows of shape {other_dimensions} on {rows.device.type}"
+    line = f"{full_name} {describe_rows(rows)}"
     return queue.submit(
         Request(
             full_name, [line], exchange, lambda: result[0], rows.device,
@@ -254,9 +233,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts `broadcast` and returns a handle."""
-    check_tensor(tensor)
-    buffer = plain(tensor).clone(memory_format=torch.contiguous_format)
-    return _start_broadcast(buffer, None, root_rank, name, process_set)
+    return _start_broadcast(own_copy(tensor), None, root_rank, name, process_set)
 
 
 def broadcast_(
@@ -277,7 +254,6 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts `broadcast_` and returns a handle."""
-    check_tensor(tensor)
     return _start_broadcast(writable_buffer(tensor), tensor, root_rank, name, process_set)
 
 
@@ -318,34 +294,41 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     )  # fmt: skip
 
 
+def _allreduce(
+    tensor: torch.Tensor, name: str | None, reduction: Reduction, process_set: ProcessSet
+) -> torch.Tensor:
+    """Reduces a tensor, with a gradient if it requires one."""
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        result: torch.Tensor = _DifferentiableAllreduce.apply(  # type: ignore[no-untyped-call]
+            tensor, name, reduction, process_set
+        )
+        return result
+    result = synchronize(_start_allreduce(own_copy(tensor), None, name, reduction, process_set))
+    return result
+
+
 def _start_allreduce(
-    tensor: torch.Tensor,
     buffer: torch.Tensor,
     target: torch.Tensor | None,
     name: str | None,
-    op: ReduceOp,
-    prescale_factor: float,
-    postscale_factor: float,
+    reduction: Reduction,
     process_set: ProcessSet,
 ) -> int:
     """Reduces `buffer` in place; `synchronize` puts the result into `target`."""
     queue = queue_for(process_set)
-    scaled = prescale_factor != 1.0 or postscale_factor != 1.0
-    check_dtype(buffer.dtype, op, scaled)
-    if op is Adasum:
+    reduction.check_dtype(buffer.dtype)
+    if reduction.op is Adasum:
         check_count(len(process_set.ranks))
     full_name = request_name(queue, "allreduce", name)
-    line = f"{full_name} {describe(buffer)} op={op.name}"
-    if scaled:
-        line += f" prescale_factor={prescale_factor!r} postscale_factor={postscale_factor!r}"
+    line = f"{full_name} {describe(buffer)} {reduction}"
 
     def exchange(group: dist.ProcessGroup | None) -> None:
-        reduce_in_place(buffer, op, prescale_factor, postscale_factor, group)
+        reduce_in_place(buffer, reduction, group)
 
     return queue.submit(
         Request(
             full_name, [line], exchange, lambda: deliver(buffer, target), buffer.device,
-            joined_rank_data.for_allreduce([buffer], op),
+            joined_rank_data.for_allreduce([buffer], reduction.op),
         )
     )  # fmt: skip
 
@@ -379,29 +362,18 @@ class _DifferentiableAllreduce(torch.autograd.Function):
         ctx: Any,
         tensor: torch.Tensor,
         name: str | None,
-        op: ReduceOp,
-        prescale_factor: float,
-        postscale_factor: float,
+        reduction: Reduction,
         process_set: ProcessSet,
     ) -> torch.Tensor:
-        ctx.arguments = (op, prescale_factor, postscale_factor, process_set)
-        handle = allreduce_async(
-            tensor, None, name, op, prescale_factor, postscale_factor, process_set
-        )
+        ctx.reduction, ctx.process_set = reduction, process_set
+        handle = _start_allreduce(own_copy(tensor), None, name, reduction, process_set)
         result: torch.Tensor = synchronize(handle)
         return result
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        op, prescale_factor, postscale_factor, process_set = ctx.arguments
-        grad = allreduce(
-            grad_outputs[0],
-            op=op,
-            prescale_factor=prescale_factor,
-            postscale_factor=postscale_factor,
-            process_set=process_set,
-        )
-        return grad, None, None, None, None, None
+        grad = _allreduce(grad_outputs[0], None, ctx.reduction, ctx.process_set)
+        return grad, None, None, None
 
 
 class _DifferentiableAllgather(torch.autograd.Function):

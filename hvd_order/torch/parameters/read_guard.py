@@ -148,27 +148,33 @@ def _before_call(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
 _settled_call = native.torch_function(_before_call)
 
 
-class _Pending:
-    """What the classes of pending parameters add to the user's classes."""
+class _Guarded:
+    """Completes a tensor before it is read; it is an ordinary one afterwards."""
 
     __slots__ = ()
 
     __torch_function__ = classmethod(_settled_call)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copies the parameter as an ordinary one, after its update."""
+        """Copies the completed tensor, as an ordinary one."""
         settle(self)
         return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles the parameter as an ordinary one, after its update."""
+        """Pickles the completed tensor, as an ordinary one."""
         settle(self)
         return self.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
-        """Shows the parameter after its update."""
+        """Shows the completed tensor."""
         settle(self)
         return repr(self)
+
+
+class _Pending(_Guarded):
+    """Marks the classes of pending parameters beside the user's classes."""
+
+    __slots__ = ()
 
 
 class PendingParameter(_Pending, Parameter):  # type: ignore[misc]
@@ -201,27 +207,10 @@ def _pending_class(user_class: type) -> type | None:
     return _PENDING[user_class]
 
 
-class InFlightGradient(torch.Tensor):
+class InFlightGradient(_Guarded, torch.Tensor):  # type: ignore[misc]
     """A gradient that is being summed over the ranks."""
 
     __slots__ = ()
-
-    __torch_function__ = classmethod(_settled_call)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copies the summed gradient, as an ordinary tensor."""
-        settle(self)
-        return copy.deepcopy(self, memo)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles the summed gradient, as an ordinary tensor."""
-        settle(self)
-        return self.__reduce_ex__(protocol)
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        """Shows the summed gradient."""
-        settle(self)
-        return repr(self)
 
 
 def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
@@ -247,7 +236,7 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
 def disarm_parameter(parameter: torch.Tensor) -> None:
     """Makes the parameter an ordinary one again. Has no effect on an ordinary parameter."""
     if is_armed(parameter):
-        parameter.__class__ = type(parameter).__mro__[2]  # behind the pending class and _Pending
+        parameter.__class__ = type(parameter).__bases__[1]  # beside _Pending
         delattr(parameter, GUARD)
 
 

@@ -23,7 +23,7 @@ CHILD_S = 20.0  # how long a child may take
 
 
 def trained(steps: int = 5) -> tuple[nn.Module, Any]:
-    """After these steps every update is outstanding."""
+    """After these steps every update is deferred."""
     torch.manual_seed(0)
     model = nn.Sequential(*[nn.Linear(32, 32) for _ in range(4)])
     optimizer = hvd.DistributedOptimizer(
@@ -90,14 +90,14 @@ class _FromModel(Dataset[torch.Tensor]):
 def body_data_loader(folder: str) -> None:
     model, optimizer = trained()
     about_to_fork = Path(folder, "about to fork")
-    if hvd.rank() == 1:  # late, so that rank 0 forks while gradients are on their way
+    if hvd.rank() == 1:  # late, so that rank 0 forks while gradients are in flight
         deadline = time.monotonic() + CHILD_S
         while not about_to_fork.exists():
             assert time.monotonic() < deadline, "rank 0 has not come to its fork"
             time.sleep(0.01)
     train(model, optimizer, 1)
     about_to_fork.touch()
-    # The workers are forked here, with all updates outstanding, and read parameters.
+    # The workers are forked here, with all updates deferred, and read parameters.
     loader = DataLoader(_FromModel(model), batch_size=1, num_workers=2, timeout=CHILD_S)
     seen = torch.cat(list(loader))
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_the_child_of_a_fork_has_plain_parameters(ranks: RankFactory) -> None:
 
 
 def body_watched() -> set[str]:
-    """Between the first and the second step parameters are armed, though nothing is outstanding."""
+    """Between the first and the second step parameters are armed, though nothing is deferred."""
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -139,7 +139,7 @@ def body_after_failure() -> None:
         return optimizer
 
     failed = trained()  # kept, as by an exception's traceback
-    process._shutdown(abandoned=True)  # with all its updates outstanding
+    process._shutdown(abandoned=True)  # with all its updates deferred
     hvd.init()
     trained()
     hvd.shutdown()
@@ -259,17 +259,24 @@ def test_init_makes_no_default_process_group(size: int) -> None:
         assert end.returncode == 0, end.stderr
 
 
-def test_missing_ranks_are_named() -> None:
-    start = time.monotonic()
-    env = rank_environment(0, 3, free_port(), {"HVD_ORDER_TIMEOUT": "2"})
-    done = subprocess.run(
-        [sys.executable, "-c", "import hvd_order.torch as hvd; hvd.init()"],
+def run_python(source: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", source],
         env=env,
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
+
+
+INIT = "import hvd_order.torch as hvd; hvd.init()"
+
+
+def test_missing_ranks_are_named() -> None:
+    start = time.monotonic()
+    done = run_python(INIT, rank_environment(0, 3, free_port(), {"HVD_ORDER_TIMEOUT": "2"}))
     assert done.returncode == 1
     assert "TransferTimeout" in done.stderr
     assert "waited 2 s for ranks [1, 2] of 3, which did not arrive" in done.stderr
@@ -277,15 +284,7 @@ def test_missing_ranks_are_named() -> None:
 
 
 def test_rank_zero_that_cannot_be_reached_is_named() -> None:
-    env = rank_environment(1, 2, free_port(), {"HVD_ORDER_TIMEOUT": "1"})
-    done = subprocess.run(
-        [sys.executable, "-c", "import hvd_order.torch as hvd; hvd.init()"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python(INIT, rank_environment(1, 2, free_port(), {"HVD_ORDER_TIMEOUT": "1"}))
     assert done.returncode == 1
     assert "could not reach rank 0 at 127.0.0.1:" in done.stderr
     assert "is MASTER_ADDR its address?" in done.stderr
@@ -399,45 +398,27 @@ def test_a_rank_that_dies_is_an_error_on_the_others() -> None:
 
 
 def test_without_torch_the_import_says_what_to_install() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import importlib.util as u; find = u.find_spec\n"
-            "u.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
-            "import hvd_order\n"
-            "import hvd_order.torch",
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    done = run_python(
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+        "import hvd_order\n"
+        "import hvd_order.torch"
     )
     assert "ImportError: hvd_order.torch needs PyTorch, which is not installed" in done.stderr
     assert "pip install torch" in done.stderr
 
 
 def test_without_the_engine_the_import_says_how_to_build() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys\n"
-            "class Hide:\n"
-            "    def find_spec(self, name, path=None, target=None):\n"
-            "        if name == 'hvd_order._torch':\n"
-            "            raise ModuleNotFoundError(name, name=name)\n"
-            "sys.modules.pop('hvd_order._torch', None)\n"
-            "sys.meta_path.insert(0, Hide())\n"
-            "from hvd_order.c10d import _requirements\n"
-            "_requirements.require_extension()",
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    done = run_python(
+        "import sys\n"
+        "class Hide:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'hvd_order._torch':\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.modules.pop('hvd_order._torch', None)\n"
+        "sys.meta_path.insert(0, Hide())\n"
+        "from hvd_order.c10d import _requirements\n"
+        "_requirements.require_extension()"
     )
     assert "ImportError: the engine hvd_order._torch was not built" in done.stderr
     assert "pip install --no-build-isolation ." in done.stderr

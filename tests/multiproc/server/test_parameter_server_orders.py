@@ -121,7 +121,7 @@ class World:
             raise InvalidUsage("there is no server 7; there are [0, 1]")
         self.removed.append(server)
 
-    def wish_by(self, _wishes: object) -> None:
+    def scale_by(self, _requests: object) -> None:
         pass
 
     def close(self) -> None:
@@ -165,10 +165,12 @@ def test_halves_of_characters_can_be_shown(capsys: pytest.CaptureFixture[str]) -
     assert answer_in(note, KEY, 3).encode() == b"\\udcc6"
     world = World()
     launcher = ServerStarter(world.meeting._connect(), KEY, None, 1)  # type: ignore[arg-type]
-    number = world.meeting.count("wishes")
+    number = world.meeting.count("scale_requests")
     store = world.meeting.own()
-    store.set(f"wish/{number}", signed_record(KEY, f"wish {number}", {"what": half}))
-    store.wait([f"wish/{number}/answer"], TIMEOUT)
+    store.set(
+        f"scale_request/{number}", signed_record(KEY, f"scale request {number}", {"what": half})
+    )
+    store.wait([f"scale_request/{number}/answer"], TIMEOUT)
     launcher.close()
     assert "cannot '\\udcc6'" in capsys.readouterr().err
 

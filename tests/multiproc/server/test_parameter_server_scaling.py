@@ -1,4 +1,4 @@
-"""Servers that come by worker 0's wish and go by its decision, and one that dies as it goes."""
+"""Servers that come by a scale request and go by worker 0's decision; one dies as it leaves."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def engine_host_models() -> set[int]:
 
 
 @pytest.mark.timeout(300)
-def test_the_launcher_starts_servers_that_worker_0_wishes_for(
+def test_the_launcher_starts_servers_that_worker_0_requests(
     two_ranks: RankPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launchers: list[ServerProcesses] = []

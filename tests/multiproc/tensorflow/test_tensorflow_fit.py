@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.keras_jobs import MARKS, PATIENCE_S, shim
 from helpers.ranks import RankFactory
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(300),
-]
-PATIENCE_S = 240.0
+pytestmark = MARKS
 BATCH = 4
-
-
-def shim() -> tuple[Any, Any]:
-    """Keras, and ours for it."""
-    import keras
-
-    import hvd_order.keras as hvd
-
-    hvd.init()
-    return keras, hvd
 
 
 def rows(batches: int, rank: int) -> tuple[Any, Any]:
@@ -192,9 +175,9 @@ def body_adversarial(together: bool, jit: Any) -> tuple[list[Any], list[int], li
     keras, hvd = shim()
     from hvd_order.tensorflow.gradients import deferred_updates
 
-    outstanding: list[int] = []
+    deferred: list[int] = []
     count = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: outstanding.append(len(deferred_updates.outstanding))
+        on_train_batch_end=lambda batch, logs: deferred.append(len(deferred_updates.pending))
     )
     keras.utils.set_random_seed(1)
     model = adversarial(keras, together)
@@ -204,7 +187,7 @@ def body_adversarial(together: bool, jit: Any) -> tuple[list[Any], list[int], li
     x, y = rows(4, hvd.rank())
     with Lines() as lines:
         model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0, callbacks=[count])
-    return [v.numpy() for v in model.trainable_variables], outstanding, lines.texts
+    return [v.numpy() for v in model.trainable_variables], deferred, lines.texts
 
 
 def body_adversarial_alone(size: int) -> list[Any]:
@@ -223,8 +206,8 @@ def body_adversarial_alone(size: int) -> list[Any]:
 @pytest.mark.parametrize("jit", ["auto", True])
 def test_two_optimizers_overlap(ranks: RankFactory, jit: Any) -> None:
     (wanted,) = ranks(1).run(body_adversarial_alone, 2, timeout=PATIENCE_S)
-    for got, outstanding, lines in ranks(2).run(body_adversarial, True, jit, timeout=PATIENCE_S):
-        assert outstanding == [1] * 4
+    for got, deferred, lines in ranks(2).run(body_adversarial, True, jit, timeout=PATIENCE_S):
+        assert deferred == [1] * 4
         assert ("XLA has no operators" in "".join(lines)) == (jit is True)
         for mine, theirs in zip(got, wanted, strict=True):
             np.testing.assert_allclose(mine, theirs, atol=1e-5)
@@ -233,8 +216,8 @@ def test_two_optimizers_overlap(ranks: RankFactory, jit: Any) -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_two_optimizers_one_after_the_other_say_why_not(ranks: RankFactory, size: int) -> None:
     found = ranks(size).run(body_adversarial, False, True, timeout=PATIENCE_S)
-    for got, outstanding, lines in found:
-        assert outstanding == [0] * 4
+    for got, deferred, lines in found:
+        assert deferred == [0] * 4
         assert size == 1 or "after the update" in "".join(lines)
         for mine, theirs in zip(got, found[0][0], strict=True):
             np.testing.assert_array_equal(mine, theirs)

@@ -123,10 +123,10 @@ def share(rows):
 
 class Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        outstanding.add(len(deferred_updates.outstanding))
+        deferred.add(len(deferred_updates.pending))
 
 
-outstanding = set()
+deferred = set()
 trained = []
 for distributed in (False, True):
     keras.utils.set_random_seed(1)
@@ -143,7 +143,7 @@ for distributed in (False, True):
     trained.append(model.get_weights())
 difference = max(float(np.abs(a - b).max()) for a, b in zip(*trained, strict=True))
 assert difference < 1e-6, difference
-assert outstanding == {1}
+assert deferred == {1}
 everyone = hvd.allgather(trained[1][0][None])
 assert float(np.ptp(np.asarray(everyone), axis=0).max()) == 0.0
 

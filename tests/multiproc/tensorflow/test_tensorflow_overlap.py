@@ -114,20 +114,20 @@ MODELS: dict[str, Callable[[Any], Any]] = {
 
 
 def watching(keras: Any, everything: bool) -> Any:
-    """Notes how many updates are outstanding after each batch and, if asked for, all variables."""
+    """Notes how many updates are deferred after each batch and, if asked for, all variables."""
     from hvd_order.tensorflow.gradients import deferred_updates
 
     class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
-            self.outstanding: list[int] = []
+            self.deferred: list[int] = []
             self.seen: list[Any] = []
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             self.model.optimizer.learning_rate = 0.1 / (1 + batch)
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.outstanding.append(len(deferred_updates.outstanding))
+            self.deferred.append(len(deferred_updates.pending))
             if everything:
                 optimizer = self.model.optimizer
                 self.seen += [
@@ -144,7 +144,7 @@ def distance(wanted: Any, got: Any) -> float:
 
 
 def fitted(kind: str, everything: bool, settings: dict[str, Any], together: bool) -> Any:
-    """Trains; what was outstanding, what was seen, the history, and predictions and weights."""
+    """Trains; what was deferred, what was seen, the history, and predictions and weights."""
     keras, hvd = shim()
     rank, size = (hvd.rank(), hvd.size()) if together else (0, 1)
     keras.utils.set_random_seed(1)
@@ -162,7 +162,7 @@ def fitted(kind: str, everything: bool, settings: dict[str, Any], together: bool
         callbacks=[watch, *([hvd.callbacks.MetricAverageCallback()] if together else [])],
     )  # fmt: skip
     final = [model.predict(test[0], verbose=0), *model.get_weights()]
-    return watch.outstanding, watch.seen, history.history, final
+    return watch.deferred, watch.seen, history.history, final
 
 
 def body_alone(kind: str, everything: bool, settings: dict[str, Any]) -> Any:
@@ -176,7 +176,7 @@ def body_alone(kind: str, everything: bool, settings: dict[str, Any]) -> Any:
 def body_fit(kind: str, everything: bool, settings: dict[str, Any], alone: Any) -> dict[str, Any]:
     """The largest differences of all that can be seen from training in one process."""
     _, wanted_seen, wanted_history, wanted = alone
-    outstanding, seen, history, got = fitted(kind, everything, settings, together=True)
+    deferred, seen, history, got = fitted(kind, everything, settings, together=True)
     assert list(history) == list(wanted_history)
     differences = {
         "weights": [distance(a, b) for a, b in zip(wanted, got, strict=True)],
@@ -188,7 +188,7 @@ def body_fit(kind: str, everything: bool, settings: dict[str, Any], alone: Any) 
         ],
     }
     return {
-        "outstanding": outstanding,
+        "deferred": deferred,
         "differences": {
             what: float(max(values, default=0)) for what, values in differences.items()
         },
@@ -237,7 +237,7 @@ def test_fit_overlaps_and_equals_one_process(
     reference = alone(kind, everything, **settings)
     results = ranks(size).run(body_fit, kind, everything, settings, reference, timeout=PATIENCE_S)
     for result in results:
-        assert set(result["outstanding"]) == {1}
+        assert set(result["deferred"]) == {1}
         assert max(result["differences"].values()) < 1e-6, result["differences"]
     assert len({result["weights"] for result in results}) == 1
 
@@ -327,7 +327,7 @@ def trained_by_turns(together: bool) -> tuple[Any, set[int]]:
     """Two models, as adversaries: each step reads what the other has changed.
 
     Returns:
-        All variables, and how many updates were outstanding after each step.
+        All variables, and how many updates were deferred after each step.
     """
     import tensorflow as tf
 
@@ -355,15 +355,15 @@ def trained_by_turns(together: bool) -> tuple[Any, set[int]]:
     rank, size = (hvd.rank(), hvd.size()) if together else (0, 1)
     x, y = rows_of(rank, size)
     width = BATCH // size
-    outstanding = set()
+    deferred = set()
     for start in range(0, len(x), width):
         for step in steps * 2 if start else steps:
             step(tf.constant(x[start : start + width]), tf.constant(y[start : start + width]))
-            outstanding.add(len(deferred_updates.outstanding))
+            deferred.add(len(deferred_updates.pending))
     hvd.flush()
-    assert not deferred_updates.outstanding
+    assert not deferred_updates.pending
     variables = [*first.weights, *second.weights, *optimizers[0].variables]
-    return np.concatenate([np.ravel(v.numpy()) for v in variables]), outstanding
+    return np.concatenate([np.ravel(v.numpy()) for v in variables]), deferred
 
 
 def body_loop() -> dict[str, Any]:
@@ -371,10 +371,10 @@ def body_loop() -> dict[str, Any]:
 
     with listening(tf.get_logger()) as said:
         alone, _ = trained_by_turns(together=False)
-        ours, outstanding = trained_by_turns(together=True)
+        ours, deferred = trained_by_turns(together=True)
     return {
         "difference": float(np.abs(alone - ours).max()),
-        "outstanding": outstanding,
+        "deferred": deferred,
         "warnings": [line for line in said if "AutoGraph" in line],
     }
 
@@ -382,7 +382,7 @@ def body_loop() -> dict[str, Any]:
 def test_functions_of_ones_own_overlap(ranks: RankFactory) -> None:
     for found in ranks(2).run(body_loop, timeout=PATIENCE_S):
         assert found["difference"] < 1e-6
-        assert found["outstanding"] == {1}
+        assert found["deferred"] == {1}
         assert found["warnings"] == []
 
 
@@ -405,7 +405,7 @@ def body_ends() -> None:
     )
     model.fit(data, epochs=3, verbose=0)
     assert int(model.optimizer.iterations.numpy()) == 15
-    assert not deferred_updates.outstanding
+    assert not deferred_updates.pending
 
     class Stop(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -414,9 +414,9 @@ def body_ends() -> None:
 
     with pytest.raises(RuntimeError, match="enough"):
         model.fit(data, verbose=0, callbacks=[Stop()])
-    assert deferred_updates.outstanding
+    assert deferred_updates.pending
     assert int(model.optimizer.iterations.numpy()) == 18  # who looks gets all that was computed
-    assert not deferred_updates.outstanding
+    assert not deferred_updates.pending
     model.fit(data, verbose=0)
     assert int(model.optimizer.iterations.numpy()) == 23
     everyone = np.asarray(hvd.allgather(model.get_weights()[0][None]))
@@ -428,7 +428,7 @@ def test_fit_that_ends_early_leaves_nothing_behind(ranks: RankFactory) -> None:
 
 
 def body_switched_off() -> list[int]:
-    """How many updates are outstanding after each step."""
+    """How many updates are deferred after each step."""
     import hvd_order.tensorflow as tf_hvd
 
     tf_hvd.init()
@@ -442,12 +442,12 @@ def body_switched_off() -> list[int]:
         x, y = rows_of(hvd.rank(), hvd.size())
         model.fit(x, y, batch_size=BATCH // hvd.size(), verbose=0, callbacks=[watch])
     hvd.shutdown()
-    return watch.outstanding  # type: ignore[no-any-return]
+    return watch.deferred  # type: ignore[no-any-return]
 
 
 def test_overlap_can_be_switched_off(ranks: RankFactory) -> None:
-    for outstanding in ranks(2).run(body_switched_off, timeout=PATIENCE_S):
-        assert outstanding == [0] * (ROWS // BATCH)
+    for deferred in ranks(2).run(body_switched_off, timeout=PATIENCE_S):
+        assert deferred == [0] * (ROWS // BATCH)
 
 
 # ---- order ---------------------------------------------------------------------------------------

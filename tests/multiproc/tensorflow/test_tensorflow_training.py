@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.keras_jobs import MARKS, PATIENCE_S, shim
 from helpers.ranks import RankFactory, start_script
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(300),
-]
-PATIENCE_S = 240.0
+pytestmark = MARKS
 BATCH = 12
-
-
-def shim() -> tuple[Any, Any]:
-    """Keras, and ours for it."""
-    import keras
-
-    import hvd_order.keras as hvd
-
-    hvd.init()
-    return keras, hvd
 
 
 def data() -> tuple[Any, Any]:

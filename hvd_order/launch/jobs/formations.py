@@ -1,4 +1,4 @@
-"""A round: one formation of the job, from all workers' start to their end or restart."""
+"""A formation: one start of all workers of the job, until they end or are formed anew."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Failure", "JobEnded", "OneRound", "Round", "RoundInbox", "Stopped"]
+__all__ = ["Failure", "Formation", "FormationInbox", "JobEnded", "OnlyFormation", "Stopped"]
 
 
 @dataclass(frozen=True)
-class Round:
-    """A round from the view of one host.
+class Formation:
+    """A formation from the view of one host.
 
     Attributes:
         number: counts up from 1.
         place: place of this host among the hosts; ranks follow the hosts' order.
-        host_count: number of hosts in the round.
+        host_count: number of hosts in the formation.
         first_rank: lowest rank of this host's workers.
         process_count: number of workers on this host.
         size: number of workers on all hosts.
@@ -35,14 +35,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Failure:
-    """The first worker of a host that failed in a round; a negative code is the signal."""
+    """The first worker of a host that failed in a formation; a negative code is the signal."""
 
     rank: int
     code: int
 
 
 class JobEnded(Exception):  # noqa: N818  (says what happened)
-    """There will be no further round for this host."""
+    """There will be no further formation for this host."""
 
 
 class Stopped(Exception):  # noqa: N818  (says what happened)
@@ -57,58 +57,58 @@ class Stopped(Exception):  # noqa: N818  (says what happened)
         self.signal = signal
 
 
-class OneRound:
-    """The only round of a job on one host."""
+class OnlyFormation:
+    """The only formation of a job on one host."""
 
-    def __init__(self, only: Round) -> None:
+    def __init__(self, only: Formation) -> None:
         self._only = only
 
-    def next_round(self, after: int, failure: Failure | None) -> Round:
-        """See `RoundInbox`."""
+    def next_formation(self, after: int, failure: Failure | None) -> Formation:
+        """See `FormationInbox`."""
         if after:
             raise JobEnded
         return self._only
 
     def newest(self) -> int:
-        """See `RoundInbox`."""
+        """See `FormationInbox`."""
         return self._only.number
 
     def finished(self) -> bool:
-        """See `RoundInbox`."""
+        """See `FormationInbox`."""
         return True
 
 
-class RoundInbox:
-    """Rounds that the launcher has announced to this host; another thread fills it.
+class FormationInbox:
+    """Formations that the launcher has announced to this host; another thread fills it.
 
     Args:
-        report: reports to the launcher that a round began, failed or finished here.
+        report: reports to the launcher that a formation began, failed or finished here.
     """
 
     def __init__(self, report: Callable[[str, int, Failure | None], None]) -> None:
         self._report = report
         self._changed = threading.Condition()
-        self._latest: Round | None = None
+        self._latest: Formation | None = None
         self._began = 0
         self._ended = False
 
-    def announce(self, announced: Round) -> None:
-        """Adds a round from the launcher."""
+    def announce(self, announced: Formation) -> None:
+        """Adds a formation from the launcher."""
         with self._changed:
             self._latest = announced
             self._changed.notify_all()
 
     def end(self) -> None:
-        """Makes `next_round` raise: this host has left the job."""
+        """Makes `next_formation` raise: this host has left the job."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
-    def next_round(self, after: int, failure: Failure | None) -> Round:
-        """Waits for a round later than `after`, which ended here with `failure` if not None.
+    def next_formation(self, after: int, failure: Failure | None) -> Formation:
+        """Waits for a formation later than `after`, which ended here with `failure` if not None.
 
         Raises:
-            JobEnded: there will be no further round.
+            JobEnded: there will be no further formation.
         """
         if failure is not None:
             self._report("failed", after, failure)
@@ -122,7 +122,7 @@ class RoundInbox:
         return latest
 
     def newest(self) -> int:
-        """Number of the newest round; one more if this host has to leave, so that torch asks."""
+        """Number of the newest formation; one more if this host must leave, so that torch asks."""
         number = 0 if self._latest is None else self._latest.number
         return number + 1 if self._ended else number
 
