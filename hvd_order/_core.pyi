@@ -365,12 +365,12 @@ class OpGradientQueue:
     Attributes:
         number: identifies the queue to operators; never reused.
         posts: number of gradients posted.
-        rounds: number of posts of the gradient that was posted most often.
+        passes: number of posts of the gradient that was posted most often.
     """
 
     number: int
     posts: int
-    rounds: int
+    passes: int
 
     def __init__(self, engine: Engine, model: int, places: list[tuple[str, int, int, int]]) -> None:
         """Opens the queue for a registered model.
@@ -380,11 +380,11 @@ class OpGradientQueue:
                 buffer, which must outlive `close`.
         """
 
-    def stand_in(self, round: int) -> None:
-        """Posts zeros until every gradient has been posted `round` times in all; does not wait."""
+    def stand_in(self, passes: int) -> None:
+        """Posts zeros until every gradient has been posted `passes` times in all; does not wait."""
 
-    def wait_for_round(self, known: int) -> int | None:
-        """Waits until there are more rounds than `known`; returns their number, None after
+    def wait_for_pass(self, known: int) -> int | None:
+        """Waits until there are more passes than `known`; returns their number, None after
         `close`.
         """
 

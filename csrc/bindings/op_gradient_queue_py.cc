@@ -10,14 +10,14 @@
 
 namespace py = pybind11;
 
-// The C function table, and the numbers by which its callers name an exchange. No number is used
-// twice: an operator of a graph that outlives its exchange must not reach another one.
+// The C function table, and the numbers by which its callers name a queue. No number is used
+// twice: an operator of a graph that outlives its queue must not reach another one.
 
 namespace hvd_order {
 
 namespace {
 
-class Exchanges {
+class OpGradientQueues {
  public:
   std::uint32_t add(std::shared_ptr<OpGradientQueue> queue) {
     const std::scoped_lock lock(mutex_);
@@ -40,8 +40,9 @@ class Exchanges {
   std::uint32_t next_ = 1;
 };
 
-Exchanges& exchanges() {
-  static auto* all = new Exchanges; // never destroyed: operators may run until the process ends
+OpGradientQueues& queues() {
+  static auto* all =
+      new OpGradientQueues; // never destroyed: operators may run until the process ends
   return *all;
 }
 
@@ -74,7 +75,7 @@ int post(
     std::size_t sizeBytes,
     void* context,
     hvdo_failed failed) {
-  const std::shared_ptr<OpGradientQueue> queue = exchanges().find(position.exchange);
+  const std::shared_ptr<OpGradientQueue> queue = queues().find(position.exchange);
   if (!queue) {
     failed(context, HVDO_NOT_THERE, kNotThere);
     return 0;
@@ -108,7 +109,7 @@ class ForeignTaker final : public OpGradientQueue::Taker {
 };
 
 void take(hvdo_position position, const hvdo_taker* taker) {
-  const std::shared_ptr<OpGradientQueue> queue = exchanges().find(position.exchange);
+  const std::shared_ptr<OpGradientQueue> queue = queues().find(position.exchange);
   if (!queue) {
     taker->failed(taker->context, HVDO_NOT_THERE, kNotThere);
     return;
@@ -139,7 +140,7 @@ class ListedOpGradientQueue {
       made.push_back({tensor, reinterpret_cast<std::byte*>(address), sizeBytes, name});
     }
     queue_ = OpGradientQueue::create(std::move(engine), model, std::move(made));
-    number_ = exchanges().add(queue_);
+    number_ = queues().add(queue_);
   }
   ListedOpGradientQueue(const ListedOpGradientQueue&) = delete;
   ListedOpGradientQueue& operator=(const ListedOpGradientQueue&) = delete;
@@ -148,7 +149,7 @@ class ListedOpGradientQueue {
   }
 
   void close() {
-    exchanges().remove(number_);
+    queues().remove(number_);
     queue_->close();
   }
   [[nodiscard]] std::uint32_t number() const {
@@ -157,14 +158,14 @@ class ListedOpGradientQueue {
   [[nodiscard]] std::uint64_t posts() const {
     return queue_->posts();
   }
-  void standIn(std::uint64_t round) {
-    queue_->standIn(round);
+  void standIn(std::uint64_t pass) {
+    queue_->standIn(pass);
   }
-  [[nodiscard]] std::uint64_t rounds() const {
-    return queue_->rounds();
+  [[nodiscard]] std::uint64_t passes() const {
+    return queue_->passes();
   }
-  std::optional<std::uint64_t> waitForRound(std::uint64_t known) {
-    return queue_->waitForRound(known);
+  std::optional<std::uint64_t> waitForPass(std::uint64_t known) {
+    return queue_->waitForPass(known);
   }
   void waitUntilIdle() {
     queue_->waitUntilIdle();
@@ -189,11 +190,11 @@ void bindOpGradientQueue(py::module_& m) {
       .def_property_readonly("number", &ListedOpGradientQueue::number)
       .def_property_readonly("posts", &ListedOpGradientQueue::posts)
       .def(
-          "stand_in", &ListedOpGradientQueue::standIn, py::arg("round"),
+          "stand_in", &ListedOpGradientQueue::standIn, py::arg("passes"),
           py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("rounds", &ListedOpGradientQueue::rounds)
+      .def_property_readonly("passes", &ListedOpGradientQueue::passes)
       .def(
-          "wait_for_round", &ListedOpGradientQueue::waitForRound, py::arg("known"),
+          "wait_for_pass", &ListedOpGradientQueue::waitForPass, py::arg("known"),
           py::call_guard<py::gil_scoped_release>())
       .def(
           "wait_until_idle", &ListedOpGradientQueue::waitUntilIdle,

@@ -15,7 +15,7 @@
 //
 // Ranks need equally many posts of each position. `standIn` raises the number that is `wanted`. An
 // idle position that has fewer posts sends zeros with a taker that drops the sum; a position under
-// way sends its zeros from `deliver`, one round after the other.
+// way sends its zeros from `deliver`, one pass after the other.
 //
 // Invariants: a position has a taker only while it is posted; a taker given to `take` is finished
 // exactly once, at the latest by `close`; the engine is never called under mutex_, and no taker is
@@ -108,9 +108,9 @@ void OpGradientQueue::listen(std::size_t position, TensorId tensor) {
 // Called under the lock.
 void OpGradientQueue::begin(Position& position) {
   position.posted = true;
-  ++position.rounds;
-  if (position.rounds > rounds_) {
-    rounds_ = position.rounds;
+  ++position.passes;
+  if (position.passes > passes_) {
+    passes_ = position.passes;
     changed_.notify_all();
   }
 }
@@ -174,9 +174,9 @@ void OpGradientQueue::deliver(std::unique_lock<std::mutex>& lock, const Settled&
   lock.lock();
   position.posted = false;
   if (error) {
-    position.wanted = position.rounds; // nothing more can be sent
+    position.wanted = position.passes; // nothing more can be sent
   }
-  const bool again = position.rounds < position.wanted && !closed_;
+  const bool again = position.passes < position.wanted && !closed_;
   if (again) {
     position.taker = std::make_unique<Nobody>();
     begin(position);
@@ -194,7 +194,7 @@ void OpGradientQueue::deliver(std::unique_lock<std::mutex>& lock, const Settled&
   changed_.notify_all();
 }
 
-void OpGradientQueue::standIn(std::uint64_t round) {
+void OpGradientQueue::standIn(std::uint64_t pass) {
   std::vector<std::size_t> idle;
   std::vector<std::size_t> untaken;
   {
@@ -202,14 +202,14 @@ void OpGradientQueue::standIn(std::uint64_t round) {
     if (closed_) {
       std::rethrow_exception(closedError());
     }
-    if (round > rounds_) {
-      rounds_ = round;
+    if (pass > passes_) {
+      passes_ = pass;
       changed_.notify_all();
     }
     for (std::size_t position = 0; position < positions_.size(); ++position) {
       Position& own = positions_[position];
-      own.wanted = std::max(own.wanted, round);
-      if (!own.posted && own.rounds < own.wanted) {
+      own.wanted = std::max(own.wanted, pass);
+      if (!own.posted && own.passes < own.wanted) {
         own.taker = std::make_unique<Nobody>();
         begin(own);
         idle.push_back(position);
@@ -245,21 +245,21 @@ void OpGradientQueue::sendZeros(std::size_t position) {
     const std::scoped_lock lock(mutex_);
     positions_[position].taker.reset();
     positions_[position].posted = false;
-    positions_[position].wanted = positions_[position].rounds;
+    positions_[position].wanted = positions_[position].passes;
     throw;
   }
   listen(position, place.tensor);
 }
 
-std::uint64_t OpGradientQueue::rounds() const {
+std::uint64_t OpGradientQueue::passes() const {
   const std::scoped_lock lock(mutex_);
-  return rounds_;
+  return passes_;
 }
 
-std::optional<std::uint64_t> OpGradientQueue::waitForRound(std::uint64_t known) {
+std::optional<std::uint64_t> OpGradientQueue::waitForPass(std::uint64_t known) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return closed_ || rounds_ > known; });
-  return closed_ ? std::nullopt : std::optional(rounds_);
+  changed_.wait(lock, [&] { return closed_ || passes_ > known; });
+  return closed_ ? std::nullopt : std::optional(passes_);
 }
 
 void OpGradientQueue::waitUntilIdle() {

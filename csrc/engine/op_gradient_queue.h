@@ -19,8 +19,8 @@ namespace hvd_order {
 /// taker.
 ///
 /// At each position, `post` and `take` alternate. The queue's own thread delivers the sums,
-/// because copying them on the transport's thread would delay the next slice. A round is one post
-/// of every position. A rank without gradients takes part in the rounds of the other ranks with
+/// because copying them on the transport's thread would delay the next slice. A pass is one post
+/// of every position. A rank without gradients takes part in the passes of the other ranks with
 /// `standIn`.
 ///
 /// Thread safety: every method may be called from any thread. Create with `create`; the creator
@@ -60,15 +60,15 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
   /// Calls the taker when the sum of the posted gradient has arrived, or with an error.
   void take(std::size_t position, std::unique_ptr<Taker> taker);
 
-  /// Ensures that every position is posted `round` times in all. Missing posts are zeros, whose
+  /// Ensures that every position is posted `pass` times in all. Missing posts are zeros, whose
   /// sums are dropped. Does not wait: a position that is under way follows when its sum has
   /// arrived. Gradients that were posted but not taken can no longer be taken.
   /// @throws InvalidUsage after `close`; the engine's failure.
-  void standIn(std::uint64_t round);
+  void standIn(std::uint64_t pass);
   /// Number of posts of the position that is furthest ahead, including posts due by `standIn`.
-  [[nodiscard]] std::uint64_t rounds() const;
-  /// Blocks until there are more than `known` rounds. @return their number; none after `close`.
-  [[nodiscard]] std::optional<std::uint64_t> waitForRound(std::uint64_t known);
+  [[nodiscard]] std::uint64_t passes() const;
+  /// Blocks until there are more than `known` passes. @return their number; none after `close`.
+  [[nodiscard]] std::optional<std::uint64_t> waitForPass(std::uint64_t known);
   /// Blocks until all sums, also those of zeros, have been delivered, or until `close`.
   void waitUntilIdle();
 
@@ -84,7 +84,7 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
     Place place;
     bool posted = false; // from `post` until the sum has been delivered
     std::unique_ptr<Taker> taker;
-    std::uint64_t rounds = 0; // posts so far, including zeros
+    std::uint64_t passes = 0; // posts so far, including zeros
     std::uint64_t wanted = 0; // posts required, with zeros if necessary
   };
   struct Settled {
@@ -108,11 +108,11 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
   // without it.
   mutable std::mutex mutex_;
   std::condition_variable wakeUp_;  // for the queue's thread
-  std::condition_variable changed_; // for waitForRound and waitUntilIdle
+  std::condition_variable changed_; // for waitForPass and waitUntilIdle
   std::vector<Position> positions_;
   std::deque<Settled> settled_;
   std::uint64_t posts_ = 0;
-  std::uint64_t rounds_ = 0;
+  std::uint64_t passes_ = 0;
   bool closed_ = false;
   std::thread thread_; // keeps this object alive until `close`
 };

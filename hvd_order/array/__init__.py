@@ -1,6 +1,6 @@
 """Horovod's collectives for numpy, cupy and other arrays: ``import hvd_order.array as hvd``.
 
-For programs that train, or only exchange numbers, without PyTorch tensors::
+For programs that train, or only combine numbers, without PyTorch tensors::
 
     import numpy as np
     import hvd_order.array as hvd

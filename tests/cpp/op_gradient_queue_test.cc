@@ -191,10 +191,10 @@ TEST(aRankWithoutGradientsStandsIn) {
   ranks.post(1, 0, 0.0F); // of a step that this rank does not finish
   test::onThreads(2, [&](int rank) {
     for (std::uint64_t known = 0; rank == 1 && known < 20;) {
-      known = ranks.at(0).waitForRound(known).value();
+      known = ranks.at(0).waitForPass(known).value();
       ranks.at(1).standIn(known);
       ranks.at(1).standIn(known); // as often as one likes
-      CHECK_EQUAL(ranks.at(1).rounds(), known);
+      CHECK_EQUAL(ranks.at(1).passes(), known);
     }
     for (int step = 1; rank == 0 && step <= 20; ++step) {
       std::vector<std::future<Values>> sums;
@@ -239,7 +239,7 @@ TEST(standingInEndsWithAFailureAndWithClosing) {
   ranks.at(1).waitUntilIdle(); // nothing comes any more
   CHECK_THROWS(PeerLost, ranks.at(1).standIn(3));
   ranks.at(1).waitUntilIdle();
-  auto waiting = std::async(std::launch::async, [&] { return ranks.at(0).waitForRound(0); });
+  auto waiting = std::async(std::launch::async, [&] { return ranks.at(0).waitForPass(0); });
   ranks.at(0).close();
   CHECK(waiting.wait_for(kForever) == std::future_status::ready);
   CHECK(!waiting.get().has_value());

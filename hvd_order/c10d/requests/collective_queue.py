@@ -132,7 +132,7 @@ class CollectiveQueue:
                 self._start_thread()
         if self._negotiation is None:
             with torch.no_grad():
-                request.exchange(None)
+                request.transfer(None)
             request.done.set()
         else:
             text = "\n".join(request.lines).encode()

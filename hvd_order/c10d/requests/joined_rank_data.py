@@ -21,13 +21,13 @@ from hvd_order.c10d.requests.reduce_ops import (
     reduce_by_adasum,
     reduce_in_place,
 )
-from hvd_order.c10d.requests.request import Exchange
+from hvd_order.c10d.requests.request import Transfer
 from hvd_order.c10d.requests.request_parts import gather_rows
 
 __all__: list[str] = []
 
 
-def for_allreduce(buffers: Sequence[torch.Tensor], op: ReduceOp) -> Exchange:
+def for_allreduce(buffers: Sequence[torch.Tensor], op: ReduceOp) -> Transfer:
     """Returns the stand-in for an allreduce, in which the tensors of each dtype travel as one."""
     device = buffers[0].device.type
     if op is Adasum:
@@ -41,7 +41,7 @@ def for_allreduce(buffers: Sequence[torch.Tensor], op: ReduceOp) -> Exchange:
     return partial(_reduce_zeros, list(counts.items()), device, op)
 
 
-def for_allgather(tensors: Sequence[torch.Tensor]) -> Exchange:
+def for_allgather(tensors: Sequence[torch.Tensor]) -> Transfer:
     """Returns the stand-in for an allgather, in which rows are gathered tensor by tensor."""
     kinds = [(rows.dtype, tuple(rows.shape[1:])) for rows in tensors]
     return partial(_gather_nothing, kinds, tensors[0].device.type)

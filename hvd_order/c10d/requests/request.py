@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from hvd_order.errors import HorovodInternalError
 
-__all__ = ["Decision", "Exchange", "Request"]
+__all__ = ["Decision", "Request", "Transfer"]
 
-Exchange = Callable[[dist.ProcessGroup | None], None]
+Transfer = Callable[[dist.ProcessGroup | None], None]
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Request:
         name: unique among requests in flight, for example "allreduce.loss".
         lines: description that all ranks must agree on, one line for each item; the first line
             names the operation.
-        exchange: moves the data; gets the group (None in a job of one process). Runs on the
+        transfer: moves the data; gets the group (None in a job of one process). Runs on the
             queue's thread, on a stream of its own for CUDA.
         finish: makes the result; runs in `CollectiveQueue.synchronize`, on the caller's thread.
         device: device of the data.
-        stand_in: function that a joined rank calls in place of `exchange`; it is pickled. None:
+        stand_in: function that a joined rank calls in place of `transfer`; it is pickled. None:
             the collective makes no sense without all ranks.
         lacking: ranks that have not made this request for long, as reported by rank 0.
         decided: rank 0 has scheduled the request.
@@ -38,10 +38,10 @@ class Request:
 
     name: str
     lines: Sequence[str]
-    exchange: Exchange
+    transfer: Transfer
     finish: Callable[[], Any]
     device: torch.device
-    stand_in: Exchange | None = None
+    stand_in: Transfer | None = None
     lacking: Sequence[int] = ()
     decided: bool = False
     error: HorovodInternalError | None = None

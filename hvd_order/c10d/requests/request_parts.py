@@ -48,7 +48,7 @@ def own_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def writable_buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor's own memory if it can be exchanged directly, else a copy.
+    """Returns the tensor's own memory if it can be sent from directly, else a copy.
 
     Subclasses (parameters among them) are written in `deliver`, through ``copy_`` on the caller's
     thread, so that code that intercepts the write observes it.

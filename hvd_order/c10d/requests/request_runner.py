@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hvd_order.c10d.job import group_collectives
 from hvd_order.c10d.requests.mismatch import explain_mismatch, ranks_have
-from hvd_order.c10d.requests.request import Decision, Exchange, Request
+from hvd_order.c10d.requests.request import Decision, Request, Transfer
 from hvd_order.errors import HorovodInternalError, ModelMismatch
 
 __all__ = ["RequestRunner", "StillInStep"]
@@ -49,11 +49,11 @@ class RequestRunner:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def run(self, decision: Decision, request: Request | None) -> None:
-        """Runs the exchange of a request, or the stand-in if this rank has no request.
+        """Runs the transfer of a request, or the stand-in if this rank has no request.
 
         Raises:
             StillInStep: the request cannot run, and no rank has begun.
-            Exception: the exchange's error; the ranks may be out of step.
+            Exception: the transfer's error; the ranks may be out of step.
         """
         if decision.verdict == "differ":
             lines = [] if request is None else request.lines
@@ -65,14 +65,14 @@ class RequestRunner:
                 "allreduce, allgather, reducescatter and barrier go on without ranks that have "
                 "joined"
             ))  # fmt: skip
-        exchange = None if request is None else request.exchange
+        transfer = None if request is None else request.transfer
         if decision.absent:
             stand_in = self._tell_stand_in(request, decision.absent)
-            exchange = exchange or stand_in
-        assert exchange is not None
+            transfer = transfer or stand_in
+        assert transfer is not None
         if request is None or request.ready_event is None:
             with _device_context(None if request else self.stand_in_device):
-                exchange(self._group)
+                transfer(self._group)
             return
         stream = self._streams.get(request.device)
         if stream is None:
@@ -80,15 +80,15 @@ class RequestRunner:
             self._streams[request.device] = stream
         with torch.cuda.device(request.device), torch.cuda.stream(stream):
             stream.wait_event(request.ready_event)
-            exchange(self._group)
+            transfer(self._group)
             request.done_event = torch.cuda.Event()
             request.done_event.record(stream)
 
-    def _tell_stand_in(self, request: Request | None, absent: list[int]) -> Exchange:
+    def _tell_stand_in(self, request: Request | None, absent: list[int]) -> Transfer:
         """Returns the function that absent ranks run; the first present rank sends it."""
         root = next(place for place, rank in enumerate(self._ranks) if rank not in absent)
         mine = None if request is None else request.stand_in
-        stand_in: Exchange = group_collectives.share_object(mine, root, self._group)
+        stand_in: Transfer = group_collectives.share_object(mine, root, self._group)
         return stand_in
 
     def _difference(self, lines: Sequence[str]) -> ModelMismatch:

@@ -173,30 +173,30 @@ def allgather_object(obj: Any, name: str | None, number: int) -> list[Any]:
 # ---- gradients --------------------------------------------------------------------------------
 
 
-class _Rounds:
-    """Records the operators' rounds in the log, so that joined ranks can follow.
+class _Passes:
+    """Records the operators' passes in the log, so that joined ranks can follow.
 
-    A round, one post of every gradient, is one event. Operators run without Python; a thread
-    records the rounds that they have begun.
+    A pass, one post of every gradient, is one event. Operators run without Python; a thread
+    records the passes that they have begun.
     """
 
     def __init__(self, queue: native.OpGradientQueue, log: StepLog) -> None:
         self._queue = queue
         self._log = log
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="hvd_order rounds", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="hvd_order passes", daemon=True)
         self._thread.start()
 
     @property
     def noted(self) -> int:
-        """Number of rounds in the log."""
+        """Number of passes in the log."""
         return self._log.count
 
     def catch_up(self) -> None:
-        """Records all rounds begun so far."""
+        """Records all passes begun so far."""
         with self._lock:
-            while self._log.count < self._queue.rounds:
-                self._log.note("round")
+            while self._log.count < self._queue.passes:
+                self._log.note("pass")
 
     def end(self) -> None:
         """Joins the thread after the queue is closed; it must not outlive the interpreter."""
@@ -206,8 +206,8 @@ class _Rounds:
 
     def _run(self) -> None:
         known = 0
-        while (rounds := self._queue.wait_for_round(known)) is not None:
-            known = rounds
+        while (passes := self._queue.wait_for_pass(known)) is not None:
+            known = passes
             self.catch_up()
 
 
@@ -251,7 +251,7 @@ class RegisteredGradients:
         host.add_model(agreed.model, layout, self._flat, plan)
         places = laid_out.places(lambda i: self._flat[i].data_ptr(), layout.tensor_offset)
         self._queue = native.OpGradientQueue(host.engine, agreed.model, places)
-        self._rounds = _Rounds(self._queue, steps.open(host.process_set, self))
+        self._passes = _Passes(self._queue, steps.open(host.process_set, self))
         self._host: Callable[[], EngineHost | None] = weakref.ref(host)
         self._model = agreed.model
         self._is_closed = False
@@ -267,21 +267,21 @@ class RegisteredGradients:
         return self._queue.posts
 
     def prepare_to_join(self) -> None:
-        """Finishes a round that a failed operator has left unfinished."""
+        """Finishes a pass that a failed operator has left unfinished."""
         if self._is_closed:
             return
-        self._queue.stand_in(self._queue.rounds)
-        self._rounds.catch_up()
+        self._queue.stand_in(self._queue.passes)
+        self._passes.catch_up()
 
     def stand_in(self, event: str) -> None:
-        """Takes part with zeros in a round of the other ranks."""
+        """Takes part with zeros in a pass of the other ranks."""
         if self._is_closed:
             raise InvalidUsage(
                 "another rank exchanges gradients that this rank has given up after an error; "
                 "join() cannot stand in for them"
             )
-        self._queue.stand_in(self._rounds.noted + 1)
-        self._rounds.catch_up()
+        self._queue.stand_in(self._passes.noted + 1)
+        self._passes.catch_up()
 
     def end_join(self) -> None:
         """Waits for the sums of the last zeros, so that the next gradients can be posted."""
@@ -291,7 +291,7 @@ class RegisteredGradients:
         """Ends everything in flight with an error; a second call does nothing."""
         self._is_closed = True
         self._queue.close()
-        self._rounds.end()
+        self._passes.end()
         host = self._host()
         self._host = lambda: None
         if host is not None and host.context is _current_context():

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.tensorflow.gradients.exchange import Exchange, close
+from hvd_order.tensorflow.gradients.exchange import GradientExchange, close
 from hvd_order.tensorflow.gradients.step import GradientReducer, Packed
 
 __all__ = ["DeferredGradients", "NotDeferrable"]
@@ -60,7 +60,7 @@ class DeferredGradients:
         self._engine: list[int] = []
         self._packed: Packed
         self._dtypes: list[tf.DType] = []
-        self._exchange: Exchange
+        self._exchange: GradientExchange
         self._held: dict[int, _Held] = {}
 
     def post(self, gradients: Sequence[Any], sources: Sequence[Any], own: Collection[int]) -> None:

@@ -20,12 +20,12 @@ from hvd_order.tensorflow.backend.interface import Gradient, GradientModel, star
 from hvd_order.tensorflow.gradients.consumption import consumption_order
 from hvd_order.tensorflow.ops import process
 
-__all__ = ["Exchange", "close", "close_all", "exchange_of", "gradients_posted"]
+__all__ = ["GradientExchange", "close", "close_all", "exchange_of", "gradients_posted"]
 
 _Key = tuple[int, tuple[tuple[int, str], ...]]  # process set; id of each variable, dtype
 
 
-class Exchange:
+class GradientExchange:
     """The gradients of some variables in one process set.
 
     The n-th variable's gradient has position n in the engine's model. An operator also gets the
@@ -100,17 +100,17 @@ class Exchange:
         return sums
 
 
-_exchanges: dict[_Key, Exchange] = {}
+_exchanges: dict[_Key, GradientExchange] = {}
 _posted_before = 0  # by exchanges that no longer exist
 
 
 def exchange_of(
     variables: Sequence[Any], dtypes: Sequence[tf.DType], names: Sequence[str], process_set: int
-) -> Exchange:
+) -> GradientExchange:
     """The exchange of these variables; the first call for them is collective."""
     key = (process_set, tuple((id(v), d.name) for v, d in zip(variables, dtypes, strict=True)))
     if key not in _exchanges:
-        _exchanges[key] = Exchange(variables, dtypes, names, process_set)
+        _exchanges[key] = GradientExchange(variables, dtypes, names, process_set)
         # A graph that can still run keeps its variables. So an exchange that lost one is unused;
         # drop it, since a new variable may get the same id.
         for variable in variables:
@@ -118,7 +118,7 @@ def exchange_of(
     return _exchanges[key]
 
 
-def close(exchange: Exchange) -> None:
+def close(exchange: GradientExchange) -> None:
     """Ends everything in flight with an error; its variables get a new exchange when needed."""
     for key in [key for key, one in _exchanges.items() if one is exchange]:
         _drop(key)

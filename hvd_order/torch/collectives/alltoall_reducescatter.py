@@ -18,7 +18,7 @@ from hvd_order.c10d.requests.reduce_ops import (
     choose_op,
     reduce_pieces,
 )
-from hvd_order.c10d.requests.request import Exchange, Request
+from hvd_order.c10d.requests.request import Request, Transfer
 from hvd_order.c10d.requests.request_parts import (
     as_bytes,
     check_tensor,
@@ -82,13 +82,13 @@ def alltoall_async(
     full_name = request_name(queue, "alltoall", name)
     result: list[Any] = []
 
-    def exchange(group: dist.ProcessGroup | None) -> None:
+    def transfer(group: dist.ProcessGroup | None) -> None:
         received = counts if group is None else _exchange_counts(counts, group)
         out = rows if group is None else _exchange_rows(rows, counts, received, group)
         result.append((out, torch.tensor(received, dtype=like.dtype, device=like.device)))
 
     line = f"{full_name} {describe_rows(rows)}"
-    return queue.submit(Request(full_name, [line], exchange, lambda: result[0], rows.device))
+    return queue.submit(Request(full_name, [line], transfer, lambda: result[0], rows.device))
 
 
 def reducescatter(
@@ -160,13 +160,13 @@ def _start_reducescatter(
     full_name = request_name(queue, "reducescatter", name)
     result: list[torch.Tensor] = []
 
-    def exchange(group: dist.ProcessGroup | None) -> None:
+    def transfer(group: dist.ProcessGroup | None) -> None:
         result.append(scatter_reduced(rows, reduction, group))
 
     line = f"{full_name} {describe(rows)} {reduction}"
     return queue.submit(
         Request(
-            full_name, [line], exchange, lambda: result[0], rows.device,
+            full_name, [line], transfer, lambda: result[0], rows.device,
             joined_rank_scatter([rows], reduction),
         )
     )  # fmt: skip
@@ -199,7 +199,7 @@ def scatter_reduced(
     )
 
 
-def joined_rank_scatter(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Exchange:
+def joined_rank_scatter(tensors: Sequence[torch.Tensor], reduction: Reduction) -> Transfer:
     """The part of a joined rank, whose rows of the result are dropped."""
     kinds = [(rows.dtype, tuple(rows.shape)) for rows in tensors]
     return partial(_scatter_zeros, kinds, tensors[0].device.type, Reduction(reduction.op))

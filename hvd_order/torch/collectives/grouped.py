@@ -19,7 +19,7 @@ from hvd_order.c10d.requests.reduce_ops import (
     reduce_by_adasum,
     reduce_in_place,
 )
-from hvd_order.c10d.requests.request import Exchange, Request
+from hvd_order.c10d.requests.request import Request, Transfer
 from hvd_order.c10d.requests.request_parts import (
     check_tensor,
     deliver,
@@ -154,7 +154,7 @@ def _start_allreduce(
     if reduction.op is Adasum:
         check_count(len(process_set.ranks))
 
-    def exchange(group: dist.ProcessGroup | None) -> None:
+    def transfer(group: dist.ProcessGroup | None) -> None:
         for alike in _by_dtype(buffers):
             if reduction.op is Adasum:
                 reduce_by_adasum(alike, reduction, group)
@@ -169,7 +169,7 @@ def _start_allreduce(
         return [deliver(b, t) for b, t in zip(buffers, targets, strict=True)]
 
     stand_in = joined_rank_data.for_allreduce(buffers, reduction.op)
-    return _submit("grouped_allreduce", name, str(reduction), buffers, describe, exchange, finish,
+    return _submit("grouped_allreduce", name, str(reduction), buffers, describe, transfer, finish,
                    stand_in, process_set)  # fmt: skip
 
 
@@ -209,11 +209,11 @@ def grouped_allgather_async(
     rows = [own_rows(tensor) for tensor in tensors]
     result: list[torch.Tensor] = []
 
-    def exchange(group: dist.ProcessGroup | None) -> None:
+    def transfer(group: dist.ProcessGroup | None) -> None:
         result.extend(rows if group is None else [gather_rows(one, group) for one in rows])
 
     stand_in = joined_rank_data.for_allgather(rows)
-    return _submit("grouped_allgather", name, "", rows, describe_rows, exchange, lambda: result,
+    return _submit("grouped_allgather", name, "", rows, describe_rows, transfer, lambda: result,
                    stand_in, process_set)  # fmt: skip
 
 
@@ -264,12 +264,12 @@ def _start_reducescatter(
     copies = [rows_to_scatter(tensor, reduction) for tensor in tensors]
     result: list[torch.Tensor] = []
 
-    def exchange(group: dist.ProcessGroup | None) -> None:
+    def transfer(group: dist.ProcessGroup | None) -> None:
         for rows in copies:
             result.append(scatter_reduced(rows, reduction, group))
 
     stand_in = joined_rank_scatter(copies, reduction)
-    return _submit("grouped_reducescatter", name, str(reduction), copies, describe, exchange,
+    return _submit("grouped_reducescatter", name, str(reduction), copies, describe, transfer,
                    lambda: result, stand_in, process_set)  # fmt: skip
 
 
@@ -291,15 +291,15 @@ def _submit(
     title: str,
     buffers: Sequence[torch.Tensor],
     line: Callable[[torch.Tensor], str],
-    exchange: Exchange,
+    transfer: Transfer,
     finish: Callable[[], list[torch.Tensor]],
-    stand_in: Exchange,
+    stand_in: Transfer,
     process_set: ProcessSet,
 ) -> int:
     queue = queue_for(process_set)
     full_name = request_name(queue, kind, name)
     lines = [f"{full_name} {title}", *(f"[{i}] {line(b)}" for i, b in enumerate(buffers))]
-    return queue.submit(Request(full_name, lines, exchange, finish, buffers[0].device, stand_in))
+    return queue.submit(Request(full_name, lines, transfer, finish, buffers[0].device, stand_in))
 
 
 def _differentiable(tensors: Sequence[torch.Tensor]) -> bool:

@@ -184,13 +184,13 @@ def allgather_async(
     full_name = request_name(queue, "allgather", name)
     result: list[torch.Tensor] = []
 
-    def exchange(group: dist.ProcessGroup | None) -> None:
+    def transfer(group: dist.ProcessGroup | None) -> None:
         result.append(rows if group is None else gather_rows(rows, group))
 
     line = f"{full_name} {describe_rows(rows)}"
     return queue.submit(
         Request(
-            full_name, [line], exchange, lambda: result[0], rows.device,
+            full_name, [line], transfer, lambda: result[0], rows.device,
             joined_rank_data.for_allgather([rows]),
         )
     )  # fmt: skip
@@ -322,12 +322,12 @@ def _start_allreduce(
     full_name = request_name(queue, "allreduce", name)
     line = f"{full_name} {describe(buffer)} {reduction}"
 
-    def exchange(group: dist.ProcessGroup | None) -> None:
+    def transfer(group: dist.ProcessGroup | None) -> None:
         reduce_in_place(buffer, reduction, group)
 
     return queue.submit(
         Request(
-            full_name, [line], exchange, lambda: deliver(buffer, target), buffer.device,
+            full_name, [line], transfer, lambda: deliver(buffer, target), buffer.device,
             joined_rank_data.for_allreduce([buffer], reduction.op),
         )
     )  # fmt: skip
@@ -346,13 +346,13 @@ def _start_broadcast(
     root = process_set.ranks.index(root_rank)
     full_name = request_name(queue, "broadcast", name)
 
-    def exchange(group: dist.ProcessGroup | None) -> None:
+    def transfer(group: dist.ProcessGroup | None) -> None:
         if group is not None and buffer.numel() > 0:
             group_collectives.broadcast(as_bytes(buffer), root, group)
 
     line = f"{full_name} {describe(buffer)} root_rank={root_rank}"
     return queue.submit(
-        Request(full_name, [line], exchange, lambda: deliver(buffer, target), buffer.device)
+        Request(full_name, [line], transfer, lambda: deliver(buffer, target), buffer.device)
     )
 
 
