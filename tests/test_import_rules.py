@@ -73,6 +73,11 @@ def test_cpp_reads_no_environment() -> None:
         ("simulate", {"base", "scheduler", "simulate"}),
         ("server/arithmetic", {"base", "server/arithmetic"}),
         ("server/wire", {"base", "server/arithmetic", "server/wire"}),
+        ("server/admission", {"base", "server/arithmetic", "server/wire", "server/admission"}),
+        (
+            "server/slice",
+            {"base", "server/arithmetic", "server/wire", "server/admission", "server/slice"},
+        ),
         ("server", {"base", "server"}),
         ("transport", {"base", "scheduler", "transport"}),
         ("engine", {"base", "scheduler", "engine", "transport"}),

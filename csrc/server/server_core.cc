@@ -42,7 +42,9 @@ void requireKind(Peer from, Peer::Kind kind) {
 } // namespace
 
 ServerCore::ServerCore(ServerOptions options)
-    : room_(std::move(options)), sums_(room_.options.workers), aggregator_(room_) {}
+    : room_(std::move(options)),
+      sums_(room_.options.workers),
+      aggregator_(room_.options, room_.peers) {}
 
 ServerCore::~ServerCore() {
   stop();

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "server/arithmetic/element_sum.h"
-#include "server/slice/served_model.h"
 
 // The helper's side of aggregation (MLfabric's idea; docs/parameter-server.md describes it).
 //
@@ -36,7 +35,7 @@ void Aggregator::add(
     const SliceShape& shape) {
   const GroupOf group = groupOf(header.argument);
   if (payload.sizeBytes != shape.sizeBytes || header.round == 0 || group.members < 2 ||
-      group.members > room_.options.workers || group.server == room_.options.server) {
+      group.members > options_.workers || group.server == options_.server) {
     throw FrameError(concat(
         "a push of ", payload.sizeBytes, " bytes for a group of ", group.members, " and server ",
         group.server));
@@ -79,8 +78,8 @@ void Aggregator::add(
   FrameHeader whole = header;
   whole.round = group.number;
   whole.argument = 0;
-  room_.peers.send(
-      {Peer::Kind::kServer, group.server}, room_.urgencyOf(header.slice), whole,
+  peers_.send(
+      {Peer::Kind::kServer, group.server}, options_.urgencyOf(header.slice), whole,
       withMembers(total, members));
 }
 
@@ -102,7 +101,7 @@ void Aggregator::passOn(ServerId owner, const FrameHeader& header, const Payload
     FrameHeader answer = header;
     answer.flags = 0;
     answer.round = part.round;
-    room_.peers.send({Peer::Kind::kWorker, rank}, room_.urgencyOf(header.slice), answer, payload);
+    peers_.send({Peer::Kind::kWorker, rank}, options_.urgencyOf(header.slice), answer, payload);
   }
 }
 

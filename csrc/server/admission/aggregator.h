@@ -7,11 +7,11 @@
 
 #include "server/wire/frame.h"
 #include "server/wire/group.h"
+#include "server/wire/options.h"
 #include "server/wire/payload.h"
+#include "server/wire/peers.h"
 
 namespace hvd_order {
-
-struct ServerRoom;
 
 /// A helper: adds the pushes of several workers for one owner, sends the owner the sum, and passes
 /// the owner's answer on to all of these workers. The owner's line then carries one update and one
@@ -24,7 +24,7 @@ struct ServerRoom;
 /// Thread safety: all methods may be called from any thread.
 class Aggregator {
  public:
-  explicit Aggregator(const ServerRoom& room) : room_(room) {}
+  Aggregator(const ServerOptions& options, const Peers& peers) : options_(options), peers_(peers) {}
 
   /// Adds a worker's push to its group. @throws FrameError if the frame is not a valid group push.
   void add(int worker, const FrameHeader& header, Payload payload, const SliceShape& shape);
@@ -53,7 +53,8 @@ class Aggregator {
     std::map<int, Part> parts; // by worker
   };
 
-  const ServerRoom& room_;
+  const ServerOptions& options_;
+  const Peers& peers_;
   std::mutex mutex_; // guards `groups_`
   std::map<Where, Group> groups_;
 };

@@ -1,7 +1,5 @@
 #include "server/admission/push_windows.h"
 
-#include "server/slice/served_slice.h"
-
 // Flow control of pushes to this server, by sender: a worker, or a helper in the server's second
 // instance.
 //
@@ -55,14 +53,15 @@ void PushWindows::giveBack(int sender, ByteCount bytes, bool came, double now) {
 
 void PushWindows::await(
     const std::vector<int>& senders,
-    const std::shared_ptr<ServedSlice>& slice) {
+    const Key& key,
+    const std::shared_ptr<Waiter>& slice) {
   const std::scoped_lock lock(mutex_);
   for (const int sender : senders) {
-    senders_[sender].waiting[slice->key()] = slice;
+    senders_[sender].waiting[key] = slice;
   }
 }
 
-std::shared_ptr<ServedSlice> PushWindows::next(int sender) {
+std::shared_ptr<PushWindows::Waiter> PushWindows::next(int sender) {
   const std::scoped_lock lock(mutex_);
   Sender& each = senders_[sender];
   while (each.admitted < kMostAdmitted && !each.waiting.empty()) {

@@ -11,8 +11,6 @@
 
 namespace hvd_order {
 
-class ServedSlice;
-
 /// Limits how many pushes of each worker, or sums of each helper, are on their way. The limit
 /// keeps a line busy and is no larger, because no other worker may push a slice whose push is on
 /// its way.
@@ -20,6 +18,19 @@ class ServedSlice;
 /// Thread safety: all methods may be called from any thread.
 class PushWindows {
  public:
+  /// A slice that waits until a sender has room.
+  class Waiter {
+   public:
+    Waiter() = default;
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+    virtual ~Waiter() = default;
+    /// A sender that this slice waits for has room for a push.
+    virtual void admit() = 0;
+  };
+  /// Identifies a waiting slice; the lowest goes first.
+  using Key = std::tuple<SliceIndex, ModelId, std::uint32_t>;
+
   /// Seconds until a push of `bytes` bytes would arrive if it was admitted now, by the sender's
   /// measured speed. While that speed is unknown, one byte a second is assumed.
   [[nodiscard]] double expectedSeconds(int sender, ByteCount bytes) const;
@@ -30,10 +41,10 @@ class PushWindows {
   void giveBack(int sender, ByteCount bytes, bool came, double now);
 
   /// Registers the slice to be returned by `next` when one of these senders has room again.
-  void await(const std::vector<int>& senders, const std::shared_ptr<ServedSlice>& slice);
+  void await(const std::vector<int>& senders, const Key& key, const std::shared_ptr<Waiter>& slice);
   /// Removes and returns the most urgent slice that waits for this sender. @return null if the
   /// sender has no room or no slice waits.
-  std::shared_ptr<ServedSlice> next(int sender);
+  std::shared_ptr<Waiter> next(int sender);
 
  private:
   // The line carries one push while the next one is being admitted.
@@ -44,7 +55,7 @@ class PushWindows {
     ByteCount bytes = 0; // of the admitted pushes
     double since = 0;    // start of the current measurement of `rate`
     double rate = 0;     // bytes a second; 0: unknown
-    std::map<std::tuple<SliceIndex, ModelId, std::uint32_t>, std::weak_ptr<ServedSlice>> waiting;
+    std::map<Key, std::weak_ptr<Waiter>> waiting;
   };
 
   mutable std::mutex mutex_;      // guards `senders_`

@@ -9,16 +9,11 @@
 #include <vector>
 
 #include "server/wire/group.h"
+#include "server/wire/options.h"
 #include "server/wire/payload.h"
 #include "server/wire/registration.h"
 
 namespace hvd_order {
-
-/// When pushes are applied.
-enum class Consistency : std::uint8_t {
-  kSynchronous,  ///< one round at a time, when every worker's push of it is there
-  kAsynchronous, ///< each push by itself, as it arrives
-};
 
 /// One rule for each group of parameters.
 using Rules = std::vector<UpdateRule>;

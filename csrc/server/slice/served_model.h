@@ -6,21 +6,16 @@
 #include <vector>
 
 #include "server/admission/push_windows.h"
-#include "server/slice/options.h"
+#include "server/admission/routes.h"
 #include "server/slice/served_slice.h"
+#include "server/wire/options.h"
 #include "server/wire/peers.h"
-#include "server/wire/routes.h"
 
 namespace hvd_order {
 
 /// State that all models of a server share; outlives them.
 struct ServerRoom {
   explicit ServerRoom(ServerOptions given) : options(std::move(given)) {}
-
-  /// Urgency of a slice among the frames that wait for a line; the lowest number goes first.
-  [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const {
-    return options.ordered ? std::uint64_t{slice} + 1 : 1;
-  }
 
   const ServerOptions options;
   Peers peers;

@@ -66,7 +66,7 @@ ServedSlice::ServedSlice(ServedModel& model, SliceIndex index)
           model.room.options.workers,
           mayLag()) {}
 
-std::tuple<SliceIndex, ModelId, std::uint32_t> ServedSlice::key() const {
+PushWindows::Key ServedSlice::key() const {
   return {index_, model_.id, model_.layout};
 }
 
@@ -84,7 +84,7 @@ bool ServedSlice::asksFirst() const {
 }
 
 std::uint64_t ServedSlice::urgency() const {
-  return model_.room.urgencyOf(index_);
+  return model_.room.options.urgencyOf(index_);
 }
 
 // A state and the updates that follow it have the same urgency: they must not overtake the state.

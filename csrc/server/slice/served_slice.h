@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "server/admission/delay_order.h"
+#include "server/admission/push_windows.h"
+#include "server/admission/routes.h"
 #include "server/slice/held_slice.h"
 #include "server/wire/peers.h"
-#include "server/wire/routes.h"
 
 namespace hvd_order {
 
-class PushWindows;
 class ServedModel;
 
 /// One slice as a server has it: receives pushes, makes updates, and sends answers and copies.
@@ -38,14 +38,9 @@ class ServedModel;
 ///
 /// Thread safety: all methods may be called from any thread. Methods that handle frames throw
 /// FrameError if the frame does not fit, and have changed nothing then.
-class ServedSlice {
+class ServedSlice final : public PushWindows::Waiter {
  public:
   ServedSlice(ServedModel& model, SliceIndex index);
-  ServedSlice(const ServedSlice&) = delete;
-  ServedSlice& operator=(const ServedSlice&) = delete;
-  ~ServedSlice() = default;
-
-  [[nodiscard]] std::tuple<SliceIndex, ModelId, std::uint32_t> key() const;
 
   // served_slice.cc: frames from and to workers. `worker` is the rank whose push or pull it is: a
   // server may pass on a frame that came to it too late.
@@ -57,8 +52,7 @@ class ServedSlice {
   void ask(int worker, const FrameHeader& header);
   /// Handles a helper's sum of several workers' updates.
   void groupCame(Peer from, const FrameHeader& header, const Payload& payload);
-  /// Called when a sender that this slice waits for has room for a push.
-  void admit();
+  void admit() override;
   /// The worker sends no more requests by an older map.
   void switched(int worker, std::uint32_t map);
   /// All workers have a newer layout of the model: no more frames come.
@@ -147,6 +141,7 @@ class ServedSlice {
   [[nodiscard]] bool isCopy() const {
     return !original_ && held_.installed();
   }
+  [[nodiscard]] PushWindows::Key key() const;
   [[nodiscard]] std::uint32_t sizeBytes() const;
   [[nodiscard]] bool mayLag() const;
   [[nodiscard]] bool asksFirst() const;

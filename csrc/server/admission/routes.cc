@@ -1,7 +1,18 @@
-#include "server/wire/routes.h"
+#include "server/admission/routes.h"
 
 #include <limits>
 
+// Chooses by measurement, not by a plan of bandwidths (MLfabric plans; docs/parameter-server.md).
+//
+// A way is a helper, or kDirect. For each way a moving average of the seconds per byte from a
+// transfer's admission to its arrival is kept, and the number of the admission that last took it.
+// `best` compares the ways by the rule in routes.h: a helper must take less than t (2 - 1 / n).
+//
+// A way counts as free of cost until it has been tried, and again when kPatience admissions have
+// passed without it, so every way is tried now and then and a line that has become idle is found.
+//
+// Invariant: a helper that is tried for the first time counts as infinitely slow until its first
+// measurement, so it gets no second group before that, or before it is due to be tried again.
 namespace hvd_order {
 
 ServerId Routes::best(std::size_t updates, const std::vector<ServerId>& helpers) const {

@@ -2,16 +2,24 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <optional>
 #include <string>
 
-#include "server/slice/held_slice.h"
 #include "server/wire/peers.h"
+#include "server/wire/registration.h"
 
 namespace hvd_order {
 
+/// When pushes are applied.
+enum class Consistency : std::uint8_t {
+  kSynchronous,  ///< one round at a time, when every worker's push of it is there
+  kAsynchronous, ///< each push by itself, as it arrives
+};
+
+/// What a parameter server is told when it starts.
 struct ServerOptions {
   ServerId server = 0;
   int workers = 1;
@@ -47,6 +55,11 @@ struct ServerOptions {
   /// for long until recently. In that case the other processes have given this server up, and it
   /// does no more work.
   std::function<bool()> wasAway;
+
+  /// Urgency of a slice among the frames that wait for a line; the lowest number goes first.
+  [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const {
+    return ordered ? std::uint64_t{slice} + 1 : 1;
+  }
 };
 
 } // namespace hvd_order

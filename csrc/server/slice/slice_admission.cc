@@ -147,7 +147,7 @@ void ServedSlice::admitOneOf(const std::vector<std::size_t>& candidates) {
   for (const std::size_t index : candidates) {
     workers.push_back(asks_[index].worker);
   }
-  windows.await(workers, {model_.shared_from_this(), this});
+  windows.await(workers, key(), {model_.shared_from_this(), this});
   admitFirst(); // room may have been given back before `await`
 }
 
@@ -179,7 +179,7 @@ bool ServedSlice::admitGroup(const std::vector<WaitingUpdate>& updates) {
   PushWindows& windows = model_.room.helperWindows;
   const double now = options.clock();
   if (!windows.take(helper, sizeBytes(), now)) {
-    windows.await({helper}, {model_.shared_from_this(), this});
+    windows.await({helper}, key(), {model_.shared_from_this(), this});
     if (!windows.take(helper, sizeBytes(), now)) { // room may have been given back before `await`
       return true;
     }
