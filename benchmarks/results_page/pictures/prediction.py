@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from matplotlib import pyplot as plt
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from results_page.documents import Documents
 from results_page.pictures.style import COLOURS, save
@@ -36,6 +37,10 @@ def draw(documents: Documents, path: Path) -> bool:
                       label="within 5 %")  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(ScalarFormatter())
+        axis.set_minor_formatter(NullFormatter())
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.set_xlabel("measured step, s")
     axes.set_ylabel("predicted step, s")
     axes.legend(fontsize=8)

@@ -82,4 +82,4 @@ def _stack(axes: Any, places: Sequence[float], loads: Sequence[dict[str, int]]) 
     axes.set_ylabel("share of slices")
     axes.set_ylim(0, 1)
     if len(servers) <= 8:
-        axes.legend(fontsize=8, loc="center left")
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
