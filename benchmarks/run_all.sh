@@ -40,6 +40,13 @@ else
   echo "left out: TensorFlow is not installed"
 fi
 record overhead overhead/main
+file=overhead-per_parameter
+known+=("$file")
+if [ "${#wanted[@]}" = 0 ] || [[ " ${wanted[*]} " == *" $file "* ]]; then
+  printf '\n==== %s\n' "$file"
+  "$python" -m hvd_order.cli run -np 2 "$python" benchmarks/overhead/per_parameter.py \
+    --out "benchmarks/results/$file.json" || failed+=("$file")
+fi
 record throughput throughput/main --credit-mib 32
 record agreement agreement/main --ranks 2
 if "$python" -c "import tensorflow, mpi4py" 2> /dev/null; then
