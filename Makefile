@@ -3,7 +3,8 @@
 # make sanitize C++ tests under ThreadSanitizer and AddressSanitizer
 # make fuzz     arbitrary bytes into what reads bytes of others (needs clang++)
 # make chaos    faults at random in real jobs: MINUTES=10 SEED=1
-# make bench    all benchmarks                    make format   rewrite sources in the project's style
+# make bench    all benchmarks                    make results  page of results from benchmarks/results
+#                                                 make format   rewrite sources in the project's style
 # make docs     the documentation as a site, in out/site
 # make check    = make test                       make clean    remove what was built, keep .venv
 # make test-long  what takes too long for every change
@@ -32,7 +33,7 @@ BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(J
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
 .PHONY: build dev demo docs test test-long test-third-party chaos check lint lint-python lint-cpp format cpp-test sanitize fuzz \
-  bench horovod clean
+  bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
 # A stamp is named after the content of the files it stands for, so a changed pin installs again and
@@ -128,6 +129,10 @@ docs: $(DOCS_STAMP)
 bench: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_benchmarks
 	PATH="$(abspath $(BIN)):$$PATH" bash benchmarks/run_all.sh
+
+# Page, pictures and the README's table, from the data files alone.
+results: $(DEV_STAMP)
+	@"$(BIN)/python" benchmarks/results_page/main.py
 
 # Horovod is no dependency; tests and benchmarks that compare with it skip or say so without it.
 horovod: build

@@ -1,25 +1,72 @@
 #!/usr/bin/env bash
-# All benchmarks that need no GPU, one after the other: `make bench`. Leave the machine alone
-# meanwhile. Arguments are passed to none of them; each can be run alone with its own.
+# The data files of benchmarks/results: all of them (`make bench`, 75 minutes), or those named without ".json".
+# Leave the machine alone meanwhile. What needs a GPU: gpu_check.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
 
+wanted=("$@")
 failed=()
-for folder in benchmarks/*/; do
-  question=$(basename "$folder")
-  case $question in common | gpu) continue ;; esac # gpu: see gpu_check.sh
-  printf '\n==== %s\n' "$question"
-  if [ "$question" = backends ] && ! "$python" -c "import tensorflow, mpi4py" 2> /dev/null; then
-    echo "left out: TensorFlow or mpi4py is not installed"
-  elif [ -e "$folder/main.py" ]; then
-    "$python" "benchmarks/$question/main.py" || failed+=("$question")
-  else
-    bash "benchmarks/$question/run.sh" || failed+=("$question")
-  fi
-done
+known=()
 
+# record FILE SCRIPT OPTION...: runs a benchmark into benchmarks/results/FILE.json.
+record() {
+  local file=$1 script=$2
+  shift 2
+  known+=("$file")
+  [ "${#wanted[@]}" = 0 ] || [[ " ${wanted[*]} " == *" $file "* ]] || return 0
+  printf '\n==== %s\n' "$file"
+  PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" "$python" "benchmarks/$script.py" "$@" \
+    --out "benchmarks/results/$file.json" || failed+=("$file")
+}
+
+untuned=(--env HVD_ORDER_TUNE=0)
+record side_by_side-resnet50 side_by_side/main --models resnet50 \
+  --systems ddp_tuned horovod hvd_order hvd_order_planned --rounds 3
+record side_by_side-densenet121 side_by_side/main --models densenet121 \
+  --systems ddp_tuned horovod hvd_order hvd_order_planned --rounds 3
+record side_by_side-resnet50-4 side_by_side/main --models resnet50 --hosts 4 \
+  --systems ddp_tuned hvd_order --rounds 2
+record side_by_side-vgg16 side_by_side/main --models vgg16 --rate-mbit 2000 \
+  --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
+record side_by_side-gpt2_small side_by_side/main --models gpt2_small --rate-mbit 2000 \
+  --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
+record side_by_side-real side_by_side/main --models small_cnn demo_gpt \
+  --systems ddp_tuned hvd_order --rounds 4
+if "$python" -c "import tensorflow" 2> /dev/null; then
+  record side_by_side-tensorflow side_by_side/main --framework tensorflow --models resnet50 --rounds 2
+else
+  echo "left out: TensorFlow is not installed"
+fi
+record overhead overhead/main
+file=overhead-per_parameter
+known+=("$file")
+if [ "${#wanted[@]}" = 0 ] || [[ " ${wanted[*]} " == *" $file "* ]]; then
+  printf '\n==== %s\n' "$file"
+  "$python" -m hvd_order.cli run -np 2 "$python" benchmarks/overhead/per_parameter.py \
+    --out "benchmarks/results/$file.json" || failed+=("$file")
+fi
+record throughput throughput/main --credit-mib 32
+record agreement agreement/main --ranks 2
+if "$python" -c "import tensorflow, mpi4py" 2> /dev/null; then
+  record backends backends/main
+else
+  echo "left out: TensorFlow or mpi4py is not installed"
+fi
+record hosts hosts/main
+record scheduler_events scheduler_events/main
+record planning planning/main
+record simulate simulate/main
+record simulate-predict simulate/predict
+record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8
+record parameter_server-straggler parameter_server/main --only straggler --stragglers 1
+record parameter_server-elastic parameter_server/main --only elastic --events 10
+record elastic elastic/main
+
+for file in "${wanted[@]}"; do
+  [[ " ${known[*]} " == *" $file "* ]] || failed+=("$file (no such file)")
+done
 if [ "${#failed[@]}" -gt 0 ]; then
   printf '\nfailed: %s\n' "${failed[*]}"
   exit 1

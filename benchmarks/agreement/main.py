@@ -13,7 +13,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.environment import describe, environment
 from common.ranks import WORKER_OPTION, run_as_rank, run_ranks
-from common.report import table, write
+from common.record import add_out_option, settings_of, write_record
+from common.report import table
 from common.summary import Summary, paired_ratio
 from decisions import IN_FLIGHT, SLICE_BYTES, measure_decisions
 from steps import STRAGGLERS, measure_steps
@@ -34,7 +35,9 @@ def main() -> None:
     results = {str(size): run_ranks(size, sys.argv[1:]) for size in options.ranks}
     show_decisions(results)
     show_steps(options, results)
-    write("agreement", found, {"ranks": results})
+    write_record("agreement", found, settings_of(options), {"ranks": results},
+                 {"ranks": {size: summary_of(result) for size, result in results.items()}},
+                 options.out)  # fmt: skip
     if not all(part["right"] for result in results.values() for part in result.values()):
         raise SystemExit("FAIL: wrong sums")
 
@@ -44,6 +47,25 @@ def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]
     return {
         "decisions": measure_decisions(options, group),
         "steps": measure_steps(options, group),
+    }
+
+
+def summary_of(result: dict[str, Any]) -> dict[str, Any]:
+    """Rates over plain c10d's, and steps over the fluid bound."""
+    decisions = result["decisions"]["seconds"]
+    return {
+        "rate_over_plain": {
+            name: paired_ratio(decisions["plain"], seconds).to_json()
+            for name, seconds in decisions.items()
+            if name != "plain"
+        },
+        "step_over_bound": {
+            straggler: {
+                name: paired_ratio(seconds, measured["fluid_s"]).to_json()
+                for name, seconds in measured["seconds"].items()
+            }
+            for straggler, measured in result["steps"]["stragglers"].items()
+        },
     }
 
 
@@ -128,6 +150,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--late", type=float, default=0.3, help="delay / compute time")
     parser.add_argument("--layers", type=int, default=GptConfig.layers)
     parser.add_argument("--width", type=int, default=GptConfig.width)
+    add_out_option(parser)
     parser.add_argument(WORKER_OPTION, help=argparse.SUPPRESS)
     return parser.parse_args()
 

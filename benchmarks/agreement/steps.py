@@ -29,6 +29,7 @@ from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
 
 STRAGGLERS = ("none", "leader", "follower")
+_SLICE_BYTES = 2 * 2**20  # unless HVD_ORDER_SLICE_BYTES says otherwise
 _BLOCKED_S = 50e-6  # a wait that took longer really waited
 _CPU = torch.device("cpu")
 
@@ -111,7 +112,7 @@ def measure_steps(options: argparse.Namespace, group: dist.ProcessGroup) -> dict
     config = process.current().config
     model = Gpt(GptConfig(layers=options.layers, width=options.width))
     entries = [ParameterEntry(parameter, name) for name, parameter in model.named_parameters()]
-    buffers = GradientBuffers(entries, Compression.none, config.slice_bytes)
+    buffers = GradientBuffers(entries, Compression.none, config.slice_bytes or _SLICE_BYTES)
     layout, flat = buffers.layout, buffers.flat
     sizes_bytes = [entry.wire.numel() * 4 for entry in entries]
     wire_s = _saturated_s(group, LikeDdp(group, layout, flat), len(entries), options)

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.environment import describe, environment
-from common.report import write
+from common.record import add_out_option, settings_of, write_record
 from common.summary import paired_ratio
 from common.turns import turns
 from hosts import EmulatedHosts, why_not
@@ -43,6 +43,7 @@ def main() -> int:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=6, help="measured steps in each turn")
+    add_out_option(parser)
     options = parser.parse_args()
     reason = why_not()
     if reason:
@@ -62,8 +63,11 @@ def main() -> int:
             f"{name:<5} step {statistics.median(values):.3f} s, range {min(values):.3f}-"
             f"{max(values):.3f}, processor time {statistics.median(cpu_s[name]):.2f} s"
         )
-    print(f"mpi / c10d {paired_ratio(seconds['mpi'], seconds['c10d'])}")
-    write("backends", found, {"options": vars(options), "seconds": seconds, "cpu_s": cpu_s})
+    ratio = paired_ratio(seconds["mpi"], seconds["c10d"])
+    print(f"mpi / c10d {ratio}")
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    write_record("backends", found, settings_of(options), {"seconds": seconds, "cpu_s": cpu_s},
+                 {"step_s": medians, "mpi_over_c10d": ratio.to_json()}, options.out)  # fmt: skip
     return 0
 
 

@@ -1,9 +1,10 @@
-"""On what a number was measured."""
+"""On what a number was measured. Neither host names nor absolute paths are part of it."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -14,23 +15,75 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
+_SECRET = re.compile(r"SECRET|STORE|ADDR")  # values that belong to one job or one network
+_IDLE_LOAD = 0.5  # average of the last minute
 
 
 def environment() -> dict[str, Any]:
-    """Commit, machine, versions, command, and how busy the machine is just now."""
-    script = os.path.relpath(Path(sys.argv[0]).resolve(), ROOT)
-    found: dict[str, Any] = {
+    """Commit, machine, command, and how busy the machine is just now; see `schema`."""
+    commit, dirty = _commit()
+    return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": shlex.join(["python", script, *sys.argv[1:]]),
-        "commit": _commit(),
+        "command": _command(),
+        "commit": commit,
+        "dirty": dirty,
+        "machine": _machine(),
+        "variables": {
+            name: without_folders(value)
+            for name, value in sorted(os.environ.items())
+            if name.startswith("HVD_ORDER_") and not _SECRET.search(name)
+        },
+    }
+
+
+def describe(found: dict[str, Any]) -> str:
+    """The same in a few lines, with a warning where the machine had other work."""
+    machine = found["machine"]
+    changed = " with changes" if found["dirty"] else ""
+    lines = [
+        f"{found['date']}  commit {found['commit']}{changed}",
+        f"{machine['cpu']}, {machine['usable_cores']} of {machine['cores']} cores, "
+        f"{machine['memory_gib']} GiB; Linux {machine['kernel']}, Python {machine['python']}, "
+        f"torch {machine['torch']}",
+        *(
+            [f"GPUs: {', '.join(machine['gpus'])}; CUDA {machine['cuda']}, "
+             f"NCCL {machine.get('nccl')}"]
+            if "gpus" in machine
+            else []
+        ),
+        f"command: {found['command']}",
+        f"load average at the start: {machine['load_average']}",
+    ]  # fmt: skip
+    if machine["load_average"][0] > _IDLE_LOAD:
+        lines.append("WARNING: the machine was not idle; do not trust these numbers")
+    return "\n".join(lines)
+
+
+def without_folders(text: str) -> str:
+    """The text with paths relative to the checkout; of paths elsewhere only the last part stays."""
+    text = text.replace(f"{ROOT}/", "")
+    return re.sub(r"(?<![\w.:/])/(?:[^\s/:=,'\"]+/)*([^\s/:=,'\"]+)", r"\1", text)
+
+
+def _command() -> str:
+    program = Path(sys.argv[0]).resolve()
+    if program.suffix == ".py" and program.is_relative_to(ROOT):
+        start = ["python", str(program.relative_to(ROOT))]
+    else:
+        start = [program.name]
+    return without_folders(shlex.join([*start, *sys.argv[1:]]))
+
+
+def _machine() -> dict[str, Any]:
+    found: dict[str, Any] = {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "knobs": {k: v for k, v in sorted(os.environ.items()) if k.startswith("HVD_ORDER_")},
+        "load_average": [round(load, 2) for load in os.getloadavg()],
     }
     if torch.cuda.is_available():
         found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -40,36 +93,20 @@ def environment() -> dict[str, Any]:
     return found
 
 
-def describe(found: dict[str, Any]) -> str:
-    """The same in a few lines, with a warning where the machine had other work."""
-    lines = [
-        f"{found['date']}  commit {found['commit']}",
-        f"{found['cpu']}, {found['usable_cores']} of {found['cores']} cores; "
-        f"Linux {found['kernel']}, Python {found['python']}, torch {found['torch']}",
-        *(
-            [f"GPUs: {', '.join(found['gpus'])}; CUDA {found['cuda']}, NCCL {found.get('nccl')}"]
-            if "gpus" in found
-            else []
-        ),
-        f"command: {found['command']}",
-        f"load average at the start: {found['load_average']}",
-    ]
-    if found["load_average"][0] > 0.5:
-        lines.append("WARNING: the machine was not idle; do not trust these numbers")
-    return "\n".join(lines)
+def _commit() -> tuple[str, bool]:
+    """Short hash, and whether sources or benchmarks differ from it."""
 
-
-def _commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(
             ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
         ).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "csrc", "hvd_order")
-        return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--",
+                      "csrc", "hvd_order", "benchmarks/*.py")  # fmt: skip
+        return git("rev-parse", "--short=12", "HEAD"), bool(changed)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return "unknown", False
 
 
 def _cpu() -> str:

@@ -65,7 +65,11 @@ def new_host(**knobs: Any) -> EngineHost:
     """
     context = copy.copy(process.current())  # shares the list of groups and of callbacks
     context.config = context.config.with_values(**knobs)
-    host = EngineHost(context)
+    groups = {
+        purpose: context.new_group(purpose, backend)
+        for purpose, backend in (("registration", "gloo"), ("control", "gloo"), ("gradients", None))
+    }
+    host = EngineHost(context, 0, range(context.size), groups)
     context.on_shutdown(host.close)
     return host
 

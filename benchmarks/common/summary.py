@@ -71,9 +71,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.9
     """
     ratios = sorted(x / y for x, y in zip(a, b, strict=True))
     count = len(ratios)
-    cut = 1  # the interval leaves out cut - 1 ratios at either end
-    while cut < (count + 1) // 2 and 2 * _at_most(cut, count) <= 1 - confidence:
-        cut += 1
+    cut = _left_out(count, confidence)
     return Ratio(
         median=statistics.median(ratios),
         low=ratios[cut - 1],
@@ -81,6 +79,21 @@ def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = 0.9
         confidence=1 - 2 * _at_most(cut - 1, count),
         count=count,
     )
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of the median of a sample, by the sign test; see `paired_ratio`."""
+    ordered = sorted(values)
+    cut = _left_out(len(ordered), confidence)
+    return ordered[cut - 1], ordered[-cut]
+
+
+def _left_out(count: int, confidence: float) -> int:
+    """The interval leaves out one value fewer than this at either end."""
+    cut = 1
+    while cut < (count + 1) // 2 and 2 * _at_most(cut, count) <= 1 - confidence:
+        cut += 1
+    return cut
 
 
 def _at_most(heads: int, tosses: int) -> float:

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
 from cell import CellResult, Contestant, MemoryIsShort, Setting, run_cell
 from common.environment import environment
-from common.report import write
+from common.record import settings_of, write_record
 from fleet import Fleet, RankFailed
 from hosts import EmulatedHosts, why_not
 from pictures import draw_steps
@@ -94,7 +94,8 @@ def _compare(hosts: EmulatedHosts, options: argparse.Namespace, log: TextIO) -> 
             fleet.close()
     print("\n".join(["", *_table(cell), "", _won(cell)]), flush=True)
     draw_steps(cell, options.out / "steps.png")
-    write("demo", environment(), {"cells": [cell.to_json()]})
+    write_record("demo", environment(), settings_of(options), {"cells": [cell.to_json()]},
+                 {"cells": [cell.summary()]})  # fmt: skip
     return cell.same_weights
 
 

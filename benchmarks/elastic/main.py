@@ -21,7 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from common.environment import describe, environment
-from common.report import table, write
+from common.record import add_out_option, settings_of, write_record
+from common.report import table
 from helpers import elastic_training
 from helpers.launching import Job, launcher, launcher_environment
 
@@ -53,10 +54,11 @@ def main() -> None:
               "s to next step", "loss differs by", "weights differ by", "right"]  # fmt: skip
     print(f"\n{options.ranks} workers, a commit every {elastic_training.COMMIT_EVERY} steps\n")
     print(table(header, rows))
-    print(
-        f"\nmedian {statistics.median(one['restart_s'] for one in trials):.1f} s to the next step"
-    )
-    write("elastic", found, {"trials": trials})
+    median = statistics.median(one["restart_s"] for one in trials)
+    print(f"\nmedian {median:.1f} s to the next step")
+    write_record("elastic", found, settings_of(options), {"trials": trials},
+                 {"restart_s": median, "right": all(one["right"] for one in trials)},
+                 options.out)  # fmt: skip
     if not all(one["right"] for one in trials):
         raise SystemExit("FAIL: a trial ended with other weights, or other losses")
 
@@ -69,7 +71,7 @@ def trial(
     weights: list[float],
 ) -> dict[str, Any]:
     """Kills rank `victim` some time after step `moment`; compares with training in one process."""
-    command = [sys.executable, elastic_training.__file__, str(options.steps), str(options.estimate)]
+    command = [sys.executable, elastic_training.__file__, str(options.steps), str(options.pace)]
     run = launcher("-np", str(options.ranks), "--min-np", str(options.ranks - 1))
     with Job([*run, *command], launcher_environment()) as job, _told(job):
         job.wait_for(STEP, lambda match: int(match[1]) >= moment)
@@ -118,6 +120,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=3)
     parser.add_argument("--steps", type=int, default=240)
     parser.add_argument("--pace", type=float, default=0.01, help="seconds of each step's work")
+    add_out_option(parser)
     return parser.parse_args()
 
 

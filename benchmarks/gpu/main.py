@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from alone import check_readiness
 from common.environment import describe, environment
 from common.ranks import WORKER_OPTION, run_as_rank, run_ranks
+from common.record import add_out_option, settings_of, write_record
 from together import check_final_data, check_training
 
 from hvd_order.c10d.job import process
@@ -68,31 +69,36 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         print("SKIP  all GPU checks: torch.cuda.is_available() is False")
         return
-    print(describe(environment()))
-    outcomes = [
-        run_check(name, check, options)
+    found = environment()
+    print(describe(found))
+    outcomes = {
+        name: run_check(name, check, options)
         for name, check in CHECKS.items()
         if options.check in (None, name)
-    ]
-    raise SystemExit(0 if all(outcomes) else 1)
+    }
+    failed = [name for name, outcome in outcomes.items() if outcome["outcome"] == "FAIL"]
+    write_record("gpu", found, settings_of(options), {"checks": outcomes}, {"failed": failed},
+                 options.out)  # fmt: skip
+    raise SystemExit(1 if failed else 0)
 
 
-def run_check(name: str, check: Check, options: argparse.Namespace) -> bool:
-    """Runs one check in processes of its own and prints its line; False when it failed."""
+def run_check(name: str, check: Check, options: argparse.Namespace) -> dict[str, Any]:
+    """Runs one check in processes of its own, prints its line and returns its outcome."""
     title = f"{name} ({check.backend}, {check.ranks} ranks): {check.what}"
     reason = why_not(check, options)
     if reason:
         print(f"SKIP  {title}: {reason}", flush=True)
-        return True
+        return {"outcome": "SKIP", "reason": reason}
     begin = time.monotonic()
     arguments = ["--check", name, "--device", options.device]
     try:
         note = run_ranks(check.ranks, arguments, rank_environment(check))
     except SystemExit:
         print(f"FAIL  {title}; the error is above", flush=True)
-        return False
-    print(f"PASS  {title}; {note} ({time.monotonic() - begin:.0f} s)", flush=True)
-    return True
+        return {"outcome": "FAIL", "seconds": time.monotonic() - begin}
+    seconds = time.monotonic() - begin
+    print(f"PASS  {title}; {note} ({seconds:.0f} s)", flush=True)
+    return {"outcome": "PASS", "note": note, "seconds": seconds}
 
 
 def why_not(check: Check, options: argparse.Namespace) -> str | None:
@@ -137,6 +143,7 @@ def _options() -> argparse.Namespace:
         default="cuda",
         help="cpu: to try the checks",
     )
+    add_out_option(parser)
     parser.add_argument(WORKER_OPTION, help=argparse.SUPPRESS)
     return parser.parse_args()
 

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.environment import describe, environment
+from common.record import add_out_option, settings_of, write_record
+
 from hosts.emulated import EmulatedHosts
 from hosts.link_rate import PAYLOAD_SHARE, received_mbit
 from hosts.namespaces import HostsUnavailable
@@ -28,10 +31,7 @@ def main() -> None:
     options = _options()
     try:
         with EmulatedHosts(options.hosts, options.rate_mbit, options.congestion_control) as hosts:
-            if options.command:
-                code = run(hosts, options.command)
-            else:
-                code = check(hosts, options.rate_mbit)
+            code = run(hosts, options.command) if options.command else check(hosts, options)
     except HostsUnavailable as error:
         raise SystemExit(f"error: {error}") from None
     except KeyboardInterrupt:
@@ -70,21 +70,27 @@ def run(hosts: EmulatedHosts, command: Sequence[str]) -> int:
     return code
 
 
-def check(hosts: EmulatedHosts, rate_mbit: float) -> int:
+def check(hosts: EmulatedHosts, options: argparse.Namespace) -> int:
     """Prints what TCP gets through the links, one way and both ways at once."""
     last = len(hosts.names) - 1
     if last == 0:
         raise SystemExit("error: one host has nobody to send to; expected --hosts 2 or more")
+    found, rate_mbit = environment(), options.rate_mbit
+    print(describe(found) + "\n")
     byte_count = round(rate_mbit * 1e6 / 8 * _CHECK_S)
     bound = rate_mbit * PAYLOAD_SHARE
     print(
         f"{len(hosts.names)} hosts at {rate_mbit:g} Mbit/s, {hosts.congestion_control}; "
         f"TCP can carry {bound:.1f} Mbit/s"
     )
+    received: dict[str, list[float]] = {}
     for title, pairs in (("one way", [(0, last)]), ("both ways", [(0, last), (last, 0)])):
-        rates = received_mbit(hosts, pairs, byte_count)
+        rates = received[title] = list(received_mbit(hosts, pairs, byte_count))
         text = ", ".join(f"{rate:.1f} Mbit/s ({100 * rate / bound:.1f} %)" for rate in rates)
         print(f"{title}: {text}")
+    shares = {title: [rate / bound for rate in rates] for title, rates in received.items()}
+    write_record("hosts", found, settings_of(options), {"received_mbit": received},
+                 {"share_of_bound": shares}, options.out)  # fmt: skip
     return 0
 
 
@@ -120,6 +126,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--rate-mbit", type=float, default=1000.0, help="of each link, each way")
     parser.add_argument("--congestion-control", default="cubic")
+    add_out_option(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="after --")
     options = parser.parse_args()
     if options.command[:1] == ["--"]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.environment import describe, environment
-from common.report import table, write
+from common.record import add_out_option, settings_of, write_record
+from common.report import table
 from common.summary import Summary, paired_ratio
 from common.turns import turns
 
@@ -71,16 +72,18 @@ def main() -> None:
     print(f"\nratio hvd_order / plain: {ours} (target at most {TARGET}): "
           f"{'met' if ours.median <= TARGET else 'NOT MET'}")  # fmt: skip
     print(f"largest difference of weights after the last step: {difference:g}")
-    write(
-        "overhead" if device.type == "cpu" else f"overhead_{device.type}",
+    write_record(
+        "overhead",
         found,
+        settings_of(options),
+        {"seconds": seconds},
         {
             "ratio": ours.to_json(),
             "control_ratio": control.to_json(),
             "seconds": {name: summary.to_json() for name, summary in summaries.items()},
-            "samples_s": seconds,
             "largest_weight_difference": difference,
         },
+        options.out,
     )
     # Equal weights on the CPU, to the bit; on a GPU some kernels of torch add in any order.
     if difference > (0 if device.type == "cpu" else 1e-3):
@@ -131,6 +134,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--sequences", type=int, default=8, help="sequences in a batch")
     parser.add_argument("--threads", type=int, default=0, help="0: as torch chooses")
     parser.add_argument("--device", default="cpu")
+    add_out_option(parser)
     return parser.parse_args()
 
 

@@ -7,14 +7,21 @@ parameter: medians over the steps. Parameters are tiny, and all gradients travel
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
+import sys
 import time
+from pathlib import Path
 
 os.environ.setdefault("HVD_ORDER_SLICE_BYTES", "16MiB")
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.environment import environment
+from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_record
 
 import hvd_order.torch as hvd
 
@@ -52,6 +59,10 @@ def times(distributed: bool) -> dict[str, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_out_option(parser)
+    options = parser.parse_args()
+    found = environment()
     hvd.init()
     torch.set_num_threads(1)
     rounds = [(times(False), times(True)) for _ in range(5)]
@@ -64,6 +75,12 @@ def main() -> None:
             for name in rounds[0][0]
         }  # fmt: skip
         print(json.dumps({"nanoseconds a parameter, more than plain": cost}))
+        write_record(
+            "overhead", found, {**settings_of(options), "parameters": PARAMETERS},
+            {"rounds": [{"plain": plain, "hvd_order": ours} for plain, ours in rounds]},
+            {"ns_per_parameter": cost},
+            options.out or DEFAULT_FOLDER / "overhead-per_parameter.json",
+        )  # fmt: skip
 
 
 main()

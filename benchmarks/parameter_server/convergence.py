@@ -52,6 +52,7 @@ _RATES = {"adamw": 1e-3, "sgd": 0.05}
 def convergence(options: argparse.Namespace) -> dict[str, Any]:
     """Held-out loss of the demo's GPT in each mode, with the same servers and samples."""
     found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for optimizer in options.optimizers:
         runs = _runs(options.workers, optimizer)
         losses: dict[str, list[float]] = {name: [] for name in runs}
@@ -70,9 +71,10 @@ def convergence(options: argparse.Namespace) -> dict[str, Any]:
                 )
         for name in runs:
             worst = max(a / s - 1 for a, s in zip(losses[name], losses["synchronous"], strict=True))
+            summary[f"{optimizer}, {name}"] = worst
             verdict = "within" if worst <= _TARGET else "NOT within"
             print(f"convergence, {optimizer}, {name}: {verdict} {_TARGET:.0%} ({worst:+.2%})")
-    return found
+    return {"raw": found, "summary": {"worst_over_synchronous": summary}}
 
 
 def _train(options: argparse.Namespace, optimizer: str, seed: int, run: _Run) -> dict[str, Any]:

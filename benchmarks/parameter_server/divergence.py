@@ -49,4 +49,7 @@ def divergence(options: argparse.Namespace) -> dict[str, Any]:
             f"({min(values):.3f}-{max(values):.3f}), {ratio} of that with bound 0; the servers "
             f"send {statistics.median(sent[name]) / 1e6:.1f} MB a step"
         )
-    return {"seconds": seconds, "sent": sent}
+    ratios = {
+        name: paired_ratio(values, seconds["bound 0"]).to_json() for name, values in seconds.items()
+    }
+    return {"raw": {"seconds": seconds, "sent": sent}, "summary": {"over_bound_0": ratios}}

@@ -53,6 +53,7 @@ class _ElasticJob:
         self._meeting = MeetingPoint(address, self._limit)
         self._states: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.state: dict[str, Any] = {"servers": [], "owners": []}
+        self.seen: list[dict[str, Any]] = []
         self.servers: dict[int, subprocess.Popen[bytes]] = {}
         self._ranks: list[subprocess.Popen[Any]] = []
 
@@ -91,6 +92,7 @@ class _ElasticJob:
             if state is None:
                 raise SystemExit("worker 0 has ended; its error is above")
             self.state = state
+            self.seen.append(state)
         return float(self.state.get("at", time.monotonic()))
 
     def finish(self) -> list[dict[str, Any]]:
@@ -157,15 +159,20 @@ def elastic(options: argparse.Namespace) -> dict[str, Any]:
                 settled("kill", begin)
         results = job.finish()
         codes = {server: job.servers[server].wait(_LIMIT_S) for server in job.servers}
-    _report(events, results)
-    return {"events": events, "results": results, "codes": codes}
+    summary = _report(events, results)
+    raw = {"events": events, "results": results, "codes": codes, "states": job.seen}
+    return {"raw": raw, "summary": summary}
 
 
-def _report(events: list[tuple[str, float, float]], results: list[dict[str, Any]]) -> None:
+def _report(
+    events: list[tuple[str, float, float]], results: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Prints the pauses and what was counted; returns both."""
     steps = [tuple(step) for result in results for step in result["steps"]]
     median = statistics.median(seconds for _, seconds in steps)
+    summary: dict[str, Any] = {}
     for what in dict.fromkeys(name for name, _, _ in events):
-        pauses = [
+        pauses = summary[what] = [
             max(s for begin, s in steps if begin + s >= first and begin <= last) - median
             for name, first, last in events
             if name == what
@@ -183,3 +190,8 @@ def _report(events: list[tuple[str, float, float]], results: list[dict[str, Any]
         f"{sum(bool(e[2]) for e in held)} owned; weights at most {found['worst']:.1e} from one "
         f"process's, first over 1e-6: {found['first_apart']}"
     )
+    return {
+        "pauses_s": summary, "step_s": median, "pushes": found["pushes"],
+        "versions": sorted({e[3] for e in held}), "worst": found["worst"],
+        "first_apart": found["first_apart"],
+    }  # fmt: skip

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from server_load import slices_of_servers
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
@@ -133,9 +134,9 @@ def whereabouts() -> str:
     """On worker 0, in JSON: servers that have links, and those that own slices."""
     host = _host()
     assert host.servers is not None
-    places = host.servers.transport.places(max(host.models))
-    owners = sorted({owner for owner, _ in places})
-    return json.dumps({"servers": sorted(host.servers.transport.servers()), "owners": owners})
+    owned = slices_of_servers()
+    return json.dumps({"servers": sorted(host.servers.transport.servers()),
+                       "owners": sorted(owned), "owned_slices": owned})  # fmt: skip
 
 
 def audit() -> list[list[int]]:

@@ -17,6 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
 from emulated_device import EmulatedModel, model_input
 from profiles import PROFILES
+from server_load import slices_of_servers
 
 import hvd_order.torch as hvd
 from hvd_order.c10d.engine import engine_host
@@ -50,6 +51,7 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     seconds = []
+    owned_slices = []
     begin = time.monotonic()
     for _ in range(job["steps"]):
         optimizer.zero_grad()
@@ -57,7 +59,8 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
         optimizer.step()
         now = time.monotonic()
         seconds.append(now - begin)
-        begin = now
+        owned_slices.append(slices_of_servers())
+        begin = time.monotonic()
     optimizer.flush()
     host = engine_host.running_host()
     assert host is not None
@@ -71,6 +74,7 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
     )
     return {
         "seconds": seconds,
+        "owned_slices": owned_slices,
         "slice_settings": [host.slice_settings.slice_bytes, host.slice_settings.credit_bytes],
         "same": same,
         "weights": statistics.fmean(weights),

@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
 from common.environment import describe, environment
-from common.report import write
+from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_record
 from common.summary import paired_ratio
 from common.turns import turns
 from convergence import convergence
@@ -28,7 +28,6 @@ _PAYLOAD = 0.956  # of the wire rate, with frames of 1500 bytes
 def raw(options: argparse.Namespace) -> dict[str, Any]:
     """Push and pull of 64 MB, against what two full-duplex links a pair could do."""
     size, rate = 64_000_000, options.rate_mbit
-    found: dict[str, Any] = {}
     with EmulatedHosts(count=4, rate_mbit=rate) as hosts:
         placed = PlacedJob(hosts, workers=2, servers=2)
         bound_s = size * 8 / (rate * 1e6)
@@ -45,8 +44,8 @@ def raw(options: argparse.Namespace) -> dict[str, Any]:
             f"raw, {name}: {median:.3f} s ({min(values):.3f}-{max(values):.3f}), "
             f"{bound_s / median:.1%} of the full-duplex bound {bound_s:.3f} s"
         )
-    found |= {"seconds": seconds, "bound_s": bound_s}
-    return found
+    shares = {name: bound_s / statistics.median(values) for name, values in seconds.items()}
+    return {"raw": {"seconds": seconds, "bound_s": bound_s}, "summary": {"share_of_bound": shares}}
 
 
 def ordered(options: argparse.Namespace) -> dict[str, Any]:
@@ -81,7 +80,12 @@ def ordered(options: argparse.Namespace) -> dict[str, Any]:
             f"({min(values):.3f}-{max(values):.3f}), wire {wire_s:.3f} s; in order takes {ratio} "
             "of it"
         )
-    return {"seconds": seconds, "wire_s": wire_s}
+    ratios = {
+        name: paired_ratio(seconds["in order"], values).to_json()
+        for name, values in seconds.items()
+        if name != "in order"
+    }
+    return {"raw": {"seconds": seconds, "wire_s": wire_s}, "summary": {"in_order_over": ratios}}
 
 
 def pulls(options: argparse.Namespace) -> dict[str, Any]:
@@ -91,7 +95,8 @@ def pulls(options: argparse.Namespace) -> dict[str, Any]:
     with EmulatedHosts(count=4, rate_mbit=options.rate_mbit) as hosts:
         answer = PlacedJob(hosts, workers=2, servers=2).run(job, knobs)
     print(f"pulls in order: {answer['inversions']} inversions in {answer['transfers']} transfers")
-    return answer
+    inversions = {name: answer[name] for name in ("inversions", "transfers")}
+    return {"raw": answer, "summary": inversions}
 
 
 _STRAGGLERS = [
@@ -106,10 +111,11 @@ def straggler(options: argparse.Namespace) -> dict[str, Any]:
     """One of four servers slow: the even split against slices that move."""
     workers, servers, rate = 4, 4, options.rate_mbit * 0.2
     found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     knobs = {"HVD_ORDER_SLICE_BYTES": "256KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB"}
     for model, shrink, trouble in _STRAGGLERS[: options.stragglers]:
         job = {"what": "steps", "model": model, "shrink": shrink, "compute_s": 1e-3}
-        runs: dict[str, list[float]] = {}
+        runs: dict[str, Any] = {}
         for name, balance, steps in (("even", "0", 14), ("balanced", "1", 34)):
             with EmulatedHosts(count=workers + servers, rate_mbit=rate) as hosts:
                 placed = PlacedJob(hosts, workers, servers)
@@ -119,17 +125,19 @@ def straggler(options: argparse.Namespace) -> dict[str, Any]:
                     {**job, "steps": steps}, {**knobs, "HVD_ORDER_PS_BALANCE": balance},
                     busy=1 if trouble == "busy core" else None,
                 )  # fmt: skip
-            runs[name] = answer["seconds"]
-        even = statistics.median(runs["even"][4:])
-        late = statistics.median(runs["balanced"][24:])
-        near = next((i for i, s in enumerate(runs["balanced"]) if i > 3 and s <= late / 0.9), None)
+            runs[name] = {"seconds": answer["seconds"], "owned_slices": answer["owned_slices"]}
+        even = statistics.median(runs["even"]["seconds"][4:])
+        balanced = runs["balanced"]["seconds"]
+        late = statistics.median(balanced[24:])
+        near = next((i for i, s in enumerate(balanced) if i > 3 and s <= late / 0.9), None)
         print(
             f"{model} / {shrink}, {trouble}: even split {even:.3f} s a step, balanced {late:.3f} s "
             f"after 24 steps: {even / late:.2f} times as fast; within 10 % of that in step {near}",
             flush=True,
         )
         found[f"{model}, {trouble}"] = runs
-    return found
+        summary[f"{model}, {trouble}"] = {"gain": even / late, "near_in_step": near}
+    return {"raw": found, "summary": summary}
 
 
 def aggregation(options: argparse.Namespace) -> dict[str, Any]:
@@ -144,6 +152,7 @@ def aggregation(options: argparse.Namespace) -> dict[str, Any]:
         "what": "steps", "model": "densenet121", "compute_s": 1e-3, "steps": options.steps + 4
     }  # fmt: skip
     found: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
     for trouble in ("slow line", "nothing wrong"):
         seconds: dict[str, list[float]] = {"straight": [], "aggregated": []}
         by_helpers: list[float] = []
@@ -166,7 +175,8 @@ def aggregation(options: argparse.Namespace) -> dict[str, Any]:
             flush=True,
         )
         found[trouble] = {**seconds, "by_helpers": by_helpers}
-    return found
+        summary[trouble] = ratio.to_json()
+    return {"raw": found, "summary": {"aggregated_over_straight": summary}}
 
 
 _PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
@@ -195,6 +205,7 @@ def main() -> int:
     parser.add_argument("--train-steps", type=int, default=120, help="convergence: steps")
     parser.add_argument("--seeds", type=int, default=2, help="convergence: seeds")
     parser.add_argument("--events", type=int, default=10, help="elastic: of each kind")
+    add_out_option(parser)
     options = parser.parse_args()
     reason = None if _LOCAL.issuperset(options.only) else why_not()
     if reason:
@@ -203,7 +214,12 @@ def main() -> int:
     found = environment()
     print(describe(found) + "\n", flush=True)
     results = {part: _PARTS[part](options) for part in options.only}
-    write("parameter_server", found, {"options": vars(options), **results})
+    write_record(
+        "parameter_server", found, settings_of(options),
+        {part: result["raw"] for part, result in results.items()},
+        {part: result["summary"] for part, result in results.items()},
+        options.out or DEFAULT_FOLDER / f"parameter_server-{'-'.join(options.only)}.json",
+    )  # fmt: skip
     return 0
 
 

@@ -122,6 +122,27 @@ class CellResult:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def summary(self) -> dict[str, Any]:
+        """Medians, and what follows from them."""
+        return {
+            "model": self.setting.model,
+            "local_s": self.local_s,
+            "wire_s": self.wire_s,
+            "optimum_s": self.optimum_s,
+            "same_weights": self.same_weights,
+            "systems": {
+                name: {
+                    "step_s": measured.step_s,
+                    "over_optimum": measured.step_s / self.optimum_s,
+                    "efficiency": self.overlap(name).efficiency,
+                    "link_use": self.utilisation(name),
+                    "cpu_s": sum(measured.cpu_s) / len(measured.cpu_s),
+                }
+                for name, measured in self.systems.items()
+                if name != "local"
+            },
+        }
+
 
 @dataclass(frozen=True)
 class Contestant:

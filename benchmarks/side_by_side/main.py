@@ -16,9 +16,10 @@ from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cell import CellResult, Contestant, MemoryIsShort, Setting, run_cell
-from common.environment import ROOT, describe, environment
+from common.environment import describe, environment
 from common.horovod_workers import horovod_env
-from common.report import table, write
+from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_record
+from common.report import table
 from fleet import Fleet, RankFailed
 from hosts import EmulatedHosts, why_not
 from pictures import draw_bars, draw_efficiency, draw_steps
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\n{error}", file=sys.stderr)
             failed.append(str(error))
     if cells:
-        _write(found, cells, options.name)
+        _write(found, cells, options)
     for cell in cells:
         if not cell.same_weights:
             failed.append(f"{cell.setting}: the systems ended with different weights")
@@ -255,13 +256,18 @@ def _table(cells: list[CellResult], header: bool = True) -> str:
     return text if header else "\n".join(text.split("\n")[2:])
 
 
-def _write(found: dict[str, Any], cells: list[CellResult], name: str) -> None:
-    write(name, found, {"cells": [cell.to_json() for cell in cells]})
-    folder = ROOT / "out" / "benchmarks"
+def _write(found: dict[str, Any], cells: list[CellResult], options: argparse.Namespace) -> None:
+    name = options.name
+    write_record(
+        "side_by_side", found, settings_of(options), {"cells": [cell.to_json() for cell in cells]},
+        {"cells": [cell.summary() for cell in cells]},
+        options.out or DEFAULT_FOLDER / f"{name}.json",
+    )  # fmt: skip
+    folder = DEFAULT_FOLDER
     draw_bars(cells, folder / f"{name}_bars.png")
     draw_efficiency(cells, folder / f"{name}_efficiency.png")
     draw_steps(cells[0], folder / f"{name}_step.png")
-    print(f"pictures: out/benchmarks/{name}_*.png")
+    print(f"pictures: out/results/{name}_*.png")
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -287,7 +293,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="knobs of hvd_order")  # fmt: skip
     parser.add_argument("--sweep", nargs="+", default=[], metavar="SLICE/CREDIT",
                         help="hvd_order with these sizes as well, say 1MiB/2MiB")  # fmt: skip
-    parser.add_argument("--name", default="side_by_side", help="of the files in out/benchmarks")
+    parser.add_argument("--name", default="side_by_side", help="of the files in out/results")
+    add_out_option(parser)
     options = parser.parse_args(argv)
     known = SYSTEMS[options.framework]
     options.systems = options.systems or list(PEERS[options.framework])

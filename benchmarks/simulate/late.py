@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/side_by_side")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "benchmarks/side_by_side")]
 
+from common.environment import environment  # noqa: E402
+from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_record  # noqa: E402
 from predict import Cell, Machine, predicted_s  # noqa: E402
 from profiles import PROFILES  # noqa: E402
 
@@ -25,7 +27,10 @@ def main() -> None:
     parser.add_argument(
         "--slice-settings", default="2048 KiB x 2", help="slices, and how many in flight"
     )
+    add_out_option(parser)
     options = parser.parse_args()
+    found = environment()
+    rows = []
     agreements: list[AgreementName] = ["leader", "negotiated"]
     print("2 hosts, 1 Gbit/s, ratio 1; seconds a step\n")
     print("| model | late | local step of that host | " + " | ".join(agreements) + " |")
@@ -39,8 +44,12 @@ def main() -> None:
                 predicted_s(cell, options.slice_settings, Machine(), True, agreement)
                 for agreement in agreements
             ]
+            rows.append({"model": model, "late": late, "local_s": cell.local_s,
+                         "step_s": dict(zip(agreements, steps, strict=True))})  # fmt: skip
             print(f"| {model} | {late:g} | {cell.local_s:.3f} | "
                   + " | ".join(f"{step:.3f}" for step in steps) + " |")  # fmt: skip
+    write_record("simulate", found, settings_of(options), {"rows": rows}, {},
+                 options.out or DEFAULT_FOLDER / "simulate-late.json")  # fmt: skip
 
 
 if __name__ == "__main__":

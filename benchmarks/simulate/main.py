@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/side_by_side")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "benchmarks/side_by_side")]
 
+from common.environment import describe, environment  # noqa: E402
+from common.record import add_out_option, settings_of, write_record  # noqa: E402
 from profiles import PROFILES, Profile  # noqa: E402
 
 from hvd_order.predict.simulate import (  # noqa: E402
@@ -39,17 +42,22 @@ def workload_of(profile: Profile) -> Workload:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_out_option(parser)
+    options = parser.parse_args()
+    found = environment()
+    print(describe(found) + "\n")
     profile = PROFILES["bert_large"]()
     work = workload_of(profile)
     link = AllReduce.ring(8, 20e-6, 1.25e9)
-    cut = Schedule(4 * _MIB, 16 * _MIB, control_latency_s=50e-6)
-    slices = len(work.layout(cut.slice_bytes).slices)
+    settings = Schedule(4 * _MIB, 16 * _MIB, control_latency_s=50e-6)
+    slices = len(work.layout(settings.slice_bytes).slices)
     servers = ParameterServers(4, 1.25e9, 1.25e9, 50e-6)
     buckets, arrival = ddp(work)
     planned = Schedule(4 * _MIB, 16 * _MIB, "planned", "planned", plan=range(slices)[::-1])
     rows = {
         "leader, 8 equal ranks (the target's case)": lambda: simulate(
-            work, link, cut, ranks=8, steps=_STEPS
+            work, link, settings, ranks=8, steps=_STEPS
         ),
         "negotiated": lambda: simulate(
             work, link, Schedule(4 * _MIB, 16 * _MIB, agreement="negotiated"), ranks=8, steps=_STEPS
@@ -57,23 +65,27 @@ def main() -> None:
         "planned": lambda: simulate(work, link, planned, ranks=8, steps=_STEPS),
         "like DDP, 25 MiB": lambda: simulate(buckets, link, arrival, ranks=8, steps=_STEPS),
         "leader, all 8 ranks simulated": lambda: simulate(
-            work, link, cut, ranks=8, steps=_STEPS, every_rank=True
+            work, link, settings, ranks=8, steps=_STEPS, every_rank=True
         ),
-        "4 parameter servers": lambda: simulate(work, servers, cut, ranks=8, steps=_STEPS),
+        "4 parameter servers": lambda: simulate(work, servers, settings, ranks=8, steps=_STEPS),
     }
     print(f"bert_large: {len(profile.layers)} layers, {len(work.parameter_bytes)} parameters, "
           f"{sum(work.parameter_bytes) / 1e6:.0f} MB, {slices} slices of 4 MiB; "
           f"{_STEPS} steps, median of {_RUNS}")  # fmt: skip
-    failed = False
-    for number, (name, run) in enumerate(rows.items()):
-        took = []
+    seconds: dict[str, list[float]] = {}
+    for name, run in rows.items():
+        took = seconds[name] = []
         for _ in range(_RUNS):
             begin = time.process_time()
             run()
             took.append(time.process_time() - begin)
         median = statistics.median(took)
-        failed |= number == 0 and median >= _TARGET_S
         print(f"{name:45} {median:7.3f} s  [{min(took):.3f}, {max(took):.3f}]")
+    medians = {name: statistics.median(took) for name, took in seconds.items()}
+    settings = {**settings_of(options), "model": "bert_large", "steps": _STEPS}
+    write_record("simulate", found, settings, {"seconds": seconds}, {"seconds": medians},
+                 options.out)  # fmt: skip
+    failed = medians[next(iter(rows))] >= _TARGET_S
     sys.exit(f"slower than {_TARGET_S} s" if failed else None)
 
 

@@ -14,10 +14,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks/side_by_side")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "benchmarks/side_by_side")]
 
+from common.environment import environment  # noqa: E402
+from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_record  # noqa: E402
 from profiles import PROFILES, Layer, Profile  # noqa: E402
 
 from hvd_order.plan.bounds.bound import chain_optimum_s  # noqa: E402
@@ -39,9 +42,9 @@ class Machine:
         lanes: threads of a Gloo process group.
         update_s_per_byte: of SGD; a local step's end until the next one's first layer.
         ddp_hook_s_per_byte: DDP copies in backward: its gaps between layers less the local step's.
-        hook_s: a hook of hvd_order, for one parameter (RESULTS.md: 36 us on average).
+        hook_s: a hook of hvd_order, for one parameter (HISTORY.md: 36 us on average).
         core_wait_s: of the training thread before each layer under hvd_order, whose transfers go on
-            all the time: two ranks, their Gloo threads and the kernel share two cores (RESULTS.md:
+            all the time: two ranks, their Gloo threads and the kernel share two cores (HISTORY.md:
             14 to 18 ms a step for 2 x 121 layers, where the local step waits for 1 to 3 ms).
     """
 
@@ -77,7 +80,10 @@ class Cell:
 
 def cells_of_json(path: Path) -> Iterator[Cell]:
     """Of a result file of `hvd-order bench`."""
-    for cell in json.loads(path.read_text("utf-8"))["cells"]:
+    document = json.loads(path.read_text("utf-8"))
+    if document["settings"]["framework"] != "torch":
+        return  # what `Machine` says was measured with PyTorch
+    for cell in document["raw"]["cells"]:
         setting = cell["setting"]
         if setting["model"] not in PROFILES or setting["ratio"] is None:
             continue
@@ -88,32 +94,6 @@ def cells_of_json(path: Path) -> Iterator[Cell]:
         local_s = statistics.median(cell["systems"]["local"]["seconds"])
         yield Cell(path.stem, setting["model"], setting["hosts"], cell["wire_s"], local_s,
                    setting["ratio"], tuple(measured), setting.get("late", 1.0))  # fmt: skip
-
-
-def cells_of_table(path: Path) -> Iterator[Cell]:
-    """Of the tables in RESULTS.md that name model and hosts, wire and local times."""
-    columns: list[str] = []
-    for line in path.read_text("utf-8").splitlines():
-        fields = [field.strip() for field in line.strip("|").split("|")]
-        if line.startswith("| model, hosts | wire | local"):
-            columns = fields
-        elif not line.startswith("|"):
-            columns = []
-        elif columns and not fields[0].startswith("---"):
-            row = dict(zip(columns, fields, strict=True))
-            name, hosts = re.findall(r"^(\w+).*, (\d+)$", row["model, hosts"])[0]
-            measured = []
-            for column, value in row.items():
-                if re.match(r"(?:DDP|hvd_order)[^/]*$", column) and re.match(r"\d", value):
-                    choice = re.search(r"\((.*)\)", value) or re.search(r"[\d.]+ MiB", column)
-                    assert choice, value
-                    note = choice[choice.lastindex or 0]
-                    step = re.match(r"[\d.]+", value)
-                    assert step
-                    system = "ddp" if column.startswith("DDP") else "hvd_order"
-                    measured.append((system, note, float(step[0])))
-            yield Cell("RESULTS.md", name, int(hosts), float(row["wire"]), float(row["local"]),
-                       1.0, tuple(measured))  # fmt: skip
 
 
 def _scaled(cell: Cell, machine: Machine) -> Profile:
@@ -208,34 +188,52 @@ def _fluid_s(cell: Cell) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("files", nargs="*", type=Path, default=[ROOT / "benchmarks/RESULTS.md"],
-                        help="result files (JSON) of `hvd-order bench`, or RESULTS.md")  # fmt: skip
-    parser.add_argument("--holds", action="store_true",
-                        help="of a version that holds large slices back")  # fmt: skip
-    machine = Machine()
-    arguments = parser.parse_args()
-    errors: dict[str, list[float]] = {"ddp": [], "hvd_order": []}
+    parser.add_argument("files", nargs="*", type=Path,
+                        default=sorted((ROOT / "benchmarks/results").glob("side_by_side*.json")),
+                        help="result files of `hvd-order bench` (default: those of "
+                        "benchmarks/results)")  # fmt: skip
+    parser.add_argument("--holds", action=argparse.BooleanOptionalAction, default=True,
+                        help="whether the version measured reserves the link")  # fmt: skip
+    add_out_option(parser)
+    options = parser.parse_args()
+    if not options.files:
+        parser.error("no result files: run `hvd-order bench` first")
+    found = environment()
+    rows = [row for path in options.files for cell in cells_of_json(path)
+            for row in _rows(cell, options.holds)]  # fmt: skip
     print(
         "| cell | wire | local | optimum | system | measured | predicted | measured / predicted |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- |"
     )
-    for path in arguments.files:
-        cells = cells_of_json(path) if path.suffix == ".json" else cells_of_table(path)
-        for cell in cells:
-            for system, note, measured_s in cell.measured:
-                guess_s = predicted_s(cell, note, machine, arguments.holds)
-                kind = "hvd_order" if " x " in note else "ddp"
-                errors[kind].append(abs(measured_s / guess_s - 1))
-                print(
-                    f"| {cell.model}, {cell.hosts}, ratio {cell.ratio:g} ({cell.source}) | "
-                    f"{cell.wire_s:.3f} | {cell.local_s:.3f} | {_fluid_s(cell):.3f} | "
-                    f"{system}, {note} | {measured_s:.3f} | {guess_s:.3f} | "
-                    f"{measured_s / guess_s:.3f} |"
-                )
-    for kind, values in errors.items():
-        if values:
-            print(f"{kind}: off by {100 * statistics.median(values):.1f} % in the median, "
-                  f"{100 * max(values):.1f} % at worst, {len(values)} cells")  # fmt: skip
+    for row in rows:
+        print(
+            f"| {row['model']}, {row['hosts']}, ratio {row['ratio']:g} ({row['source']}) | "
+            f"{row['wire_s']:.3f} | {row['local_s']:.3f} | {row['fluid_s']:.3f} | "
+            f"{row['system']}, {row['note']} | {row['measured_s']:.3f} | {row['predicted_s']:.3f} "
+            f"| {row['measured_s'] / row['predicted_s']:.3f} |"
+        )
+    summary = {}
+    for kind in ("ddp", "hvd_order"):
+        errors = [abs(row["measured_s"] / row["predicted_s"] - 1) for row in rows
+                  if row["kind"] == kind]  # fmt: skip
+        if errors:
+            summary[kind] = {"median": statistics.median(errors), "worst": max(errors)}
+            print(f"{kind}: off by {100 * statistics.median(errors):.1f} % in the median, "
+                  f"{100 * max(errors):.1f} % at worst, {len(errors)} cells")  # fmt: skip
+    settings = {**settings_of(options), "files": [path.name for path in options.files]}
+    write_record("simulate", found, settings, {"rows": rows}, {"errors": summary},
+                 options.out or DEFAULT_FOLDER / "simulate-predict.json")  # fmt: skip
+
+
+def _rows(cell: Cell, holds: bool) -> Iterator[dict[str, Any]]:
+    """Measured and predicted step of each system of a cell."""
+    for system, note, measured_s in cell.measured:
+        yield {
+            "source": cell.source, "model": cell.model, "hosts": cell.hosts, "ratio": cell.ratio,
+            "wire_s": cell.wire_s, "local_s": cell.local_s, "fluid_s": _fluid_s(cell),
+            "system": system, "note": note, "kind": "hvd_order" if " x " in note else "ddp",
+            "measured_s": measured_s, "predicted_s": predicted_s(cell, note, Machine(), holds),
+        }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.environment import describe, environment
 from common.ranks import WORKER_OPTION, new_host, run_as_rank, run_ranks, seconds_of, slowest
-from common.report import table, write
+from common.record import add_out_option, settings_of, write_record
+from common.report import table
 from common.summary import Summary, paired_ratio
 from common.turns import take_turns
 
@@ -41,9 +42,9 @@ def main() -> None:
     found = environment()
     print(describe(found))
     results = run_ranks(options.ranks, sys.argv[1:])
-    show(options, results)
-    question = "throughput" if options.device == "cpu" else f"throughput_{options.device}"
-    write(question, found, {"results": results})
+    summary = show(options, results)
+    write_record("throughput", found, settings_of(options), {"results": results},
+                 {"results": summary}, options.out)  # fmt: skip
     if not all(result["sums_right"] for result in results):
         raise SystemExit("FAIL: wrong sums")
 
@@ -151,7 +152,8 @@ class Check:
 # ---- in the process that was started ------------------------------------------------------------
 
 
-def show(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+def show(options: argparse.Namespace, results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Prints the tables; returns a summary for each slice size."""
     first = results[0]
     names = list(first["seconds"])
     print(
@@ -165,16 +167,20 @@ def show(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
     kinds = [name for name in names if name not in RIVALS]
     rows = []
     lowest: dict[str, float] = {}
+    summaries = []
     for result in results:
         seconds = result["seconds"]
         better = min(RIVALS, key=lambda name: statistics.median(seconds[name]))
-        result["better_plain"] = better
-        result["summary"] = {name: Summary.of(values).to_json() for name, values in seconds.items()}
         ratios = {kind: paired_ratio(seconds[better], seconds[kind]) for kind in kinds}
-        result["ratio"] = {
-            kind: {r: paired_ratio(seconds[r], seconds[kind]).to_json() for r in RIVALS}
-            for kind in kinds
-        }
+        summaries.append({
+            "slice_mib": result["slice_mib"],
+            "better_plain": better,
+            "seconds": {name: Summary.of(values).to_json() for name, values in seconds.items()},
+            "ratio": {
+                kind: {r: paired_ratio(seconds[r], seconds[kind]).to_json() for r in RIVALS}
+                for kind in kinds
+            },
+        })  # fmt: skip
         for kind, ratio in ratios.items():
             if result["slice_mib"] >= DEFAULT_SLICE_MIB:
                 lowest[kind] = min(lowest.get(kind, ratio.median), ratio.median)
@@ -194,6 +200,7 @@ def show(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
             f"{kind}: lowest ratio with slices of {DEFAULT_SLICE_MIB:g} MiB and more {ratio:.3f} "
             f"(target at least {TARGET}): {'met' if ratio >= TARGET else 'NOT MET'}"
         )
+    return summaries
 
 
 def _options() -> argparse.Namespace:
@@ -208,6 +215,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--agreements", nargs="+", choices=AGREEMENTS, default=AGREEMENTS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    add_out_option(parser)
     parser.add_argument(WORKER_OPTION, help=argparse.SUPPRESS)
     options = parser.parse_args()
     for slice_mib in options.slice_mib:

@@ -39,8 +39,8 @@ def test_the_comparison_runs() -> None:
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    path = ROOT / "out" / "benchmarks" / "quick_test.json"
-    cells = json.loads(path.read_text())["cells"]
+    path = ROOT / "out" / "results" / "quick_test.json"
+    cells = json.loads(path.read_text())["raw"]["cells"]
     assert [cell["setting"]["model"] for cell in cells] == ["resnet50", "densenet121"]
     for cell in cells:
         assert cell["same_weights"]

@@ -36,7 +36,7 @@ _DTYPES = {
     torch.float16, torch.float32, torch.float64,
 }  # fmt: skip
 # Slices replace fusion, and slices in flight cannot be reordered. The cycle time limits how long
-# Horovod may sleep while a slice waits; benchmarks/RESULTS.md has results with other values.
+# Horovod may sleep while a slice waits; benchmarks/HISTORY.md has results with other values.
 _ALWAYS = {"HOROVOD_FUSION_THRESHOLD": "0", "HOROVOD_STALL_CHECK_DISABLE": "1"}
 _UNLESS_SET = {"HOROVOD_CYCLE_TIME": "1", "HOROVOD_CACHE_CAPACITY": "4096"}
 

@@ -158,7 +158,7 @@ class Backend(Protocol):
         """
 
 
-# The backend that measured faster (benchmarks/RESULTS.md) is first.
+# The backend that measured faster (benchmarks/HISTORY.md) is first.
 _NEEDS = {"c10d": ("torch", "hvd_order._torch"), "mpi": ("mpi4py",)}
 _MODULES = {
     "c10d": "hvd_order.tensorflow.backend.c10d",

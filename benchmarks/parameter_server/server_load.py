@@ -1,0 +1,16 @@
+"""What each parameter server owns, as a worker sees it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hvd_order.c10d.engine import engine_host
+
+
+def slices_of_servers() -> dict[int, int]:
+    """How many of the newest model's slices each server owns; empty before they are cut."""
+    host = engine_host.running_host()
+    if host is None or host.servers is None or not host.models:
+        return {}
+    places = host.servers.transport.places(max(host.models))
+    return dict(sorted(Counter(owner for owner, _ in places).items()))

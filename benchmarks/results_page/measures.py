@@ -1,0 +1,243 @@
+"""Figures from raw data: one function a kind of figure; each returns None without data."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from common.summary import Ratio, median_interval, paired_ratio
+
+from results_page.documents import Document, Documents
+from results_page.figure import Figure
+
+Measure = Callable[[Documents], "Figure | None"]
+
+
+@dataclass(frozen=True)
+class CellOf:
+    """Which cell of the side-by-side benchmark."""
+
+    model: str
+    hosts: int = 2
+    rate_mbit: float = 1000.0
+    ratio: float | None = 1.0
+    framework: str = "torch"
+
+    def find(self, documents: Documents, *systems: str) -> tuple[Document, dict[str, Any]] | None:
+        """The newest such cell in which all these systems ran, and its file."""
+        for document in documents.of("side_by_side", "cells"):
+            if document.content["settings"].get("framework", "torch") != self.framework:
+                continue
+            for cell in document.raw["cells"]:
+                setting = cell["setting"]
+                same = (
+                    setting["model"] == self.model
+                    and setting["hosts"] == self.hosts
+                    and setting["rate_mbit"] == self.rate_mbit
+                    and setting["ratio"] == self.ratio
+                    and setting["late"] == 1.0
+                )
+                if same and all(system in cell["systems"] for system in systems):
+                    return document, cell
+        return None
+
+
+def over_optimum(cell: CellOf, system: str = "hvd_order") -> Measure:
+    """Median step over the optimum."""
+
+    def measure(documents: Documents) -> Figure | None:
+        found = cell.find(documents, system)
+        if found is None:
+            return None
+        document, data = found
+        steps = [s / data["optimum_s"] for s in data["systems"][system]["seconds"]]
+        return _median(steps, document)
+
+    return measure
+
+
+def step_ratio(cell: CellOf, system: str, other: str) -> Measure:
+    """Steps of a system over those of another, pair by pair."""
+
+    def measure(documents: Documents) -> Figure | None:
+        found = cell.find(documents, system, other)
+        if found is None:
+            return None
+        document, data = found
+        seconds = [data["systems"][name]["seconds"] for name in (system, other)]
+        return _ratio(paired_ratio(*seconds), document)
+
+    return measure
+
+
+def overhead(documents: Documents) -> Figure | None:
+    document = documents.newest("overhead", "seconds")
+    if document is None:
+        return None
+    seconds = document.raw["seconds"]
+    return _ratio(paired_ratio(seconds["hvd_order"], seconds["plain"]), document)
+
+
+def throughput(slice_mib: float, agreement: str = "leader") -> Measure:
+    """Throughput over that of the better plain variant."""
+
+    def measure(documents: Documents) -> Figure | None:
+        for document in documents.of("throughput", "results"):
+            for result in document.raw["results"]:
+                seconds = result["seconds"]
+                if result["slice_mib"] == slice_mib and agreement in seconds:
+                    plain = ("plain window", "plain at once")
+                    better = min(plain, key=lambda name: statistics.median(seconds[name]))
+                    return _ratio(paired_ratio(seconds[better], seconds[agreement]), document)
+        return None
+
+    return measure
+
+
+def events_per_s(policy: str, slices: int) -> Measure:
+    """Million events a second of the scheduler."""
+
+    def measure(documents: Documents) -> Figure | None:
+        for document in documents.of("scheduler_events", "rows"):
+            for row in document.raw["rows"]:
+                if (row["policy"], row["slices"]) == (policy, slices):
+                    return _median(row["rates"], document)
+        return None
+
+    return measure
+
+
+def seconds_of(benchmark: str, name: str) -> Measure:
+    """Median of a list of ``raw.seconds``."""
+
+    def measure(documents: Documents) -> Figure | None:
+        for document in documents.of(benchmark, "seconds"):
+            if name in document.raw["seconds"]:
+                return _median(document.raw["seconds"][name], document)
+        return None
+
+    return measure
+
+
+def prediction_error(kind: str, worst: bool) -> Measure:
+    """Difference of measured and predicted step: median, or largest."""
+
+    def measure(documents: Documents) -> Figure | None:
+        for document in documents.of("simulate", "rows"):
+            errors = [abs(row["measured_s"] / row["predicted_s"] - 1)
+                      for row in document.raw["rows"] if row.get("kind") == kind]  # fmt: skip
+            if errors:
+                return _exact(max(errors) if worst else statistics.median(errors), document)
+        return None
+
+    return measure
+
+
+def ordered_servers(documents: Documents) -> Figure | None:
+    document = documents.newest("parameter_server", "ordered")
+    if document is None:
+        return None
+    seconds = document.raw["ordered"]["seconds"]
+    return _ratio(paired_ratio(seconds["in order"], seconds["as it comes"]), document)
+
+
+def raw_share(documents: Documents) -> Figure | None:
+    """Of the full-duplex bound, with the best piece size."""
+    document = documents.newest("parameter_server", "raw")
+    if document is None:
+        return None
+    part = document.raw["raw"]
+    best = min(part["seconds"].values(), key=statistics.median)
+    return _median([part["bound_s"] / seconds for seconds in best], document)
+
+
+def balance_gain(documents: Documents) -> Figure | None:
+    """Even split over balanced, both in the steady state."""
+    for document in documents.of("parameter_server", "straggler"):
+        runs = document.raw["straggler"].get("densenet121, slow line")
+        if runs:
+            even = statistics.median(runs["even"]["seconds"][4:])
+            return _median([even / s for s in runs["balanced"]["seconds"][24:]], document)
+    return None
+
+
+def longest_pause(documents: Documents) -> Figure | None:
+    document = documents.newest("parameter_server", "elastic")
+    if document is None:
+        return None
+    part = document.raw["elastic"]
+    steps = [step for result in part["results"] for step in result["steps"]]
+    median = statistics.median(seconds for _, seconds in steps)
+    longest = max(
+        seconds
+        for begin, seconds in steps
+        if any(begin + seconds >= first and begin <= last for _, first, last in part["events"])
+    )
+    return _exact(longest - median, document)
+
+
+def restart(documents: Documents) -> Figure | None:
+    document = documents.newest("elastic", "trials")
+    if document is None:
+        return None
+    return _median([trial["restart_s"] for trial in document.raw["trials"]], document)
+
+
+def wrong_trials(documents: Documents) -> Figure | None:
+    document = documents.newest("elastic", "trials")
+    if document is None:
+        return None
+    return _exact(sum(not trial["right"] for trial in document.raw["trials"]), document)
+
+
+def failed_gpu_checks(documents: Documents) -> Figure | None:
+    document = documents.newest("gpu", "checks")
+    if document is None:
+        return None
+    checks = document.raw["checks"].values()
+    return _exact(sum(check["outcome"] == "FAIL" for check in checks), document)
+
+
+def backends(documents: Documents) -> Figure | None:
+    document = documents.newest("backends", "seconds")
+    if document is None:
+        return None
+    seconds = document.raw["seconds"]
+    return _ratio(paired_ratio(seconds["c10d"], seconds["mpi"]), document)
+
+
+def link_share(documents: Documents) -> Figure | None:
+    """The slowest link's rate over what TCP can carry."""
+    document = documents.newest("hosts", "received_mbit")
+    if document is None:
+        return None
+    shares = document.content["summary"]["share_of_bound"].values()
+    return _exact(min(share for each in shares for share in each), document)
+
+
+def agreement_ratio(ranks: int) -> Measure:
+    """Steps with leader agreement over those in DDP's order, no rank late."""
+
+    def measure(documents: Documents) -> Figure | None:
+        for document in documents.of("agreement", "ranks"):
+            if str(ranks) in document.raw["ranks"]:
+                steps = document.raw["ranks"][str(ranks)]["steps"]["stragglers"]["none"]["seconds"]
+                return _ratio(paired_ratio(steps["leader"], steps["like DDP"]), document)
+        return None
+
+    return measure
+
+
+def _median(values: Sequence[float], source: Document) -> Figure:
+    low, high = median_interval(values)
+    return Figure(statistics.median(values), low, high, source)
+
+
+def _ratio(ratio: Ratio, source: Document) -> Figure:
+    return Figure(ratio.median, ratio.low, ratio.high, source)
+
+
+def _exact(value: float, source: Document) -> Figure:
+    return Figure(value, value, value, source)

@@ -1,0 +1,1 @@
+"""Pictures of the page, one a file."""

@@ -1,0 +1,141 @@
+"""The targets of speed and accuracy: the only place that states them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from results_page.figure import Bound
+from results_page.measures import (
+    CellOf,
+    Measure,
+    agreement_ratio,
+    backends,
+    balance_gain,
+    events_per_s,
+    failed_gpu_checks,
+    link_share,
+    longest_pause,
+    ordered_servers,
+    over_optimum,
+    overhead,
+    prediction_error,
+    raw_share,
+    restart,
+    seconds_of,
+    step_ratio,
+    throughput,
+    wrong_trials,
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A row of the page.
+
+    Attributes:
+        bound: None: the figure is reported, nothing is demanded.
+        last_run: date of the last figure in HISTORY.md; empty: never run.
+    """
+
+    benchmark: str
+    text: str
+    measure: Measure
+    bound: Bound | None
+    last_run: str = "2026-11-22"
+
+
+_RESNET, _DENSENET = CellOf("resnet50"), CellOf("densenet121")
+_OVER = "hvd_order, step / optimum: "
+_OF_DDP = "hvd_order / tuned DDP: "
+
+
+def _side_by_side(text: str, measure: Measure, limit: float | None, run: str) -> Target:
+    return Target("side_by_side", text, measure, None if limit is None else Bound(limit), run)
+
+
+TARGETS = [
+    *(
+        _side_by_side(f"{_OVER}{model}, 2 hosts, 1 Gbit/s", over_optimum(CellOf(model)), limit,
+                      "2026-11-22")
+        for model, limit in (("resnet50", 1.03), ("densenet121", 1.04), ("vgg16", 1.03),
+                             ("gpt2_small", 1.03), ("bert_large", 1.03), ("dlrm", 1.03))
+    ),
+    _side_by_side(f"{_OVER}resnet50, 4 hosts, 1 Gbit/s",
+                  over_optimum(CellOf("resnet50", hosts=4)), 1.06, "2026-11-22"),
+    _side_by_side(f"{_OVER}resnet50, 8 hosts, 200 Mbit/s",
+                  over_optimum(CellOf("resnet50", 8, 200.0)), 1.10, "2026-11-22"),
+    _side_by_side(f"{_OVER}resnet50, ratio 0.5",
+                  over_optimum(CellOf("resnet50", ratio=0.5)), 1.04, "2026-11-22"),
+    _side_by_side(f"{_OVER}resnet50, ratio 2",
+                  over_optimum(CellOf("resnet50", ratio=2.0)), 1.04, "2026-11-22"),
+    _side_by_side(f"{_OVER}layers that only C++ reads",
+                  over_optimum(CellOf("resnet50_by_kernels")), 1.05, "2026-11-23"),
+    *(
+        _side_by_side(f"{_OF_DDP}{text}", step_ratio(cell, "hvd_order", "ddp_tuned"), 1.02,
+                      "2026-11-22")
+        for text, cell in (
+            ("resnet50, 2 hosts, 1 Gbit/s", _RESNET),
+            ("densenet121, 2 hosts, 1 Gbit/s", _DENSENET),
+            ("resnet50, 100 Mbit/s", CellOf("resnet50", 2, 100.0)),
+            ("densenet121, 2 Gbit/s", CellOf("densenet121", 2, 2000.0)),
+            ("resnet50, ratio 0.25", CellOf("resnet50", ratio=0.25)),
+            ("resnet50, ratio 4", CellOf("resnet50", ratio=4.0)),
+            ("parallel (control)", CellOf("parallel")),
+        )
+    ),
+    _side_by_side("plan / default of hvd_order: resnet50",
+                  step_ratio(_RESNET, "hvd_order_planned", "hvd_order"), 1.0, "2026-11-22"),
+    _side_by_side("plan / default of hvd_order: densenet121",
+                  step_ratio(_DENSENET, "hvd_order_planned", "hvd_order"), 1.0, "2026-11-22"),
+    *(
+        _side_by_side(f"{_OF_DDP}{model}, which computes on the network's cores",
+                      step_ratio(CellOf(model, ratio=None), "hvd_order", "ddp_tuned"), None,
+                      "2026-11-22")
+        for model in ("small_cnn", "demo_gpt")
+    ),
+    _side_by_side(f"TensorFlow, {_OVER}resnet50",
+                  over_optimum(CellOf("resnet50", framework="tensorflow")), 1.10, "2026-11-22"),
+    _side_by_side("TensorFlow, hvd_order / Horovod: resnet50",
+                  step_ratio(CellOf("resnet50", framework="tensorflow"), "hvd_order", "horovod"),
+                  0.8, "2026-11-22"),
+    _side_by_side("Horovod / hvd_order over Horovod's engine: resnet50",
+                  step_ratio(_RESNET, "hvd_order_on_horovod", "horovod"), 1 / 1.2, "2026-11-21"),
+    Target("overhead", "one rank: step / plain optimizer", overhead, Bound(1.01), "2026-11-21"),
+    *(
+        Target("throughput", f"leader / plain all-reduce, slices of {size:g} MiB",
+               throughput(size), Bound(0.95, at_most=False), "2026-11-21")
+        for size in (0.5, 1.0, 2.0, 4.0, 8.0)
+    ),
+    *(
+        Target("scheduler_events", f"million events a second, {policy}, {slices:,} slices",
+               events_per_s(policy, slices), Bound(1.0, at_most=False), "2026-11-21")
+        for policy in ("priority", "planned") for slices in (100, 10_000, 100_000)
+    ),
+    Target("agreement", "leader / DDP's order, 2 ranks on loopback", agreement_ratio(2), None,
+           "2026-11-21"),
+    Target("backends", "torch.distributed / MPI under TensorFlow", backends, None),
+    Target("hosts", "slowest link / what TCP can carry, 1 Gbit/s", link_share,
+           Bound(0.99, at_most=False), "2026-11-21"),
+    Target("simulate", "1,000 steps of BERT-large, leader, s",
+           seconds_of("simulate", "leader, 8 equal ranks (the target's case)"), Bound(1.0)),
+    *(
+        Target("simulate", f"predicted step of {kind}: {text}", prediction_error(kind, worst),
+               Bound(limit))
+        for kind in ("ddp", "hvd_order")
+        for text, worst, limit in (("median error", False, 0.05), ("largest error", True, 0.10))
+    ),
+    Target("planning", "TIC on ResNet-152's graph, s", seconds_of("planning", "tic"), Bound(0.1)),
+    Target("planning", "TAC on ResNet-152's graph, s", seconds_of("planning", "tac"), Bound(1.0)),
+    Target("parameter_server", "in order / as pushes come, resnet50", ordered_servers,
+           Bound(0.8)),
+    Target("parameter_server", "raw push and pull / full-duplex bound", raw_share,
+           Bound(0.9, at_most=False)),
+    Target("parameter_server", "one of four lines at a quarter: even split / balanced",
+           balance_gain, Bound(2.9, at_most=False)),
+    Target("parameter_server", "longest pause when a server comes, goes or dies, s",
+           longest_pause, Bound(2.0)),
+    Target("elastic", "a worker is killed: s to the next step", restart, None, "2026-11-21"),
+    Target("elastic", "trials with lost or doubled steps", wrong_trials, Bound(0.0),
+           "2026-11-21"),
+    Target("gpu", "failed checks", failed_gpu_checks, Bound(0.0), ""),
+]  # fmt: skip

@@ -1,0 +1,104 @@
+"""The page of results says what the committed data says, and a miss is shown as one."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from common.schema import problems  # noqa: E402
+from results_page.documents import FOLDER, Document, Documents, InvalidResult  # noqa: E402
+from results_page.figure import MET, MISSED, OPEN  # noqa: E402
+from results_page.main import PAGE, README, pictures_on_file  # noqa: E402
+from results_page.page import page  # noqa: E402
+from results_page.readme_table import readme_with_table  # noqa: E402
+from results_page.targets import TARGETS  # noqa: E402
+
+FILES = sorted(FOLDER.glob("*.json"))
+
+
+def overhead_file(ratio: float, spread: float = 0.001) -> dict[str, Any]:
+    """A result file of the benchmark `overhead`, in which a step takes `ratio` of the plain one."""
+    ours = [0.1 * (ratio + spread * (i % 5 - 2)) for i in range(20)]
+    return {
+        "schema": 1,
+        "benchmark": "overhead",
+        "date": "2026-01-02T03:04:05+00:00",
+        "command": "python benchmarks/overhead/main.py",
+        "commit": "0123456789ab",
+        "dirty": False,
+        "machine": {
+            "cpu": "made up", "cores": 2, "usable_cores": 2, "memory_gib": 24, "kernel": "6",
+            "python": "3", "torch": "2", "load_average": [0.1, 0.1, 0.1],
+        },
+        "variables": {},
+        "settings": {},
+        "raw": {"seconds": {"plain": [0.1] * 20, "hvd_order": ours}},
+        "summary": {},
+    }  # fmt: skip
+
+
+def row(text: str, content: dict[str, Any] | None) -> list[str]:
+    """The cells of a target's row on the page made from one file, or from none."""
+    documents = Documents([] if content is None else [Document("overhead.json", content)])
+    (line,) = [
+        line for line in page(documents, TARGETS, {}).splitlines() if line.startswith(f"| {text} |")
+    ]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_page_is_made_from_the_committed_data() -> None:
+    documents = Documents.read()
+    assert page(documents, TARGETS, pictures_on_file()) == PAGE.read_text("utf-8"), "make results"
+    readme = README.read_text("utf-8")
+    assert readme_with_table(readme, documents) == readme, "make results"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_data_file_is_valid(path: Path) -> None:
+    assert problems(json.loads(path.read_text("utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "spread", "verdict"),
+    [(1.0, 0.001, MET), (1.05, 0.001, MISSED), (1.01, 0.01, OPEN)],
+    ids=["met", "missed", "open"],
+)
+def test_the_verdict_follows_from_the_data(ratio: float, spread: float, verdict: str) -> None:
+    cells = row("one rank: step / plain optimizer", overhead_file(ratio, spread))
+    assert cells[1] == "at most 1.01"
+    assert float(cells[2]) == pytest.approx(ratio)
+    assert cells[4] == verdict
+    assert cells[5:] == ["0123456", "A", "[overhead](results/overhead.json)"]
+
+
+def test_a_target_without_data_keeps_its_row() -> None:
+    cells = row("one rank: step / plain optimizer", None)
+    assert cells[2] == "not run since 2026-11-21, see [HISTORY.md](HISTORY.md)"
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"schema": 2}, "schema is 2; expected 1"),
+        ({"raw": {}}, "raw is empty"),
+        ({"dirty": "no"}, "dirty is str"),
+        ({"settings": {"plan": "/data/plan.json"}}, "absolute path '/data/plan.json'"),
+        ({"user": "me"}, "user is unknown"),
+    ],
+)
+def test_what_is_no_result_file_is_refused(
+    tmp_path: Path, change: dict[str, Any], problem: str
+) -> None:
+    content = {**copy.deepcopy(overhead_file(1.0)), **change}
+    assert problems(content) == [problem]
+    (tmp_path / "bad.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidResult, match=r"bad\.json: "):
+        Documents.read(tmp_path)
