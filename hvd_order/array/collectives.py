@@ -9,13 +9,13 @@ until `synchronize` has returned.
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hvd_order.torch as hvd
 from hvd_order.array.dlpack import Array, back_to, settle, to_tensor, to_writable_tensor
 from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job
 
 if TYPE_CHECKING:
     import torch
@@ -341,18 +341,29 @@ def synchronize(handle: int) -> Any:
     Raises:
         ModelMismatch, PeerLost, TransferTimeout, HorovodInternalError: the collective failed.
     """
-    with _lock:
-        deliver = _waiting.get(process.current(), {}).pop(handle, None)
+    deliver = process.current().part(_Waiting).pop(handle)
     result = hvd.synchronize(handle)
     return result if deliver is None else deliver(result)
 
 
-_lock = threading.Lock()  # guards `_waiting`
-# How to return the result of each handle to its caller, for each `init()`: the shutdown drops the
-# handles that were never waited for.
-_waiting: weakref.WeakKeyDictionary[process.ProcessContext, dict[int, Callable[[Any], Any]]] = (
-    weakref.WeakKeyDictionary()
-)
+class _Waiting:
+    """How to return the result of each handle to its caller: a part of the `Job`.
+
+    The shutdown drops the handles that were never waited for.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._lock = threading.Lock()  # guards the field below
+        self._deliver: dict[int, Callable[[Any], Any]] = {}
+
+    def remember(self, handle: int, deliver: Callable[[Any], Any]) -> int:
+        with self._lock:
+            self._deliver[handle] = deliver
+        return handle
+
+    def pop(self, handle: int) -> Callable[[Any], Any] | None:
+        with self._lock:
+            return self._deliver.pop(handle, None)
 
 
 def _start(array: Array, collective: Callable[[torch.Tensor], int]) -> int:
@@ -370,9 +381,7 @@ def _start_in_place(array: Array, collective: Callable[[torch.Tensor], int]) -> 
 
 
 def _remember(handle: int, deliver: Callable[[Any], Any]) -> int:
-    with _lock:
-        _waiting.setdefault(process.current(), {})[handle] = deliver
-    return handle
+    return process.current().part(_Waiting).remember(handle, deliver)
 
 
 def _written(array: Array) -> Callable[[Any], Any]:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hvd_order.c10d.engine.engine_host import close_host, open_groups
 from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job
 from hvd_order.c10d.requests.collective_queue import CollectiveQueue
 from hvd_order.c10d.requests.queues import close_queue, collective_queue, open_queue
 from hvd_order.c10d.requests.request import Request
@@ -51,9 +52,29 @@ class _GlobalProcessSet(ProcessSet):
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
-_registered: dict[int, ProcessSet] = {}
-_groups: dict[int, dist.ProcessGroup | None] = {}
-_next_id = 1
+
+class _Sets:
+    """The process sets that are registered in one job: a part of the `Job`.
+
+    Attributes:
+        registered: the sets by number, without that of all ranks.
+        groups: their process groups.
+        next_id: number of the next set, the same on every rank.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.registered: dict[int, ProcessSet] = {}
+        self.groups: dict[int, dist.ProcessGroup] = {}
+        self.next_id = 1
+        job.on_shutdown(self._forget)
+
+    def _forget(self) -> None:
+        for process_set in self.registered.values():
+            process_set.process_set_id = None
+
+
+def _sets() -> _Sets:
+    return process.current().part(_Sets)
 
 
 def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = None) -> None:
@@ -81,7 +102,7 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
     if process.is_initialized():
         return
     process.init(comm)
-    process.current().on_shutdown(_forget_all)
+    _sets()  # before the queues and engines, so that numbers last until these have ended
     collective_queue()  # rank 0 must receive requests even if it makes none itself
     for process_set in process_sets or [] if not isinstance(process_sets, str) else []:
         add_process_set(process_set)
@@ -97,26 +118,27 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: a set of these ranks exists already, or a rank does not exist.
         ModelMismatch: another rank adds different ranks (raised on every rank).
     """
-    global _next_id
     context = process.current()
+    sets = _sets()
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     ranks = process_set.ranks
-    if any(known.ranks == ranks for known in (global_process_set, *_registered.values())):
+    if any(known.ranks == ranks for known in (global_process_set, *sets.registered.values())):
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
     if len(set(ranks)) != len(ranks) or not ranks or not 0 <= ranks[0] <= ranks[-1] < context.size:
         raise ValueError(
             f"a process set needs different ranks of 0 to {context.size - 1}; got {ranks}"
         )
     _agree(f"add_process_set {ranks}")
-    group = context.new_group(f"process_set_{_next_id}", ranks=ranks)
+    number = sets.next_id
+    group = context.new_group(f"process_set_{number}", ranks=ranks)
     if len(ranks) > 1:
-        open_groups(_next_id, ranks)
-    process_set.process_set_id = _next_id
-    _next_id += 1
-    _registered[process_set.process_set_id] = process_set
-    _groups[process_set.process_set_id] = group
-    open_queue(process_set.process_set_id, group, ranks)
+        open_groups(number, ranks)
+    process_set.process_set_id = number
+    sets.next_id += 1
+    sets.registered[number] = process_set
+    sets.groups[number] = group
+    open_queue(number, group, ranks)
     return process_set
 
 
@@ -127,16 +149,17 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         Whether the set was registered; the set of all ranks cannot be removed.
     """
     number = process_set.process_set_id
-    if number is None or _registered.get(number) is not process_set:
+    if number is None or not process.is_initialized():
+        return False
+    sets = _sets()
+    if sets.registered.get(number) is not process_set:
         return False
     _agree(f"remove_process_set {process_set.ranks}")
-    del _registered[number]
+    del sets.registered[number]
     process_set.process_set_id = None
     close_queue(number)
     close_host(number)
-    group = _groups.pop(number)
-    if group is not None:
-        process.current().drop_group(group)
+    process.current().drop_group(sets.groups.pop(number))
     return True
 
 
@@ -147,15 +170,6 @@ def _agree(line: str) -> None:
     queue.run(Request(name, [line], lambda group: None, lambda: None, torch.device("cpu")))
 
 
-def _forget_all() -> None:
-    global _next_id
-    for process_set in _registered.values():
-        process_set.process_set_id = None
-    _registered.clear()
-    _groups.clear()
-    _next_id = 1
-
-
 def require_registered(process_set: ProcessSet) -> int:
     """Returns the number of a process set.
 
@@ -163,9 +177,9 @@ def require_registered(process_set: ProcessSet) -> int:
         NotInitialized: before ``init()``.
         InvalidUsage: the set is not registered.
     """
-    process.current()  # "not initialized" takes precedence over other errors
+    sets = _sets()  # "not initialized" takes precedence over other errors
     number = process_set.process_set_id
-    if number is None or (number and _registered.get(number) is not process_set):
+    if number is None or (number and sets.registered.get(number) is not process_set):
         raise InvalidUsage(
             f"{process_set} is not registered; pass it to hvd.init() or hvd.add_process_set()"
         )

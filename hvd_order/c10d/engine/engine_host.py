@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import horovod_library, job_plan, link_probe, live_exchanges
-from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job, current, held
 from hvd_order.c10d.job.request_errors import common_step
 from hvd_order.c10d.parameter_server.client import ParameterServers
 from hvd_order.config import Agreement, Comm
@@ -52,7 +52,7 @@ class EngineHost:
 
     def __init__(
         self,
-        context: process.ProcessContext,
+        context: Job,
         process_set: int,
         ranks: Sequence[int],
         groups: dict[str, dist.ProcessGroup],
@@ -266,16 +266,14 @@ class EngineHost:
             self.context.drop_group(group)
 
 
-def _patience(context: process.ProcessContext) -> timedelta:
+def _patience(context: Job) -> timedelta:
     """Returns the timeout of the groups: longer than the engine's, which can name the cause of a
     stall.
     """
     return context.config.timeout * 1.25
 
 
-def _new_groups(
-    context: process.ProcessContext, ranks: list[int] | None
-) -> dict[str, dist.ProcessGroup]:
+def _new_groups(context: Job, ranks: list[int] | None) -> dict[str, dist.ProcessGroup]:
     """Makes the process groups of an engine. Collective over all ranks of the job.
 
     One group carries objects between ranks, one control messages and one gradients.
@@ -287,12 +285,90 @@ def _new_groups(
     }
 
 
+# Of the process and not of a job: a forked child must not destroy the engine of any job.
 _in_memory: weakref.WeakSet[EngineHost] = weakref.WeakSet()
-_hosts: dict[int, EngineHost] = {}  # by process set
-_groups: dict[int, dict[str, dist.ProcessGroup]] = {}  # groups of sets without an engine yet
-_hosts_context: process.ProcessContext | None = None
-_is_recording = False
-_before_close: list[Callable[[], None]] = []
+
+
+class Engines:
+    """The engines of one job: a part of the `Job`.
+
+    Attributes:
+        hosts: the engines by process set.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.hosts: dict[int, EngineHost] = {}
+        # Groups of sets without an engine yet.
+        self._groups: dict[int, dict[str, dist.ProcessGroup]] = {}
+        self._is_recording = False
+        self._before_close: list[Callable[[], None]] = []
+
+    def of_set(
+        self, process_set: int, ranks: Sequence[int] | None, comm: Comm | None
+    ) -> EngineHost:
+        """See `engine_host`."""
+        job = self._job
+        if process_set not in self.hosts:
+            members = range(job.size) if ranks is None else ranks
+            groups = self._groups.pop(process_set, None) or _new_groups(job, None)
+            with common_step(job, "the first steps", kind=f"host {process_set}", ranks=members):
+                host = self.hosts[process_set] = EngineHost(
+                    job, process_set, members, groups, comm or job.config.comm
+                )
+            if self._is_recording:
+                host.engine.start_recording()
+            # Last registered runs first: the engine ends before what it was made after.
+            job.on_shutdown(self._close)
+        if comm is not None and (comm == "ps") != (self.hosts[process_set].servers is not None):
+            raise InvalidUsage(
+                f"comm={comm!r}, but gradients of another optimizer go the other way; all "
+                "optimizers of a job go one way"
+            )
+        return self.hosts[process_set]
+
+    def open_groups(self, process_set: int, ranks: Sequence[int]) -> None:
+        """See the function `open_groups`."""
+        self._groups[process_set] = _new_groups(self._job, list(ranks))
+
+    def record(self, on: bool) -> None:
+        """Starts or stops recording of events on all engines, present and future."""
+        self._is_recording = on
+        for host in self.hosts.values():
+            if on:
+                host.engine.start_recording()
+            else:
+                host.engine.stop_recording()
+
+    def before_close(self, callback: Callable[[], None]) -> None:
+        """Runs `callback` at shutdown, after the last updates, while the engines still run."""
+        self._before_close.append(callback)
+
+    def close_set(self, process_set: int) -> None:
+        """Ends the engine of a process set that is being removed, if it has one."""
+        host = self.hosts.pop(process_set, None)
+        if host is not None:
+            try:
+                host.finish()
+            finally:
+                host.close()
+                host.drop_groups()
+        for group in self._groups.pop(process_set, {}).values():
+            self._job.drop_group(group)
+
+    def _close(self) -> None:
+        hosts = list(self.hosts.values())
+        try:
+            if not self._job.abandoned:
+                _finish(hosts)
+        finally:
+            try:
+                for callback in self._before_close:
+                    callback()
+            finally:
+                self.hosts.clear()
+                for host in hosts:
+                    host.close()
 
 
 def engine_host(
@@ -310,27 +386,7 @@ def engine_host(
         NotInitialized: before ``init()``.
         InvalidUsage: another optimizer's gradients use the other kind of communication.
     """
-    global _hosts_context
-    context = process.current()
-    if _hosts_context is not context:
-        _hosts.clear()
-        _hosts_context = context
-    if process_set not in _hosts:
-        members = range(context.size) if ranks is None else ranks
-        groups = _groups.pop(process_set, None) or _new_groups(context, None)
-        with common_step(context, "the first steps", kind=f"host {process_set}", ranks=members):
-            host = _hosts[process_set] = EngineHost(
-                context, process_set, members, groups, comm or context.config.comm
-            )
-        if _is_recording:
-            host.engine.start_recording()
-        context.on_shutdown(_close)  # last registered runs first: before the transport ends
-    if comm is not None and (comm == "ps") != (_hosts[process_set].servers is not None):
-        raise InvalidUsage(
-            f"comm={comm!r}, but gradients of another optimizer go the other way; all optimizers "
-            "of a job go one way"
-        )
-    return _hosts[process_set]
+    return current().part(Engines).of_set(process_set, ranks, comm)
 
 
 def open_groups(process_set: int, ranks: Sequence[int]) -> None:
@@ -339,13 +395,14 @@ def open_groups(process_set: int, ranks: Sequence[int]) -> None:
     torch.distributed offers no way for the members alone to make them later that works when
     members already have different numbers of groups.
     """
-    context = process.current()
-    _groups[process_set] = _new_groups(context, list(ranks))
+    current().part(Engines).open_groups(process_set, ranks)
 
 
 def running_host() -> EngineHost | None:
     """Returns the engine of all ranks, or None; creates none."""
-    return _hosts.get(0)
+    job = held()
+    engines = None if job is None else job.existing_part(Engines)
+    return None if engines is None else engines.hosts.get(0)
 
 
 def hosts_in_memory() -> list[EngineHost]:
@@ -353,54 +410,9 @@ def hosts_in_memory() -> list[EngineHost]:
     return list(_in_memory)
 
 
-def running_hosts() -> list[EngineHost]:
-    """Returns the engines of this process; creates none."""
-    return list(_hosts.values())
-
-
-def record(on: bool) -> None:
-    """Starts or stops recording of events on all engines, present and future."""
-    global _is_recording
-    _is_recording = on
-    for host in running_hosts():
-        if on:
-            host.engine.start_recording()
-        else:
-            host.engine.stop_recording()
-
-
-def before_close(callback: Callable[[], None]) -> None:
-    """Runs `callback` at every shutdown while the engines still run."""
-    _before_close.append(callback)
-
-
 def close_host(process_set: int) -> None:
     """Ends the engine of a process set that is being removed, if it has one."""
-    host = _hosts.pop(process_set, None)
-    if host is not None:
-        try:
-            host.finish()
-        finally:
-            host.close()
-            host.drop_groups()
-    for group in _groups.pop(process_set, {}).values():
-        process.current().drop_group(group)
-
-
-def _close() -> None:
-    hosts = list(_hosts.values())
-    try:
-        if not any(host.context.abandoned for host in hosts):
-            _finish(hosts)
-    finally:
-        try:
-            for callback in _before_close:
-                callback()
-        finally:
-            _groups.clear()
-            _hosts.clear()
-            for host in hosts:
-                host.close()
+    current().part(Engines).close_set(process_set)
 
 
 def _finish(hosts: Sequence[EngineHost]) -> None:

@@ -23,14 +23,28 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.c10d.job import group_collectives, process
-from hvd_order.c10d.job.process import ProcessContext
+from hvd_order.c10d.job.job import Job
 from hvd_order.errors import InvalidUsage
 
 __all__: list[str] = []
 
 _SERVER_START_S = 60
-_started = False  # once per process, never reset
-_servers: list[subprocess.Popen[str]] = []
+
+
+class _Horovod:
+    """Horovod in this process. It starts once and runs until the process ends, over all jobs.
+
+    Attributes:
+        started: never reset.
+        servers: rendezvous servers, which end with this process.
+    """
+
+    def __init__(self) -> None:
+        self.started = False
+        self.servers: list[subprocess.Popen[str]] = []
+
+
+_horovod = _Horovod()
 _DTYPES = {
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.float32, torch.float64,
@@ -50,7 +64,7 @@ def find() -> Path | None:
     return None
 
 
-def chosen(context: ProcessContext, group: dist.ProcessGroup) -> bool:
+def chosen(context: Job, group: dist.ProcessGroup) -> bool:
     """Returns whether Horovod carries the slices: on request, or because horovodrun started the
     job.
 
@@ -77,7 +91,7 @@ def chosen(context: ProcessContext, group: dist.ProcessGroup) -> bool:
     )
 
 
-def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup) -> Path:
+def start(context: Job, patience: timedelta, group: dist.ProcessGroup) -> Path:
     """Initializes Horovod, which then runs until the process ends. Collective.
 
     Horovod 0.28 corrupts its memory when it starts a second time with a fixed fusion threshold or
@@ -99,7 +113,7 @@ def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup
     library = ctypes.CDLL(str(path))
     library.horovod_init.restype = library.horovod_is_initialized.restype = ctypes.c_bool
     mine = "new"
-    if _started:
+    if _horovod.started:
         mine = "running" if library.horovod_is_initialized() else "ended"
     states: list[str] = group_collectives.gather_objects(mine, group)
     if set(states) == {"new"}:
@@ -119,9 +133,8 @@ def start(context: ProcessContext, patience: timedelta, group: dist.ProcessGroup
 
 
 def _begin(
-    library: ctypes.CDLL, context: ProcessContext, patience: timedelta, group: dist.ProcessGroup
+    library: ctypes.CDLL, context: Job, patience: timedelta, group: dist.ProcessGroup
 ) -> None:
-    global _started
     settings = {
         **{name: os.environ.get(name, value) for name, value in _UNLESS_SET.items()},
         **_ALWAYS,
@@ -129,7 +142,7 @@ def _begin(
     }
     if not _launched_for_horovod(library):
         settings |= _meet(context, group)
-    _started = True
+    _horovod.started = True
     with _environment(settings):
         if not library.horovod_init(None, 0, None, None, 0):
             raise InvalidUsage(
@@ -165,7 +178,7 @@ def _launched_for_horovod(library: ctypes.CDLL) -> bool:
     )
 
 
-def _meet(context: ProcessContext, group: dist.ProcessGroup) -> dict[str, str]:
+def _meet(context: Job, group: dist.ProcessGroup) -> dict[str, str]:
     """Starts a rendezvous server on rank 0 and returns the variables that horovodrun would have
     set.
 
@@ -216,7 +229,9 @@ def _serve(hosts: str) -> int | str:
         server.kill()
         _, said = server.communicate()
         return f"Horovod's rendezvous server did not start: {said.strip()[-500:]}"
-    _servers.append(server)  # its standard input closes when this process ends, which ends it
+    _horovod.servers.append(
+        server
+    )  # its standard input closes when this process ends, which ends it
     return int(line)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch.distributed as dist
 
 from hvd_order.c10d.job import group_collectives
-from hvd_order.c10d.job.process import ProcessContext
+from hvd_order.c10d.job.job import Job
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.plan_file import Plan, read_plan
 
 __all__: list[str] = []
 
 
-def read(context: ProcessContext, group: dist.ProcessGroup) -> Plan | None:
+def read(context: Job, group: dist.ProcessGroup) -> Plan | None:
     """Reads the plan that rank 0's ``HVD_ORDER_PLAN`` names; None if it names none. Collective.
 
     Only rank 0 needs the file, and only its variable counts.

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from hvd_order.c10d.engine import engine_host
+from hvd_order.c10d.engine.engine_host import EngineHost, Engines
 from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job, held
 
 __all__ = ["start_timeline", "stop_timeline", "timeline_span"]
 
@@ -30,7 +31,47 @@ class _Recording:
         self.spans: list[dict[str, Any]] = []
 
 
-_recording: _Recording | None = None
+class _Timeline:
+    """The recording of one job, if there is one: a part of the `Job`."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.recording: _Recording | None = None
+        job.part(Engines).before_close(self.stop)
+        job.on_shutdown(self.stop)  # for a process without an engine
+
+    def start(self, path: str) -> None:
+        """See `start_timeline`."""
+        if self.recording is not None:
+            raise ValueError(
+                f"a timeline is being recorded to {self.recording.path}; call stop_timeline() first"
+            )
+        self.recording = _Recording(path, self._job.rank)
+        self._job.part(Engines).record(True)
+
+    def stop(self) -> None:
+        """Writes the trace. Does nothing if no recording is in progress."""
+        recording, self.recording = self.recording, None
+        if recording is None:
+            return
+        engines = self._job.part(Engines)
+        engines.record(False)
+        events = list(recording.spans)
+        for host in engines.hosts.values():
+            events += _transfers(host)
+        rank = recording.rank
+        if rank == 0 or "{rank}" in recording.path:
+            _write(os.path.abspath(recording.path.replace("{rank}", str(rank))), rank, events)
+
+
+def _write(path: str, rank: int, events: list[dict[str, Any]]) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    for event in events:
+        event["pid"] = rank
+    names = [_metadata("process_name", rank, 0, f"rank {rank}")]
+    names += [_metadata("thread_name", rank, tid, row) for row, tid in _ROWS.items()]
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"traceEvents": names + events, "displayTimeUnit": "ms"}, file)
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -45,39 +86,20 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         NotInitialized: before ``init()``.
         ValueError: a recording is in progress.
     """
-    global _recording
     del mark_cycles
-    context = process.current()
-    if _recording is not None:
-        raise ValueError(
-            f"a timeline is being recorded to {_recording.path}; call stop_timeline() first"
-        )
-    _recording = _Recording(file_path, context.rank)
-    engine_host.record(True)
-    context.on_shutdown(stop_timeline)  # for a process without an engine
+    process.current().part(_Timeline).start(file_path)
 
 
 def stop_timeline() -> None:
     """Writes the trace. Does nothing if no recording is in progress."""
-    global _recording
-    recording, _recording = _recording, None
-    if recording is None:
-        return
-    engine_host.record(False)
-    events = list(recording.spans)
-    for host in engine_host.running_hosts():
-        events += _transfers(host)
-    rank = recording.rank
-    if rank != 0 and "{rank}" not in recording.path:
-        return
-    path = os.path.abspath(recording.path.replace("{rank}", str(rank)))
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    for event in events:
-        event["pid"] = rank
-    names = [_metadata("process_name", rank, 0, f"rank {rank}")]
-    names += [_metadata("thread_name", rank, tid, row) for row, tid in _ROWS.items()]
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump({"traceEvents": names + events, "displayTimeUnit": "ms"}, file)
+    timeline = _of_held_job()
+    if timeline is not None:
+        timeline.stop()
+
+
+def _of_held_job() -> _Timeline | None:
+    job = held()  # updates and waits that end the job are recorded too
+    return None if job is None else job.existing_part(_Timeline)
 
 
 def _start_if_asked() -> None:
@@ -87,12 +109,14 @@ def _start_if_asked() -> None:
 
 
 process.at_init(_start_if_asked)
-engine_host.before_close(stop_timeline)
 
 
 def span(category: str, name: str, **args: Any) -> contextlib.AbstractContextManager[None]:
     """Records the body as one event of this rank, if a recording is in progress."""
-    return _OFF if _recording is None else _span(_recording, category, name, args)
+    timeline = _of_held_job()
+    if timeline is None or timeline.recording is None:
+        return _OFF
+    return _span(timeline.recording, category, name, args)
 
 
 def timeline_span(name: str) -> contextlib.AbstractContextManager[None]:
@@ -109,7 +133,7 @@ def _span(recording: _Recording, category: str, name: str, args: dict[str, Any])
         recording.spans.append(_event(category, name, start, time.monotonic_ns(), args))
 
 
-def _transfers(host: engine_host.EngineHost) -> list[dict[str, Any]]:
+def _transfers(host: EngineHost) -> list[dict[str, Any]]:
     events = []
     journeys: Counter[tuple[int, int]] = Counter()
     for record in host.engine.take_events():

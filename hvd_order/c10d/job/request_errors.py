@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job
 from hvd_order.errors import HorovodInternalError, HvdOrderError, PeerLost, TransferTimeout
 from hvd_order.server.access.store_errors import first_line
 
@@ -13,9 +13,7 @@ __all__ = ["afresh", "common_step", "translate_failure"]
 
 
 @contextlib.contextmanager
-def common_step(
-    context: process.ProcessContext, what: str, *, kind: str, ranks: Sequence[int]
-) -> Iterator[None]:
+def common_step(context: Job, what: str, *, kind: str, ranks: Sequence[int]) -> Iterator[None]:
     """Wraps a transfer that some ranks take part in, all after the same steps of its kind.
 
     Args:
@@ -40,7 +38,7 @@ def common_step(
 def translate_failure(
     error: Exception,
     what: str,
-    context: process.ProcessContext,
+    context: Job,
     kind: str | None = None,
     ranks: Sequence[int] | None = None,
 ) -> HorovodInternalError:
@@ -71,7 +69,7 @@ def translate_failure(
     return HorovodInternalError(f"{where}: {text}")
 
 
-def _who(context: process.ProcessContext, kind: str | None, ranks: Sequence[int] | None) -> str:
+def _who(context: Job, kind: str | None, ranks: Sequence[int] | None) -> str:
     if context.roll_call is None:
         return "another rank died, is late or does not call it"
     members = range(context.size) if ranks is None else ranks

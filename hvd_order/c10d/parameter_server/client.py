@@ -19,7 +19,7 @@ from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.server.access.secret import load_secret
 
 if TYPE_CHECKING:
-    from hvd_order.c10d.job.process import ProcessContext
+    from hvd_order.c10d.job.job import Job
 
 __all__ = ["ParameterServers"]
 
@@ -34,7 +34,7 @@ class ParameterServers:
         coordinator: assigns slices to servers; on worker 0 only.
     """
 
-    def __init__(self, context: ProcessContext, group: dist.ProcessGroup) -> None:
+    def __init__(self, context: Job, group: dist.ProcessGroup) -> None:
         """Connects to the servers that the job starts with. Collective.
 
         Args:

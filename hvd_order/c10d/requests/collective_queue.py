@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order import errors
-from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job
 from hvd_order.c10d.job.request_errors import afresh, translate_failure
 from hvd_order.c10d.requests.mismatch import ranks_have
 from hvd_order.c10d.requests.name_order import key_of
@@ -49,7 +49,7 @@ class CollectiveQueue:
 
     def __init__(
         self,
-        context: process.ProcessContext,
+        context: Job,
         number: int,
         group: dist.ProcessGroup | None,
         ranks: Sequence[int],

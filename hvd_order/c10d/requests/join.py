@@ -11,6 +11,7 @@ import torch
 
 from hvd_order import errors
 from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job
 from hvd_order.c10d.job.messages import Message
 from hvd_order.c10d.requests.negotiation import Negotiation
 from hvd_order.c10d.requests.queues import all_queues, negotiation
@@ -79,7 +80,7 @@ def join(device: int = -1) -> int:
     return int(last)
 
 
-def _next(ranks: Negotiation, context: process.ProcessContext) -> Message:
+def _next(ranks: Negotiation, context: Job) -> Message:
     """Returns the next message to this rank; raises after too long a silence."""
     timeout_s = context.config.timeout.total_seconds()
     warning_s = context.config.stall_warning.total_seconds()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job
 from hvd_order.c10d.job.messages import Message, MessageStar
 from hvd_order.c10d.job.roll_call import RollCall
 from hvd_order.c10d.requests.name_order import NameOrder, Outgoing
@@ -48,7 +48,7 @@ class Negotiation:
     Thread safety: all methods may be called from any thread.
     """
 
-    def __init__(self, context: process.ProcessContext) -> None:
+    def __init__(self, context: Job) -> None:
         """Starts to receive messages; not collective."""
         self.steps = StepLogs()
         self.events: queue.SimpleQueue[Message] = queue.SimpleQueue()

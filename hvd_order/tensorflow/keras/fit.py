@@ -117,16 +117,13 @@ def say_why_not() -> None:
 
 _fitting: list[Any] = []  # models whose fit() is running
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
-_changed = False
 
 
 def change_trainer(is_distributed: Callable[[Any], bool]) -> None:
     """Makes models with a DistributedOptimizer overlap; a second call does nothing."""
-    global _changed
-    if _changed:
-        return
-    _changed = True
     trainer = next(c for c in keras.Model.__mro__ if "make_train_function" in vars(c))
+    if hasattr(trainer.make_train_function, "_hvd_changes"):
+        return
     own_make, own_fit = trainer.make_train_function, trainer.fit
 
     @functools.wraps(own_make)
@@ -158,6 +155,7 @@ def change_trainer(is_distributed: Callable[[Any], bool]) -> None:
         deferred_updates.flush()
         return result
 
+    make_train_function._hvd_changes = True  # type: ignore[attr-defined]
     trainer.make_train_function, trainer.fit = make_train_function, fit
     for name in ("test", "predict"):
         make = f"make_{name}_function"

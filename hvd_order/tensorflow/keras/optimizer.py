@@ -232,8 +232,7 @@ class Reduction:
         """
         own = self._apply
         if optimizer is not self._optimizer:
-            assert _own_loss_scale_apply is not None
-            own = functools.partial(_own_loss_scale_apply, optimizer)
+            own = functools.partial(_patch_loss_scaling(), optimizer)
         self._outside, self._rate = True, rate
         try:
             return own(grads, list(variables))
@@ -276,15 +275,14 @@ class Reduction:
         return self._finished(deferred.take(), deferred.sources)
 
 
-_own_loss_scale_apply: Callable[..., Any] | None = None
+@functools.cache  # once a process
+def _patch_loss_scaling() -> Callable[..., Any]:
+    """Patches loss scaling, since compile() wraps optimizers for mixed_float16 later.
 
-
-def _patch_loss_scaling() -> None:
-    """Patches loss scaling once a process: compile() wraps optimizers for mixed_float16 later."""
-    global _own_loss_scale_apply
-    if _own_loss_scale_apply is not None:
-        return
-    own = _own_loss_scale_apply = keras.optimizers.LossScaleOptimizer.apply
+    Returns:
+        Keras' own ``LossScaleOptimizer.apply``.
+    """
+    own: Callable[..., Any] = keras.optimizers.LossScaleOptimizer.apply
 
     @tf.autograph.experimental.do_not_convert
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
@@ -296,3 +294,4 @@ def _patch_loss_scaling() -> None:
         return reduction.apply_scaled(self, grads, list(trainable_variables))
 
     keras.optimizers.LossScaleOptimizer.apply = apply
+    return own

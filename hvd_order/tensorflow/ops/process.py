@@ -10,9 +10,9 @@ import tensorflow as tf
 from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.tensorflow.backend import op_library
 from hvd_order.tensorflow.backend.interface import backend, started_backend
-from hvd_order.tensorflow.ops import requests
 from hvd_order.tensorflow.ops.call_order import refuse_in_data_functions
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, add_process_set, forget_all
+from hvd_order.tensorflow.ops.requests import RequestServer
 
 __all__ = [
     "ccl_built",
@@ -41,7 +41,22 @@ __all__ = [
 ]
 
 _log = logging.getLogger("hvd_order")
-_serving = False  # from init() to the shutdown, whichever framework's that is
+
+
+class _Serving:
+    """This framework's part of the job.
+
+    Attributes:
+        server: runs collectives of operators from init() to the shutdown, whichever framework's
+            that is; None outside of a job.
+    """
+
+    def __init__(self) -> None:
+        self.server: RequestServer | None = None
+
+
+_serving = _Serving()
+# Registered by modules when they are imported.
 _before_shutdown: list[Callable[[], None]] = []
 _at_end: list[Callable[[], None]] = []
 
@@ -71,28 +86,26 @@ def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = 
             that do not fit this TensorFlow.
         TransferTimeout: not all ranks arrived within ``HVD_ORDER_TIMEOUT``; names those missing.
     """
-    global _serving
     if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
         raise InvalidUsage(f"process_sets is {process_sets!r}; expected a list or 'dynamic'")
-    if _serving:
+    if is_initialized():
         return
     library = op_library.load()  # before other ranks wait for this rank
     refuse_in_data_functions()
     carries = backend()
     carries.init(comm)
     library.set_engine_api(carries.engine_api())
-    requests.start_serving(library, carries)
+    _serving.server = RequestServer(library, carries)
     carries.on_shutdown(_end)
-    _serving = True
     for process_set in process_sets or [] if not isinstance(process_sets, str) else []:
         add_process_set(process_set)
 
 
 def _end() -> None:
     """Ends all waits of operators with an error before the processes disconnect."""
-    global _serving
-    _serving = False
-    requests.stop_serving()
+    server, _serving.server = _serving.server, None
+    if server is not None:
+        server.stop()
     for callback in _at_end:
         callback()
     forget_all()
@@ -100,7 +113,7 @@ def _end() -> None:
 
 def shutdown() -> None:
     """Leaves the job; ``init()`` may be called again. Without ``init()`` it does nothing."""
-    if not _serving:
+    if not is_initialized():
         return
     try:
         for callback in _before_shutdown:
@@ -112,7 +125,7 @@ def shutdown() -> None:
 
 def is_initialized() -> bool:
     """Whether ``init()`` was called, and ``shutdown()`` not since."""
-    return _serving
+    return _serving.server is not None
 
 
 def rank() -> int:

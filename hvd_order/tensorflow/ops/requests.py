@@ -21,44 +21,62 @@ from hvd_order.tensorflow.backend.interface import Backend, Collective, HostTens
 from hvd_order.tensorflow.backend.op_library import NativeTensor, OpLibrary
 
 __all__ = [
+    "RequestServer",
     "collective_of",
     "number_of_collective",
     "reductions_started",
-    "start_serving",
-    "stop_serving",
 ]
 
-_lock = threading.Lock()  # guards the three below
-_numbers: dict[Collective, int] = {}
-_collectives: list[Collective] = []  # by number; graphs may live as long as the process
-_reductions = 0
+
+class _Collectives:
+    """The collectives that graphs hold by number.
+
+    They belong to the process and not to a job: a graph may live as long as the process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the fields below
+        self._numbers: dict[Collective, int] = {}
+        self._by_number: list[Collective] = []
+        self._reductions = 0
+
+    def number_of(self, collective: Collective) -> int:
+        with self._lock:
+            if collective not in self._numbers:
+                self._numbers[collective] = len(self._by_number)
+                self._by_number.append(collective)
+            return self._numbers[collective]
+
+    def with_number(self, number: int) -> Collective:
+        with self._lock:
+            return self._by_number[number]
+
+    def count(self, collective: Collective) -> None:
+        with self._lock:
+            self._reductions += collective.kind != "broadcast"
+
+    @property
+    def reductions(self) -> int:
+        with self._lock:
+            return self._reductions
+
+
+_collectives = _Collectives()
 
 
 def number_of_collective(collective: Collective) -> int:
     """Number that an operator holds for `collective`; equal collectives share a number."""
-    with _lock:
-        if collective not in _numbers:
-            _numbers[collective] = len(_collectives)
-            _collectives.append(collective)
-        return _numbers[collective]
+    return _collectives.number_of(collective)
 
 
 def collective_of(number: int) -> Collective:
     """Returns the collective with this number."""
-    with _lock:
-        return _collectives[number]
+    return _collectives.with_number(number)
 
 
 def reductions_started() -> int:
     """Number of collectives other than broadcasts that this process has begun."""
-    with _lock:
-        return _reductions
-
-
-def _count(collective: Collective) -> None:
-    global _reductions
-    with _lock:
-        _reductions += collective.kind != "broadcast"
+    return _collectives.reductions
 
 
 class _Waiters:
@@ -100,10 +118,11 @@ class _Waiters:
                 self._idle += 1
 
 
-class _Server:
+class RequestServer:
     """The thread that serves the operators from ``init()`` to ``shutdown()``."""
 
     def __init__(self, library: OpLibrary, backend: Backend) -> None:
+        """Starts to run collectives of operators."""
         self._native = library.native
         self._backend = backend
         self._waiters = _Waiters()
@@ -114,7 +133,10 @@ class _Server:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends collectives that have not started; the rest end with the backend."""
+        """Ends collectives that have not started, and all later ones, with an error.
+
+        The rest end with the backend.
+        """
         self._native.hvdo_close_collectives()
         self._thread.join()
         self._waiters.stop()
@@ -125,7 +147,7 @@ class _Server:
                 tensors = self._inputs(call)
                 collective = collective_of(self._native.hvdo_call_description(call))
                 finish = self._backend.start(collective, tensors)
-                _count(collective)
+                _collectives.count(collective)
             except Exception as error:
                 self._fail(call, error)
                 continue
@@ -176,20 +198,3 @@ def _packed(tensor: HostTensor) -> NativeTensor:
         tensor.address,
         count * dtype.size,
     )
-
-
-_server: _Server | None = None
-
-
-def start_serving(library: OpLibrary, backend: Backend) -> None:
-    """Starts to run collectives of operators."""
-    global _server
-    _server = _Server(library, backend)
-
-
-def stop_serving() -> None:
-    """Ends collectives that have not begun, and all later ones, with an error."""
-    global _server
-    server, _server = _server, None
-    if server is not None:
-        server.stop()

@@ -224,6 +224,7 @@ def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
 
 def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
     """Replaces the registry, for states made from now on."""
+    # The list itself and not a copy: callers get it, set another one, and set it again.
     global _handler_registry
     _handler_registry = registry
 

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.optim import Optimizer
 
+from hvd_order.c10d.job.job import Job, current
 from hvd_order.c10d.process_sets import ProcessSet
 from hvd_order.c10d.requests.adasum import check_count
 from hvd_order.c10d.requests.reduce_ops import Adasum
@@ -28,7 +29,12 @@ from hvd_order.torch.updates import optimizer_class, partial_step
 
 __all__: list[str] = []
 
-_made: Counter[int | None] = Counter()  # by process set, whose ranks make the same ones
+
+class _Made:
+    """Counts the optimizers of a job by process set, whose ranks make the same ones, for names."""
+
+    def __init__(self, job: Job) -> None:
+        self.by_set: Counter[int | None] = Counter()
 
 
 class _Passes:
@@ -167,8 +173,9 @@ def distribute(
     changed._hvd_exchange = None
     changed._hvd_passes = _Passes(entries, passes)
     changed._hvd_entries = entries
-    changed._hvd_name = f"adasum_optimizer.{_made[process_set.process_set_id]}"
-    _made[process_set.process_set_id] += 1
+    made = current().part(_Made).by_set
+    changed._hvd_name = f"adasum_optimizer.{made[process_set.process_set_id]}"
+    made[process_set.process_set_id] += 1
     changed._hvd_compression = compression
     changed._hvd_process_set = process_set
 

@@ -24,6 +24,7 @@ import torch
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import engine_host, live_exchanges
 from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.gradients.exchange import GradientExchange
 
@@ -64,7 +65,7 @@ class _NoExchange:
 
     on_servers = False
 
-    def __init__(self, context: process.ProcessContext) -> None:
+    def __init__(self, context: Job) -> None:
         self._context = context
 
     def step(self, closure: Any = None) -> NoReturn:

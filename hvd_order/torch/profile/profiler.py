@@ -8,6 +8,7 @@ computed a gradient is identified when autograd has accumulated the gradient.
 
 from __future__ import annotations
 
+import functools
 import platform
 import time
 from collections import Counter
@@ -167,7 +168,7 @@ class _Step(TorchDispatchMode):
             for name, parameter in parameters
             if parameter.requires_grad
         ]
-        _watch_updates()
+        _update_watch()
 
     def __enter__(self) -> _Step:
         self._tracker.__enter__()
@@ -245,7 +246,7 @@ class _Step(TorchDispatchMode):
         return f"{innermost}/{func.__name__.partition('.')[0]}"
 
     def _phase(self) -> Phase:
-        if _updating:
+        if _update_watch().updating:
             return "update"
         return "backward" if torch._C._current_graph_task_id() != -1 else "forward"
 
@@ -259,32 +260,29 @@ class _Step(TorchDispatchMode):
         return hook
 
 
-_updating = False  # an optimizer's step() is running
+class _UpdateWatch:
+    """Watches all optimizers of this process, from the first recorded step on.
 
-
-def _watch_updates() -> None:
-    """Maintains `_updating`, from the first recorded step on.
-
-    The hooks stay, because they cannot be removed while optimizers run them.
+    Attributes:
+        updating: an optimizer's step() is running.
     """
-    global _watching
-    if _watching:
-        return
-    _watching = True
 
-    def begins(*_: object) -> None:
-        global _updating
-        _updating = True
+    def __init__(self) -> None:
+        self.updating = False
+        register_optimizer_step_pre_hook(self._begins)
+        register_optimizer_step_post_hook(self._ends)
 
-    def ends(*_: object) -> None:
-        global _updating
-        _updating = False
+    def _begins(self, *_: object) -> None:
+        self.updating = True
 
-    register_optimizer_step_pre_hook(begins)
-    register_optimizer_step_post_hook(ends)
+    def _ends(self, *_: object) -> None:
+        self.updating = False
 
 
-_watching = False
+@functools.cache
+def _update_watch() -> _UpdateWatch:
+    """Returns the one watch: its hooks stay, since optimizers may run while one is removed."""
+    return _UpdateWatch()
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

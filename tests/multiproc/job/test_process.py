@@ -21,7 +21,9 @@ from helpers.ranks import (
 )
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.engine import engine_host
 from hvd_order.c10d.job import process
+from hvd_order.c10d.job.job import Job, held
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized
 
@@ -121,6 +123,44 @@ def body_again() -> list[float]:
 @pytest.mark.parametrize("size", SIZES)
 def test_init_shutdown_init(ranks: RankFactory, size: int) -> None:
     assert ranks(size).run(body_again) == [[float(size)] * 3] * size
+
+
+class Part:
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+
+def body_parts(folder: str) -> None:
+    first = process.current()
+    part = first.part(Part)
+    assert (part.job, first.part(Part), first.existing_part(Part)) == (first, part, part)
+    hvd.start_timeline(f"{folder}/{{rank}}.json")
+    if hvd.size() > 1:
+        added = hvd.add_process_set([0])
+        assert added.process_set_id == 1
+        assert engine_host.engine_host() is engine_host.running_host()
+    hvd.shutdown()
+    assert held() is None
+    assert engine_host.running_host() is None
+    hvd.init()
+    second = process.current()
+    assert second.existing_part(Part) is None
+    assert second.part(Part) is not part
+    assert engine_host.running_host() is None
+    hvd.start_timeline(f"{folder}/{{rank}} again.json")  # the first ended with its job
+    if hvd.size() > 1:
+        with pytest.raises(InvalidUsage, match="is not registered"):
+            hvd.allreduce(torch.ones(1), process_set=added)
+        assert hvd.add_process_set([0]).process_set_id == 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_nothing_of_a_job_is_left_in_the_next(
+    ranks: RankFactory, size: int, tmp_path: Path
+) -> None:
+    ranks(size).run(body_parts, str(tmp_path))
+    for rank in range(size):
+        assert (tmp_path / f"{rank}.json").exists()
 
 
 def body_after_failure() -> None:

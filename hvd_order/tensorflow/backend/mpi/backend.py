@@ -70,15 +70,28 @@ class _Job:
         return one.engine
 
 
-_job: _Job | None = None
-_ends_with_program = False
-_lock = threading.Lock()  # init() and shutdown() one at a time
+class _JobHolder:
+    """Holds the job of this process.
+
+    Attributes:
+        lock: lets init() and shutdown() run one at a time.
+        ends_with_program: the end of the program shuts down, whichever job there is then.
+    """
+
+    def __init__(self) -> None:
+        self.job: _Job | None = None
+        self.lock = threading.Lock()
+        self.ends_with_program = False
+
+
+_holder = _JobHolder()
 
 
 def _current() -> _Job:
-    if _job is None:
+    job = _holder.job
+    if job is None:
         raise NotInitialized("Horovod has not been initialized; use hvd.init().")
-    return _job
+    return job
 
 
 def _set(number: int) -> _Set:
@@ -96,7 +109,6 @@ def _set(number: int) -> _Set:
 
 def init(comm: object = None) -> None:
     """Joins the processes that mpirun started; without mpirun, a job of one process."""
-    global _job, _ends_with_program
     if comm not in (None, []):
         raise InvalidUsage("init(comm=...) is not supported: all processes take part")
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -104,23 +116,22 @@ def init(comm: object = None) -> None:
             "this MPI does not let several threads use it (MPI_THREAD_MULTIPLE); build it so, or "
             "install PyTorch, which carries the bytes then: pip install torch"
         )
-    with _lock:
-        if _job is None:
+    with _holder.lock:
+        if _holder.job is None:
             config = Config.from_environment()
             size = MPI.COMM_WORLD.Get_size()
             timeout_s = config.timeout.total_seconds()
             everybody = Members(MPI.COMM_WORLD, list(range(size)), timeout_s)
-            _job = _Job(config, everybody.another("init()"))
-            if not _ends_with_program:
-                _ends_with_program = True
+            _holder.job = _Job(config, everybody.another("init()"))
+            if not _holder.ends_with_program:
+                _holder.ends_with_program = True
                 atexit.register(shutdown)  # before MPI ends, after which no thread may use it
 
 
 def shutdown() -> None:
     """Leaves the job; MPI itself ends with the process."""
-    global _job
-    with _lock:
-        job = _job
+    with _holder.lock:
+        job = _holder.job
         if job is None:
             return
         try:
@@ -132,7 +143,7 @@ def shutdown() -> None:
                 one.thread.shutdown(wait=False, cancel_futures=True)
         finally:
             job.mover.stop()
-            _job = None
+            _holder.job = None
 
 
 def config() -> Config:
@@ -147,7 +158,7 @@ def on_shutdown(callback: Callable[[], None]) -> None:
 
 def is_initialized() -> bool:
     """Whether `init` was called, and `shutdown` not since."""
-    return _job is not None
+    return _holder.job is not None
 
 
 def rank() -> int:
