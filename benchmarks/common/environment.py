@@ -21,7 +21,7 @@ _IDLE_LOAD = 0.5  # average of the last minute
 
 def environment() -> dict[str, Any]:
     """Commit, machine, command, and how busy the machine is just now; see `schema`."""
-    commit, dirty = _commit()
+    commit, dirty = commit_of(ROOT)
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": _command(),
@@ -93,12 +93,12 @@ def _machine() -> dict[str, Any]:
     return found
 
 
-def _commit() -> tuple[str, bool]:
-    """Short hash, and whether sources or benchmarks differ from it."""
+def commit_of(tree: Path) -> tuple[str, bool]:
+    """Short hash of a checkout, and whether sources or benchmarks differ from it."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+            ["git", "-C", str(tree), *arguments], capture_output=True, text=True, check=True
         ).stdout.strip()
 
     try:

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from common.environment import ROOT
 from hosts import EmulatedHosts
-
-_FOLDER = Path(__file__).parent
 
 
 class RankFailed(RuntimeError):  # noqa: N818  (says what happened)
@@ -32,6 +31,7 @@ class Fleet:
         log: TextIO,
         env: list[dict[str, str]],
         restless: bool = False,
+        tree: Path = ROOT,
     ) -> None:
         """Starts one rank on each host and waits until they have met.
 
@@ -41,16 +41,19 @@ class Fleet:
             env: variables by rank, on top of those of the host.
             restless: even idle, its ranks would disturb others: Horovod talks a thousand times a
                 second, and each process group has threads that wake a hundred times a second.
+            tree: the checkout whose worker and package the ranks run.
         """
         self.size = len(env)
         self.peer = peer
         self._restless = restless
         self._log = log
         own = "tensorflow_worker.py" if peer.startswith("tensorflow") else "worker.py"
+        worker = tree / "benchmarks" / "side_by_side" / own
+        path = {} if tree == ROOT else {"PYTHONPATH": str(tree)}
         self._ranks = [
             hosts.popen(
-                rank, [sys.executable, str(_FOLDER / own), peer],
-                env={**os.environ, "OMP_NUM_THREADS": "1", **env[rank]},
+                rank, [sys.executable, str(worker), peer],
+                env={**os.environ, "OMP_NUM_THREADS": "1", **path, **env[rank]},
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             )
             for rank in range(self.size)

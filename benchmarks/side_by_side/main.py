@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cell import CellResult, Contestant, MemoryIsShort, Setting, run_cell
-from common.environment import describe, environment
+from common.environment import ROOT, commit_of, describe, environment
 from common.horovod_workers import horovod_env
 from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_record
 from common.report import table
@@ -83,8 +83,10 @@ def _run_group(
             )
         )
 
-        def start(peer: str, env: Sequence[dict[str, str]], restless: bool = False) -> Fleet:
-            fleet = Fleet(hosts, peer, log, env, restless)
+        def start(
+            peer: str, env: Sequence[dict[str, str]], restless: bool = False, tree: Path = ROOT
+        ) -> Fleet:
+            fleet = Fleet(hosts, peer, log, env, restless, tree)
             stack.callback(fleet.close)
             return fleet
 
@@ -121,9 +123,10 @@ def _torch(
 ) -> list[Contestant]:
     """PyTorch's systems that were asked for, with their ranks."""
 
-    def another(port: int) -> Fleet:
+    def another(port: int, tree: Path = ROOT) -> Fleet:
         own = str(int(ranks[0]["MASTER_PORT"]) + port)
-        fleet = start("torch", [{**env, "MASTER_PORT": own} for env in ranks], restless=True)
+        env = [{**env, "MASTER_PORT": own} for env in ranks]
+        fleet = start("torch", env, restless=True, tree=tree)
         fleet.sleep()
         return fleet
 
@@ -144,6 +147,9 @@ def _torch(
             contestants.append(Contestant(name, "hvd_order", another(200), {"env": env}))
         else:
             contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet))
+    if options.before:
+        fleet = another(400, options.before.resolve())
+        contestants.append(Contestant("before", "hvd_order", fleet, {"env": knobs}))
     for i, point in enumerate(options.sweep, start=1):
         # Knobs are read once a process, so each point has ranks of its own.
         slice_bytes, _, credit_bytes = point.partition("/")
@@ -258,8 +264,11 @@ def _table(cells: list[CellResult], header: bool = True) -> str:
 
 def _write(found: dict[str, Any], cells: list[CellResult], options: argparse.Namespace) -> None:
     name = options.name
+    settings = settings_of(options)
+    if options.before:
+        settings["before"] = commit_of(options.before)[0]
     write_record(
-        "side_by_side", found, settings_of(options), {"cells": [cell.to_json() for cell in cells]},
+        "side_by_side", found, settings, {"cells": [cell.to_json() for cell in cells]},
         {"cells": [cell.summary() for cell in cells]},
         options.out or DEFAULT_FOLDER / f"{name}.json",
     )  # fmt: skip
@@ -293,6 +302,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="knobs of hvd_order")  # fmt: skip
     parser.add_argument("--sweep", nargs="+", default=[], metavar="SLICE/CREDIT",
                         help="hvd_order with these sizes as well, say 1MiB/2MiB")  # fmt: skip
+    parser.add_argument("--before", type=Path, metavar="TREE",
+                        help="hvd_order of another built checkout as well")  # fmt: skip
     parser.add_argument("--name", default="side_by_side", help="of the files in out/results")
     add_out_option(parser)
     options = parser.parse_args(argv)

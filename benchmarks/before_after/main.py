@@ -1,0 +1,98 @@
+"""Is this tree as fast as another one, say the commit before? Runs both in turns. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.environment import ROOT, commit_of, describe, environment
+from common.record import add_out_option, settings_of, write_record
+from common.report import table
+from common.summary import paired_ratio
+from common.turns import turns
+
+_BENCH = "benchmarks/scheduler_events/scheduler_events_bench.cc"
+
+
+def main() -> None:
+    options = _options()
+    found = environment()
+    print(describe(found))
+    trees = {"before": options.before.resolve(), "now": ROOT}
+    commits = {name: commit_of(tree)[0] for name, tree in trees.items()}
+    raw: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for benchmark in options.only:
+            costs = raw[benchmark] = {name: [] for name in trees}
+            measure = _MEASURES[benchmark]
+            for _, name in turns(list(trees), options.rounds):
+                costs[name].append(measure(trees[name], Path(folder)))
+                print(f"{benchmark}, {name}: {costs[name][-1]:.4g}", flush=True)
+    ratios = {name: paired_ratio(each["now"], each["before"]) for name, each in raw.items()}
+    print(f"\ncost now / cost before ({commits['before']}), median [95 %]\n")
+    rows = [
+        [name, statistics.median(raw[name]["before"]), statistics.median(raw[name]["now"]), ratio]
+        for name, ratio in ratios.items()
+    ]
+    print(table(["benchmark", "before", "now", "now / before"], rows))
+    settings = {**settings_of(options), "before": commits["before"]}
+    write_record("before_after", found, settings, {"costs": raw},
+                 {"ratio": {name: ratio.to_json() for name, ratio in ratios.items()}},
+                 options.out)  # fmt: skip
+
+
+def _overhead(tree: Path, folder: Path) -> float:
+    """Step of `overhead` with hvd_order over the plain optimizer's, with the tree's package."""
+    out = folder / "overhead.json"
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    script = ROOT / "benchmarks" / "overhead" / "main.py"
+    _run([sys.executable, str(script), "--out", str(out)], tree, env)
+    ratio: float = json.loads(out.read_text())["summary"]["ratio"]["median"]
+    return ratio
+
+
+def _scheduler_events(tree: Path, folder: Path) -> float:
+    """Microseconds an event, mean over all cells, of the tree's scheduler."""
+    program = folder / f"scheduler_events_{tree.name}"
+    if not program.exists():
+        sources = sorted(str(path) for path in (tree / "csrc" / "scheduler").glob("*.cc"))
+        _run([os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-DNDEBUG", f"-I{tree / 'csrc'}",
+              str(ROOT / _BENCH), *sources, "-o", str(program)], tree)  # fmt: skip
+    rates = folder / "rates.jsonl"
+    rates.unlink(missing_ok=True)
+    _run([str(program), str(rates)], tree)
+    rows = [json.loads(line) for line in rates.read_text().splitlines()]
+    return statistics.fmean(1 / statistics.median(row["rates"]) for row in rows)
+
+
+_MEASURES: dict[str, Callable[[Path, Path], float]] = {
+    "overhead": _overhead,
+    "scheduler_events": _scheduler_events,
+}
+
+
+def _run(command: list[str], tree: Path, env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, cwd=tree, env=env, check=False, capture_output=True, text=True)
+    if done.returncode not in (0, 1):  # 1: a target was missed, which is no concern here
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("before", type=Path, metavar="TREE", help="another built checkout")
+    parser.add_argument("--only", nargs="+", choices=list(_MEASURES), default=list(_MEASURES))
+    parser.add_argument("--rounds", type=int, default=6, help="turns of each tree")
+    add_out_option(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
