@@ -63,14 +63,14 @@ def new_host(**knobs: Any) -> EngineHost:
 
     Collective. It lives until shutdown.
     """
-    context = copy.copy(process.current())  # shares the list of groups and of callbacks
-    context.config = context.config.with_values(**knobs)
+    job = copy.copy(process.current())  # shares the list of groups and of callbacks
+    job.config = job.config.with_values(**knobs)
     groups = {
-        purpose: context.new_group(purpose, backend)
+        purpose: job.new_group(purpose, backend)
         for purpose, backend in (("registration", "gloo"), ("control", "gloo"), ("gradients", None))
     }
-    host = EngineHost(context, 0, range(context.size), groups)
-    context.on_shutdown(host.close)
+    host = EngineHost(job, 0, range(job.size), groups)
+    job.on_shutdown(host.close)
     return host
 
 

@@ -118,20 +118,18 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: a set of these ranks exists already, or a rank does not exist.
         ModelMismatch: another rank adds different ranks (raised on every rank).
     """
-    context = process.current()
+    job = process.current()
     sets = _sets()
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     ranks = process_set.ranks
     if any(known.ranks == ranks for known in (global_process_set, *sets.registered.values())):
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
-    if len(set(ranks)) != len(ranks) or not ranks or not 0 <= ranks[0] <= ranks[-1] < context.size:
-        raise ValueError(
-            f"a process set needs different ranks of 0 to {context.size - 1}; got {ranks}"
-        )
+    if len(set(ranks)) != len(ranks) or not ranks or not 0 <= ranks[0] <= ranks[-1] < job.size:
+        raise ValueError(f"a process set needs different ranks of 0 to {job.size - 1}; got {ranks}")
     _agree(f"add_process_set {ranks}")
     number = sets.next_id
-    group = context.new_group(f"process_set_{number}", ranks=ranks)
+    group = job.new_group(f"process_set_{number}", ranks=ranks)
     if len(ranks) > 1:
         open_groups(number, ranks)
     process_set.process_set_id = number

@@ -27,7 +27,7 @@ def advised_settings(
     Raises:
         HorovodInternalError: a rank is gone or does not take part.
     """
-    config = host.context.config
+    config = host.job.config
     with registration.common_step(host, "the measurement of the network"):
         link = host.link(device, again)
     settings = best_settings(link, size_bytes, host.in_flight)

@@ -52,7 +52,7 @@ class EngineHost:
 
     def __init__(
         self,
-        context: Job,
+        job: Job,
         process_set: int,
         ranks: Sequence[int],
         groups: dict[str, dist.ProcessGroup],
@@ -61,23 +61,23 @@ class EngineHost:
         """Creates the engine. Collective among the members.
 
         Args:
-            context: this process in the job.
+            job: the current job.
             process_set: number of the set.
             ranks: ranks in the job, by place in the set.
             groups: process groups as made by `_new_groups`.
             comm: who sums; every set other than that of all ranks sums by itself.
         """
-        config = context.config
-        self.context = context
+        config = job.config
+        self.job = job
         self.process_set = process_set
         self.ranks = ranks
-        self.rank = ranks.index(context.rank)
+        self.rank = ranks.index(job.rank)
         self.size = len(ranks)
         self._groups = groups
         # Carries objects between ranks, here and when a model is registered.
         self.registration_group = groups["registration"]
         everybody = process_set == 0
-        self.plan = job_plan.read(context, self.registration_group) if everybody else None
+        self.plan = job_plan.read(job, self.registration_group) if everybody else None
         self.agreement: Agreement = config.agreement or (
             "leader" if self.plan is None else self.plan.agreement
         )
@@ -127,11 +127,11 @@ class EngineHost:
         """Creates the adapter to the library that carries the gradients. Collective."""
         # Servers and Horovod exist once, for all ranks; a smaller set uses torch.distributed.
         if self.process_set == 0 and comm == "ps":
-            self.servers = ParameterServers(self.context, self.registration_group)
+            self.servers = ParameterServers(self.job, self.registration_group)
             return self.servers.transport
-        if self.process_set == 0 and horovod_library.chosen(self.context, self.registration_group):
-            patience = _patience(self.context)
-            path = horovod_library.start(self.context, patience, self.registration_group)
+        if self.process_set == 0 and horovod_library.chosen(self.job, self.registration_group):
+            patience = _patience(self.job)
+            path = horovod_library.start(self.job, patience, self.registration_group)
             return native.HorovodTransport(str(path), gpu_on_host=not horovod_library.has_gpu(path))
         return native.C10dTransport(self._groups["gradients"])
 
@@ -245,13 +245,13 @@ class EngineHost:
             return
         for exchange in live_exchanges.live(self):
             exchange.end()
-        timeout_s = self.context.config.timeout.total_seconds()
+        timeout_s = self.job.config.timeout.total_seconds()
         late = self.engine.farewell(timeout_s)
         if late:
             _log.warning(
                 "rank %d leaves, though %s did not finish the last step within %g s "
                 "(HVD_ORDER_TIMEOUT)",
-                self.context.rank, name_ranks([self.ranks[place] for place in late]), timeout_s,
+                self.job.rank, name_ranks([self.ranks[place] for place in late]), timeout_s,
             )  # fmt: skip
 
     def close(self) -> None:
@@ -263,24 +263,24 @@ class EngineHost:
     def drop_groups(self) -> None:
         """Destroys the process groups before the shutdown of the job; the engine is closed."""
         for group in self._groups.values():
-            self.context.drop_group(group)
+            self.job.drop_group(group)
 
 
-def _patience(context: Job) -> timedelta:
+def _patience(job: Job) -> timedelta:
     """Returns the timeout of the groups: longer than the engine's, which can name the cause of a
     stall.
     """
-    return context.config.timeout * 1.25
+    return job.config.timeout * 1.25
 
 
-def _new_groups(context: Job, ranks: list[int] | None) -> dict[str, dist.ProcessGroup]:
+def _new_groups(job: Job, ranks: list[int] | None) -> dict[str, dist.ProcessGroup]:
     """Makes the process groups of an engine. Collective over all ranks of the job.
 
     One group carries objects between ranks, one control messages and one gradients.
     """
-    patience = _patience(context)
+    patience = _patience(job)
     return {
-        purpose: context.new_group(purpose, backend, patience, ranks)
+        purpose: job.new_group(purpose, backend, patience, ranks)
         for purpose, backend in (("registration", "gloo"), ("control", "gloo"), ("gradients", None))
     }
 

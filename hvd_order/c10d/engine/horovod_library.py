@@ -64,20 +64,20 @@ def find() -> Path | None:
     return None
 
 
-def chosen(context: Job, group: dist.ProcessGroup) -> bool:
+def chosen(job: Job, group: dist.ProcessGroup) -> bool:
     """Returns whether Horovod carries the slices: on request, or because horovodrun started the
     job.
 
     Collective.
 
     Args:
-        context: this process in the job.
+        job: the current job.
         group: carries objects, of all ranks.
 
     Raises:
         InvalidUsage: the user requests Horovod and some rank does not have it.
     """
-    wanted = context.config.transport
+    wanted = job.config.transport
     here = find() is not None
     everywhere: list[bool] = group_collectives.gather_objects(here, group)
     if wanted == "horovod" and not all(everywhere):
@@ -91,14 +91,14 @@ def chosen(context: Job, group: dist.ProcessGroup) -> bool:
     )
 
 
-def start(context: Job, patience: timedelta, group: dist.ProcessGroup) -> Path:
+def start(job: Job, patience: timedelta, group: dist.ProcessGroup) -> Path:
     """Initializes Horovod, which then runs until the process ends. Collective.
 
     Horovod 0.28 corrupts its memory when it starts a second time with a fixed fusion threshold or
     cycle time, so a later ``init()`` of the same ranks reuses the running one.
 
     Args:
-        context: this process in the job.
+        job: the current job.
         patience: longest transfer.
         group: carries objects, of all ranks.
 
@@ -117,36 +117,34 @@ def start(context: Job, patience: timedelta, group: dist.ProcessGroup) -> Path:
         mine = "running" if library.horovod_is_initialized() else "ended"
     states: list[str] = group_collectives.gather_objects(mine, group)
     if set(states) == {"new"}:
-        _begin(library, context, patience, group)
+        _begin(library, job, patience, group)
     elif set(states) != {"running"}:
         raise InvalidUsage(
             f"Horovod is {', '.join(states)} in the processes of ranks 0, 1, ...; it "
             "cannot be started twice in a process: start new ones, or use HVD_ORDER_TRANSPORT=c10d"
         )
     numbers = (library.horovod_rank(), library.horovod_size())
-    if numbers != (context.rank, context.size):
+    if numbers != (job.rank, job.size):
         raise InvalidUsage(
-            f"Horovod counts rank {context.rank} of {context.size} as rank {numbers[0]} of "
+            f"Horovod counts rank {job.rank} of {job.size} as rank {numbers[0]} of "
             f"{numbers[1]}; use HVD_ORDER_TRANSPORT=c10d"
         )
     return path
 
 
-def _begin(
-    library: ctypes.CDLL, context: Job, patience: timedelta, group: dist.ProcessGroup
-) -> None:
+def _begin(library: ctypes.CDLL, job: Job, patience: timedelta, group: dist.ProcessGroup) -> None:
     settings = {
         **{name: os.environ.get(name, value) for name, value in _UNLESS_SET.items()},
         **_ALWAYS,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, int(patience.total_seconds()))),
     }
     if not _launched_for_horovod(library):
-        settings |= _meet(context, group)
+        settings |= _meet(job, group)
     _horovod.started = True
     with _environment(settings):
         if not library.horovod_init(None, 0, None, None, 0):
             raise InvalidUsage(
-                f"Horovod did not start on rank {context.rank}; use HVD_ORDER_TRANSPORT=c10d"
+                f"Horovod did not start on rank {job.rank}; use HVD_ORDER_TRANSPORT=c10d"
             )
     # At exit the engine must end first, and the last registered function runs first.
     atexit.unregister(process.shutdown)
@@ -178,7 +176,7 @@ def _launched_for_horovod(library: ctypes.CDLL) -> bool:
     )
 
 
-def _meet(context: Job, group: dist.ProcessGroup) -> dict[str, str]:
+def _meet(job: Job, group: dist.ProcessGroup) -> dict[str, str]:
     """Starts a rendezvous server on rank 0 and returns the variables that horovodrun would have
     set.
 
@@ -189,18 +187,18 @@ def _meet(context: Job, group: dist.ProcessGroup) -> dict[str, str]:
     hosts = list(dict.fromkeys(everybody))
     slots = ",".join(f"{host}:{everybody.count(host)}" for host in hosts)
     port: int | str = group_collectives.share_object(
-        _serve(slots) if context.rank == 0 else 0, 0, group
+        _serve(slots) if job.rank == 0 else 0, 0, group
     )
     if isinstance(port, str):
         raise InvalidUsage(port)
     one_host = len(hosts) == 1
     settings = {
-        "HOROVOD_RANK": str(context.rank),
-        "HOROVOD_SIZE": str(context.size),
-        "HOROVOD_LOCAL_RANK": str(context.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(context.local_size),
-        "HOROVOD_CROSS_RANK": str(context.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(context.cross_size),
+        "HOROVOD_RANK": str(job.rank),
+        "HOROVOD_SIZE": str(job.size),
+        "HOROVOD_LOCAL_RANK": str(job.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(job.local_size),
+        "HOROVOD_CROSS_RANK": str(job.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(job.cross_size),
         "HOROVOD_HOSTNAME": name,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": os.environ.get(
             "MASTER_ADDR", "127.0.0.1" if one_host else hosts[0]

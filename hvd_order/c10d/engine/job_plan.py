@@ -14,21 +14,21 @@ from hvd_order.plan.files.plan_file import Plan, read_plan
 __all__: list[str] = []
 
 
-def read(context: Job, group: dist.ProcessGroup) -> Plan | None:
+def read(job: Job, group: dist.ProcessGroup) -> Plan | None:
     """Reads the plan that rank 0's ``HVD_ORDER_PLAN`` names; None if it names none. Collective.
 
     Only rank 0 needs the file, and only its variable counts.
 
     Args:
-        context: this process in the job.
+        job: the current job.
         group: carries objects, of all ranks.
 
     Raises:
         InvalidUsage: on every rank, if the file is missing or is not a plan.
     """
     told: Any = None
-    path = context.config.plan
-    if context.rank == 0 and path is not None:
+    path = job.config.plan
+    if job.rank == 0 and path is not None:
         try:
             told = read_plan(path)
         except (InvalidUsage, OSError, UnicodeDecodeError) as error:

@@ -55,7 +55,7 @@ def common_step(host: EngineHost, what: str) -> Iterator[None]:
     """
     kind = f"engine {host.process_set}"
     try:
-        with request_errors.common_step(host.context, what, kind=kind, ranks=host.ranks):
+        with request_errors.common_step(host.job, what, kind=kind, ranks=host.ranks):
             try:
                 yield
             except RuntimeError:

@@ -13,11 +13,11 @@ __all__ = ["afresh", "common_step", "translate_failure"]
 
 
 @contextlib.contextmanager
-def common_step(context: Job, what: str, *, kind: str, ranks: Sequence[int]) -> Iterator[None]:
+def common_step(job: Job, what: str, *, kind: str, ranks: Sequence[int]) -> Iterator[None]:
     """Wraps a transfer that some ranks take part in, all after the same steps of its kind.
 
     Args:
-        context: this process in the job.
+        job: the current job.
         what: description of the transfer, for errors.
         kind: kind of common step; a rank that has started fewer of them is late.
         ranks: ranks that take part.
@@ -25,20 +25,20 @@ def common_step(context: Job, what: str, *, kind: str, ranks: Sequence[int]) -> 
     Raises:
         HorovodInternalError: the transfer failed; names the rank that is gone, stopped or late.
     """
-    if context.roll_call is not None:
-        context.roll_call.come_to(kind)
+    if job.roll_call is not None:
+        job.roll_call.come_to(kind)
     try:
         yield
     except HvdOrderError:
         raise
     except RuntimeError as error:
-        raise translate_failure(error, what, context, kind, ranks) from error
+        raise translate_failure(error, what, job, kind, ranks) from error
 
 
 def translate_failure(
     error: Exception,
     what: str,
-    context: Job,
+    job: Job,
     kind: str | None = None,
     ranks: Sequence[int] | None = None,
 ) -> HorovodInternalError:
@@ -49,31 +49,31 @@ def translate_failure(
     Args:
         error: the error.
         what: description of the failed transfer, for the message.
-        context: this process in the job.
+        job: the current job.
         kind: as in `common_step`; None: all ranks had started it.
         ranks: as in `common_step`; None: all.
     """
     if isinstance(error, HorovodInternalError):
         return error
-    where = f"rank {context.rank}, {what}"
+    where = f"rank {job.rank}, {what}"
     text = first_line(error)
     low = str(error).lower()
     if any(sign in low for sign in ("timed out", "timeout")):
         return TransferTimeout(
-            f"{where}: not done within {context.config.timeout.total_seconds():g} s "
-            f"(HVD_ORDER_TIMEOUT); {_who(context, kind, ranks)} ({text})"
+            f"{where}: not done within {job.config.timeout.total_seconds():g} s "
+            f"(HVD_ORDER_TIMEOUT); {_who(job, kind, ranks)} ({text})"
         )
     signs = ("connection", "closed", "reset by peer", "broken pipe", "socket", "remote", "abort")
     if any(sign in low for sign in signs):
-        return PeerLost(f"{where}: {_who(context, None, ranks)} ({text})")
+        return PeerLost(f"{where}: {_who(job, None, ranks)} ({text})")
     return HorovodInternalError(f"{where}: {text}")
 
 
-def _who(context: Job, kind: str | None, ranks: Sequence[int] | None) -> str:
-    if context.roll_call is None:
+def _who(job: Job, kind: str | None, ranks: Sequence[int] | None) -> str:
+    if job.roll_call is None:
         return "another rank died, is late or does not call it"
-    members = range(context.size) if ranks is None else ranks
-    return context.roll_call.call(kind or "", members).text()
+    members = range(job.size) if ranks is None else ranks
+    return job.roll_call.call(kind or "", members).text()
 
 
 def afresh(error: HorovodInternalError) -> HorovodInternalError:

@@ -34,31 +34,31 @@ class ParameterServers:
         coordinator: assigns slices to servers; on worker 0 only.
     """
 
-    def __init__(self, context: Job, group: dist.ProcessGroup) -> None:
+    def __init__(self, job: Job, group: dist.ProcessGroup) -> None:
         """Connects to the servers that the job starts with. Collective.
 
         Args:
-            context: this process in the job.
+            job: the current job.
             group: carries objects, of all workers.
 
         Raises:
             InvalidUsage: the job has no servers.
             TransferTimeout, PeerLost, NotTrusted: a server cannot be reached.
         """
-        config = context.config
+        config = job.config
         count, address = _whereabouts(config)
-        self._context = context
+        self._job = job
         self._group = group
         self._timeout = config.timeout
         self._key = load_secret(os.environ)
-        self._me = f"worker {context.rank}"
+        self._me = f"worker {job.rank}"
         self._meeting = connections.MeetingPoint(address, config.timeout, patience=config.timeout)
         self._answers = messages.Answers(self._timeout)
         self.coordinator: Coordinator | None = None
         self._orders: orders.Orders | None = None
         self.transport = native.ServerTransport(
-            rank=context.rank,
-            workers=context.size,
+            rank=job.rank,
+            workers=job.size,
             ordered=config.policy == "priority",
             asks_first=config.ps_delay_bound is not None,
             on_lost=self._lost,
@@ -75,14 +75,14 @@ class ParameterServers:
                 store, f"server/{server}/ready", self._timeout,
                 f"server {server} has not got its links to all others",
             )  # fmt: skip
-        if context.rank == 0:
+        if job.rank == 0:
             self.coordinator = Coordinator(config, self.transport, self._answers)
             self._orders = orders.Orders(self._meeting, self._key, self.coordinator)
         self._lookout = connections.Lookout(self._meeting, count, self._server_joined)
         self._watch: signs_of_life.Watch | None = None
         # With replicas, all workers continue without a lost server, and worker 0 alone decides
         # which one is lost; otherwise each worker detects the loss itself.
-        if context.rank == 0 or not config.ps_replicas:
+        if job.rank == 0 or not config.ps_replicas:
             limit = signs_of_life.longest_silence(config)
             self._watch = signs_of_life.Watch(self._meeting, self.transport, limit)
 

@@ -49,7 +49,7 @@ class CollectiveQueue:
 
     def __init__(
         self,
-        context: Job,
+        job: Job,
         number: int,
         group: dist.ProcessGroup | None,
         ranks: Sequence[int],
@@ -58,15 +58,15 @@ class CollectiveQueue:
         """Creates the queue; starts no thread yet.
 
         Args:
-            context: state of the current ``init()``.
+            job: the current job.
             number: number of the process set.
             group: None where this process is alone.
             ranks: ranks in the job, by place in the group.
             negotiation: None where ``group`` is None.
         """
-        self._context = context
+        self._job = job
         self._number = number
-        self._runner = None if group is None else RequestRunner(group, ranks, context.rank)
+        self._runner = None if group is None else RequestRunner(group, ranks, job.rank)
         self._negotiation = negotiation
         self._lock = threading.Lock()  # guards the fields below; never held while waiting
         self._unnamed = 0
@@ -190,7 +190,7 @@ class CollectiveQueue:
         return result
 
     def _await(self, request: Request) -> None:
-        config = self._context.config
+        config = self._job.config
         began = time.monotonic()
         stall_warning_s = config.stall_warning.total_seconds()
         patience_s = 1.25 * config.timeout.total_seconds() + 1
@@ -203,7 +203,7 @@ class CollectiveQueue:
             cause = f"{ranks_have(request.lacking)} not called it"
         if stall_warning_s < patience_s:
             warnings.warn(
-                f"rank {self._context.rank} has waited {stall_warning_s:g} s for {request.name}: "
+                f"rank {self._job.rank} has waited {stall_warning_s:g} s for {request.name}: "
                 f"{cause}",
                 RuntimeWarning,
                 stacklevel=5,
@@ -214,7 +214,7 @@ class CollectiveQueue:
         if not (request.done.wait(max(0.0, left_s)) or request.decided):
             self.failed(
                 "TransferTimeout",
-                f"rank {self._context.rank}, {request.name}: no word for {patience_s:g} s from "
+                f"rank {self._job.rank}, {request.name}: no word for {patience_s:g} s from "
                 "rank 0, which decides when it is its turn",
             )
         # A request that runs may take many transfers, each bounded by the group's timeout.
@@ -298,9 +298,7 @@ class CollectiveQueue:
                     request = self._in_flight.get(decision.key)
                     if self._broken and request is not None:
                         self._end(request, self._failure)
-                    if self._broken or (
-                        request is None and self._context.rank not in decision.absent
-                    ):
+                    if self._broken or (request is None and self._job.rank not in decision.absent):
                         continue  # it has failed already
                 failure: HorovodInternalError | None = None
                 try:
@@ -316,6 +314,6 @@ class CollectiveQueue:
     def _fail(self, error: Exception, what: str) -> HorovodInternalError:
         with self._lock:
             if self._failure is None:
-                self._failure = translate_failure(error, what, self._context)
+                self._failure = translate_failure(error, what, self._job)
             self._broken = True
             return self._failure

@@ -46,10 +46,10 @@ def join(device: int = -1) -> int:
     Warns:
         RuntimeWarning: no message arrived from them for ``HVD_ORDER_STALL_WARNING``.
     """
-    context = process.current()
+    job = process.current()
     ranks = negotiation()
     if ranks is None:
-        return context.rank
+        return job.rank
     gc.collect()  # the set of live exchanges must not depend on each rank's garbage collector
     for exchange in ranks.steps.exchanges():
         exchange.prepare_to_join()
@@ -61,13 +61,13 @@ def join(device: int = -1) -> int:
     unnamed = {str(one.number): one.unnamed for one in queues}
     ranks.tell(["join", ranks.steps.counts(), ranks.steps.recent(), unnamed])
     early: dict[tuple[str, int], str] = {}
-    what, *rest = _next(ranks, context)
+    what, *rest = _next(ranks, job)
     sets = {one.number for one in queues}
     while what == "step":
         key, number, event = rest
         if process_set_of(key) in sets:
             _stand_in(ranks, early, key, number, event)
-        what, *rest = _next(ranks, context)
+        what, *rest = _next(ranks, job)
     if what == "failed":
         _, kind, text = rest
         error: HorovodInternalError = getattr(errors, kind)(f"join(): {text}")
@@ -80,23 +80,23 @@ def join(device: int = -1) -> int:
     return int(last)
 
 
-def _next(ranks: Negotiation, context: Job) -> Message:
+def _next(ranks: Negotiation, job: Job) -> Message:
     """Returns the next message to this rank; raises after too long a silence."""
-    timeout_s = context.config.timeout.total_seconds()
-    warning_s = context.config.stall_warning.total_seconds()
+    timeout_s = job.config.timeout.total_seconds()
+    warning_s = job.config.stall_warning.total_seconds()
     began = time.monotonic()
     warned = False
     while True:
         silent_s = time.monotonic() - max(began, ranks.heard_at)
         if silent_s >= timeout_s:
             raise TransferTimeout(
-                f"rank {context.rank} waits in join() and has heard nothing of the other ranks for "
+                f"rank {job.rank} waits in join() and has heard nothing of the other ranks for "
                 f"{timeout_s:g} s (HVD_ORDER_TIMEOUT); every rank must call join() in the end"
             )
         if silent_s >= warning_s and not warned:
             warned = True
             warnings.warn(
-                f"rank {context.rank} waits in join() and has heard nothing of the other ranks for "
+                f"rank {job.rank} waits in join() and has heard nothing of the other ranks for "
                 f"{warning_s:g} s",
                 RuntimeWarning,
                 stacklevel=3,

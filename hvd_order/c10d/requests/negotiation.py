@@ -48,27 +48,27 @@ class Negotiation:
     Thread safety: all methods may be called from any thread.
     """
 
-    def __init__(self, context: Job) -> None:
+    def __init__(self, job: Job) -> None:
         """Starts to receive messages; not collective."""
         self.steps = StepLogs()
         self.events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.heard_at = time.monotonic()
-        self._context = context
+        self._job = job
         self._queues: dict[int, Decided] = {}
-        self._star = MessageStar(context.messages_group, context.rank, context.size)
-        self._roll_call = context.roll_call = RollCall(context.rank, context.size, self._star.send)
+        self._star = MessageStar(job.messages_group, job.rank, job.size)
+        self._roll_call = job.roll_call = RollCall(job.rank, job.size, self._star.send)
         self._closed = False
         # On rank 0 alone: the table, and the lock for it and for the order in which messages are
         # sent.
         self._lock = threading.Lock()
-        config = context.config
+        config = job.config
         self._order = NameOrder(
-            context.size, config.timeout.total_seconds(), config.stall_warning.total_seconds()
+            job.size, config.timeout.total_seconds(), config.stall_warning.total_seconds()
         )
         self._errands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._watched_until = 0.0  # next time at which the watch looks by itself
         self._watch_thread: threading.Thread | None = None
-        if context.rank == 0:
+        if job.rank == 0:
             self._watch_thread = threading.Thread(
                 target=self._watch, name="hvd_order name order", daemon=True
             )
@@ -87,20 +87,20 @@ class Negotiation:
         """
         if decided is not None:
             self._queues[number] = decided
-        if self._context.rank == 0:
+        if self._job.rank == 0:
             with self._lock:
                 self._send_all(self._order.add_set(number, ranks))
 
     def remove_set(self, number: int) -> None:
         """Removes a process set."""
         self._queues.pop(number, None)
-        if self._context.rank == 0:
+        if self._job.rank == 0:
             with self._lock:
                 self._order.remove_set(number)
 
     def tell(self, message: Message) -> None:
         """Sends rank 0 a message: ["request", ...], ["join", ...] or ["step", ...]."""
-        if self._context.rank == 0:
+        if self._job.rank == 0:
             self._handle(0, message)
         else:
             self._star.send(0, message)
@@ -118,7 +118,7 @@ class Negotiation:
     def _on_message(self, sender: int, message: Message) -> None:
         if message[0] in ("roll", "here"):
             self._roll_call.received(message)
-        elif self._context.rank == 0:
+        elif self._job.rank == 0:
             self._handle(sender, message)
         elif message[0] == "leave":
             self._roll_call.gone(0)
@@ -131,7 +131,7 @@ class Negotiation:
             return
         self._roll_call.gone(peer)
         text = f"rank {peer} is gone: its process died or its network connection broke ({error})"
-        if self._context.rank == 0:
+        if self._job.rank == 0:
             with self._lock:
                 self._send_all(self._order.gone(peer, "PeerLost", text))
         else:

@@ -304,7 +304,7 @@ class RegisteredGradients:
         self._passes.end()
         host = self._host()
         self._host = lambda: None
-        if host is not None and host.context is _current_context():
+        if host is not None and host.job is _current_job():
             host.remove_model(self._model)
 
 
@@ -314,7 +314,7 @@ def _step_logs() -> StepLogs:
     return ranks.steps
 
 
-def _current_context() -> object:
+def _current_job() -> object:
     return process.current() if process.is_initialized() else None
 
 

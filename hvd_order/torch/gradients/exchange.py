@@ -90,7 +90,7 @@ class GradientExchange:
         self._log = steps.open(host.process_set, self)
         self._lock = threading.RLock()
         self.separability = Verdict(False, False, overlap.SWITCHED_OFF)
-        if host.context.config.cross_iteration:
+        if host.job.config.cross_iteration:
             self.separability = separability(optimizer, type(optimizer), separable)
             if host.rank == 0:
                 tell(self.separability)
@@ -104,7 +104,7 @@ class GradientExchange:
             self._lock, self._table, transfer, self._warm_up, self._gradients, self._updates,
             enter,
         )  # fmt: skip
-        self._overlap = Overlap(host.context.rank)
+        self._overlap = Overlap(host.job.rank)
         self._hooks: list[Any] = []
         self._alone = False  # no other object averages gradients of these parameters
         weakref.finalize(self, _remove, self._hooks).atexit = False
@@ -118,7 +118,7 @@ class GradientExchange:
 
     def _add(self, entries: Sequence[ParameterEntry]) -> None:
         self._alone = False
-        conflicts.refuse_sharded(entries, self._host.context.rank)
+        conflicts.refuse_sharded(entries, self._host.job.rank)
         self._table.add(entries)
         conflicts.register(self, entries)
         for entry in entries:
@@ -172,7 +172,7 @@ class GradientExchange:
             if entry.late:
                 raise StaleRead(
                     f"the forward pass read parameter '{entry.name}' before the update of the last "
-                    f"step had been applied (rank {self._host.context.rank}): a reader in C++ that "
+                    f"step had been applied (rank {self._host.job.rank}): a reader in C++ that "
                     "hvd_order could not see. Set HVD_ORDER_CROSS_ITERATION=0, or call "
                     "optimizer.flush() before that read."
                 )
@@ -192,7 +192,7 @@ class GradientExchange:
     def _begin_step(self) -> None:
         """Handles the first gradient after step(): no earlier update may stay deferred."""
         if not self._alone or conflicts.in_doubt(self):
-            conflicts.refuse(self, self._table.entries, self._host.context.rank)
+            conflicts.refuse(self, self._table.entries, self._host.job.rank)
             self._alone = True
         self._warm_up.gradient_came(self._table.entries)
         for entry in self._updates.flush():

@@ -30,7 +30,7 @@ def fitting(host: EngineHost, entries: Sequence[ParameterEntry]) -> Plan | None:
             "the plan %s (of %s) is not followed: it is for another model: %s. Make one with "
             "hvd-order profile and hvd-order tune, and give DistributedOptimizer the names: "
             "named_parameters=model.named_parameters()",
-            host.context.config.plan, plan.model, "; ".join(differences),
+            host.job.config.plan, plan.model, "; ".join(differences),
         )  # fmt: skip
     return None
 
@@ -59,7 +59,7 @@ def note(host: EngineHost, confirmed: Confirmed) -> None:
     if host.plan is None:
         return
     host.plan = replace(host.plan, confirmed=confirmed)
-    path = host.context.config.plan
+    path = host.job.config.plan
     if host.rank == 0 and path is not None:
         try:
             host.plan.write(path)

@@ -65,7 +65,7 @@ class RankCheck:
         Raises:
             RanksDiffer: the classes differ; on every rank.
         """
-        config = host.context.config
+        config = host.job.config
         self._host = host
         self._optimizer = weakref.ref(optimizer)
         self._table = table

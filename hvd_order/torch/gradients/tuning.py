@@ -51,7 +51,7 @@ class Tuning:
         self._tuner: Tuner | None = None
         self._watch: Watch | None = None
         self._patience = 1
-        config = host.context.config
+        config = host.job.config
         self._advised = settings = advised_settings(host, device, model.size_bytes)
         is_free = (
             config.slice_bytes is None
@@ -185,7 +185,7 @@ class Tuning:
         next_ = "to be tried against others" if self._tuner is not None else "without trials"
         _log.info(
             "following the plan %s%s: %s, %s",
-            self._host.context.config.plan, others, _text(self._host.slice_settings), next_,
+            self._host.job.config.plan, others, _text(self._host.slice_settings), next_,
         )  # fmt: skip
 
 

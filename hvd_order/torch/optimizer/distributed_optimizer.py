@@ -86,7 +86,7 @@ class _Distributed:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Horovod's context for a ``step()`` after ``synchronize()``.
+        """Horovod's job for a ``step()`` after ``synchronize()``.
 
         Not needed here, since ``step()`` detects this case; accepted so that scripts run
         unchanged.
@@ -213,7 +213,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ModelMismatch: the ranks have different parameters; raised on every rank.
         NotImplementedError: Adasum of a number of ranks that is not a power of 2.
     """
-    context = process.current()
+    job = process.current()
     number = require_registered(process_set)
     _check_groups(num_groups, groups)
     _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
@@ -241,7 +241,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ranks.steps.check_nobody_joined("a DistributedOptimizer is made")
         host = engine_host.engine_host(number, process_set.ranks, comm)
         server_update = None
-        if host.servers is not None and context.config.ps_update == "server":
+        if host.servers is not None and job.config.ps_update == "server":
             misuse.check_server_update(compression is Compression.none, postscale == 1.0)
             server_update = ServerUpdate(optimizer, step, type(optimizer), host)
             step = server_update.step

@@ -65,8 +65,8 @@ class _NoExchange:
 
     on_servers = False
 
-    def __init__(self, context: Job) -> None:
-        self._context = context
+    def __init__(self, job: Job) -> None:
+        self._job = job
 
     def step(self, closure: Any = None) -> NoReturn:
         """Raises: the child is not a rank and has no other ranks to average with."""
@@ -81,7 +81,7 @@ class _NoExchange:
         self._refuse("optimizer.add_param_group()")
 
     def _refuse(self, what: str) -> NoReturn:
-        self._context.check_not_forked(what)
+        self._job.check_not_forked(what)
         raise AssertionError("this stands in forked processes only")
 
     def flush(self) -> None:
@@ -124,16 +124,16 @@ def _after_in_child() -> None:
     if not process.is_initialized():
         _after_in_parent()
         return
-    context = process.current()
+    job = process.current()
     live_exchanges.forget_all()
-    for group in context.open_groups():
+    for group in job.open_groups():
         _never_destroy(group)
     while _held:
         exchange = _held.pop()
         _never_destroy(exchange)  # nor the native objects that it holds
-        optimizer = exchange.disown(_ChildGuard(exchange, context.rank))
+        optimizer = exchange.disown(_ChildGuard(exchange, job.rank))
         if optimizer is not None:
-            cast("Any", optimizer)._hvd_exchange = _NoExchange(context)
+            cast("Any", optimizer)._hvd_exchange = _NoExchange(job)
         exchange.release()
 
 

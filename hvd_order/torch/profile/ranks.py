@@ -96,13 +96,13 @@ def measure_link(on_device: bool) -> MeasuredLink:
     Raises:
         HorovodInternalError: a transfer failed.
     """
-    context = process.current()
-    device = torch.device("cuda", context.local_rank) if on_device else torch.device("cpu")
+    job = process.current()
+    device = torch.device("cuda", job.local_rank) if on_device else torch.device("cpu")
     host = engine_host()
     link = _fitted(host, device)
     if isinstance(host.transport, native.HorovodTransport):
         return MeasuredLink(link, host.size, "horovod")
-    return MeasuredLink(link, host.size, _back_end(context.backend, device))
+    return MeasuredLink(link, host.size, _back_end(job.backend, device))
 
 
 def _fitted(host: EngineHost, device: torch.device) -> LinkModel:

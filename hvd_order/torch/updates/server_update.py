@@ -68,7 +68,7 @@ class ServerUpdate:
         self._kind = _KINDS[base]
         self._servers: ParameterServers = host.servers
         self._rank = host.rank
-        self._timeout_s = host.context.config.timeout.total_seconds()
+        self._timeout_s = host.job.config.timeout.total_seconds()
         self._rules: list[dict[str, Any]] = []
         self._told: list[dict[str, Any]] = []
         self._hyper_parameters()  # raises if they are unsupported

@@ -31,8 +31,8 @@ SIZES = [1, 2, 3]
 
 
 def body_places() -> tuple[int, ...]:
-    context = process.current()
-    assert context.config.timeout == Config.from_environment().timeout
+    job = process.current()
+    assert job.config.timeout == Config.from_environment().timeout
     places = (
         hvd.rank(),
         hvd.size(),
@@ -42,12 +42,12 @@ def body_places() -> tuple[int, ...]:
         hvd.cross_size(),
     )
     assert places == (
-        context.rank,
-        context.size,
-        context.local_rank,
-        context.local_size,
-        context.cross_rank,
-        context.cross_size,
+        job.rank,
+        job.size,
+        job.local_rank,
+        job.local_size,
+        job.cross_rank,
+        job.cross_size,
     )
     return places
 
@@ -206,21 +206,21 @@ def test_arguments_that_are_not_supported(ranks: RankFactory) -> None:
 
 
 def body_groups() -> list[str]:
-    context = process.current()
+    job = process.current()
     log: list[str] = []
-    context.on_shutdown(lambda: log.append("first"))
-    context.on_shutdown(lambda: log.append("second"))
+    job.on_shutdown(lambda: log.append("first"))
+    job.on_shutdown(lambda: log.append("second"))
     if hvd.size() == 1:
         with pytest.raises(InvalidUsage, match="no process groups"):
-            context.new_group("extra")
+            job.new_group("extra")
         with pytest.raises(InvalidUsage, match="no process groups"):
-            _ = context.functions_group
+            _ = job.functions_group
     else:
-        group = context.new_group("extra", backend="gloo")
+        group = job.new_group("extra", backend="gloo")
         tensor = torch.ones(1)
         dist.all_reduce(tensor, group=group)
         assert tensor.item() == hvd.size()
-        assert group is not context.functions_group
+        assert group is not job.functions_group
     hvd.shutdown()
     return log
 
