@@ -13,7 +13,10 @@ namespace hvd_order {
 
 namespace {
 
-using Seconds = std::chrono::duration<double>;
+std::chrono::nanoseconds nanoseconds(double seconds) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+      std::chrono::duration<double>(seconds));
+}
 
 // Time between two checks for Ctrl-C while a Python thread waits.
 constexpr std::chrono::milliseconds kSignalCheck{100};
@@ -55,7 +58,7 @@ bool waitInParts(Completion::Clock::time_point end, const Wait& wait) {
 std::vector<Rank> farewell(Engine& engine, double timeout) {
   const py::gil_scoped_release release;
   const auto now = Completion::Clock::now();
-  const auto patience = std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(timeout));
+  const auto patience = nanoseconds(timeout);
   waitInParts(now + std::min<std::chrono::nanoseconds>(patience, kUnwantedTime), [&](auto until) {
     return engine.drain(until);
   });
@@ -66,9 +69,31 @@ std::vector<Rank> farewell(Engine& engine, double timeout) {
   return engine.awaited(Completion::Clock::now() + kAnswerTime);
 }
 
-} // namespace
+std::shared_ptr<Engine> startEngine(
+    Rank rank,
+    int size,
+    AgreementKind agreement,
+    Policy policy,
+    ByteCount creditBytes,
+    double timeout,
+    double stallWarning,
+    std::shared_ptr<Transport> transport,
+    std::shared_ptr<ControlChannel> control) {
+  EngineOptions options;
+  options.rank = rank;
+  options.size = size;
+  options.agreement = agreement;
+  options.policy = policy;
+  options.creditBytes = creditBytes;
+  options.timeout = nanoseconds(timeout);
+  options.stallWarning = nanoseconds(stallWarning);
+  auto engine =
+      std::make_shared<Engine>(std::move(options), std::move(transport), std::move(control));
+  engine->start();
+  return engine;
+}
 
-void bindEngine(py::module_& m) {
+void bindAdapters(py::module_& m) {
   py::class_<Transport, std::shared_ptr<Transport>>(
       m, "Transport", py::module_local(), "Adapter to an engine that moves bytes.");
   py::class_<ControlChannel, std::shared_ptr<ControlChannel>>(
@@ -78,39 +103,28 @@ void bindEngine(py::module_& m) {
       .def(py::init(&LoopbackWorld::create), py::arg("size"))
       .def("transport", &LoopbackWorld::transport, py::arg("rank"))
       .def("control", &LoopbackWorld::control, py::arg("rank"));
+}
 
+void bindSliceEvent(py::module_& m) {
   py::class_<SliceEvent>(m, "SliceEvent", py::module_local(), "One journey of one slice.")
       .def_property_readonly("model", [](const SliceEvent& e) { return e.slice.model; })
       .def_property_readonly("slice", [](const SliceEvent& e) { return e.slice.index; })
       .def_readonly("ready_ns", &SliceEvent::readyNs)
       .def_readonly("issued_ns", &SliceEvent::issuedNs)
       .def_readonly("done_ns", &SliceEvent::doneNs);
+}
 
+} // namespace
+
+void bindEngine(py::module_& m) {
+  bindAdapters(m);
+  bindSliceEvent(m);
   py::class_<Engine, std::shared_ptr<Engine>>(
       m, "Engine", py::module_local(), "Moves ready slices in the agreed order.")
       .def(
-          py::init([](Rank rank, int size, AgreementKind agreement, Policy policy,
-                      ByteCount creditBytes, double timeout, double stallWarning,
-                      std::shared_ptr<Transport> transport,
-                      std::shared_ptr<ControlChannel> control) {
-            EngineOptions options;
-            options.rank = rank;
-            options.size = size;
-            options.agreement = agreement;
-            options.policy = policy;
-            options.creditBytes = creditBytes;
-            options.timeout =
-                std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(timeout));
-            options.stallWarning =
-                std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(stallWarning));
-            auto engine = std::make_shared<Engine>(
-                std::move(options), std::move(transport), std::move(control));
-            engine->start();
-            return engine;
-          }),
-          py::kw_only(), py::arg("rank"), py::arg("size"), py::arg("agreement"), py::arg("policy"),
-          py::arg("credit_bytes"), py::arg("timeout_s"), py::arg("stall_warning_s"),
-          py::arg("transport"), py::arg("control"))
+          py::init(&startEngine), py::kw_only(), py::arg("rank"), py::arg("size"),
+          py::arg("agreement"), py::arg("policy"), py::arg("credit_bytes"), py::arg("timeout_s"),
+          py::arg("stall_warning_s"), py::arg("transport"), py::arg("control"))
       .def(
           "add_model",
           [](Engine& engine, ModelId model, std::shared_ptr<SliceLayout> layout,
@@ -125,9 +139,7 @@ void bindEngine(py::module_& m) {
       .def(
           "retune",
           [](Engine& engine, Policy policy, ByteCount creditBytes, double lead) {
-            engine.retune(
-                policy, creditBytes,
-                std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(lead)));
+            engine.retune(policy, creditBytes, nanoseconds(lead));
           },
           py::arg("policy"), py::arg("credit_bytes"), py::arg("lead_s"),
           py::call_guard<py::gil_scoped_release>())

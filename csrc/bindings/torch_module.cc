@@ -10,5 +10,7 @@ PYBIND11_MODULE(_torch, m) {
   hvd_order::bindGradients(m);
   hvd_order::bindParameters(m);
   hvd_order::bindUpdateRule(m);
+  hvd_order::bindConnections(m);
   hvd_order::bindServer(m);
+  hvd_order::bindServerTransport(m);
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -46,3 +46,17 @@ def interleaved_blocks(steps: int, *, block: int, recorded: int) -> Iterator[Blo
             purpose = "warm-up"
         for turn in (0, 1):
             yield Block((pair + turn) % 2, first, last, purpose)
+
+
+def step_times(blocks: Sequence[Block], seconds: Sequence[float]) -> list[list[float]]:
+    """Milliseconds a step in each timed block, a list for each of the two systems.
+
+    Args:
+        blocks: as they were trained.
+        seconds: how long each of them took.
+    """
+    times: list[list[float]] = [[], []]
+    for block, took in zip(blocks, seconds, strict=True):
+        if block.purpose == "timed":
+            times[block.system].append(1e3 * took / (block.last - block.first))
+    return times

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from hvd_order.demo.gpt import GptConfig
 from hvd_order.demo.keras_gpt import make_gpt
 from hvd_order.demo.progress import ProgressBar
 from hvd_order.demo.result import DemoResult, Options
-from hvd_order.demo.schedule import Block, interleaved_blocks
+from hvd_order.demo.schedule import Block, interleaved_blocks, step_times
 from hvd_order.tensorflow import allgather_object
 
 NAMES = ["in each step", "hvd_order"]
@@ -84,7 +84,6 @@ def _train(options: Options) -> None:
     corpus = load_corpus()
     systems = [_System(options.steps, make) for make in (tf.function, hvd.overlapped_function)]
     weights = sum(int(np.prod(v.shape)) for v in systems[1].model.trainable_variables)
-    progress = ProgressBar(2 * options.steps, sys.stdout) if rank == 0 else None
     if rank == 0:
         print(
             f"model: GPT in Keras, {weights / 1e6:.1f} million parameters; text: {corpus.files} "
@@ -92,26 +91,10 @@ def _train(options: Options) -> None:
             f"workers: {size}",
             flush=True,
         )
-    batches = Batches(
-        corpus.train,
-        context=GptConfig.context,
-        batch=options.sequences_a_rank * size,
-        seed=_SEED,
-    )
-    losses = np.zeros((2, options.steps))
     blocks = list(interleaved_blocks(options.steps, block=options.block, recorded=options.recorded))
-    seconds = []
-    for block in blocks:
-        if block.purpose == "recorded" and block.system == 1:
-            hvd.start_timeline(options.trace_path)
-        seconds.append(_run_block(block, systems[block.system], batches, losses, progress))
-    hvd.stop_timeline()
-    if progress is not None:
-        progress.close()
-
+    seconds, losses = _run_blocks(options, blocks, systems, corpus)
     everyone = allgather_object((seconds, losses, [_digest(s.model) for s in systems]))
     slowest = np.max([each[0] for each in everyone], axis=0)  # a step ends when its last rank ends
-    first, second = (system.model for system in systems)
     result = DemoResult(
         systems=NAMES,
         size=size,
@@ -119,18 +102,8 @@ def _train(options: Options) -> None:
         weights=weights,
         train_loss=np.mean([each[1] for each in everyone], axis=0).tolist(),
         validation_loss=[_validation_loss(system.model, corpus, rank, size) for system in systems],
-        step_ms=[
-            [
-                1e3 * float(slowest[number]) / (block.last - block.first)
-                for number, block in enumerate(blocks)
-                if block.system == system and block.purpose == "timed"
-            ]
-            for system in (0, 1)
-        ],
-        largest_difference=max(
-            float(np.abs(a - b).max() / max(np.abs(a).max(), np.finfo(a.dtype).tiny))
-            for a, b in zip(first.get_weights(), second.get_weights(), strict=True)
-        ),
+        step_ms=step_times(blocks, slowest.tolist()),
+        largest_difference=_largest_difference(*(system.model for system in systems)),
         ranks_equal=[len({each[2][system] for each in everyone}) == 1 for system in (0, 1)],
         versions={
             "tensorflow": tf.__version__,
@@ -140,6 +113,34 @@ def _train(options: Options) -> None:
     )
     if rank == 0:
         result.write(Path(options.result_path))
+
+
+def _run_blocks(
+    options: Options, blocks: Sequence[Block], systems: Sequence[_System], corpus: Corpus
+) -> tuple[list[float], Any]:
+    """Trains all blocks.
+
+    Returns:
+        The seconds that each block took, and the losses by system and step.
+    """
+    rank, size = hvd.rank(), hvd.size()
+    batches = Batches(
+        corpus.train,
+        context=GptConfig.context,
+        batch=options.sequences_a_rank * size,
+        seed=_SEED,
+    )
+    losses = np.zeros((2, options.steps))
+    progress = ProgressBar(2 * options.steps, sys.stdout) if rank == 0 else None
+    seconds = []
+    for block in blocks:
+        if block.purpose == "recorded" and block.system == 1:
+            hvd.start_timeline(options.trace_path)
+        seconds.append(_run_block(block, systems[block.system], batches, losses, progress))
+    hvd.stop_timeline()
+    if progress is not None:
+        progress.close()
+    return seconds, losses
 
 
 def _run_block(
@@ -159,6 +160,14 @@ def _run_block(
             )
     hvd.flush()
     return time.perf_counter() - begin
+
+
+def _largest_difference(one: Any, other: Any) -> float:
+    """Largest difference of two models' weights, relative to the largest weight of its tensor."""
+    return max(
+        float(np.abs(a - b).max() / max(np.abs(a).max(), np.finfo(a.dtype).tiny))
+        for a, b in zip(one.get_weights(), other.get_weights(), strict=True)
+    )
 
 
 def _validation_loss(model: Any, corpus: Corpus, rank: int, size: int) -> float:

@@ -22,7 +22,7 @@ from hvd_order.demo.corpus import VOCABULARY, Batches, Corpus, load_corpus
 from hvd_order.demo.gpt import GptConfig, next_token_loss
 from hvd_order.demo.progress import ProgressBar
 from hvd_order.demo.result import DemoResult, Options
-from hvd_order.demo.schedule import Block, interleaved_blocks
+from hvd_order.demo.schedule import Block, interleaved_blocks, step_times
 from hvd_order.demo.systems import HvdOrder, PlainDdp, Recipe, System
 
 _SEED = 20
@@ -86,14 +86,7 @@ def _train(options: Options) -> None:
         weights=weights,
         train_loss=(losses / size).tolist(),
         validation_loss=[_validation_loss(system.model, corpus, rank, size) for system in systems],
-        step_ms=[
-            [
-                1e3 * float(seconds[number]) / (block.last - block.first)
-                for number, block in enumerate(blocks)
-                if block.system == system and block.purpose == "timed"
-            ]
-            for system in (0, 1)
-        ],
+        step_ms=step_times(blocks, seconds.tolist()),
         largest_difference=_on_all_ranks(_largest_difference(systems[0].model, ordered.model)),
         ranks_equal=[_equal_on_all_ranks(system.model) for system in systems],
         versions={"torch": torch.__version__, "python": sys.version.split()[0]},

@@ -62,6 +62,19 @@ _INSTEAD: dict[tuple[str, ...], tuple[int, str]] = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds all options, followed by the command."""
+    _add_processes(parser)
+    _add_hosts(parser)
+    _add_elastic(parser)
+    _add_settings(parser)
+    for names, (takes, _) in {**_NOT_NEEDED, **_INSTEAD}.items():
+        if takes:
+            parser.add_argument(*names, help=argparse.SUPPRESS)
+        else:
+            parser.add_argument(*names, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-np", "--num-proc", type=int, metavar="N", help="how many processes")
     add("-x", "--env", action="append", default=[], metavar="NAME=VALUE",
@@ -82,6 +95,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("-v", "--version", action="version", version=f"hvd-order {__version__}")
     add("-cb", "--check-build", action="store_true", help="show what is built in, and end")
 
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group("hosts; remote ones are reached by ssh without a password")
     which = hosts.add_mutually_exclusive_group()
     which.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="for example a:2,b:4")
@@ -96,6 +111,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--ssh-option", action="append", default=[], metavar="NAME=VALUE",
         help="as ssh's -o, before ours; for example ServerAliveInterval=5")  # fmt: skip
 
+
+def _add_elastic(parser: argparse.ArgumentParser) -> None:
     elastic = parser.add_argument_group("elastic jobs: workers may die and hosts come and go")
     add = elastic.add_argument
     add("--min-np", "--min-num-proc", type=int, metavar="N", help="fewer: wait (default: -np)")
@@ -109,6 +126,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--blacklist-cooldown-range", type=float, nargs=2, metavar=("MIN", "MAX"),
         help="use a host that failed again after MIN seconds (default: never)")  # fmt: skip
 
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
     settings = parser.add_argument_group("settings of hvd_order under Horovod's names")
     add = settings.add_argument
     add("--timeline-filename", metavar="F", help="write what happened when (HVD_ORDER_TIMELINE)")
@@ -119,12 +138,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--stall-check-shutdown-time-seconds", "--gloo-timeout-seconds", type=float, metavar="S",
         help="error after that long (HVD_ORDER_TIMEOUT)")  # fmt: skip
     add("--gloo", action="store_true", help="accepted; Gloo is what CPU tensors use")
-    for names, (takes, _) in {**_NOT_NEEDED, **_INSTEAD}.items():
-        if takes:
-            parser.add_argument(*names, help=argparse.SUPPRESS)
-        else:
-            parser.add_argument(*names, action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="program and its arguments")
 
 
 def request_from(parsed: argparse.Namespace) -> LaunchRequest:

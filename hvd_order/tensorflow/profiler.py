@@ -55,30 +55,16 @@ def record_profile(
     if runs < LEAST_RUNS:
         raise InvalidUsage(f"{runs} runs; at least {LEAST_RUNS} are needed")
     plain = [tensorflow_variable(variable) for variable in variables]
-    forward: set[str] = set()
-
-    @tf.function(autograph=False)
-    def step(*tensors: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = loss_of(*tensors)
-        forward.update(op.name for op in tf.compat.v1.get_default_graph().get_operations())
-        return [_dense_part(gradient) for gradient in tape.gradient(loss, plain)]
-
     tensors = [tf.convert_to_tensor(part) for part in batch]
-    concrete = step.get_concrete_function(*tensors)
+    concrete, forward = _traced(loss_of, plain, tensors)
     gradients = concrete.structured_outputs
     used = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not used:
         raise InvalidUsage("no variable has a gradient: the loss depends on none of them")
     names = _unique([str(getattr(v, "path", v.name)) for v in variables])
-    produced: dict[str, list[str]] = defaultdict(list)
     found = list(joins(concrete.graph, plain))
     known = {join.op.name for join in found}
-    for i, output in zip(used, concrete.graph.outputs, strict=True):
-        source = output.op
-        while source.type == "Identity" and source.inputs[0].op.name in known:
-            source = source.inputs[0].op  # of the return, behind all that computes
-        produced[source.name].append(names[i])
+    produced = _produced(concrete.graph.outputs, [names[i] for i in used], known)
     seconds = _timed(lambda: concrete(*tensors), known, runs)
     ops, timings = [], {}
     for join in found:
@@ -92,6 +78,35 @@ def record_profile(
         Parameter(names[i], plain[i].shape.num_elements() * plain[i].dtype.size) for i in used
     )
     return Profile(model, _machine(tensors), parameters, tuple(ops), timings)
+
+
+def _traced(
+    loss_of: Callable[..., Any], variables: Sequence[Any], tensors: Sequence[Any]
+) -> tuple[Any, set[str]]:
+    """The function that returns the gradients, and the names of its forward operations."""
+    forward: set[str] = set()
+
+    @tf.function(autograph=False)
+    def step(*tensors: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = loss_of(*tensors)
+        forward.update(op.name for op in tf.compat.v1.get_default_graph().get_operations())
+        return [_dense_part(gradient) for gradient in tape.gradient(loss, variables)]
+
+    return step.get_concrete_function(*tensors), forward
+
+
+def _produced(
+    outputs: Sequence[Any], parameters: Sequence[str], known: set[str]
+) -> dict[str, list[str]]:
+    """Names of operations -> the parameters whose gradients they compute."""
+    produced: dict[str, list[str]] = defaultdict(list)
+    for parameter, output in zip(parameters, outputs, strict=True):
+        source = output.op
+        while source.type == "Identity" and source.inputs[0].op.name in known:
+            source = source.inputs[0].op  # of the return, behind all that computes
+        produced[source.name].append(parameter)
+    return produced
 
 
 def _dense_part(gradient: Any) -> Any:

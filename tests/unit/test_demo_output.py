@@ -10,7 +10,7 @@ import pytest
 from hvd_order.demo.curve import text_curve
 from hvd_order.demo.progress import ProgressBar
 from hvd_order.demo.result import DemoResult
-from hvd_order.demo.schedule import interleaved_blocks
+from hvd_order.demo.schedule import interleaved_blocks, step_times
 from hvd_order.demo.verdict import (
     LOOPBACK,
     TOLERANCE,
@@ -58,6 +58,14 @@ def test_both_systems_train_every_step_once(steps: int) -> None:
         assert [s for b in mine for s in range(b.first, b.last)] == list(range(steps))
     assert [b.purpose for b in blocks[-2:]] == ["recorded", "recorded"]
     assert {b.last - b.first for b in blocks if b.purpose == "timed"} <= {10}
+
+
+def test_only_timed_blocks_count() -> None:
+    blocks = list(interleaved_blocks(11, block=3, recorded=2))
+    seconds = [9.0, 9.0, 0.3, 0.6, 1.2, 1.5, 9.0, 9.0]
+    first, second = step_times(blocks, seconds)
+    assert first == pytest.approx([200.0, 400.0])
+    assert second == pytest.approx([100.0, 500.0])
 
 
 def test_noise_is_not_called_a_difference() -> None:

@@ -68,27 +68,18 @@ def run(
         InvalidUsage: an argument that is not supported, or `func` cannot be pickled.
         HorovodInternalError: `func` raised in a process, or a process died.
     """
-    for old, value in (("np", np), ("min_np", min_np), ("max_np", max_np)):
-        if value is not None:
-            new = old.replace("np", "num_proc")
-            warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, 2)
-    given = {
-        "min_num_proc": min_np or min_num_proc,
-        "max_num_proc": max_np or max_num_proc,
-        "slots": slots,
-        "reset_limit": reset_limit,
-        "cooldown_range": cooldown_range,
-        "hostfile": hostfile,
-        "host_discovery_script": host_discovery_script,
-        "output_filename": output_filename,
-        "use_mpi": use_mpi or None,
-    }
-    refused = [name for name, value in given.items() if value is not None]
-    if refused:
-        raise InvalidUsage(
-            f"horovod.run(): {', '.join(refused)} is not supported, it starts processes on this "
-            "host only; start the script with hvd-order run or torchrun instead"
-        )
+    _warn_of_old_names(np=np, min_np=min_np, max_np=max_np)
+    _refuse(
+        min_num_proc=min_np or min_num_proc,
+        max_num_proc=max_np or max_num_proc,
+        slots=slots,
+        reset_limit=reset_limit,
+        cooldown_range=cooldown_range,
+        hostfile=hostfile,
+        host_discovery_script=host_discovery_script,
+        output_filename=output_filename,
+        use_mpi=use_mpi or None,
+    )
     count = num_proc if np is None else np
     _check_hosts(hosts, count)
     if network_interface:
@@ -96,6 +87,24 @@ def run(
     interface = network_interfaces[0] if network_interfaces else None
     payload = _pickled(func, tuple(args), dict(kwargs or {}))
     return _launch(payload, count, interface, executable)
+
+
+def _warn_of_old_names(**given: int | None) -> None:
+    for old, value in given.items():
+        if value is not None:
+            new = old.replace("np", "num_proc")
+            message = f"{old} is deprecated, use {new} instead"
+            warnings.warn(message, DeprecationWarning, stacklevel=3)  # the line that calls run()
+
+
+def _refuse(**given: object) -> None:
+    """Raises InvalidUsage if any of these arguments, none of which is supported, is not None."""
+    refused = [name for name, value in given.items() if value is not None]
+    if refused:
+        raise InvalidUsage(
+            f"horovod.run(): {', '.join(refused)} is not supported, it starts processes on this "
+            "host only; start the script with hvd-order run or torchrun instead"
+        )
 
 
 def _pickled(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

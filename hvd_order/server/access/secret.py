@@ -232,42 +232,45 @@ def accept(
         InvalidUsage: an identity is too long, or the secret too short.
     """
     _check(secret, server, *([] if peer is None else [peer]))
-    who = peer or "a peer"
     try:
-        hello = _take(store, f"{link}/hello", timeout, f"{who} did not come to {server}")
+        identity, nonce = _take_hello(store, link, server, timeout, peer)
+        own_nonce = secrets.token_bytes(_NONCE_BYTES)
+        proofs = _Proofs(secret, link, identity, server, nonce, own_nonce)
+        _post(store, f"{link}/answer", own_nonce + proofs.of("server"))
+        proof = _take(store, f"{link}/proof", timeout, f"{identity} did not answer {server}")
+        if proof == _REFUSAL:
+            raise NotTrusted(f"{identity} does not trust {server}: the two have different secrets")
+        if len(proof) != _PROOF_BYTES or not hmac.compare_digest(proof, proofs.of("peer")):
+            raise NotTrusted(
+                f"{identity} has not proven to {server} that it knows the secret of this job; "
+                "refused"
+            )
+    except (NotTrusted, TransferTimeout) as error:
+        _log.warning("link %s: %s", link, error)
+        return None
+    return AcceptedPeer(identity, proofs.keys(sender="server", receiver="peer"))
+
+
+def _take_hello(
+    store: Store, link: str, server: str, timeout: timedelta, peer: str | None
+) -> tuple[str, bytes]:
+    """Waits for a hello and returns its identity and nonce; answers an untrusted one by refusal.
+
+    Raises:
+        NotTrusted: the hello has no valid identity, or another one than `peer`.
+        TransferTimeout: no hello came.
+        PeerLost: the store cannot be reached.
+    """
+    who = peer or "a peer"
+    hello = _take(store, f"{link}/hello", timeout, f"{who} did not come to {server}")
+    try:
         identity, nonce = _parse_hello(hello)
         if peer is not None and identity != peer:
             raise NotTrusted(f"{identity!r} came to {server} in place of {peer!r}")
-    except NotTrusted as error:
+    except NotTrusted:
         _post(store, f"{link}/answer", _REFUSAL)
-        _log.warning("link %s: %s", link, error)
-        return None
-    except TransferTimeout as error:
-        _log.warning("link %s: %s", link, error)
-        return None
-
-    own_nonce = secrets.token_bytes(_NONCE_BYTES)
-    proofs = _Proofs(secret, link, identity, server, nonce, own_nonce)
-    _post(store, f"{link}/answer", own_nonce + proofs.of("server"))
-    try:
-        proof = _take(store, f"{link}/proof", timeout, f"{identity} did not answer {server}")
-    except TransferTimeout as error:
-        _log.warning("link %s: %s", link, error)
-        return None
-    if proof == _REFUSAL:
-        _log.warning(
-            "link %s: %s does not trust %s: the two have different secrets", link, identity, server
-        )
-        return None
-    if len(proof) != _PROOF_BYTES or not hmac.compare_digest(proof, proofs.of("peer")):
-        _log.warning(
-            "link %s: %s has not proven to %s that it knows the secret of this job; refused",
-            link,
-            identity,
-            server,
-        )
-        return None
-    return AcceptedPeer(identity, proofs.keys(sender="server", receiver="peer"))
+        raise
+    return identity, nonce
 
 
 class _Proofs:

@@ -231,11 +231,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     exchange = None
     if size > 1:
-        divisor = size if op == Average else 1
-        # A division before the sum costs nothing (it is part of the copy) and prevents overflow.
-        prescale, postscale = 1 / divisor, 1.0
-        if gradient_predivide_factor != 1.0:
-            prescale, postscale = 1 / gradient_predivide_factor, gradient_predivide_factor / divisor
+        prescale, postscale = _scales(size if op == Average else 1, gradient_predivide_factor)
         ranks = negotiation()
         assert ranks is not None  # there are other ranks
         ranks.steps.check_nobody_joined("a DistributedOptimizer is made")
@@ -261,6 +257,14 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     cast("Any", optimizer)._hvd_exchange = exchange
     cast("Any", optimizer)._parameter_names = {entry.parameter: entry.name for entry in entries}
     return optimizer
+
+
+def _scales(divisor: int, predivide_factor: float) -> tuple[float, float]:
+    """Factors before and after the sum, which together divide it by `divisor`."""
+    if predivide_factor != 1.0:
+        return 1 / predivide_factor, predivide_factor / divisor
+    # A division before the sum costs nothing (it is part of the copy) and prevents overflow.
+    return 1 / divisor, 1.0
 
 
 def _check_arguments(

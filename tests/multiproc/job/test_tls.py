@@ -9,21 +9,10 @@ from pathlib import Path
 
 import pytest
 from helpers.ranks import run_script
+from helpers.scripts import trains_a_layer
 
-TRAIN = """
-import torch
-import hvd_order.torch as hvd
-
-hvd.init()
-torch.manual_seed(0)
-model = torch.nn.Linear(64, 64)
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-)
-for _ in range(5):
-    optimizer.zero_grad()
-    model(torch.full((2, 64), 1.0 + hvd.rank())).square().mean().backward()
-    optimizer.step()
+TRAIN = f"""\
+{trains_a_layer(size=64, steps=5)}
 weights = hvd.allgather(model.weight.detach()[None])
 assert all(torch.equal(weights[0], each) for each in weights)
 print("trained", flush=True)

@@ -18,6 +18,7 @@ from helpers.launching import (
     launcher_environment,
     write_script,
 )
+from helpers.scripts import trains_a_layer
 
 TRAIN = """
     import os, sys, torch, hvd_order.torch as hvd
@@ -93,23 +94,7 @@ def test_the_timeline_that_was_asked_for_is_written(tmp_path: Path) -> None:
     path = tmp_path / "traces" / "t.json"
     done = launch(
         tmp_path,
-        """
-        import torch
-        import hvd_order.torch as hvd
-
-        hvd.init()
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 2)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-        )
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(1, 4)).sum().backward()
-            optimizer.step()
-        optimizer.flush()
-        hvd.shutdown()
-        """,
+        trains_a_layer() + "optimizer.flush()\nhvd.shutdown()\n",
         "-np", "2", "--timeline-filename", str(path),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

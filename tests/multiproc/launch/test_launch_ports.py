@@ -8,27 +8,16 @@ import pytest
 from helpers.launching import Job, launcher, no_interface_chosen, write_script
 from helpers.processes import descendants, heard_elsewhere, listening_at
 from helpers.ranks import free_port
+from helpers.scripts import trains_a_layer
 
-TRAINS = """
-    import os, sys, time
-    import torch
-    import hvd_order.torch as hvd
-
-    hvd.init()
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
-    )
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.ones(1, 4)).sum().backward()
-        optimizer.step()
-    hvd.allreduce(torch.ones(1))
-    os.write(1, f"trained {hvd.rank()}\\n".encode())
-    while not os.path.exists(sys.argv[1]):
-        time.sleep(0.05)
-    hvd.shutdown()
+TRAINS = f"""\
+import os, sys, time
+{trains_a_layer()}
+hvd.allreduce(torch.ones(1))
+os.write(1, f"trained {{hvd.rank()}}\\n".encode())
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+hvd.shutdown()
 """
 
 
