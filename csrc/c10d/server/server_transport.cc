@@ -15,7 +15,7 @@
 // A worker keeps, for every slice, the round of its last push and whether that push is under way.
 // That suffices to repeat it: the gradient stays in the buffer until the slice is done, and
 // servers recognise repeated pushes by worker and round. After a new map, `adopt` tells every
-// server that this worker has switched, behind all pushes by the old map (kLast). slice_moves.cc
+// server that this worker has switched, behind all pushes by the old map (kLast). served_slice.cc
 // relies on that order.
 //
 // Invariant: while a map names a lost server, and once more with the map after that, every push

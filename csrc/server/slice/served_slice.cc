@@ -1,6 +1,6 @@
 #include "server/slice/served_slice.h"
 
-#include <algorithm>
+#include <shared_mutex>
 #include <utility>
 
 #include "base/error.h"
@@ -9,26 +9,28 @@
 
 // The path of a push through the owner: store it, apply it, copy it to the replica, answer it.
 //
-// The frame of a push or pull is only stored. `settleNow` (slice_moves.cc) then calls `advance`,
-// which applies every update that is due. Each update is sent to the follower and adds an entry to
-// `owed_` for every worker in it; `answerWhenAllowed` answers the entries that may be answered.
-//
-// Invariant: if the slice has a replica, an answer waits until the replica has acknowledged all
-// updates; with a divergence bound, which applies only where servers update parameters, until the
-// norms of the unacknowledged updates add up to no more than the bound. An asynchronous answer
-// also waits until its worker is no more than `staleness` rounds ahead of the slowest one.
+// The frame of a push or pull is only stored. `settleNow` then does all that map, peers and state
+// permit, after each change of any of them, so their order of arrival does not matter. `advance`
+// applies every update that is due; each is sent to the replica and owes an answer to every worker
+// in it. Answers go when the replica permits them (slice_replication.cc).
 //
 // Pushes are idempotent: a worker whose push was applied before, by this server or a lost one,
 // only gets its answer again.
 //
-// A group's sum is applied as one update. If all its members may be answered at once, the helper
-// answers them; otherwise the helper gets an empty reply and each member is answered from here.
+// A move: worker 0's new map names a new owner (`place`). Each worker switches to the map and
+// tells every server so (`passOnFromNow` follows the last one). From then on no worker's push can
+// be on its way to the old owner, so that server sends the new owner the state, the waiting pushes
+// and the answers that it owes (`passOn`). The new owner installs the state and copies it to its
+// replica. If the server with the original is lost, a copy becomes the original at the owner by
+// the map. If several copies claim to be the last, the one with the most updates is kept
+// (`installOriginal`).
+//
+// Invariants: only the original applies workers' updates. A server that sends the original away
+// keeps a copy until the new owner announces that owner and replica have the slice, so with
+// replicas a second server has the state at any moment of a move.
 namespace hvd_order {
 
 namespace {
-
-// Copies for a replica that may lag go when no other frame waits.
-constexpr std::uint64_t kWhenIdle = Connection::kLast - 1;
 
 std::uint32_t partOf(const FrameHeader& pull) {
   const auto part = static_cast<std::uint32_t>(pull.argument >> kPartBits);
@@ -38,16 +40,16 @@ std::uint32_t partOf(const FrameHeader& pull) {
   return part;
 }
 
-// A server that only sums has to wait for all workers.
-Consistency consistencyOf(const ServedModel& model) {
-  return model.registration.serversUpdate ? model.room.options.consistency
-                                          : Consistency::kSynchronous;
+void checkRound(const FrameHeader& header) {
+  if (header.round == 0) {
+    throw FrameError("rounds count from 1");
+  }
 }
 
 } // namespace
 
 ServedSlice::Work::~Work() {
-  const auto freed = std::exchange(slice_.freed_, {});
+  const auto freed = slice_.admission_.takeFreed();
   lock_.unlock();
   for (const auto& [windows, sender] : freed) {
     while (const auto next = windows->next(sender)) {
@@ -57,53 +59,25 @@ ServedSlice::Work::~Work() {
 }
 
 ServedSlice::ServedSlice(ServedModel& model, SliceIndex index)
-    : model_(model),
-      index_(index),
+    : context_(model, index),
       held_(
           model.registration.slices[index],
           model.registration.serversUpdate,
-          consistencyOf(model),
+          context_.consistency(),
           model.room.options.workers,
-          mayLag()) {}
-
-PushWindows::Key ServedSlice::key() const {
-  return {index_, model_.id, model_.layout};
-}
-
-std::uint32_t ServedSlice::sizeBytes() const {
-  return model_.registration.slices[index_].sizeBytes;
-}
-
-// A parameter may miss a small update; a worker that waits for a sum may not.
-bool ServedSlice::mayLag() const {
-  return model_.registration.serversUpdate && model_.room.options.divergenceBound > 0;
-}
-
-bool ServedSlice::asksFirst() const {
-  return model_.room.options.delayBound && consistencyOf(model_) == Consistency::kAsynchronous;
-}
-
-std::uint64_t ServedSlice::urgency() const {
-  return model_.room.options.urgencyOf(index_);
-}
-
-// A state and the updates that follow it have the same urgency: they must not overtake the state.
-std::uint64_t ServedSlice::replicaUrgency() const {
-  return model_.room.options.divergenceBound > 0 ? kWhenIdle : urgency();
-}
-
-void ServedSlice::send(Peer to, std::uint64_t urgency, const FrameHeader& header, Payload payload)
-    const {
-  model_.room.peers.send(to, urgency, header, std::move(payload));
-}
+          context_.mayLag()),
+      states_(context_),
+      copy_(context_, held_),
+      replication_(context_, held_),
+      answers_(context_, held_),
+      admission_(context_, held_, answers_, *this) {}
 
 std::optional<ServedSlice::Report> ServedSlice::report() const {
   const std::scoped_lock lock(mutex_);
   if (!held_.installed()) {
     return std::nullopt;
   }
-  return Report{
-      place_.owner == model_.room.options.server, held_.state().version, held_.state().value};
+  return Report{isOwner(), held_.state().version, held_.state().value};
 }
 
 std::vector<int> ServedSlice::missing() const {
@@ -111,24 +85,18 @@ std::vector<int> ServedSlice::missing() const {
   return held_.waits() ? held_.missing() : std::vector<int>{};
 }
 
-// ----------------------------------------------------------------------------- pushes and answers
+// ---------------------------------------------------------------------- workers' pushes and pulls
 
 void ServedSlice::push(Peer from, int worker, const FrameHeader& header, Payload payload) {
-  if (payload.sizeBytes != sizeBytes()) {
+  if (payload.sizeBytes != context_.sizeBytes()) {
     throw FrameError(concat(
-        "a push of ", payload.sizeBytes, " bytes for slice ", index_, ", which has ", sizeBytes()));
+        "a push of ", payload.sizeBytes, " bytes for slice ", context_.index, ", which has ",
+        context_.sizeBytes()));
   }
-  if (header.round == 0) {
-    throw FrameError("rounds count from 1");
-  }
+  checkRound(header);
   const Work work(*this);
-  if (asksFirst()) {
-    const bool isDirect = admission_ && admission_->helper == Routes::kDirect;
-    if (!isDirect || admission_->asks.front().worker != worker ||
-        admission_->asks.front().round != header.round) {
-      return; // admitted before a map came, by which the worker asks again
-    }
-    endAdmission(/*came=*/true);
+  if (context_.asksFirst() && !admission_.pushCame(worker, header.round)) {
+    return;
   }
   if (from.kind == Peer::Kind::kServer) {
     passedOn(header);
@@ -146,146 +114,250 @@ void ServedSlice::pull(Peer from, int worker, const FrameHeader& header) {
   } else {
     held_.markOver(header.round);
   }
-  owed_.push_back({worker, header.round, part});
+  answers_.owe(worker, header.round, part);
   settleNow();
 }
 
 void ServedSlice::rulesCame() {
   const Work work(*this);
-  followCopies();
+  copy_.advance();
   settleNow();
+}
+
+void ServedSlice::ask(int worker, const FrameHeader& header) {
+  if (!context_.asksFirst()) {
+    throw FrameError("nobody has to ask before a push here");
+  }
+  checkRound(header);
+  const Work work(*this);
+  admission_.ask(worker, header);
+  settleNow();
+}
+
+void ServedSlice::groupCame(Peer from, const FrameHeader& header, const Payload& payload) {
+  auto [total, members] = splitMembers(payload, context_.sizeBytes(), context_.options().workers);
+  const Work work(*this);
+  if (admission_.groupCame(from, header.round, std::move(total), std::move(members))) {
+    settleNow();
+  }
+}
+
+void ServedSlice::admit() {
+  const Work work(*this);
+  settleNow();
+}
+
+void ServedSlice::switched(int worker, std::uint32_t map) {
+  if (!context_.asksFirst()) {
+    return;
+  }
+  const Work work(*this);
+  admission_.switched(worker, map);
+  settleNow();
+}
+
+void ServedSlice::retire() {
+  const Work work(*this);
+  admission_.retire();
+}
+
+// ----------------------------------------------------------------------------- between servers
+
+void ServedSlice::stateCame(Peer from, const FrameHeader& header, Payload payload) {
+  const bool begins = StateReceiver::begins(from, header);
+  const Work work(*this);
+  if (begins && held_.installed()) {
+    throw FrameError("a slice that begins twice");
+  }
+  auto state = states_.take(from, header, std::move(payload));
+  if (!state) {
+    return;
+  }
+  if ((header.argument & kCopyMark) == 0) {
+    installOriginal(header, std::move(*state));
+  } else if (!isOriginal() && copy_.install(from, header, std::move(*state))) {
+    original_ = false;
+  }
+  settleNow();
+}
+
+void ServedSlice::copyCame(Peer from, const FrameHeader& header, Payload payload) {
+  auto update = copy_.read(from, header, std::move(payload));
+  const Work work(*this);
+  if (isCopy()) {
+    copy_.update(std::move(update));
+  }
+}
+
+void ServedSlice::copyArrived(Peer from, const FrameHeader& header) {
+  const Work work(*this);
+  if ((header.argument & kSafeMark) != 0) {
+    copy_.safeSince(header.map);
+  } else if (!replication_.acknowledged(from, header)) {
+    return;
+  }
+  settleNow();
+}
+
+void ServedSlice::place(Placement place, std::uint32_t map, bool allSwitched, bool begins) {
+  const Work work(*this);
+  replication_.mapChanges(map_);
+  map_ = map;
+  place_ = place;
+  passesOn_ = allSwitched;
+  if (begins && isOwner() && !held_.installed() && !context_.model.registration.serversUpdate) {
+    held_.begin({}); // before the first sum a slice has no state
+    becomeOriginal();
+  }
+  settleNow();
+}
+
+void ServedSlice::passOnFromNow() {
+  const Work work(*this);
+  passesOn_ = true;
+  settleNow();
+}
+
+// Stops waiting for a lost replica or helper; a copy whose original is lost becomes the original.
+void ServedSlice::serverGone(ServerId server) {
+  const Work work(*this);
+  states_.forget(server);
+  replication_.serverGone(server);
+  admission_.helperGone(server);
+  settleNow();
+}
+
+void ServedSlice::settle() {
+  const Work work(*this);
+  settleNow();
+}
+
+// ------------------------------------------------------------------------------ what is permitted
+
+// Does everything that map, peers and state permit; called after any of them has changed.
+void ServedSlice::settleNow() {
+  const Peers& peers = context_.peers();
+  const bool ownerIsThere = !isOwner() && peers.hasServer(place_.owner);
+  if (isCopy()) {
+    copy_.dropIfSafe();
+  }
+  if (isCopy() && !peers.hasServer(copy_.original())) {
+    if (isOwner()) {
+      becomeOriginal();
+    } else if (ownerIsThere) { // the owner was to get the original from the lost server
+      sendState(context_, held_.state(), place_.owner, context_.urgency(), map_, 0);
+      copy_.originalMoves(place_.owner);
+    }
+  }
+  if (isOriginal()) {
+    if (isOwner()) {
+      replication_.choose(place_.replica, map_);
+    }
+    if (replication_.isChosen()) { // else it is on its way to its owner, which makes the copy
+      advance();
+      if (context_.asksFirst()) {
+        admission_.admitNext();
+        advance();
+      }
+    }
+  }
+  if (ownerIsThere && passesOn_) {
+    passOn();
+  }
 }
 
 // For the original only: applies what is due, and answers.
 void ServedSlice::advance() {
-  if (arrived_ && std::ranges::any_of(arrived_->asks, [&](const Ask& ask) {
-        return held_.applied(ask.worker, ask.round);
-      })) { // the new state contains some of these updates: a sum cannot be split
-    askAgain(arrived_->asks);
-    dropGroup();
-  }
+  admission_.dropGroupIfApplied();
   for (const auto& [worker, round] : held_.takeApplied()) {
-    owed_.push_back({worker, round, kValuePart}); // the answer was lost with another server
+    answers_.owe(worker, round, kValuePart); // the answer was lost with another server
   }
-  const std::shared_lock lock(model_.rulesMutex);
-  while (const auto update = held_.advance(model_.rules, mayLag() && follower_ != kNoServer)) {
+  const ServedModel& model = context_.model;
+  const std::shared_lock lock(model.rulesMutex);
+  while (const auto update =
+             held_.advance(model.rules, context_.mayLag() && replication_.hasReplica())) {
     afterUpdate(*update);
   }
   answerWhenAllowed();
 }
 
 void ServedSlice::afterUpdate(const HeldSlice::Update& update) {
-  if (follower_ != kNoServer) {
-    const Round version = held_.state().version;
-    unacknowledged_.push_back(
-        {version, update.worker, update.round, update.change, /*isState=*/false});
-    FrameHeader header = model_.about(FrameKind::kReplica, index_);
-    header.round = update.round;
-    header.map = update.rules;
-    header.argument = static_cast<std::uint64_t>(update.worker + 1) << kPartBits | version;
-    header.flags = update.members.empty() ? std::uint16_t{0} : kFrameFlagGroup;
-    send(
-        {Peer::Kind::kServer, follower_}, replicaUrgency(), header,
-        update.members.empty() ? update.sum : withMembers(update.sum, update.members));
-  }
-  if (!update.members.empty()) {
-    for (const Member& member : update.members) {
-      owed_.push_back({member.worker, member.round, kValuePart});
-    }
-    if (relay_) { // some of its members may not be answered yet
-      tellHelper(relay_->helper, relay_->group, {});
-    }
-    relay_ = Relay{arrived_->helper, arrived_->group, update.members};
-    arrived_.reset();
-  } else if (update.worker != HeldSlice::kEveryWorker) {
-    owed_.push_back({update.worker, update.round, kValuePart});
+  replication_.send(update);
+  if (update.members.empty()) {
+    answers_.owe(update);
   } else {
-    for (int worker = 0; worker < model_.room.options.workers; ++worker) {
-      owed_.push_back({worker, update.round, kValuePart});
-    }
+    answers_.owe(admission_.takeApplied(), update.members);
   }
   answerWhenAllowed();
 }
 
-// Answers show only updates that the replica has, or nearly has; workers too far ahead wait.
 void ServedSlice::answerWhenAllowed() {
-  if (owed_.empty()) {
-    return;
+  if (replication_.permitsAnswers()) {
+    answers_.send();
   }
-  double lag = 0;
-  for (const Unacknowledged& update : unacknowledged_) {
-    lag += update.change;
+}
+
+// ------------------------------------------------------------------------------------------ moves
+
+void ServedSlice::becomeOriginal() {
+  original_ = true;
+  copy_.end();
+  replication_.reset();
+}
+
+void ServedSlice::installOriginal(const FrameHeader& header, SliceState state) {
+  passedOn(header);
+  // After a loss several servers may take their copy for the last one: the copy with the most
+  // updates is right.
+  if (!held_.installed() || held_.isBehind(state)) {
+    held_.install(std::move(state));
   }
-  const ServerOptions& options = model_.room.options;
-  if (mayLag() ? lag > options.divergenceBound : !unacknowledged_.empty()) {
-    return;
+  becomeOriginal(); // copies again: the sender's replica may lack the last update
+  replication_.cameBy(header.map);
+}
+
+// A server passes frames on by its map. If its map is newer than ours, we must not send them back.
+void ServedSlice::passedOn(const FrameHeader& header) {
+  if (header.map > map_) {
+    passesOn_ = false;
   }
-  answerByHelper();
-  std::erase_if(owed_, [&](const Answer& owed) {
-    const bool may = mayBeAnswered(owed.worker, owed.round);
-    if (may) {
-      answer(owed);
+}
+
+// Sends the owner everything that is here. A copy stays until the owner's replica has one.
+void ServedSlice::passOn() {
+  if (isOriginal()) {
+    sendState(context_, held_.state(), place_.owner, context_.urgency(), map_, 0);
+    original_ = false;
+    copy_.begin(place_.owner, map_);
+    replication_.reset();
+  }
+  passPushesOn();
+  answers_.passOn(place_.owner, map_);
+}
+
+void ServedSlice::passPushesOn() {
+  std::uint64_t rules = 0; // number of the rules that the new owner must have
+  {
+    const ServedModel& model = context_.model;
+    const std::shared_lock lock(model.rulesMutex);
+    rules = model.rules.empty() ? 0 : model.rules.rbegin()->first;
+  }
+  const auto waiting = held_.takeWaiting();
+  admission_.dropGroup();
+  answers_.giveUpHelper();
+  if (context_.asksFirst()) {
+    return; // the workers ask the new owner
+  }
+  for (std::size_t worker = 0; worker < waiting.size(); ++worker) {
+    if (waiting[worker].gradient) {
+      FrameHeader push = context_.about(FrameKind::kPush);
+      push.round = waiting[worker].round;
+      push.map = map_;
+      push.argument = rules << kPartBits | worker;
+      context_.send(
+          {Peer::Kind::kServer, place_.owner}, context_.urgency(), push, waiting[worker].gradient);
     }
-    return may;
-  });
-}
-
-bool ServedSlice::mayBeAnswered(int worker, Round round) const {
-  const ServerOptions& options = model_.room.options;
-  const bool tooFarAhead = options.consistency == Consistency::kAsynchronous &&
-      round > std::uint64_t{held_.slowest()} + options.staleness;
-  return !tooFarAhead && held_.applied(worker, round);
-}
-
-// Lets the helper answer the last group if all members may be answered; else each member is
-// answered from here when it may be.
-void ServedSlice::answerByHelper() {
-  const auto relay = std::exchange(relay_, std::nullopt);
-  if (!relay || !model_.room.peers.hasServer(relay->helper)) {
-    return;
   }
-  if (!std::ranges::all_of(relay->members, [&](const Member& member) {
-        return mayBeAnswered(member.worker, member.round);
-      })) {
-    return tellHelper(relay->helper, relay->group, {});
-  }
-  tellHelper(relay->helper, relay->group, held_.state().value);
-  std::erase_if(owed_, [&](const Answer& owed) {
-    return owed.part == kValuePart &&
-        std::ranges::find(relay->members, Member{owed.worker, owed.round}) != relay->members.end();
-  });
-}
-
-// Replies to a helper. Without an answer in the reply, the members get theirs from here.
-void ServedSlice::tellHelper(ServerId helper, std::uint32_t group, Payload answer) const {
-  FrameHeader header = model_.about(FrameKind::kValue, index_);
-  header.flags = kFrameFlagGroup;
-  header.round = group;
-  header.argument = held_.state().stepsBefore + held_.state().version;
-  send({Peer::Kind::kServer, helper}, urgency(), header, std::move(answer));
-}
-
-// Drops what is left of a group: its members will ask again, or their requests have been restored.
-void ServedSlice::dropGroup() {
-  held_.dropGroup();
-  if (arrived_) {
-    tellHelper(arrived_->helper, arrived_->group, {});
-    arrived_.reset();
-  }
-}
-
-void ServedSlice::answer(const Answer& to) {
-  const SliceState& state = held_.state();
-  const std::size_t moment = to.part - kValuePart - 1; // not used for the value
-  FrameHeader header = model_.about(FrameKind::kValue, index_);
-  header.round = to.round;
-  header.argument = state.stepsBefore + state.version;
-  header.flags = held_.wasSkipped(to.worker, to.round) ? kFrameFlagLate : std::uint16_t{0};
-  send(
-      {Peer::Kind::kWorker, to.worker}, urgency(), header,
-      to.part == kValuePart               ? state.value
-          : moment < state.moments.size() ? state.moments[moment]
-                                          : Payload{});
 }
 
 } // namespace hvd_order

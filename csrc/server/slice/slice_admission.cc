@@ -1,12 +1,12 @@
+#include "server/slice/slice_admission.h"
+
 #include <algorithm>
 #include <utility>
 
+#include "base/error.h"
 #include "server/slice/served_model.h"
-#include "server/slice/served_slice.h"
 #include "server/wire/arguments.h"
 
-// Where the delay of updates is bounded: which worker may push a slice next, and by which way.
-//
 // A worker asks before it pushes and states how many steps its parameters include. The delay of
 // its update is the number of steps applied since; slack is what the bound leaves. delay_order.h
 // chooses among the requests: updates that cannot be in time are skipped, and their workers get
@@ -27,32 +27,37 @@ namespace {
 constexpr Round kNoRound = 0; // marks a request that has been served
 } // namespace
 
-bool ServedSlice::Admission::isOf(int worker) const {
+bool SliceAdmission::Admission::isOf(int worker) const {
   return std::ranges::any_of(asks, [&](const Ask& ask) { return ask.worker == worker; });
 }
 
-void ServedSlice::ask(int worker, const FrameHeader& header) {
-  if (!asksFirst()) {
-    throw FrameError("nobody has to ask before a push here");
-  }
-  if (header.round == 0) {
-    throw FrameError("rounds count from 1");
-  }
-  const Work work(*this);
+void SliceAdmission::ask(int worker, const FrameHeader& header) {
   const bool isDirect = (header.flags & kFrameFlagDirect) != 0;
-  if (isDirect && admission_ && admission_->helper != Routes::kDirect && admission_->isOf(worker)) {
-    giveUpAdmission();
+  if (isDirect && admission_ && !admission_->isDirect() && admission_->isOf(worker)) {
+    giveUp();
   }
   std::erase_if(asks_, [&](const Ask& ask) { return ask.worker == worker; });
   asks_.push_back({worker, header.round, header.argument, header.map, isDirect});
-  settleNow();
 }
 
-void ServedSlice::groupCame(Peer from, const FrameHeader& header, const Payload& payload) {
-  auto [total, members] = splitMembers(payload, sizeBytes(), model_.room.options.workers);
-  const Work work(*this);
-  if (!admission_ || admission_->helper != from.number || admission_->group != header.round) {
-    return tellHelper(static_cast<ServerId>(from.number), header.round, {}); // it was given up
+bool SliceAdmission::pushCame(int worker, Round round) {
+  if (!admission_ || !admission_->isDirect() || admission_->asks.front().worker != worker ||
+      admission_->asks.front().round != round) {
+    return false;
+  }
+  end(/*came=*/true);
+  return true;
+}
+
+bool SliceAdmission::groupCame(
+    Peer from,
+    Round number,
+    Payload total,
+    std::vector<Member> members) {
+  if (!admission_ || admission_->group.helper != from.number ||
+      admission_->group.number != number) {
+    answers_.reply({static_cast<ServerId>(from.number), number}, {});
+    return false;
   }
   for (const Member& member : members) {
     const auto isIt = [&](const Ask& ask) {
@@ -63,26 +68,42 @@ void ServedSlice::groupCame(Peer from, const FrameHeader& header, const Payload&
     }
   }
   arrived_ = admission_;
-  endAdmission(/*came=*/true);
+  end(/*came=*/true);
   held_.pushGroup(std::move(total), std::move(members));
-  settleNow();
+  return true;
 }
 
-void ServedSlice::admit() {
-  const Work work(*this);
-  settleNow();
+HelperGroup SliceAdmission::takeApplied() {
+  const HelperGroup group = arrived_->group;
+  arrived_.reset();
+  return group;
 }
 
-// Queues answers for workers whose update has been made, perhaps by a lost server; counts updates
-// that are too late as made; admits the next push if none is admitted.
-void ServedSlice::admitNext() {
+void SliceAdmission::dropGroupIfApplied() {
+  if (arrived_ && std::ranges::any_of(arrived_->asks, [&](const Ask& ask) {
+        return held_.applied(ask.worker, ask.round);
+      })) {
+    askAgain(arrived_->asks);
+    dropGroup();
+  }
+}
+
+void SliceAdmission::dropGroup() {
+  held_.dropGroup();
+  if (arrived_) {
+    answers_.reply(arrived_->group, {});
+    arrived_.reset();
+  }
+}
+
+void SliceAdmission::admitNext() {
   if (held_.waits()) {
     return; // what is late is known once that update is applied
   }
   std::erase_if(asks_, [&](const Ask& ask) {
     const bool wasMade = held_.applied(ask.worker, ask.round);
     if (wasMade) {
-      owed_.push_back({ask.worker, ask.round, kValuePart});
+      answers_.owe(ask.worker, ask.round, kValuePart);
     }
     return wasMade;
   });
@@ -102,11 +123,12 @@ void ServedSlice::admitNext() {
   std::erase_if(asks_, [](const Ask& ask) { return ask.round == kNoRound; });
 }
 
-std::vector<WaitingUpdate> ServedSlice::waitingUpdates() const {
+std::vector<WaitingUpdate> SliceAdmission::waitingUpdates() const {
   const SliceState& state = held_.state();
   const auto steps = static_cast<std::int64_t>(state.stepsBefore + state.version);
-  const auto bound = static_cast<std::int64_t>(*model_.room.options.delayBound);
+  const auto bound = static_cast<std::int64_t>(*context_.options().delayBound);
   const auto turnsTaken = static_cast<std::int64_t>(admission_ ? admission_->asks.size() : 0);
+  const PushWindows& windows = context_.model.room.windows;
   std::vector<WaitingUpdate> updates;
   updates.reserve(asks_.size());
   for (const Ask& ask : asks_) {
@@ -115,24 +137,24 @@ std::vector<WaitingUpdate> ServedSlice::waitingUpdates() const {
     const auto read = static_cast<std::int64_t>(std::max(ask.read, state.stepsBefore));
     const std::int64_t delay = std::max<std::int64_t>(0, steps - read);
     updates.push_back(
-        {bound - delay - turnsTaken, model_.room.windows.expectedSeconds(ask.worker, sizeBytes())});
+        {bound - delay - turnsTaken, windows.expectedSeconds(ask.worker, context_.sizeBytes())});
   }
   return updates;
 }
 
-// Admits the first candidate whose line has room; if none has, this slice is called when one has.
-void ServedSlice::admitOneOf(const std::vector<std::size_t>& candidates) {
-  PushWindows& windows = model_.room.windows;
+// Admits the first candidate whose line has room; if none has, the waiter is called when one has.
+void SliceAdmission::admitOneOf(const std::vector<std::size_t>& candidates) {
+  ServerRoom& room = context_.model.room;
   const auto admitFirst = [&] {
     for (const std::size_t index : candidates) {
       Ask& ask = asks_[index];
-      const double now = model_.room.options.clock();
-      if (windows.take(ask.worker, sizeBytes(), now)) {
-        model_.room.routes.taken(Routes::kDirect);
-        admission_ = Admission{{ask}, Routes::kDirect, 0, now};
-        FrameHeader header = model_.about(FrameKind::kAdmit, index_);
+      const double now = context_.options().clock();
+      if (room.windows.take(ask.worker, context_.sizeBytes(), now)) {
+        room.routes.taken(Routes::kDirect);
+        admission_ = Admission{{ask}, {}, now};
+        FrameHeader header = context_.about(FrameKind::kAdmit);
         header.round = ask.round;
-        send({Peer::Kind::kWorker, ask.worker}, urgency(), header, {});
+        context_.send({Peer::Kind::kWorker, ask.worker}, context_.urgency(), header, {});
         ask.round = kNoRound;
         return true;
       }
@@ -147,7 +169,7 @@ void ServedSlice::admitOneOf(const std::vector<std::size_t>& candidates) {
   for (const std::size_t index : candidates) {
     workers.push_back(asks_[index].worker);
   }
-  windows.await(workers, key(), {model_.shared_from_this(), this});
+  room.windows.await(workers, context_.key(), {context_.model.shared_from_this(), &waiter_});
   admitFirst(); // room may have been given back before `await`
 }
 
@@ -155,10 +177,10 @@ void ServedSlice::admitOneOf(const std::vector<std::size_t>& candidates) {
 // later than in its own turn. Whether the workers' lines to this server have room does not matter,
 // because their pushes take another way. If the helper has no room, the updates wait.
 // @return false if there are fewer than two updates, or no helper is faster.
-bool ServedSlice::admitGroup(const std::vector<WaitingUpdate>& updates) {
-  const ServerOptions& options = model_.room.options;
+bool SliceAdmission::admitGroup(const std::vector<WaitingUpdate>& updates) {
+  const ServerOptions& options = context_.options();
   const auto most = static_cast<std::size_t>(options.workers);
-  if (!options.aggregates || sizeBytes() + membersBytes(most) > options.largestSlice) {
+  if (!options.aggregates || context_.sizeBytes() + membersBytes(most) > options.largestSlice) {
     return false;
   }
   std::vector<std::size_t> able = delayBoundedOrder(updates).order;
@@ -168,62 +190,75 @@ bool ServedSlice::admitGroup(const std::vector<WaitingUpdate>& updates) {
   if (able.size() < 2) {
     return false;
   }
-  std::vector<ServerId> helpers;
-  for (const Peer server : model_.room.peers.all(Peer::Kind::kServer)) {
-    helpers.push_back(static_cast<ServerId>(server.number));
-  }
-  const ServerId helper = model_.room.routes.best(able.size(), helpers);
+  const ServerId helper = helperFor(able.size());
   if (helper == Routes::kDirect) {
     return false;
   }
-  PushWindows& windows = model_.room.helperWindows;
   const double now = options.clock();
-  if (!windows.take(helper, sizeBytes(), now)) {
-    windows.await({helper}, key(), {model_.shared_from_this(), this});
-    if (!windows.take(helper, sizeBytes(), now)) { // room may have been given back before `await`
-      return true;
-    }
+  if (!hasRoom(helper, now)) {
+    return true;
   }
-  model_.room.routes.taken(helper);
-  admission_ = Admission{{}, helper, ++groups_, now};
+  context_.model.room.routes.taken(helper);
+  admission_ = Admission{{}, {helper, ++groups_}, now};
   for (const std::size_t index : able) {
     admission_->asks.push_back(asks_[index]);
     asks_[index].round = kNoRound;
   }
   for (const Ask& ask : admission_->asks) {
-    FrameHeader header = model_.about(FrameKind::kAdmit, index_);
+    FrameHeader header = context_.about(FrameKind::kAdmit);
     header.flags = kFrameFlagGroup;
     header.round = ask.round;
     header.argument = argumentOf(
-        {helper, static_cast<std::uint16_t>(admission_->asks.size()), admission_->group});
-    send({Peer::Kind::kWorker, ask.worker}, urgency(), header, {});
+        {helper, static_cast<std::uint16_t>(admission_->asks.size()), admission_->group.number});
+    context_.send({Peer::Kind::kWorker, ask.worker}, context_.urgency(), header, {});
   }
   return true;
 }
 
-void ServedSlice::endAdmission(bool came) {
+// The fastest way for so many pushes; kDirect if that is to this server.
+ServerId SliceAdmission::helperFor(std::size_t members) const {
+  std::vector<ServerId> helpers;
+  for (const Peer server : context_.peers().all(Peer::Kind::kServer)) {
+    helpers.push_back(static_cast<ServerId>(server.number));
+  }
+  return context_.model.room.routes.best(members, helpers);
+}
+
+// Takes room for a sum of the helper's; if there is none, the waiter is called when there is.
+bool SliceAdmission::hasRoom(ServerId helper, double now) {
+  PushWindows& windows = context_.model.room.helperWindows;
+  if (windows.take(helper, context_.sizeBytes(), now)) {
+    return true;
+  }
+  windows.await({helper}, context_.key(), {context_.model.shared_from_this(), &waiter_});
+  // Room may have been given back before `await`.
+  return windows.take(helper, context_.sizeBytes(), now);
+}
+
+void SliceAdmission::end(bool came) {
   const auto ended = std::exchange(admission_, std::nullopt);
   if (!ended) {
     return;
   }
-  const double now = model_.room.options.clock();
-  const bool isDirect = ended->helper == Routes::kDirect;
-  PushWindows& windows = isDirect ? model_.room.windows : model_.room.helperWindows;
-  const int sender = isDirect ? ended->asks.front().worker : ended->helper;
-  windows.giveBack(sender, sizeBytes(), came, now);
+  ServerRoom& room = context_.model.room;
+  const double now = context_.options().clock();
+  const std::uint32_t sizeBytes = context_.sizeBytes();
+  PushWindows& windows = ended->isDirect() ? room.windows : room.helperWindows;
+  const int sender = ended->isDirect() ? ended->asks.front().worker : ended->group.helper;
+  windows.giveBack(sender, sizeBytes, came, now);
   freed_.emplace_back(&windows, sender);
-  if (came && sizeBytes() > 0) {
-    model_.room.routes.took(ended->helper, (now - ended->since) / sizeBytes());
+  if (came && sizeBytes > 0) {
+    room.routes.took(ended->group.helper, (now - ended->since) / sizeBytes);
   }
 }
 
-void ServedSlice::giveUpAdmission() {
+void SliceAdmission::giveUp() {
   const std::vector<Ask> asks = admission_->asks;
-  endAdmission(/*came=*/false);
+  end(/*came=*/false);
   askAgain(asks);
 }
 
-void ServedSlice::askAgain(const std::vector<Ask>& asks) {
+void SliceAdmission::askAgain(const std::vector<Ask>& asks) {
   for (const Ask& mine : asks) {
     const auto isItsOwn = [&](const Ask& ask) { return ask.worker == mine.worker; };
     if (std::ranges::none_of(asks_, isItsOwn)) { // else the worker has asked again meanwhile
@@ -232,23 +267,23 @@ void ServedSlice::askAgain(const std::vector<Ask>& asks) {
   }
 }
 
-void ServedSlice::retire() {
-  const Work work(*this);
-  asks_.clear();
-  endAdmission(/*came=*/false);
-}
-
-void ServedSlice::switched(int worker, std::uint32_t map) {
-  if (!asksFirst()) {
-    return;
-  }
-  const Work work(*this);
+void SliceAdmission::switched(int worker, std::uint32_t map) {
   const auto isOlder = [&](const Ask& ask) { return ask.worker == worker && ask.map < map; };
   if (admission_ && std::ranges::any_of(admission_->asks, isOlder)) {
-    giveUpAdmission();
+    giveUp();
   }
   std::erase_if(asks_, isOlder);
-  settleNow();
+}
+
+void SliceAdmission::helperGone(ServerId server) {
+  if (admission_ && admission_->group.helper == server) {
+    giveUp();
+  }
+}
+
+void SliceAdmission::retire() {
+  asks_.clear();
+  end(/*came=*/false);
 }
 
 } // namespace hvd_order
