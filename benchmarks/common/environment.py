@@ -12,8 +12,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
-
 ROOT = Path(__file__).resolve().parents[2]
 _SECRET = re.compile(r"SECRET|STORE|ADDR")  # values that belong to one job or one network
 _IDLE_LOAD = 0.5  # average of the last minute
@@ -75,6 +73,8 @@ def _command() -> str:
 
 
 def _machine() -> dict[str, Any]:
+    import torch  # here, since commands on emulated hosts run without PyTorch as well
+
     found: dict[str, Any] = {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
