@@ -80,6 +80,18 @@ def overhead(documents: Documents) -> Figure | None:
     return _ratio(paired_ratio(seconds["hvd_order"], seconds["plain"]), document)
 
 
+def cost_ratio(benchmark: str) -> Measure:
+    """Cost in this tree over the cost in the other one of `before_after`."""
+
+    def measure(documents: Documents) -> Figure | None:
+        for document in documents.of("before_after", "costs"):
+            if costs := document.raw["costs"].get(benchmark):
+                return _ratio(paired_ratio(costs["now"], costs["before"]), document)
+        return None
+
+    return measure
+
+
 def throughput(slice_mib: float, agreement: str = "leader") -> Measure:
     """Throughput over that of the better plain variant."""
 

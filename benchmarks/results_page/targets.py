@@ -11,6 +11,7 @@ from results_page.measures import (
     agreement_ratio,
     backends,
     balance_gain,
+    cost_ratio,
     events_per_s,
     failed_gpu_checks,
     link_share,
@@ -137,5 +138,15 @@ TARGETS = [
     Target("elastic", "a worker is killed: s to the next step", restart, None, "2026-11-21"),
     Target("elastic", "trials with lost or doubled steps", wrong_trials, Bound(0.0),
            "2026-11-21"),
+    *(
+        Target("before_after", f"step / step before: {model}",
+               step_ratio(CellOf(model), "hvd_order", "before"), Bound(1.01), "")
+        for model in ("resnet50", "densenet121")
+    ),
+    *(
+        Target("before_after", f"cost / cost before: {benchmark}", cost_ratio(benchmark),
+               Bound(1.01), "")
+        for benchmark in ("overhead", "scheduler_events")
+    ),
     Target("gpu", "failed checks", failed_gpu_checks, Bound(0.0), ""),
 ]  # fmt: skip

@@ -29,7 +29,7 @@ def draw(documents: Documents, path: Path) -> bool:
     for kind, (name, colour, marker) in _KINDS.items():
         mine = [row for row in rows if row["kind"] == kind]
         axes.scatter([row["measured_s"] for row in mine], [row["predicted_s"] for row in mine],
-                     color=COLOURS[colour], marker=marker, s=24, label=name)  # fmt: skip
+                     color=COLOURS[colour], marker=marker, s=24, label=name, zorder=3)  # fmt: skip
     values = [row[name] for row in rows for name in ("measured_s", "predicted_s")]
     ends = [0.9 * min(values), 1.1 * max(values)]
     axes.plot(ends, ends, color="black", linewidth=1, label="equal")
