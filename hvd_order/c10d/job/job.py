@@ -42,8 +42,8 @@ class Job:
         is_open: ``shutdown()`` has not begun.
         roll_call: asks which ranks are alive; None until the ranks exchange messages.
 
-    Thread safety: `part` and the fields, which never change, belong to every thread; the other
-    methods belong to the thread that called ``init()``.
+    Thread safety: any thread may read the attributes and call `part`; the other methods belong to
+    the thread that called ``init()``.
     """
 
     def __init__(
