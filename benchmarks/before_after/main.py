@@ -54,9 +54,23 @@ def _overhead(tree: Path, folder: Path) -> float:
     out = folder / "overhead.json"
     env = {**os.environ, "PYTHONPATH": str(tree)}
     script = ROOT / "benchmarks" / "overhead" / "main.py"
-    _run([sys.executable, str(script), "--out", str(out)], tree, env)
+    _run([sys.executable, str(script), "--steps", "100", "--out", str(out)], tree, env)
     ratio: float = json.loads(out.read_text())["summary"]["ratio"]["median"]
     return ratio
+
+
+def _throughput(tree: Path, folder: Path) -> float:
+    """Seconds of slices of 1 MiB through the engine over those of plain c10d, by the tree's own
+    benchmark: it uses the engine below the public interface.
+    """
+    out = folder / "throughput.json"
+    script = tree / "benchmarks" / "throughput" / "main.py"
+    options = ["--slice-mib", "1", "--agreements", "leader", "--credit-mib", "32"]
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    _run([sys.executable, str(script), *options, "--out", str(out)], tree, env)
+    [result] = json.loads(out.read_text())["raw"]["results"]
+    medians = {name: statistics.median(each) for name, each in result["seconds"].items()}
+    return medians["leader"] / min(medians["plain window"], medians["plain at once"])
 
 
 def _scheduler_events(tree: Path, folder: Path) -> float:
@@ -75,6 +89,7 @@ def _scheduler_events(tree: Path, folder: Path) -> float:
 
 _MEASURES: dict[str, Callable[[Path, Path], float]] = {
     "overhead": _overhead,
+    "throughput": _throughput,
     "scheduler_events": _scheduler_events,
 }
 

@@ -146,7 +146,7 @@ TARGETS = [
     *(
         Target("before_after", f"cost / cost before: {benchmark}", cost_ratio(benchmark),
                Bound(1.01), "")
-        for benchmark in ("overhead", "scheduler_events")
+        for benchmark in ("overhead", "throughput", "scheduler_events")
     ),
     Target("gpu", "failed checks", failed_gpu_checks, Bound(0.0), ""),
 ]  # fmt: skip
