@@ -25,24 +25,20 @@
 
 namespace hvd_order {
 
-const std::vector<SliceKey>& Follower::tensorReady(TensorKey tensor) {
-  const std::vector<SliceKey>& ready = scheduler_.tensorReady(tensor);
-  for (const SliceKey slice : ready) {
-    const auto place = std::ranges::find(decided_, slice);
-    if (place == decided_.end()) {
-      undecided_.push_back(slice);
-    }
-    const auto before = static_cast<std::size_t>(place - decided_.begin());
-    if (reports_ && before >= decidedUnheard_) {
-      unreported_.push_back(slice);
-    }
-    if (slice.index == 0) { // slices are numbered in consumption order
-      ++passes_;
-      holdUps_ = 0;
-      heldUpBy_.reset();
-    }
+void Follower::sliceReady(SliceKey slice) {
+  const auto place = std::ranges::find(decided_, slice);
+  if (place == decided_.end()) {
+    undecided_.push_back(slice);
   }
-  return ready;
+  const auto before = static_cast<std::size_t>(place - decided_.begin());
+  if (reports_ && before >= decidedUnheard_) {
+    unreported_.push_back(slice);
+  }
+  if (slice.index == 0) { // slices are numbered in consumption order
+    ++passes_;
+    holdUps_ = 0;
+    heldUpBy_.reset();
+  }
 }
 
 void Follower::received(Rank from, std::span<const SliceKey> slices) {

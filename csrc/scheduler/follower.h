@@ -23,13 +23,14 @@ class Follower final : public Agreement {
   Follower(Policy policy, ByteCount creditBytes, bool alwaysReports)
       : Agreement(policy, creditBytes), alwaysReports_(alwaysReports), reports_(alwaysReports) {}
 
-  const std::vector<SliceKey>& tensorReady(TensorKey tensor) override;
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
   [[nodiscard]] bool mayDecide() const override;
   [[nodiscard]] std::optional<SliceKey> head() const override;
 
  private:
+  void modelAdded(ModelId /*model*/, std::size_t /*slices*/) override {}
+  void sliceReady(SliceKey slice) override;
   void answered();
   [[nodiscard]] bool holdsUp() const;
   [[nodiscard]] bool wantsChange() const;

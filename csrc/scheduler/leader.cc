@@ -34,12 +34,7 @@ Leader::Leader(int size, Policy policy, ByteCount creditBytes, bool hearsAll)
   }
 }
 
-void Leader::addModel(
-    ModelId model,
-    std::shared_ptr<const SliceLayout> layout,
-    std::vector<SliceIndex> plan) {
-  const std::size_t slices = layout->slices().size();
-  Agreement::addModel(model, std::move(layout), std::move(plan));
+void Leader::modelAdded(ModelId model, std::size_t slices) {
   if (models_.size() <= model) {
     models_.resize(model + 1);
   }
@@ -61,12 +56,8 @@ void Leader::addModel(
   }
 }
 
-const std::vector<SliceKey>& Leader::tensorReady(TensorKey tensor) {
-  const std::vector<SliceKey>& ready = scheduler_.tensorReady(tensor);
-  for (const SliceKey slice : ready) {
-    lacksOneLess(slice);
-  }
-  return ready;
+void Leader::sliceReady(SliceKey slice) {
+  lacksOneLess(slice);
 }
 
 void Leader::received(Rank from, std::span<const SliceKey> slices) {

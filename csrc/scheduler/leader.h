@@ -17,11 +17,6 @@ class Leader final : public Agreement {
   /// @param hearsAll hear all ranks from the start, without a request, as kNegotiated requires.
   Leader(int size, Policy policy, ByteCount creditBytes, bool hearsAll);
 
-  void addModel(
-      ModelId model,
-      std::shared_ptr<const SliceLayout> layout,
-      std::vector<SliceIndex> plan) override;
-  const std::vector<SliceKey>& tensorReady(TensorKey tensor) override;
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
   [[nodiscard]] bool mayDecide() const override;
@@ -44,6 +39,8 @@ class Leader final : public Agreement {
     SliceKey slice;
   };
 
+  void modelAdded(ModelId model, std::size_t slices) override;
+  void sliceReady(SliceKey slice) override;
   void reported(Rank from, SliceKey slice);
   void lacksOneLess(SliceKey slice);
   void offer(SliceKey slice);
