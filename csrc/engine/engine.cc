@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread_name.h"
 
 // A gradient's path through this file:
 // - `tensorReady` (a hook's thread) marks the gradient and wakes the engine's thread.
@@ -279,6 +280,7 @@ void Engine::tensorReady(TensorKey tensor) {
 }
 
 void Engine::run() {
+  nameThisThread("hvdo engine");
   std::unique_lock lock(mutex_);
   // Another thread that drives observes dirty_, but not the clock.
   const auto called = [&] { return stop_ || alarmed_ || (dirty_ && !driving_); };

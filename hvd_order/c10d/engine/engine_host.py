@@ -314,8 +314,9 @@ def _new_groups(job: Job, ranks: list[int] | None) -> dict[str, dist.ProcessGrou
     """
     patience = _patience(job)
     return {
-        purpose: job.new_group(purpose, backend, patience, ranks)
-        for purpose, backend in (("registration", "gloo"), ("control", "gloo"), ("gradients", None))
+        "registration": job.new_group("registration", "gloo", patience, ranks),
+        "control": job.new_group("control", "gloo", patience, ranks, "messages"),
+        "gradients": job.new_group("gradients", None, patience, ranks, "at once"),
     }
 
 
