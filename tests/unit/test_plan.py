@@ -179,8 +179,8 @@ def test_slices_in_arrival_order_are_large_but_several() -> None:
 
 
 def test_buckets_are_awaited_and_have_credit_for_all() -> None:
-    for total, parts in ((TOTAL, 1), (TOTAL, 8), (MIB, 8), (1000 * MIB, 1)):
-        settings = bucket_settings(total, parts)
+    for total, few in ((TOTAL, True), (TOTAL, False), (MIB, False), (1000 * MIB, False)):
+        settings = bucket_settings(total, few)
         assert settings.credit_bytes >= total
         assert settings.slice_bytes <= 25 * MIB
         assert (settings.agreement, settings.cross_iteration) == ("planned", False)

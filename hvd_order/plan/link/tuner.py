@@ -38,7 +38,6 @@ _BEATEN = 1.5  # ratio to the fastest at which not even a duel is needed
 _WIN, _LOSS = math.log(0.85 / 0.5), math.log(0.15 / 0.5)  # evidence of one pair of turns
 _PROOF = math.log(20.0)  # wrong once in 20 equal pairs
 _MOST_PAIRS = 16
-_BUCKETS = 8
 
 
 def candidates(
@@ -61,11 +60,11 @@ def candidates(
     if not planned:
         return distinct([first, half, double, arrival])
     followed, late_arrival = (replace(one, agreement="planned") for one in (first, arrival))
-    few, whole = bucket_settings(total_bytes, _BUCKETS), bucket_settings(total_bytes, 1)
+    few, many = bucket_settings(total_bytes, few=True), bucket_settings(total_bytes, few=False)
     if not cross_iteration:  # then no order helps, only early transfers
-        return distinct([few, whole, replace(followed, policy="arrival", cross_iteration=False)])
-    late_whole = replace(whole, cross_iteration=True)
-    return distinct([first, few, whole, followed, late_whole, half, double, late_arrival])
+        return distinct([few, many, replace(followed, policy="arrival", cross_iteration=False)])
+    late_few = replace(few, cross_iteration=True)
+    return distinct([first, few, many, followed, late_few, half, double, late_arrival])
 
 
 def distinct(choices: Sequence[SliceSettings]) -> list[SliceSettings]:
