@@ -107,7 +107,7 @@ void bindTransports(py::module_& m) {
       m, "C10dControl", py::module_local(), "Control messages over a Gloo process group.")
       .def(
           py::init([](const Group& group, Rank rank, int size) {
-            return std::make_shared<C10dControl>(group, rank, size);
+            return std::make_shared<C10dControl>(group, rank, size, neighboursInTree(rank, size));
           }),
           py::arg("group"), py::arg("rank"), py::arg("size"));
   m.def("watch_group", &watchGroup, py::arg("group"));
