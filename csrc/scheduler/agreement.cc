@@ -7,10 +7,18 @@
 
 namespace hvd_order {
 
-std::unique_ptr<Agreement>
-Agreement::create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCount creditBytes) {
+std::unique_ptr<Agreement> Agreement::create(
+    AgreementKind kind,
+    Rank rank,
+    int size,
+    Policy policy,
+    ByteCount creditBytes,
+    int fanOut) {
   if (rank < 0 || rank >= size) {
     throw InvalidUsage(concat("rank ", rank, " of ", size));
+  }
+  if (fanOut < 1) {
+    throw InvalidUsage(concat("a rank with ", fanOut, " children"));
   }
   if ((kind == AgreementKind::kPlanned) != (policy == Policy::kPlanned)) {
     throw InvalidUsage("planned agreement and planned policy go together");
@@ -22,9 +30,9 @@ Agreement::create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCo
     case AgreementKind::kNegotiated: {
       const bool reports = kind == AgreementKind::kNegotiated;
       if (rank == 0) {
-        return std::make_unique<Leader>(size, policy, creditBytes, reports);
+        return std::make_unique<Leader>(size, fanOut, policy, creditBytes, reports);
       }
-      return std::make_unique<Follower>(policy, creditBytes, reports);
+      return std::make_unique<Follower>(rank, size, fanOut, policy, creditBytes, reports);
     }
   }
   throw BrokenInvariant("unknown agreement kind");

@@ -7,19 +7,20 @@
 
 #include "base/types.h"
 #include "scheduler/scheduler.h"
+#include "scheduler/tree.h"
 
 namespace hvd_order {
 
 /// Rule by which all ranks issue the same slices in the same order.
 enum class AgreementKind {
   kLeader,     ///< rank 0 picks slices ready on itself and on the ranks it hears
-  kNegotiated, ///< rank 0 picks slices ready on all ranks; costs a trip to rank 0
+  kNegotiated, ///< rank 0 picks slices ready on all ranks; costs a trip up the tree
   kPlanned,    ///< every rank follows the plan; no messages
 };
 
-/// A message about slices. Its meaning depends on the direction. To rank 0: these slices are ready
-/// on the sender. From rank 0: issue these slices next, in this order. An empty list: see
-/// leader.h.
+/// A message about slices to a neighbour in the tree of ranks (tree.h). Its meaning depends on the
+/// direction. To the parent: these slices are ready on the sender and the ranks below it. To a
+/// child: issue these slices next, in this order. An empty list: see subtree.h.
 struct SliceMessage {
   Rank to;
   std::vector<SliceKey> slices;
@@ -49,8 +50,15 @@ struct Decisions {
 /// Thread safety: none; the owner calls it under its own lock.
 class Agreement {
  public:
-  static std::unique_ptr<Agreement>
-  create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCount creditBytes);
+  /// @param fanOut largest number of ranks to which a rank sends each decision; the same on every
+  ///   rank.
+  static std::unique_ptr<Agreement> create(
+      AgreementKind kind,
+      Rank rank,
+      int size,
+      Policy policy,
+      ByteCount creditBytes,
+      int fanOut = kFanOut);
 
   virtual ~Agreement() = default;
 
