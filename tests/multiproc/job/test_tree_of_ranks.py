@@ -79,3 +79,33 @@ def test_a_frozen_rank_is_named_on_all(rank: int) -> None:
         for other in set(range(SIZE)) - {rank}:
             script.wait_for_output(other, "raised")
             assert f"no answer from rank {rank}" in script.stdout(other)
+
+
+COLLECTIVES = """
+import sys
+import torch
+import hvd_order.torch as hvd
+
+hvd.init()
+count = 0
+try:
+    while True:
+        hvd.allreduce(torch.ones(3), name=f"sum {count}")
+        count += 1
+        if count == 5:
+            print("reached 5", flush=True)
+except hvd.HorovodInternalError as error:
+    print(f"raised {type(error).__name__}: {error}", flush=True)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("rank", [1, 6])
+def test_a_rank_that_dies_between_collectives_ends_them_on_all(rank: int) -> None:
+    with start_script(SIZE, COLLECTIVES, env={"HVD_ORDER_TIMEOUT": "20"}) as script:
+        for other in range(SIZE):
+            script.wait_for_output(other, "reached 5")
+        script.kill(rank)
+        for other in set(range(SIZE)) - {rank}:
+            script.wait_for_output(other, "raised PeerLost")
+        assert f"rank {rank} died or left" in script.stdout(0)
