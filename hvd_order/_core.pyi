@@ -92,7 +92,13 @@ class Agreement:
     """One rank's side of the order agreement. Pure."""
 
     def __init__(
-        self, kind: AgreementKind, rank: int, size: int, policy: Policy, credit_bytes: int
+        self,
+        kind: AgreementKind,
+        rank: int,
+        size: int,
+        policy: Policy,
+        credit_bytes: int,
+        fan_out: int = ...,
     ) -> None: ...
     def add_model(self, model: int, layout: SliceLayout, plan: list[int] = ...) -> None: ...
     def remove_model(self, model: int) -> None: ...

@@ -7,10 +7,18 @@
 
 namespace hvd_order {
 
-std::unique_ptr<Agreement>
-Agreement::create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCount creditBytes) {
+std::unique_ptr<Agreement> Agreement::create(
+    AgreementKind kind,
+    Rank rank,
+    int size,
+    Policy policy,
+    ByteCount creditBytes,
+    int fanOut) {
   if (rank < 0 || rank >= size) {
     throw InvalidUsage(concat("rank ", rank, " of ", size));
+  }
+  if (fanOut < 1) {
+    throw InvalidUsage(concat("a rank with ", fanOut, " children"));
   }
   if ((kind == AgreementKind::kPlanned) != (policy == Policy::kPlanned)) {
     throw InvalidUsage("planned agreement and planned policy go together");
@@ -22,9 +30,9 @@ Agreement::create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCo
     case AgreementKind::kNegotiated: {
       const bool reports = kind == AgreementKind::kNegotiated;
       if (rank == 0) {
-        return std::make_unique<Leader>(size, policy, creditBytes, reports);
+        return std::make_unique<Leader>(size, fanOut, policy, creditBytes, reports);
       }
-      return std::make_unique<Follower>(policy, creditBytes, reports);
+      return std::make_unique<Follower>(rank, size, fanOut, policy, creditBytes, reports);
     }
   }
   throw BrokenInvariant("unknown agreement kind");
@@ -34,9 +42,7 @@ void Agreement::addModel(
     ModelId model,
     std::shared_ptr<const SliceLayout> layout,
     std::vector<SliceIndex> plan) {
-  const std::size_t slices = layout->slices().size();
   scheduler_.addModel(model, std::move(layout), std::move(plan));
-  modelAdded(model, slices);
 }
 
 const std::vector<SliceKey>& Agreement::tensorReady(TensorKey tensor) {
@@ -60,7 +66,6 @@ void Agreement::takeOver(Scheduler&& scheduler, Policy policy) {
   scheduler_.leavePlan(policy);
   for (const ModelId model : scheduler_.models()) {
     const std::size_t slices = scheduler_.layout(model).slices().size();
-    modelAdded(model, slices);
     for (SliceIndex slice = 0; slice < slices; ++slice) {
       if (scheduler_.isReady({model, slice})) {
         sliceReady({model, slice});

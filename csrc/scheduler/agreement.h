@@ -7,19 +7,20 @@
 
 #include "base/types.h"
 #include "scheduler/scheduler.h"
+#include "scheduler/tree.h"
 
 namespace hvd_order {
 
 /// Rule by which all ranks issue the same slices in the same order.
 enum class AgreementKind {
   kLeader,     ///< rank 0 picks slices ready on itself and on the ranks it hears
-  kNegotiated, ///< rank 0 picks slices ready on all ranks; costs a trip to rank 0
+  kNegotiated, ///< rank 0 picks slices ready on all ranks; costs a trip up the tree
   kPlanned,    ///< every rank follows the plan; no messages
 };
 
-/// A message about slices. Its meaning depends on the direction. To rank 0: these slices are ready
-/// on the sender. From rank 0: issue these slices next, in this order. An empty list: see
-/// leader.h.
+/// A message about slices to a neighbour in the tree of ranks (tree.h). Its meaning depends on the
+/// direction. To the parent: these slices are ready on the sender and the ranks below it. To a
+/// child: issue these slices next, in this order. An empty list: see subtree.h.
 struct SliceMessage {
   Rank to;
   std::vector<SliceKey> slices;
@@ -51,8 +52,15 @@ class Planned;
 /// Thread safety: none; the owner calls it under its own lock.
 class Agreement {
  public:
-  static std::unique_ptr<Agreement>
-  create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCount creditBytes);
+  /// @param fanOut largest number of ranks to which a rank sends each decision; the same on every
+  ///   rank.
+  static std::unique_ptr<Agreement> create(
+      AgreementKind kind,
+      Rank rank,
+      int size,
+      Policy policy,
+      ByteCount creditBytes,
+      int fanOut = kFanOut);
 
   virtual ~Agreement() = default;
 
@@ -115,15 +123,13 @@ class Agreement {
  protected:
   Agreement(Policy policy, ByteCount creditBytes) : scheduler_(policy, creditBytes) {}
 
-  /// Takes over the scheduler of a planned agreement: registers its models here, and handles the
-  /// slices that are ready and not in flight as if they had become ready now.
+  /// Takes over the scheduler of a planned agreement: handles the slices that are ready
+  /// and not in flight as if they had become ready now.
   void takeOver(Scheduler&& scheduler, Policy policy);
 
   Scheduler scheduler_;
 
  private:
-  /// Prepares this class's own state for a model with so many slices.
-  virtual void modelAdded(ModelId model, std::size_t slices) = 0;
   /// Handles a slice that has become ready on this rank.
   virtual void sliceReady(SliceKey slice) = 0;
 };

@@ -37,7 +37,6 @@ class Planned final : public Agreement {
   }
 
  private:
-  void modelAdded(ModelId /*model*/, std::size_t /*slices*/) override {}
   void sliceReady(SliceKey slice) override;
 
   std::uint64_t issued_ = 0;

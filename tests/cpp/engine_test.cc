@@ -251,7 +251,7 @@ TEST(sumsAreRightAndTheOrderIsOneOnAllRanks) {
   // A rank that issued another slice than the rest would get an error from the world.
   constexpr int kSteps = 15;
   for (const Setting& setting : kSettings) {
-    for (const int size : {1, 2, 3, 4}) {
+    for (const int size : {1, 2, 3, 4, 7}) {
       EngineOptions options;
       options.agreement = setting.agreement;
       options.policy = setting.policy;
