@@ -80,6 +80,25 @@ def overhead(documents: Documents) -> Figure | None:
     return _ratio(paired_ratio(seconds["hvd_order"], seconds["plain"]), document)
 
 
+def one_host(ranks: int, model: str = "linear8") -> Measure:
+    """Step of the default over DDP's with so many ranks on one machine, by turn."""
+
+    def measure(documents: Documents) -> Figure | None:
+        for document in documents.of("one_host", "rows"):
+            if document.content["settings"]["model"] != model:
+                continue
+            for row in document.raw["rows"]:
+                if row["ranks"] == ranks:
+                    turns = {
+                        name: [statistics.median(turn) for turn in one["seconds"]]
+                        for name, one in row["systems"].items()
+                    }
+                    return _ratio(paired_ratio(turns["hvd_order"], turns["ddp"]), document)
+        return None
+
+    return measure
+
+
 def cost_ratio(benchmark: str) -> Measure:
     """Cost in this tree over the cost in the other one of `before_after`."""
 

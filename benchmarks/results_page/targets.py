@@ -16,6 +16,7 @@ from results_page.measures import (
     failed_gpu_checks,
     link_share,
     longest_pause,
+    one_host,
     ordered_servers,
     over_optimum,
     overhead,
@@ -101,6 +102,12 @@ TARGETS = [
                   0.8, "2026-11-22"),
     _side_by_side("Horovod / hvd_order over Horovod's engine: resnet50",
                   step_ratio(_RESNET, "hvd_order_on_horovod", "horovod"), 1 / 1.2, "2026-11-21"),
+    *(
+        Target("one_host", f"hvd_order / DDP, {ranks} ranks of one machine: {model}",
+               one_host(ranks, model), Bound(1.01), "")
+        for model, ranks in (("linear8", 2), ("linear8", 4), ("linear8", 8), ("linear8", 16),
+                             ("demo_gpt", 2), ("small_cnn", 2))
+    ),
     Target("overhead", "one rank: step / plain optimizer", overhead, Bound(1.01), "2026-11-21"),
     *(
         Target("throughput", f"leader / plain all-reduce, slices of {size:g} MiB",

@@ -2,9 +2,10 @@
 
 Two parts:
 
-1. A *race* of three rounds. Each candidate gets a turn of a few steps. Candidates that are far
-   slower than the fastest leave after the first round, and slower ones after the second. The order
-   of the turns is reversed from round to round, so that a machine that gets slower favours nobody.
+1. A *race* of three rounds, two if steps are long. Each candidate gets a turn of a few steps.
+   Candidates that are far slower than the fastest leave after the first round, and slower ones
+   after the second. The order of the turns is reversed from round to round, so that a machine that
+   gets slower favours nobody.
 2. *Duels* of the fastest candidate: with the first candidate, and with the fastest of those that
    wait for all gradients in ``step()``, as DistributedDataParallel does. The turns alternate. A
    sequential test counts which of the two wins more pairs of turns. Unless the challenger wins, the
@@ -33,8 +34,11 @@ _WARM_UP = 2  # steps after a change that the old settings still affect
 _FIRST_STEPS = 5  # of each turn in the first round
 _MOST_STEPS = 20
 _TURN_S = 0.25  # later turns of short steps last about so long
+_LONG_S = 1.0  # longer steps vary little: fewer of them, and one round fewer
+_LONG_STEPS = 3
 _KEEP = ((1.25, 5), (1.12, 3))  # after each round: ratio to the fastest, number of candidates
 _CLEAR = 0.85  # ratio that needs no duel if every round shows it
+_WORTH = 0.98  # ratio from which on a duel is worth its steps
 _BEATEN = 1.5  # ratio to the fastest at which not even a duel is needed
 _WIN, _LOSS = math.log(0.85 / 0.5), math.log(0.15 / 0.5)  # evidence of one pair of turns
 _PROOF = math.log(20.0)  # wrong once in 20 equal pairs
@@ -160,7 +164,7 @@ def _trials(choices: Sequence[SliceSettings]) -> _Trials:
 
 
 def _race(choices: Sequence[SliceSettings]) -> Generator[tuple[SliceSettings, int], float, _Turns]:
-    """Returns the turns of the candidates that are left after three rounds.
+    """Returns the turns of the candidates that are left after the last round.
 
     Among them is the fastest that waits for all gradients in ``step()``, unless it is far behind.
     """
@@ -182,7 +186,8 @@ def _race(choices: Sequence[SliceSettings]) -> Generator[tuple[SliceSettings, in
                 if median(turns[settings]) <= _BEATEN * median(turns[ranked[0]])
             ]
             field = [settings for settings in reversed(field) if settings in left]
-            if len(field) == 1:
+            is_long = max(turns[ranked[0]]) > _LONG_S
+            if len(field) == 1 or (number > 0 and is_long):
                 break
     return {settings: turns[settings] for settings in field}
 
@@ -196,6 +201,8 @@ def _wins(
     """
     if champion not in turns:
         return True  # it left the race
+    if median(turns[challenger]) > _WORTH * median(turns[champion]):
+        return False
     race = zip(turns[challenger], turns[champion], strict=False)
     if all(one_s < _CLEAR * other_s for one_s, other_s in race):
         return True
@@ -214,4 +221,6 @@ def _steps_of(turns: Sequence[float]) -> int:
     """Number of steps of the next turn: more if steps are short, whose times vary more."""
     if not turns:
         return _FIRST_STEPS
+    if turns[-1] > _LONG_S:
+        return _LONG_STEPS
     return min(max(round(_TURN_S / turns[-1]), _FIRST_STEPS), _MOST_STEPS)
