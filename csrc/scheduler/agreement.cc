@@ -7,8 +7,13 @@
 
 namespace hvd_order {
 
-std::unique_ptr<Agreement>
-Agreement::create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCount creditBytes) {
+std::unique_ptr<Agreement> Agreement::create(
+    AgreementKind kind,
+    Rank rank,
+    int size,
+    Policy policy,
+    ByteCount creditBytes,
+    HearingLimits hearing) {
   if (rank < 0 || rank >= size) {
     throw InvalidUsage(concat("rank ", rank, " of ", size));
   }
@@ -24,7 +29,7 @@ Agreement::create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCo
       if (rank == 0) {
         return std::make_unique<Leader>(size, policy, creditBytes, reports);
       }
-      return std::make_unique<Follower>(policy, creditBytes, reports);
+      return std::make_unique<Follower>(policy, creditBytes, reports, hearing);
     }
   }
   throw BrokenInvariant("unknown agreement kind");

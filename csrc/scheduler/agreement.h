@@ -17,6 +17,12 @@ enum class AgreementKind {
   kPlanned,    ///< every rank follows the plan; no messages
 };
 
+/// When a follower asks rank 0 to hear it, and to stop (follower.h).
+struct HearingLimits {
+  int holdUps = 3;      ///< in a backward pass
+  int passesHeard = 64; ///< backward passes
+};
+
 /// A message about slices. Its meaning depends on the direction. To rank 0: these slices are ready
 /// on the sender. From rank 0: issue these slices next, in this order. An empty list: see
 /// leader.h.
@@ -49,8 +55,13 @@ struct Decisions {
 /// Thread safety: none; the owner calls it under its own lock.
 class Agreement {
  public:
-  static std::unique_ptr<Agreement>
-  create(AgreementKind kind, Rank rank, int size, Policy policy, ByteCount creditBytes);
+  static std::unique_ptr<Agreement> create(
+      AgreementKind kind,
+      Rank rank,
+      int size,
+      Policy policy,
+      ByteCount creditBytes,
+      HearingLimits hearing = {});
 
   virtual ~Agreement() = default;
 
@@ -94,6 +105,13 @@ class Agreement {
 
   [[nodiscard]] const Scheduler& scheduler() const {
     return scheduler_;
+  }
+
+  /// Returns an agreement in the same state, which then goes its own way.
+  [[nodiscard]] virtual std::unique_ptr<Agreement> clone() const = 0;
+  /// Appends all that later decisions depend on, apart from what never changes.
+  virtual void appendState(StateWords& words) const {
+    scheduler_.appendState(words);
   }
 
  protected:

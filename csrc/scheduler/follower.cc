@@ -12,7 +12,7 @@
 // holds the slices that are ready here and that rank 0 has not decided yet.
 //
 // A hold-up is a head that is not ready here while nothing is in flight and undecided slices could
-// be sent. After kHoldUps of them in one backward pass, the follower sends an empty message, which
+// be sent. After `holdUps` of them in one backward pass, the follower sends an empty message, which
 // asks rank 0 to hear it. A pass ends when slice 0 is ready, since slice 0 is produced last.
 //
 // Messages carry no sequence numbers. Rank 0 answers in the stream of its decisions, so both sides
@@ -95,7 +95,8 @@ void Follower::decide(Decisions& out) {
 }
 
 bool Follower::wantsChange() const {
-  return !alwaysReports_ && !asked_ && (reports_ ? passes_ >= kPassesHeard : holdUps_ >= kHoldUps);
+  return !alwaysReports_ && !asked_ &&
+      (reports_ ? passes_ >= hearing_.passesHeard : holdUps_ >= hearing_.holdUps);
 }
 
 /// Whether the next decided slice is not ready, while nothing is in flight and another slice could
@@ -114,6 +115,22 @@ bool Follower::mayDecide() const {
 
 std::optional<SliceKey> Follower::head() const {
   return decided_.empty() ? std::nullopt : std::optional(decided_.front());
+}
+
+void Follower::appendState(StateWords& words) const {
+  Agreement::appendState(words);
+  appendSlices(words, decided_);
+  appendSlices(words, undecided_);
+  appendSlices(words, unreported_);
+  // The rest has no effect on decisions where it is written as 0.
+  const int passes = std::min(passes_, hearing_.passesHeard);
+  const int holdUps = std::min(holdUps_, hearing_.holdUps);
+  words.insert(
+      words.end(),
+      {reports_, asked_, reports_ ? decidedUnheard_ : 0,
+       static_cast<std::uint64_t>(reports_ && !alwaysReports_ ? passes : 0),
+       static_cast<std::uint64_t>(reports_ ? 0 : holdUps),
+       heldUpBy_ && !alwaysReports_ ? 1 + std::uint64_t{heldUpBy_->word()} : 0});
 }
 
 } // namespace hvd_order

@@ -171,4 +171,25 @@ void Leader::decide(Decisions& out) {
   }
 }
 
+void Leader::appendState(StateWords& words) const {
+  Agreement::appendState(words);
+  for (const Peer& peer : peers_) {
+    words.push_back(peer.heard ? 1 : 0);
+    for (const auto& model : peer.ahead) {
+      words.insert(words.end(), model.begin(), model.end());
+    }
+  }
+  for (const Model& model : models_) {
+    words.insert(words.end(), model.lacking.begin(), model.lacking.end());
+    words.insert(words.end(), model.offered.begin(), model.offered.end());
+  }
+  words.push_back(early_.size());
+  for (const EarlyReport& report : early_) {
+    words.push_back(static_cast<std::uint64_t>(report.from));
+    words.push_back(report.slice.word());
+  }
+  words.push_back(answers_.size());
+  words.insert(words.end(), answers_.begin(), answers_.end());
+}
+
 } // namespace hvd_order

@@ -15,6 +15,9 @@ class Planned final : public Agreement {
   [[nodiscard]] std::optional<SliceKey> head() const override {
     return scheduler_.turn();
   }
+  [[nodiscard]] std::unique_ptr<Agreement> clone() const override {
+    return std::make_unique<Planned>(*this);
+  }
 };
 
 } // namespace hvd_order
