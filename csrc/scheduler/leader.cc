@@ -176,7 +176,9 @@ void Leader::appendState(StateWords& words) const {
   for (const Peer& peer : peers_) {
     words.push_back(peer.heard ? 1 : 0);
     for (const auto& model : peer.ahead) {
-      words.insert(words.end(), model.begin(), model.end());
+      if (peer.heard) { // else `hear` sets it anew
+        words.insert(words.end(), model.begin(), model.end());
+      }
     }
   }
   for (const Model& model : models_) {
