@@ -1,15 +1,18 @@
 #include <cstdio>
 #include <ctime>
 #include <exception>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "replay.h"
 #include "search.h"
 #include "setups.h"
 #include "trace.h"
 
 // The program: model_checker [--large] [--only NAME] [--states N] [--counterexample]
+//          or: model_checker --replay FILE...
 //
 // Prints one line a setup, with processor time. Ends with 1 and a trace if a property is broken.
 
@@ -25,6 +28,7 @@ struct Arguments {
   bool counterexample = false; // one is expected, as of a mutant
   std::string only;            // part of a setup's name
   std::uint64_t states = SearchOptions{}.mostStates;
+  std::vector<std::string> recordings;
 };
 
 Arguments parse(int argc, char** argv) {
@@ -43,6 +47,9 @@ Arguments parse(int argc, char** argv) {
       arguments.counterexample = true;
     } else if (option == "--only") {
       arguments.only = value();
+    } else if (option == "--replay") {
+      arguments.recordings.assign(argv + i + 1, argv + argc);
+      break;
     } else if (option == "--states") {
       arguments.states = std::stoull(value());
     } else {
@@ -93,7 +100,34 @@ void show(const Setup& setup, SearchResult result) {
       textOf(setup, result.trace, *result.violation).c_str());
 }
 
+int replayAll(const std::vector<std::string>& files) {
+  int failed = 0;
+  for (const std::string& file : files) {
+    const Recording recording = readRecording(file);
+    const Replayed replayed = replay(recording);
+    std::printf(
+        "%s: %zu of %zu marks, %zu messages, %zu of them empty, %llu events tried\n",
+        std::filesystem::path(file).stem().c_str(), replayed.reached, recording.marks.size(),
+        replayed.messages, replayed.questions, static_cast<unsigned long long>(replayed.tried));
+    if (replayed.violation) {
+      std::printf(
+          "  breaks '%s': %s\n", replayed.violation->property.c_str(),
+          replayed.violation->detail.c_str());
+    } else if (!replayed.same) {
+      const Recording::Mark& mark = recording.marks.at(replayed.reached);
+      std::printf(
+          "  the classes cannot do what was recorded: no further than %d%c%u\n", mark.rank,
+          mark.kind, mark.slice);
+    }
+    failed += replayed.same ? 0 : 1;
+  }
+  return failed == 0 ? 0 : 1;
+}
+
 int run(const Arguments& arguments) {
+  if (!arguments.recordings.empty()) {
+    return replayAll(arguments.recordings);
+  }
   std::uint64_t states = 0;
   std::uint64_t questions = 0;
   for (const Setup& setup : arguments.large ? largeSetups() : quickSetups()) {
