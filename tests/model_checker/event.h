@@ -14,6 +14,7 @@ struct Event {
     kDeliver,  ///< the oldest message from rank `what` arrives
     kDone,     ///< slice `what` of `model` is summed
     kDecide,   ///< the rank decides (Setup::decidesLater)
+    kReserve,  ///< a link reservation begins or ends on the rank (Setup::reserves)
     kDie,      ///< the rank's events stop
   };
 

@@ -31,7 +31,10 @@ void World::hash(Node& node) const {
     words.insert(words.end(), model.done.begin(), model.done.end());
     words.insert(words.end(), model.heard.begin(), model.heard.end());
   }
-  words.insert(words.end(), {node.decides, node.dead, node.heard});
+  words.insert(
+      words.end(),
+      {node.decides, node.dead, node.heard, node.retuned,
+       static_cast<std::uint64_t>(node.reservations)});
   node.hash = 0;
   for (const std::uint64_t word : words) {
     node.hash = mix(node.hash, word);

@@ -125,6 +125,12 @@ add_mutant(plan_does_not_begin_again scheduler.cc
 add_mutant(fused_slice_waits_for_one_tensor scheduler.cc
   [[m.tensorsToCome[slice.index] = static_cast<std::uint32_t>(tensors.size());]]
   [[m.tensorsToCome[slice.index] = 1;]])
+add_mutant(unknown_model_is_taken_for_a_known_one scheduler.cc
+  [[return hasModel(slice.model) && isReady(slice) && putInFlight(slice);]]
+  [[return isReady(slice) && putInFlight(slice);]])
+add_mutant(reservation_is_ignored scheduler.cc
+  [[layout(slice.model).slices()[slice.index].sizeBytes > largestBytes_ || ]]
+  [[]])
 
 # ------------------------------------------------------------------ what the checker itself needs
 add_mutant(state_lacks_undecided_slices follower.cc

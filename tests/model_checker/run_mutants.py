@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 FOUND = re.compile(r"^(\S+) breaks '(\w+)' after (\d+) events \((\d+) states\)", re.MULTILINE)
 ROW = "{:<58} {:<10} {:>6} {:>8}  {}"
+
+
+def _run(program: Path) -> subprocess.CompletedProcess[str]:
+    command = [program, "--counterexample"]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def main() -> int:
@@ -19,8 +26,9 @@ def main() -> int:
     options = parser.parse_args()
     missed = 0
     print(ROW.format("mutant", "breaks", "events", "states", "setup"))
-    for program in sorted(options.folder.iterdir()):
-        done = subprocess.run([program, "--counterexample"], capture_output=True, text=True)
+    programs = sorted(options.folder.iterdir())
+    pool = ThreadPoolExecutor(os.cpu_count())
+    for program, done in zip(programs, pool.map(_run, programs), strict=True):
         found = FOUND.search(done.stdout)
         if done.returncode != 0 or found is None:
             missed += 1

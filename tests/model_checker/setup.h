@@ -37,6 +37,16 @@ struct Setup {
   bool wholeSteps = false;
   /// Ranks that register the last model at any time; the other ranks have all models at once.
   std::set<Rank> registerLater;
+  /// Rank 0 makes a link reservation at any time, and ends it at any time: meanwhile only slices of
+  /// one unit start.
+  bool reserves = false;
+  /// Policy and credit from the second step on; needs `wholeSteps`, because ranks change both
+  /// between two steps.
+  struct Retuned {
+    Policy policy;
+    int creditUnits;
+  };
+  std::optional<Retuned> retuned;
   /// A rank whose events stop at any time.
   std::optional<Rank> dies;
   /// A rank whose tensors become ready only when nothing else can happen.

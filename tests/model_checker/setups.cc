@@ -20,6 +20,7 @@ const TensorSet kThree{{1, 1, 1}, 1, {2, 0, 1}};
 const TensorSet kFour{{1, 1, 1, 1}, 1, {1, 3, 0, 2}};
 const TensorSet kParts{{1, 2}, 1, {1, 2, 0}};    // b in two slices
 const TensorSet kFused{{2, 1, 1}, 2, {1, 0}};    // b and c in one slice
+const TensorSet kUneven{{1, 2}, 2, {1, 0}};      // a half as large as b
 const TensorSet kMixed{{4, 1, 1}, 2, {0, 2, 1}}; // a in two slices, b and c in one
 
 std::string nameOf(const Setup& setup) {
@@ -42,12 +43,19 @@ std::string nameOf(const Setup& setup) {
     if (model.sliceUnits > 1 && model.tensorUnits.back() < model.sliceUnits) {
       name << "-fused";
     }
+    if (model.tensorUnits.front() < model.sliceUnits) {
+      name << "-uneven";
+    }
   }
   name << '-' << setup.steps << "s-c" << setup.creditUnits / setup.models[0].sliceUnits;
   if (setup.hearing.holdUps != 1 || setup.hearing.passesHeard != 1) {
     name << "-hear" << setup.hearing.holdUps << '.' << setup.hearing.passesHeard;
   }
-  name << (setup.wholeSteps ? "-whole" : "") << (setup.decidesLater ? "-later" : "");
+  name << (setup.wholeSteps ? "-whole" : "") << (setup.decidesLater ? "-later" : "")
+       << (setup.reserves ? "-reserves" : "");
+  if (setup.retuned) {
+    name << "-retuned" << setup.retuned->creditUnits;
+  }
   for (const Rank rank : setup.registerLater) {
     name << "-joins" << rank;
   }
@@ -127,6 +135,17 @@ std::vector<Setup> quickSetups() {
     }
     all.add(
         {.agreement = kind, .ranks = 3, .steps = 1, .models = {kTwo}, .registerLater = {0, 1, 2}});
+    // Slices of two sizes; a reservation; another policy and credit.
+    all.add({.agreement = kind, .ranks = 2, .models = {kUneven}, .reserves = true});
+    all.add({.agreement = kind, .ranks = 3, .steps = 1, .models = {kUneven}, .reserves = true});
+    for (const int credit : {1, 2}) {
+      all.add(
+          {.agreement = kind,
+           .ranks = 2,
+           .models = {kThree},
+           .wholeSteps = true,
+           .retuned = Setup::Retuned{Policy::kArrival, credit}});
+    }
     // A rank that dies.
     for (const Rank rank : {0, 1}) {
       all.add({.agreement = kind, .ranks = 3, .steps = 1, .models = {kTwo}, .dies = rank});

@@ -36,23 +36,14 @@ Layouts layoutsOf(const Setup& setup) {
   return layouts;
 }
 
-Node::Node(const Node& other)
-    : rank(other.rank),
-      agreement(other.agreement->clone()),
-      models(other.models),
-      issued(other.issued),
-      inFlight(other.inFlight),
-      decides(other.decides),
-      dead(other.dead),
-      heard(other.heard),
-      hash(other.hash) {}
-
 World::World(const Setup& setup, const Layouts& layouts) : setup_(&setup), layouts_(&layouts) {
   for (Rank rank = 0; rank < setup.ranks; ++rank) {
-    auto node = std::make_shared<Node>();
-    node->rank = rank;
-    node->agreement = Agreement::create(
-        setup.agreement, rank, setup.ranks, setup.policy, setup.creditUnits * kUnit, setup.hearing);
+    auto node = std::make_shared<Node>(Node{
+        .rank = rank,
+        .agreement = Copied(
+            Agreement::create(
+                setup.agreement, rank, setup.ranks, setup.policy, setup.creditUnits * kUnit,
+                setup.hearing))});
     for (const auto& layout : layouts) {
       Node::Model model;
       model.ready.assign(layout->tensors().size(), 0);
@@ -129,6 +120,9 @@ void World::eventsOn(Rank rank, std::vector<Event>& events) const {
   if (node.decides) {
     add(Event::Kind::kDecide, 0, 0);
   }
+  if (setup_->reserves && rank == 0 && node.reservations < 2) {
+    add(Event::Kind::kReserve, 0, 0);
+  }
   if (rank == setup_->dies) {
     add(Event::Kind::kDie, 0, 0);
   }
@@ -187,6 +181,9 @@ std::optional<Violation> World::happen(Node& node, const Event& event) {
     case Event::Kind::kRegister:
       registerModel(node, event.what);
       break;
+    case Event::Kind::kReserve:
+      node.agreement->reserve(++node.reservations == 1 ? kUnit : Scheduler::kAnySize);
+      break;
     case Event::Kind::kDeliver:
       if (auto broken = deliver(node, static_cast<Rank>(event.what))) {
         return broken;
@@ -204,6 +201,9 @@ std::optional<Violation> World::happen(Node& node, const Event& event) {
 
 // As Engine::tensorReady: the engine decides only if a slice is ready and mayDecide says so.
 std::optional<Violation> World::ready(Node& node, TensorKey tensor) {
+  if (setup_->retuned && node.models[tensor.model].ready[tensor.tensor] == 1 && !node.retuned) {
+    retune(node);
+  }
   ++node.models[tensor.model].ready[tensor.tensor];
   const bool any = !node.agreement->tensorReady(tensor).empty();
   if (any && node.agreement->mayDecide()) {
@@ -218,6 +218,15 @@ std::optional<Violation> World::ready(Node& node, TensorKey tensor) {
     return Violation{"mayDecide", "the engine would not decide, but there is something to decide"};
   }
   return std::nullopt;
+}
+
+void World::retune(Node& node) const {
+  node.retuned = true;
+  node.agreement->retune(setup_->retuned->policy, creditBytes(node));
+}
+
+ByteCount World::creditBytes(const Node& node) const {
+  return kUnit * (node.retuned ? setup_->retuned->creditUnits : setup_->creditUnits);
 }
 
 std::optional<Violation> World::done(Node& node, SliceKey slice) {
@@ -309,8 +318,11 @@ std::optional<Violation> World::issue(Node& node, SliceKey slice) {
     bytes += (*layouts_)[other.slice.model]->slices()[other.slice.index].sizeBytes;
   }
   node.inFlight.push_back({slice, node.issued});
-  if (bytes > setup_->creditUnits * kUnit) {
+  if (bytes > creditBytes(node)) {
     return Violation{"credit", concat(bytes / kUnit, " units are in flight with ", name)};
+  }
+  if (node.reservations == 1 && layout.slices()[slice.index].sizeBytes > kUnit) {
+    return Violation{"reservation", concat(name, " starts although the link is reserved")};
   }
   if (bytes != node.agreement->scheduler().inFlightBytes() && slice == decisions_.issue.back()) {
     return Violation{"credit", "the scheduler counts other bytes in flight"};

@@ -13,10 +13,9 @@ namespace hvd_order::checker {
 using Slices = std::vector<SliceKey>;
 using Layouts = std::vector<std::shared_ptr<const SliceLayout>>; // by model
 
-/// A broken property.
+/// A broken property; README.md lists the properties.
 struct Violation {
-  std::string
-      property; ///< order, once, credit, complete, negotiated, heard, tensors, mayDecide, error
+  std::string property;
   std::string detail;
 };
 
@@ -25,6 +24,20 @@ struct Message {
   Rank from;
   Rank to;
   std::shared_ptr<const Slices> slices;
+};
+
+/// An Agreement whose copy goes its own way.
+class Copied final {
+ public:
+  explicit Copied(std::unique_ptr<Agreement> agreement) : agreement_(std::move(agreement)) {}
+  Copied(const Copied& other) : agreement_(other.agreement_->clone()) {}
+  Copied& operator=(const Copied&) = delete;
+  Agreement* operator->() const {
+    return agreement_.get();
+  }
+
+ private:
+  std::unique_ptr<Agreement> agreement_;
 };
 
 /// One rank: its real Agreement, and a plain account of what has happened to it, kept without help
@@ -42,19 +55,17 @@ struct Node {
     std::vector<std::uint8_t> heard;  // by slice: decided by rank 0 since it hears this rank
   };
 
-  Rank rank = 0;
-  std::unique_ptr<Agreement> agreement;
+  Rank rank;
+  Copied agreement;
   std::vector<Model> models;
   std::size_t issued = 0;         // number of slices
   std::vector<InFlight> inFlight; // in order of issue
   bool decides = false;           // has to decide (Setup::decidesLater)
+  int reservations = 0;           // begun and ended, counted separately
+  bool retuned = false;
   bool dead = false;
   bool heard = false;     // rank 0 has answered that it hears this rank
   std::uint64_t hash = 0; // of all above except `issued` and places
-
-  Node() = default;
-  Node(const Node& other);
-  Node& operator=(const Node&) = delete;
 };
 
 /// All ranks of a setup, and the messages under way, at one time.
@@ -105,6 +116,8 @@ class World final {
   [[nodiscard]] bool mayBeReady(const Node& node, ModelId model, TensorId tensor) const;
   std::optional<Violation> happen(Node& node, const Event& event);
   std::optional<Violation> ready(Node& node, TensorKey tensor);
+  void retune(Node& node) const;
+  [[nodiscard]] ByteCount creditBytes(const Node& node) const;
   std::optional<Violation> done(Node& node, SliceKey slice);
   std::optional<Violation> deliver(Node& node, Rank from);
   [[nodiscard]] std::optional<Violation> checkHeard(Node& node, const Slices& decided) const;
