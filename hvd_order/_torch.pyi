@@ -52,6 +52,26 @@ class C10dControl(ControlChannel):
 
     def __init__(self, group: ProcessGroup, rank: int, size: int) -> None: ...
 
+@final
+class MessageStar:
+    """Texts between rank 0 and every other rank over a Gloo process group that has no other user.
+
+    Thread safety: all methods may be called from any thread, ``next`` from one.
+    """
+
+    def __init__(self, group: ProcessGroup, rank: int, size: int) -> None: ...
+    def start(self) -> None: ...
+    def send(self, to: int, text: bytes) -> None:
+        """Posts a text. Raises PeerLost if the peer is known to be gone."""
+
+    def next(self) -> tuple[int, bool, bytes] | None:
+        """Waits for a text (sender, False, text) or a loss (peer, True, reason); None once
+        closed.
+        """
+
+    def close(self) -> None:
+        """Sends what is posted, for a short time, then ends."""
+
 def watch_group(group: ProcessGroup) -> None:
     """Makes :func:`keep_watched_groups` keep the group if it still exists by then."""
 
@@ -98,10 +118,12 @@ class GradientSender:
     Attributes:
         model: id in the engine.
         in_backward: whether a backward pass runs and has produced its first gradient.
+        copies_beside: whether a thread of its own copies large CPU gradients.
     """
 
     model: int
     in_backward: bool
+    copies_beside: bool
 
     def __init__(
         self,

@@ -187,7 +187,7 @@ void bindSimulate(py::module_& m) {
       [](const Workload& workload, std::variant<AllReduceCost, ServerNetwork> network,
          std::vector<double> slowness, ByteCount sliceBytes, ByteCount creditBytes, Policy policy,
          AgreementKind agreement, std::vector<SliceIndex> plan, double controlLatencyS,
-         double reservationLeadS, bool programOrder, bool crossStep, bool everyRank,
+         double reservationLeadS, bool programOrder, bool crossIteration, bool everyRank,
          std::uint32_t steps, std::uint32_t recorded) {
         const Scenario scenario{
             .slowness = std::move(slowness),
@@ -200,7 +200,7 @@ void bindSimulate(py::module_& m) {
             .controlLatencyS = controlLatencyS,
             .reservationLeadS = reservationLeadS,
             .order = programOrder ? ComputeOrder::kProgram : ComputeOrder::kReady,
-            .crossStep = crossStep,
+            .crossIteration = crossIteration,
             .everyRank = everyRank,
             .steps = steps,
             .recorded = recorded};
@@ -210,7 +210,7 @@ void bindSimulate(py::module_& m) {
       py::arg("workload"), py::arg("network"), py::kw_only(), py::arg("slowness"),
       py::arg("slice_bytes"), py::arg("credit_bytes"), py::arg("policy"), py::arg("agreement"),
       py::arg("plan"), py::arg("control_latency_s"), py::arg("reservation_lead_s"),
-      py::arg("program_order"), py::arg("cross_step"), py::arg("every_rank"), py::arg("steps"),
+      py::arg("program_order"), py::arg("cross_iteration"), py::arg("every_rank"), py::arg("steps"),
       py::arg("recorded"));
 }
 

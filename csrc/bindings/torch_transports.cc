@@ -1,14 +1,20 @@
 #include <cxxabi.h>
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <chrono>
+#include <optional>
+#include <string>
 #include <thread>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "c10d/all_reduce/c10d_transport.h"
 #include "c10d/all_reduce/horovod_transport.h"
 #include "c10d/c10d_control.h"
+#include "c10d/message_star.h"
 
 namespace py = pybind11;
 
@@ -50,18 +56,19 @@ bool isPythonEnding() {
   }
 }
 
-// A thread that requests the GIL after Python has ended is unwound by force, through C++ frames
-// that forbid it, and this ends the process. So the thread stays here.
-void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
-  const std::chrono::milliseconds timeout(static_cast<std::int64_t>(seconds * 1000));
+// Calls a function without the GIL. A thread that requests the GIL after Python has ended is
+// unwound by force, through C++ frames that forbid it, and this ends the process. So the thread
+// stays here.
+template <typename Function>
+auto withoutGil(const Function& function) {
   if (isPythonEnding()) { // this thread ends Python
-    work->wait(timeout);
-    return;
+    return function();
   }
+  std::optional<decltype(function())> result;
   std::exception_ptr error;
   PyThreadState* const thread = PyEval_SaveThread();
   try {
-    work->wait(timeout);
+    result = function();
   } catch (...) {
     error = std::current_exception();
   }
@@ -71,12 +78,25 @@ void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
       if (error) {
         std::rethrow_exception(error);
       }
-      return;
+      return *std::move(result);
     }
   } catch (abi::__forced_unwind&) { // Python has ended meanwhile
     stayHere();
   }
   stayHere();
+}
+
+void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
+  const std::chrono::milliseconds timeout(static_cast<std::int64_t>(seconds * 1000));
+  withoutGil([&] { return work->wait(timeout); });
+}
+
+using PyNews = std::tuple<Rank, bool, py::bytes>;
+
+std::optional<PyNews> nextOf(MessageStar& star) {
+  const std::optional<MessageStar::News> news = withoutGil([&] { return star.next(); });
+  return news ? std::optional<PyNews>({news->from, news->lost, py::bytes(news->text)})
+              : std::nullopt;
 }
 
 } // namespace
@@ -107,9 +127,27 @@ void bindTransports(py::module_& m) {
       m, "C10dControl", py::module_local(), "Control messages over a Gloo process group.")
       .def(
           py::init([](const Group& group, Rank rank, int size) {
-            return std::make_shared<C10dControl>(group, rank, size);
+            return std::make_shared<C10dControl>(group, rank, size, neighboursInTree(rank, size));
           }),
           py::arg("group"), py::arg("rank"), py::arg("size"));
+  py::class_<MessageStar, std::shared_ptr<MessageStar>>(
+      m, "MessageStar", py::module_local(), "Texts between rank 0 and every other rank.")
+      .def(
+          py::init([](const Group& group, Rank rank, int size) {
+            return std::make_shared<MessageStar>(group, rank, size);
+          }),
+          py::arg("group"), py::arg("rank"), py::arg("size"))
+      .def("start", &MessageStar::start)
+      .def(
+          "send", [](MessageStar& star, Rank to, const py::bytes& text) { star.send(to, text); },
+          py::arg("to"), py::arg("text"))
+      .def("next", &nextOf)
+      .def("close", [](MessageStar& star) {
+        withoutGil([&] {
+          star.close();
+          return true;
+        });
+      });
   m.def("watch_group", &watchGroup, py::arg("group"));
   m.def("keep_watched_groups", &keepWatchedGroups);
   m.def("wait_for", &waitFor, py::arg("work"), py::arg("seconds"));

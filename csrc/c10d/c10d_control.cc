@@ -1,23 +1,26 @@
 #include "c10d/c10d_control.h"
 
-#include <ATen/Functions.h>
-
 #include <algorithm>
 #include <chrono>
 
 #include "base/error.h"
+#include "base/thread_name.h"
 #include "c10d/wait_limits.h"
+#include "scheduler/tree.h"
 
 // Control messages over a Gloo process group.
 //
-// A message on the wire consists of frames of kFrameWords words. The first frame begins with the
-// kind and the number of words of the message; the words follow and continue in as many frames as
-// they need. Frames of one pair of ranks arrive in order, so no other numbering is needed.
+// A message travels as frames (frames.h). Frames of one pair of ranks arrive in order, so no other
+// numbering is needed. Messages to rank 0 from ranks that are not its neighbours have a tag of
+// their own, for rank 0 receives them from any source.
 //
-// Invariants: the frames of a message are posted under the peer's `sending` lock, so messages do
-// not mix. A frame's memory lives until its send has completed: `posted_` holds the work, and one
+// Invariants: the frames of a message are posted under `sending_`, so messages to one peer do not
+// mix. A frame's memory lives until its send has completed: `posted_` holds the work, and one
 // thread waits for the works in batches. Each listener posts more receives, up to kMostReceives,
 // when fewer than kFewestReceives are left.
+//
+// A channel that stops parts from its neighbours, whose listeners then end without a report. On a
+// connection to or from rank 0 the owner of the channel says what the end means.
 //
 // Silence is not an error here: waits have practically no timeout, and a listener reports a broken
 // connection. When the channel stops, posted messages get kFlushTime to go out; then work is
@@ -27,32 +30,57 @@ namespace hvd_order {
 
 namespace {
 
-constexpr std::size_t kFrameWords = 128;
-constexpr std::size_t kHeaderWords = 2;
 constexpr int kTag = 0;
+constexpr int kFarTag = 1; // and the next
+constexpr auto kParting = static_cast<ControlMessage::Kind>(0xffffffff);
 // Number of sends that are waited for together: switching threads for each send costs more than
 // the memory.
 constexpr std::size_t kPostedBatch = 16;
 // Most and fewest recvs posted ahead.
 constexpr std::size_t kMostReceives = 16;
 constexpr std::size_t kFewestReceives = 8;
-// Time for the last messages to go out when the channel stops; a frozen peer receives none.
 
-at::Tensor emptyFrame() {
-  return at::empty({static_cast<std::int64_t>(kFrameWords)}, at::kInt);
-}
-
-std::uint32_t* wordsOf(const at::Tensor& frame) {
-  return reinterpret_cast<std::uint32_t*>(frame.data_ptr<int>());
+// Ranks whose messages rank 0 receives from any source.
+std::vector<Rank> farFrom(Rank rank, int size, const std::vector<Rank>& neighbours) {
+  std::vector<Rank> far;
+  for (Rank other = 1; rank == 0 && other < size; ++other) {
+    if (std::ranges::find(neighbours, other) == neighbours.end()) {
+      far.push_back(other);
+    }
+  }
+  return far;
 }
 
 } // namespace
 
-C10dControl::C10dControl(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size)
-    : group_(std::move(group)) {
-  for (Rank other = rank == 0 ? 1 : 0; other < (rank == 0 ? size : 1); ++other) {
+std::vector<Rank> neighboursInTree(Rank rank, int size) {
+  const TreePlace place = placeInTree(rank, size);
+  std::vector<Rank> neighbours;
+  if (rank > 0) {
+    neighbours.push_back(place.parent);
+  }
+  for (Rank child = place.firstChild; place.isChild(child); ++child) {
+    neighbours.push_back(child);
+  }
+  return neighbours;
+}
+
+C10dControl::C10dControl(
+    c10::intrusive_ptr<c10d::ProcessGroup> group,
+    Rank rank,
+    int size,
+    const std::vector<Rank>& neighbours)
+    : group_(std::move(group)),
+      rank_(rank),
+      farPeers_(group_, farFrom(rank, size, neighbours), kFarTag) {
+  const auto listenTo = [this](Rank other) {
     peers_.push_back(std::make_unique<Peer>());
     peers_.back()->rank = other;
+  };
+  std::ranges::for_each(neighbours, listenTo);
+  nearRankZero_ = std::ranges::find(neighbours, 0) != neighbours.end();
+  if (rank != 0 && !nearRankZero_) {
+    listenTo(0);
   }
 }
 
@@ -66,30 +94,27 @@ void C10dControl::start(OnMessage onMessage, OnLost onLost) {
   for (auto& peer : peers_) {
     peer->listener = std::thread([this, &peer] { listen(*peer); });
   }
+  farPeers_.start(onMessage_, onLost_);
   waiter_ = std::thread([this] { awaitPosted(); });
 }
 
 void C10dControl::send(Rank to, const ControlMessage& message) {
-  const auto peer =
-      std::find_if(peers_.begin(), peers_.end(), [to](const auto& p) { return p->rank == to; });
-  HVDO_CHECK(peer != peers_.end(), "no control connection to rank ", to);
-  std::vector<std::uint32_t> words{
-      static_cast<std::uint32_t>(message.kind), static_cast<std::uint32_t>(message.words.size())};
-  words.insert(words.end(), message.words.begin(), message.words.end());
-  words.resize((words.size() + kFrameWords - 1) / kFrameWords * kFrameWords, 0);
-  const std::scoped_lock lock((*peer)->sending);
+  const bool connected = rank_ == 0 ||
+      std::ranges::any_of(peers_, [to](const auto& peer) { return peer->rank == to; });
+  HVDO_CHECK(to != rank_ && connected, "no control connection to rank ", to);
   try {
-    post(to, words);
+    post(to, message);
   } catch (const std::exception& e) {
     throw PeerLost(concat("rank ", to, " cannot be reached: ", e.what()));
   }
 }
 
-void C10dControl::post(Rank to, const std::vector<std::uint32_t>& words) {
-  for (std::size_t at = 0; at < words.size(); at += kFrameWords) {
-    std::vector<at::Tensor> frame{emptyFrame()};
-    std::copy_n(words.data() + at, kFrameWords, wordsOf(frame.front()));
-    c10::intrusive_ptr<c10d::Work> work = group_->send(frame, to, kTag);
+void C10dControl::post(Rank to, const ControlMessage& message) {
+  const int tag = to == 0 && !nearRankZero_ ? kFarTag : kTag;
+  const std::scoped_lock sending(sending_);
+  for (at::Tensor& content : framesOf(message)) {
+    std::vector<at::Tensor> frame{std::move(content)};
+    c10::intrusive_ptr<c10d::Work> work = group_->send(frame, to, tag);
     const std::scoped_lock lock(postedMutex_);
     posted_.push_back(std::move(work));
     if (posted_.size() >= kPostedBatch) {
@@ -101,6 +126,7 @@ void C10dControl::post(Rank to, const std::vector<std::uint32_t>& words) {
 // Waits for sends one after the other. A frozen peer delays the release of later sends to other
 // ranks. That is little memory, because no rank proceeds then.
 void C10dControl::awaitPosted() {
+  nameThisThread("hvdo sends");
   std::unique_lock lock(postedMutex_);
   while (true) {
     postedChanged_.wait(lock, [this] { return ending_ || posted_.size() >= kPostedBatch; });
@@ -160,22 +186,17 @@ std::optional<at::Tensor> C10dControl::receiveFrame(Peer& peer) {
 }
 
 void C10dControl::listen(Peer& peer) {
+  nameThisThread("hvdo listener");
+  Assembly assembly;
   try {
-    while (std::optional<at::Tensor> frame = receiveFrame(peer)) {
-      const std::uint32_t* words = wordsOf(*frame);
-      ControlMessage message{static_cast<ControlMessage::Kind>(words[0]), {}};
-      const std::size_t total = words[1];
-      std::size_t take = std::min(total, kFrameWords - kHeaderWords);
-      message.words.assign(words + kHeaderWords, words + kHeaderWords + take);
-      while (message.words.size() < total) {
-        frame = receiveFrame(peer);
-        if (!frame) {
-          return;
-        }
-        take = std::min(total - message.words.size(), kFrameWords);
-        message.words.insert(message.words.end(), wordsOf(*frame), wordsOf(*frame) + take);
+    while (const std::optional<at::Tensor> frame = receiveFrame(peer)) {
+      std::optional<ControlMessage> message = assembly.add(*frame);
+      if (message && message->kind == kParting) {
+        return;
       }
-      onMessage_(peer.rank, std::move(message));
+      if (message) {
+        onMessage_(peer.rank, *std::move(message));
+      }
     }
   } catch (const std::exception&) {
     if (!stopping_) {
@@ -184,14 +205,24 @@ void C10dControl::listen(Peer& peer) {
   }
 }
 
-void C10dControl::stop() noexcept {
-  const auto abort = [](c10d::Work& work) {
-    try {
-      work.abort();
-    } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
-      // The work has already ended.
+// Rank 0 hears of the end of the others by itself, and they of its end.
+void C10dControl::part() noexcept {
+  for (const auto& peer : peers_) {
+    if (rank_ != 0 && peer->rank != 0) {
+      try {
+        post(peer->rank, {kParting, {}});
+      } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
+        // The peer is gone.
+      }
     }
-  };
+  }
+}
+
+void C10dControl::stop() noexcept {
+  if (parted_.exchange(true)) {
+    return;
+  }
+  part();
   {
     std::unique_lock lock(postedMutex_);
     ending_ = true;
@@ -199,17 +230,18 @@ void C10dControl::stop() noexcept {
     postedChanged_.wait_for(lock, kFlushTime, [this] { return posted_.empty(); });
     stopping_ = true;
     for (const auto& work : posted_) {
-      abort(*work);
+      interrupt(*work);
     }
   }
   if (waiter_.joinable()) {
     waiter_.join();
   }
+  farPeers_.stop();
   for (auto& peer : peers_) {
     {
       const std::scoped_lock lock(peer->receiving);
       if (!peer->posted.empty()) {
-        abort(*peer->posted.front().work); // what the listener waits for
+        interrupt(*peer->posted.front().work); // what the listener waits for
       }
     }
     if (peer->listener.joinable()) {

@@ -7,25 +7,26 @@
 
 #include "base/types.h"
 #include "scheduler/scheduler.h"
+#include "scheduler/tree.h"
 
 namespace hvd_order {
 
 /// Rule by which all ranks issue the same slices in the same order.
 enum class AgreementKind {
   kLeader,     ///< rank 0 picks slices ready on itself and on the ranks it hears
-  kNegotiated, ///< rank 0 picks slices ready on all ranks; costs a trip to rank 0
+  kNegotiated, ///< rank 0 picks slices ready on all ranks; costs a trip up the tree
   kPlanned,    ///< every rank follows the plan; no messages
 };
 
-/// When a follower asks rank 0 to hear it, and to stop (follower.h).
+/// When a follower asks its parent to hear it, and to stop (follower.h).
 struct HearingLimits {
   int holdUps = 3;      ///< in a backward pass
   int passesHeard = 64; ///< backward passes
 };
 
-/// A message about slices. Its meaning depends on the direction. To rank 0: these slices are ready
-/// on the sender. From rank 0: issue these slices next, in this order. An empty list: see
-/// leader.h.
+/// A message about slices to a neighbour in the tree of ranks (tree.h). Its meaning depends on the
+/// direction. To the parent: these slices are ready on the sender and the ranks below it. To a
+/// child: issue these slices next, in this order. An empty list: see subtree.h.
 struct SliceMessage {
   Rank to;
   std::vector<SliceKey> slices;
@@ -42,6 +43,8 @@ struct Decisions {
   }
 };
 
+class Planned;
+
 /// One rank's half of the order agreement. Pure, like the Scheduler it drives: events in,
 /// decisions out, no thread, clock or I/O.
 ///
@@ -55,21 +58,38 @@ struct Decisions {
 /// Thread safety: none; the owner calls it under its own lock.
 class Agreement {
  public:
+  /// @param fanOut largest number of ranks to which a rank sends each decision; the same on every
+  ///   rank.
   static std::unique_ptr<Agreement> create(
       AgreementKind kind,
       Rank rank,
       int size,
       Policy policy,
       ByteCount creditBytes,
+      int fanOut = kFanOut,
       HearingLimits hearing = {});
 
   virtual ~Agreement() = default;
 
   /// Same as Scheduler::addModel. Every rank registers the same models with the same ids.
-  virtual void
+  void
   addModel(ModelId model, std::shared_ptr<const SliceLayout> layout, std::vector<SliceIndex> plan);
   /// Same as Scheduler::removeModel. No rank may reuse the id before all ranks have removed it.
   void removeModel(ModelId model);
+
+  /// Continues `planned`, in whatever state it is, under kLeader or kNegotiated. All ranks call it
+  /// after they have issued equally many slices.
+  static std::unique_ptr<Agreement>
+  succeed(Planned&& planned, AgreementKind kind, Rank rank, int size, Policy policy);
+
+  /// Whether no model is registered, so that another agreement can take over.
+  [[nodiscard]] bool isEmpty() const {
+    return scheduler_.isEmpty();
+  }
+  /// Whether this agreement sends and expects no messages.
+  [[nodiscard]] virtual bool isSilent() const {
+    return false;
+  }
 
   /// Same as Scheduler::retune. All ranks make the same call between the same two steps.
   void retune(Policy policy, ByteCount creditBytes) {
@@ -82,7 +102,7 @@ class Agreement {
   }
 
   /// The gradient of `tensor` is in its buffer. Same as Scheduler::tensorReady.
-  virtual const std::vector<SliceKey>& tensorReady(TensorKey tensor) = 0;
+  const std::vector<SliceKey>& tensorReady(TensorKey tensor);
   /// Handles a message from rank `from`.
   virtual void received(Rank from, std::span<const SliceKey> slices) = 0;
   /// Returns the slice's credit. @return the tensors that are now complete; valid until the next
@@ -117,7 +137,15 @@ class Agreement {
  protected:
   Agreement(Policy policy, ByteCount creditBytes) : scheduler_(policy, creditBytes) {}
 
+  /// Takes over the scheduler of a planned agreement: handles the slices that are ready
+  /// and not in flight as if they had become ready now.
+  void takeOver(Scheduler&& scheduler, Policy policy);
+
   Scheduler scheduler_;
+
+ private:
+  /// Handles a slice that has become ready on this rank.
+  virtual void sliceReady(SliceKey slice) = 0;
 };
 
 } // namespace hvd_order

@@ -31,7 +31,7 @@ struct Scenario {
   ComputeOrder order = ComputeOrder::kProgram;
   /// Whether the next step begins before all gradients have arrived. Under Pull::kNextStep a step
   /// ends when the servers have applied all gradients, whatever this option is.
-  bool crossStep = true;
+  bool crossIteration = true;
 
   bool everyRank = false; ///< simulate all ranks, even those that behave identically
   std::uint32_t steps = 10;

@@ -9,10 +9,10 @@
 
 namespace hvd_order {
 
-/// A short message between rank 0 and another rank, separate from the data.
+/// A short message between two ranks, separate from the data.
 struct ControlMessage {
   enum class Kind : std::uint32_t {
-    kSlices,   ///< words: slices (SliceKey::word), see SliceMessage
+    kSlices,   ///< words: number of the agreement (Engine), then slices (SliceKey::word)
     kQuery,    ///< asks for gradients; words: asking rank, its number of the inquiry, then (model,
                ///< tensor, ready count) for each gradient
     kReply,    ///< words: asking rank, number of the inquiry, answering rank, then (model, tensor)
@@ -28,9 +28,10 @@ struct ControlMessage {
   std::vector<std::uint32_t> words;
 };
 
-/// Carries control messages on connections of its own, so that they never queue behind data. The
-/// connections form a star: rank 0 is connected to every rank, every other rank to rank 0 only.
-/// Messages between two ranks arrive in order.
+/// Carries control messages on connections of its own, so that they never queue behind data. Every
+/// rank has connections to its neighbours in the tree (scheduler/tree.h), for the frequent messages
+/// of the order agreement, and to rank 0, for the rare other ones. Messages between two ranks
+/// arrive in order.
 class ControlChannel {
  public:
   using OnMessage = std::function<void(Rank from, ControlMessage message)>;
@@ -41,7 +42,8 @@ class ControlChannel {
   ControlChannel& operator=(const ControlChannel&) = delete;
   virtual ~ControlChannel() = default;
 
-  /// Starts listening. Both functions are called from threads of the channel, one at a time for
+  /// Starts listening. Rank 0 learns of the loss of every rank, every other rank of the loss of rank
+  /// 0 and of its neighbours. Both functions are called from threads of the channel, one at a time for
   /// each peer; `onLost` at most once for each peer.
   virtual void start(OnMessage onMessage, OnLost onLost) = 0;
 

@@ -4,6 +4,7 @@
 #include <condition_variable>
 
 #include "base/error.h"
+#include "scheduler/tree.h"
 
 namespace hvd_order {
 
@@ -24,14 +25,17 @@ class LoopbackTransport final : public Transport {
 
 class LoopbackControl final : public ControlChannel {
  public:
-  LoopbackControl(std::shared_ptr<LoopbackWorld> world, Rank rank)
-      : world_(std::move(world)), rank_(rank) {}
+  LoopbackControl(std::shared_ptr<LoopbackWorld> world, Rank rank, int size)
+      : world_(std::move(world)), rank_(rank), size_(size) {}
 
   void start(OnMessage onMessage, OnLost onLost) override {
     world_->listen(rank_, {std::move(onMessage), std::move(onLost)});
   }
   void send(Rank to, const ControlMessage& message) override {
-    HVDO_CHECK((rank_ == 0) != (to == 0), "rank ", rank_, " sends to rank ", to, " past the star");
+    const bool neighbours =
+        placeInTree(rank_, size_).isChild(to) || placeInTree(to, size_).isChild(rank_);
+    HVDO_CHECK(
+        (rank_ == 0) != (to == 0) || neighbours, "rank ", rank_, " has no connection to rank ", to);
     world_->send(rank_, to, message);
   }
   void stop() noexcept override {
@@ -41,6 +45,7 @@ class LoopbackControl final : public ControlChannel {
  private:
   std::shared_ptr<LoopbackWorld> world_;
   Rank rank_;
+  int size_;
 };
 
 std::shared_ptr<LoopbackWorld> LoopbackWorld::create(int size) {
@@ -74,7 +79,7 @@ std::shared_ptr<Transport> LoopbackWorld::transport(Rank rank) {
 }
 
 std::shared_ptr<ControlChannel> LoopbackWorld::control(Rank rank) {
-  return std::make_shared<LoopbackControl>(shared_from_this(), rank);
+  return std::make_shared<LoopbackControl>(shared_from_this(), rank, size_);
 }
 
 void LoopbackWorld::setBuffers(Rank rank, ModelId model, std::vector<float*> buffers) {

@@ -79,7 +79,7 @@ def simulate(
         control_latency_s=schedule.control_latency_s,
         reservation_lead_s=schedule.reservation_lead_s,
         program_order=named("order", order, _ORDERS),
-        cross_step=schedule.cross_step,
+        cross_iteration=schedule.cross_iteration,
         every_rank=every_rank,
         steps=steps,
         recorded=recorded,

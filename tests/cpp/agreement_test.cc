@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 
 #include "base/error.h"
 #include "check.h"
+#include "scheduler/follower.h"
 
 namespace hvd_order {
 
@@ -32,14 +34,15 @@ class World {
       int size,
       ByteCount credit = 4 * kUnit,
       const std::string& plan = "",
-      int slices = 4) {
+      int slices = 4,
+      int fanOut = kFanOut) {
     const Policy policy = kind == AgreementKind::kPlanned ? Policy::kPlanned : Policy::kPriority;
     std::vector<SliceIndex> order;
     for (const char c : plan) {
       order.push_back(static_cast<SliceIndex>(c - 'a'));
     }
     for (Rank rank = 0; rank < size; ++rank) {
-      ranks_.push_back(Agreement::create(kind, rank, size, policy, credit));
+      ranks_.push_back(Agreement::create(kind, rank, size, policy, credit, fanOut));
       ranks_.back()->addModel(0, layout(slices), order);
     }
   }
@@ -113,16 +116,37 @@ class World {
 
 const std::string kTensors = "hgfedcba"; // as backward makes them
 
+/// Some ranks, which make a tensor ready only when rank 0 is ahead by so many slices.
+struct Late {
+  std::set<Rank> ranks;
+  int slices;
+};
+
 /// Training steps in which everything happens in a random order.
 ///
 /// Slice i is tensor i; a slice is done, on one rank after the other, when all have issued it.
 class RandomTraining {
  public:
-  /// @param late makes a tensor ready only when rank 0 is ahead by so many slices.
-  RandomTraining(AgreementKind kind, int size, unsigned seed, int late)
-      : world_(kind, size, 2 * kUnit, "", static_cast<int>(kTensors.size())),
+  /// @param credit in slices.
+  RandomTraining(
+      AgreementKind kind,
+      int size,
+      unsigned seed,
+      Late late,
+      std::size_t credit = 2,
+      int fanOut = kFanOut)
+      : world_(
+            kind,
+            size,
+            static_cast<ByteCount>(credit) * kUnit,
+            "",
+            static_cast<int>(kTensors.size()),
+            fanOut),
+        size_(size),
+        fanOut_(fanOut),
+        credit_(credit),
         random_(seed),
-        late_(late),
+        late_(std::move(late)),
         ready_(static_cast<std::size_t>(size)),
         issued_(static_cast<std::size_t>(size)),
         done_(static_cast<std::size_t>(size), 0) {}
@@ -137,14 +161,14 @@ class RandomTraining {
     }
     const std::size_t total = kTensors.size() * static_cast<std::size_t>(number + 1);
     for (int event = 0; std::ranges::any_of(done_, [=](auto n) { return n < total; }); ++event) {
-      CHECK(event < 100000); // nothing hangs
+      CHECK(event < 20000 * size_); // nothing hangs
       const auto rank = static_cast<Rank>(random_() % issued_.size());
       switch (random_() % 3) {
         case 0:
           makeReady(rank);
           break;
         case 1:
-          note(rank, world_.deliver(static_cast<Rank>(random_() % issued_.size()), rank));
+          note(rank, world_.deliver(neighbour(rank), rank));
           break;
         default:
           finish(rank);
@@ -167,10 +191,19 @@ class RandomTraining {
   }
 
  private:
+  Rank neighbour(Rank rank) {
+    const TreePlace place = placeInTree(rank, size_, fanOut_);
+    const int first = rank == 0 ? 1 : 0; // rank 0 has no parent
+    const int choice =
+        first + static_cast<int>(random_() % static_cast<unsigned>(place.children + 1 - first));
+    return choice == 0 ? place.parent : place.firstChild + choice - 1;
+  }
+
   void makeReady(Rank rank) {
     const auto at = static_cast<std::size_t>(rank);
     const auto lead = static_cast<int>(ready_[at].size()) - static_cast<int>(ready_[0].size());
-    if (ready_[at].empty() || (rank == 1 && !ready_[0].empty() && lead < late_)) {
+    if (ready_[at].empty() ||
+        (late_.ranks.contains(rank) && !ready_[0].empty() && lead < late_.slices)) {
       return;
     }
     const std::string tensor = ready_[at].substr(0, 1);
@@ -190,12 +223,15 @@ class RandomTraining {
   void note(Rank rank, const std::string& issued) {
     const auto at = static_cast<std::size_t>(rank);
     issued_[at] += issued;
-    CHECK(issued_[at].size() - done_[at] <= 2); // the credit
+    CHECK(issued_[at].size() - done_[at] <= credit_);
   }
 
   World world_;
+  int size_;
+  int fanOut_;
+  std::size_t credit_;
   std::mt19937 random_;
-  int late_;
+  Late late_;
   std::vector<std::string> ready_; // by rank: tensors to come
   std::vector<std::string> issued_;
   std::vector<std::size_t> done_;
@@ -304,7 +340,7 @@ TEST(whateverTheTimingAllRanksIssueTheSame) {
   for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
     for (const int size : {2, 3, 5}) {
       for (const int late : {0, 2, 4}) {
-        RandomTraining training(kind, size, static_cast<unsigned>(10 * size + late), late);
+        RandomTraining training(kind, size, static_cast<unsigned>(10 * size + late), {{1}, late});
         for (int step = 0; step < kSteps; ++step) {
           training.step(step);
         }
@@ -315,6 +351,157 @@ TEST(whateverTheTimingAllRanksIssueTheSame) {
     }
   }
   CHECK(heard >= 8); // ranks were heard, and no more, and again
+}
+
+TEST(whateverTheTimingATreeOfRanksIssuesTheSame) {
+  constexpr int kSteps = 100;
+  struct Tree {
+    int size;
+    int fanOut;
+    std::set<Rank> late; // in several subtrees, inner ranks and leaves
+  };
+  const std::vector<Tree> trees{{4, 1, {3}},      {4, 1, {1, 2, 3}},   {7, 2, {2, 3}},
+                                {13, 3, {5, 12}}, {15, 2, {3, 9, 14}}, {20, 4, {1, 7, 19}}};
+  std::size_t heard = 0;
+  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
+    for (const Tree& tree : trees) {
+      for (const int late : {0, 4, 6}) {
+        RandomTraining training(
+            kind, tree.size, static_cast<unsigned>(10 * tree.size + late), {tree.late, late}, 4,
+            tree.fanOut);
+        for (int step = 0; step < kSteps; ++step) {
+          training.step(step);
+        }
+        training.check(kSteps);
+        CHECK(kind == AgreementKind::kLeader || training.empty() == 0);
+        heard += training.empty();
+      }
+    }
+  }
+  CHECK(heard >= 100); // requests climbed, and ended, and began again
+}
+
+TEST(decisionsGoDownTheTree) {
+  // A chain of three. Rank 1 passes on what it cannot issue yet.
+  World world(AgreementKind::kLeader, 3, 4 * kUnit, "", 4, 1);
+  CHECK_EQUAL(world.ready(2, "d"), "");
+  CHECK_EQUAL(world.ready(0, "d"), "d");
+  CHECK_EQUAL(world.travelling(), 1U);
+  CHECK_EQUAL(world.deliver(0, 1), "");
+  CHECK_EQUAL(world.deliver(1, 2), "d");
+  CHECK_EQUAL(world.ready(1, "d"), "d");
+  CHECK_EQUAL(world.travelling(), 0U);
+}
+
+TEST(noRankSendsADecisionMoreThanFourTimes) {
+  constexpr int kSize = 1000;
+  World world(AgreementKind::kLeader, kSize);
+  CHECK_EQUAL(world.ready(0, "a"), "a");
+  std::size_t most = world.travelling();
+  for (Rank rank = 1; rank < kSize; ++rank) {
+    world.ready(rank, "a");
+    const std::size_t before = world.travelling();
+    CHECK_EQUAL(world.deliver(placeInTree(rank, kSize).parent, rank), "a");
+    most = std::max(most, world.travelling() + 1 - before); // one has arrived
+  }
+  CHECK_EQUAL(most, 4U);
+  CHECK_EQUAL(world.travelling(), 0U);
+  int depth = 0;
+  for (Rank rank = kSize - 1; rank > 0; rank = placeInTree(rank, kSize).parent) {
+    ++depth;
+  }
+  CHECK_EQUAL(depth, 5);
+}
+
+TEST(negotiationMergesTheReportsOfASubtree) {
+  // Ranks 1 and 2 are below 0, ranks 3 and 4 below 1, which reports what is ready on all three.
+  World world(AgreementKind::kNegotiated, 5, 4 * kUnit, "", 4, 2);
+  CHECK_EQUAL(world.ready(0, "abcd"), "");
+  CHECK_EQUAL(world.ready(2, "abcd"), "");
+  CHECK_EQUAL(world.ready(1, "dc"), "");
+  CHECK_EQUAL(world.ready(3, "dcb"), "");
+  CHECK_EQUAL(world.ready(4, "c"), "");
+  CHECK_EQUAL(world.deliver(2, 0), "");
+  CHECK_EQUAL(world.deliver(1, 0), ""); // nothing was sent
+  CHECK_EQUAL(world.deliver(3, 1), "");
+  CHECK_EQUAL(world.deliver(1, 0), "");
+  CHECK_EQUAL(world.deliver(4, 1), "");
+  CHECK_EQUAL(world.deliver(1, 0), "c");
+  CHECK_EQUAL(world.ready(1, "b"), "");
+  CHECK_EQUAL(world.ready(4, "b"), "");
+  CHECK_EQUAL(world.deliver(4, 1), "");
+  CHECK_EQUAL(world.deliver(1, 0), "b");
+}
+
+TEST(aRequestToBeHeardClimbsTheTree) {
+  // A chain of three; rank 2 is late. One slice fits the credit.
+  World world(AgreementKind::kLeader, 3, kUnit, "", 6, 1);
+  const auto exchange = [&](const std::string& slice) {
+    for (const Rank rank : {0, 1, 2}) {
+      world.at(rank).sliceDone({0, static_cast<SliceIndex>(slice[0] - 'a')});
+    }
+  };
+  const auto pass = [&](const std::string& slice) { // rank 0 decides it; rank 2 lacks it at first
+    CHECK_EQUAL(world.ready(1, slice), "");
+    CHECK_EQUAL(world.ready(0, slice), slice);
+    CHECK_EQUAL(world.deliver(0, 1), slice);
+    CHECK_EQUAL(world.deliver(1, 2), "");
+    CHECK_EQUAL(world.ready(2, slice), slice);
+    exchange(slice);
+  };
+  CHECK_EQUAL(world.ready(2, "f"), ""); // could be sent while rank 2 lacks the others
+  pass("e");
+  pass("d");
+  CHECK_EQUAL(world.empty(), 0U);
+  pass("c"); // the third hold-up: rank 2 asks
+  CHECK_EQUAL(world.empty(), 1U);
+  CHECK_EQUAL(world.deliver(2, 1), "");
+  CHECK_EQUAL(world.empty(), 3U); // an answer, and rank 1 asks as well
+  CHECK_EQUAL(world.deliver(1, 2), "");
+  // Rank 2 reports b. Rank 0 has decided it, because rank 1 is not heard yet.
+  CHECK_EQUAL(world.ready(1, "b"), "");
+  CHECK_EQUAL(world.ready(0, "b"), "b");
+  CHECK_EQUAL(world.deliver(0, 1), "b");
+  CHECK_EQUAL(world.deliver(1, 2), "");
+  CHECK_EQUAL(world.ready(2, "b"), "b");
+  exchange("b");
+  CHECK_EQUAL(world.deliver(1, 0), "");
+  CHECK_EQUAL(world.deliver(0, 1), "");
+  CHECK_EQUAL(world.deliver(2, 1), ""); // the reports of f and b: rank 1 lacks f, b is over
+  CHECK_EQUAL(world.travelling(), 0U);
+  // From now on what rank 2 lacks holds up nothing.
+  CHECK_EQUAL(world.ready(0, "fb"), "");
+  CHECK_EQUAL(world.ready(1, "fb"), "");
+  CHECK_EQUAL(world.deliver(1, 0), "f");
+  CHECK_EQUAL(world.deliver(0, 1), "f");
+  CHECK_EQUAL(world.deliver(1, 2), "f");
+  exchange("f");
+  CHECK_EQUAL(world.ready(0, ""), "");
+  CHECK_EQUAL(world.ready(2, "b"), "");
+  CHECK_EQUAL(world.deliver(2, 1), "");
+  CHECK_EQUAL(world.deliver(1, 0), "b");
+  CHECK_EQUAL(world.deliver(0, 1), "b");
+  CHECK_EQUAL(world.deliver(1, 2), "b");
+  exchange("b");
+  CHECK_EQUAL(world.empty(), 4U);
+  // After 64 passes rank 2 asks to be heard no more; rank 1, which hears no child then, as well.
+  for (int passes = 0; passes < HearingLimits{}.passesHeard; ++passes) {
+    CHECK_EQUAL(world.empty(), 4U);
+    for (const Rank rank : {0, 1, 2}) {
+      CHECK_EQUAL(world.ready(rank, "a"), "");
+    }
+    CHECK_EQUAL(world.deliver(2, 1), "");
+    CHECK_EQUAL(world.deliver(1, 0), "a");
+    CHECK_EQUAL(world.deliver(0, 1), "a");
+    CHECK_EQUAL(world.deliver(1, 2), "a");
+    exchange("a");
+  }
+  CHECK_EQUAL(world.deliver(1, 2), ""); // the answer
+  CHECK_EQUAL(world.deliver(1, 0), "");
+  CHECK_EQUAL(world.deliver(0, 1), "");
+  CHECK_EQUAL(world.empty(), 8U);
+  CHECK_EQUAL(world.ready(0, "a"), "a");
+  CHECK_EQUAL(world.travelling(), 1U);
 }
 
 TEST(negotiationPicksTheMostUrgentOfWhatIsReadyEverywhere) {

@@ -251,7 +251,7 @@ TEST(sumsAreRightAndTheOrderIsOneOnAllRanks) {
   // A rank that issued another slice than the rest would get an error from the world.
   constexpr int kSteps = 15;
   for (const Setting& setting : kSettings) {
-    for (const int size : {1, 2, 3, 4}) {
+    for (const int size : {1, 2, 3, 4, 7}) {
       EngineOptions options;
       options.agreement = setting.agreement;
       options.policy = setting.policy;
@@ -315,6 +315,91 @@ TEST(modelsComeAndGo) {
       everybody.arrive_and_wait(); // an id is free when all ranks have given it up
     }
   });
+}
+
+TEST(theAgreementChangesBetweenStepsAndNoMessageIsMistaken) {
+  // Ranks change at different times: messages of the old agreement arrive after the change, and
+  // those of the new one before it.
+  constexpr std::pair<AgreementKind, Policy> kTurns[] = {
+      {AgreementKind::kPlanned, Policy::kPlanned},     {AgreementKind::kLeader, Policy::kArrival},
+      {AgreementKind::kNegotiated, Policy::kPriority}, {AgreementKind::kPlanned, Policy::kPlanned},
+      {AgreementKind::kLeader, Policy::kPriority},
+  };
+  Job job(3);
+  std::barrier everybody(3);
+  const std::size_t slices = SliceLayout(kNetwork, kSliceBytes).slices().size();
+  std::vector<SliceIndex> plan(slices);
+  std::iota(plan.rbegin(), plan.rend(), 0);
+  test::onThreads(3, [&](int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int turn = 0; turn < 30; ++turn) {
+      const auto [kind, policy] = kTurns[turn % 5];
+      job.engine(rank).retune(kind, policy, 4 * kSliceBytes, 0ns);
+      const bool planned = kind == AgreementKind::kPlanned;
+      job.addModel(rank, 0, kNetwork, kSliceBytes, planned ? plan : std::vector<SliceIndex>{});
+      for (int number = 0; number < 3; ++number) {
+        job.step(rank, 0, number, random);
+      }
+      CHECK_THROWS(
+          InvalidUsage,
+          job.engine(rank).retune(
+              planned ? AgreementKind::kLeader : AgreementKind::kPlanned,
+              planned ? Policy::kPriority : Policy::kPlanned, 4 * kSliceBytes, 0ns));
+      job.engine(rank).removeModel(0);
+      everybody.arrive_and_wait(); // nothing is under way on any rank
+    }
+  });
+}
+
+TEST(aSecondModelEndsThePlanWhereverTheRanksAre) {
+  const SliceLayout layout(kNetwork, kSliceBytes);
+  const std::size_t slices = layout.slices().size();
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    EngineOptions options;
+    options.agreement = AgreementKind::kPlanned;
+    options.policy = Policy::kPlanned;
+    options.creditBytes = 4 * kSliceBytes;
+    Job job(3, options);
+    std::mt19937 random(seed);
+    std::vector<SliceIndex> plan(slices);
+    std::iota(plan.begin(), plan.end(), 0);
+    std::shuffle(plan.begin(), plan.end(), random);
+    std::vector<std::vector<TensorId>> order(3, std::vector<TensorId>(kNetwork.size()));
+    std::vector<std::size_t> before(3); // gradients that a rank has before it adds the model
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      std::iota(order[rank].begin(), order[rank].end(), 0);
+      std::shuffle(order[rank].begin(), order[rank].end(), random);
+      before[rank] = random() % (kNetwork.size() + 1);
+    }
+    std::vector<std::uint64_t> issued(3);
+    std::barrier everybody(3);
+    test::onThreads(3, [&](int rank) {
+      const auto own = static_cast<std::size_t>(rank);
+      std::mt19937 mine(seed + own);
+      job.addModel(rank, 0, kNetwork, kSliceBytes, plan);
+      job.step(rank, 0, 0, mine);
+      const auto produce = [&](std::size_t from, std::size_t to) {
+        for (std::size_t i = from; i < to; ++i) {
+          std::ranges::fill(job.values(rank, {0, order[own][i]}), 1.0F);
+          job.ready(rank, {0, order[own][i]});
+        }
+      };
+      produce(0, before[own]);
+      issued[own] = job.engine(rank).holdPlan().value();
+      everybody.arrive_and_wait();
+      job.engine(rank).endPlan(
+          *std::ranges::max_element(issued), AgreementKind::kLeader, Policy::kPriority);
+      job.addModel(rank, 1, kTwo, kSliceBytes);
+      produce(before[own], kNetwork.size());
+      job.step(rank, 1, 1, mine);
+      for (TensorId tensor = 0; tensor < kNetwork.size(); ++tensor) {
+        job.wait(rank, {0, tensor});
+        CHECK_EQUAL(job.values(rank, {0, tensor})[0], 3.0F);
+      }
+      job.step(rank, 0, 2, mine);
+      CHECK(!job.engine(rank).holdPlan());
+    });
+  }
 }
 
 TEST(aRankMayRegisterItsModelLate) {
@@ -547,7 +632,7 @@ TEST(aGradientThatComesWhileAnotherThreadDrivesIsWatchedAsWell) {
   options.warn = [](const std::string&) {};
   const auto engine = std::make_shared<Engine>(options, world->transport(0), control);
   engine->start();
-  std::thread listener([&] { control->hear(1, {ControlMessage::Kind::kSlices, {}}); });
+  std::thread listener([&] { control->hear(1, {ControlMessage::Kind::kSlices, {0}}); });
   control->sending.wait(); // of the answer: the listener drives
   const auto layout = std::make_shared<SliceLayout>(kTwo, 64);
   std::vector<float> values(static_cast<std::size_t>(layout->bufferBytes().front()) / 4, 0.0F);
@@ -914,7 +999,7 @@ constexpr auto kLead = 300ms;
 
 /// One step, from which the engine learns when to begin a hold with kLead.
 void learnHold(Engine& engine, const std::function<void(TensorId)>& exchange) {
-  engine.retune(Policy::kPriority, 2 << 20, kLead);
+  engine.retune(AgreementKind::kLeader, Policy::kPriority, 2 << 20, kLead);
   exchange(1);
   std::this_thread::sleep_for(2 * kLead + 1ms); // a hold is about time
   exchange(2);
@@ -932,7 +1017,7 @@ TEST(aLargeFirstSliceDoesNotWait) {
     job.wait(0, {0, tensor});
   };
   learnHold(job.engine(0), exchange);
-  job.engine(0).retune(Policy::kPriority, 2 << 20, 24h);
+  job.engine(0).retune(AgreementKind::kLeader, Policy::kPriority, 2 << 20, 24h);
   job.ready(0, {0, 2});
   exchange(0);
 }
@@ -967,7 +1052,7 @@ TEST(theFirstSliceTravelsAlone) {
       ready(tensor);
       transport->take(1).front().second(nullptr);
     });
-    engine->retune(Policy::kPriority, 2 << 20, lead);
+    engine->retune(AgreementKind::kLeader, Policy::kPriority, 2 << 20, lead);
   };
 
   learnThenSetLead(1h);

@@ -32,6 +32,7 @@ class Workload:
         whole_steps: a model's tensors become ready again when all have been exchanged, as with a
             backward pass after a forward pass; else each for itself.
         late: ranks register their models at any time; else before anything happens.
+        fan_out: how many children a rank may have in the tree of ranks.
     """
 
     models: dict[int, list[tuple[str, int, int]]]
@@ -41,13 +42,20 @@ class Workload:
     steps: int
     whole_steps: bool
     late: bool
+    fan_out: int = 4
 
 
 class _Rank:
     """One rank and what the world knows about it."""
 
-    def __init__(self, agreement: Agreement) -> None:
+    def __init__(self, agreement: Agreement, parent: int, children: range, heard: set[int]) -> None:
         self.agreement = agreement
+        self.parent, self.children, self.heard = parent, children, heard
+        # What it knows: (child, slice), how many times the slice has been ready in that subtree.
+        self.known: dict[tuple[int, SliceKey], int] = {}
+        self.complete: dict[SliceKey, int] = {}  # how many times there and on all that it hears
+        self.reported: dict[SliceKey, int] = {}  # to its parent, or decided before it was heard
+        self.decided: dict[SliceKey, int] = {}  # how many times it has been told to issue the slice
         self.models_to_add: list[int] = []
         self.idle: list[TensorKey] = []  # may become ready now
         self.waiting: dict[int, list[TensorKey]] = {}  # for the rest of their model's step
@@ -58,10 +66,12 @@ class _Rank:
         self.in_flight: set[SliceKey] = set()
         self.in_flight_bytes = 0
         self.times_ready: dict[SliceKey, int] = {}
-        self.asked = False  # rank 0, to hear it or to do so no more
-        self.reports = False
+        self.told: dict[int, int] = {}  # by child: how many decisions it has been sent
+        self.asked = False  # its parent, to hear it or to do so no more
+        self.reports = False  # its parent hears it
         self.finished: list[SliceKey] = []  # by the network, the rank has not been told
         self.issued = 0
+        self.decisions = 0  # so many, of all slices
         self.dirty = False  # news since it last decided
 
 
@@ -86,19 +96,26 @@ class World:
         self.order: list[SliceKey] = []  # in which slices were issued first
         self.issuers: list[int] = []  # for each entry of `order`: how many ranks have issued it
         self.mail: dict[tuple[int, int], deque[list[tuple[SliceKey, int]]]] = {}
-        self.heard = set(range(1, work.size)) if kind == AgreementKind.NEGOTIATED else set()
-        # What rank 0 knows: (rank, slice), how many times the slice has been ready there.
-        self.known: dict[tuple[int, SliceKey], int] = {}
         self.eligible: list[SliceKey] = []  # what rank 0 may decide, in the order it came
-        self.offered: dict[SliceKey, int] = {}  # how many times it was eligible
+        self.ever_heard: set[int] = set()
 
-        self.ranks = [
-            _Rank(Agreement(kind, r, work.size, policy, self.credit)) for r in range(work.size)
-        ]
+        self.ranks = [self._new_rank(number) for number in range(work.size)]
         for rank in self.ranks:
             rank.models_to_add = chance.shuffled(list(self.layouts))
             while not work.late and rank.models_to_add:
                 self._add_model(rank)
+
+    def _new_rank(self, number: int) -> _Rank:
+        work = self.work
+        agreement = Agreement(
+            self.kind, number, work.size, self.policy, self.credit, fan_out=work.fan_out
+        )
+        first = number * work.fan_out + 1
+        children = range(min(first, work.size), min(first + work.fan_out, work.size))
+        heard = set(children) if self.kind == AgreementKind.NEGOTIATED else set()
+        rank = _Rank(agreement, (number - 1) // work.fan_out, children, heard)
+        rank.reports = self.kind == AgreementKind.NEGOTIATED and number > 0
+        return rank
 
     def run(self) -> None:
         """Plays until nothing can happen any more, then checks that nothing is left."""
@@ -155,8 +172,7 @@ class World:
         for key in became:
             rank.times_ready[key] = rank.times_ready.get(key, 0) + 1
         rank.dirty = True
-        if rank is self.ranks[0]:
-            self._offer(became)
+        self._completed(rank, became)
 
     def _deliver(self, pair: tuple[int, int]) -> None:
         sender, receiver = pair
@@ -165,18 +181,29 @@ class World:
         rank = self.ranks[receiver]
         rank.agreement.received(sender, slices)
         rank.dirty = True
-        if receiver == 0:
+        if sender in rank.children:
             if not slices:
-                self.heard ^= {sender}
-                self.known = {k: times for k, times in self.known.items() if k[0] != sender}
+                rank.heard ^= {sender}
+                self.ever_heard.add(sender)
                 slices = sorted(self.bytes)
-            elif sender in self.heard:
-                self.known |= {(sender, key): times for key, times in letter}
-            self._offer(slices)
+                rank.known |= {(sender, key): rank.decided.get(key, 0) for key in slices}
+            elif sender in rank.heard:
+                rank.known |= {(sender, key): times for key, times in letter}
+            self._completed(rank, slices)
         elif not slices:
             assert rank.asked, "an answer without a question"
             rank.asked = False
             rank.reports = not rank.reports
+            if rank.reports:  # from the next decision on; nobody has been told what is complete
+                rank.complete, rank.reported = dict(rank.decided), dict(rank.decided)
+                self._completed(rank, sorted(self.bytes))
+        else:
+            self._decided(rank, slices)
+
+    def _decided(self, rank: _Rank, slices: list[SliceKey]) -> None:
+        rank.decisions += len(slices)
+        for key in slices:
+            rank.decided[key] = rank.decided.get(key, 0) + 1
 
     def _decide(self, rank: _Rank) -> None:
         rank.dirty = False
@@ -185,7 +212,7 @@ class World:
         issue, messages = rank.agreement.decide()
         for receiver, slices in messages:
             self._check_message(number, receiver, slices, issue)
-            letter = [(key, rank.times_ready.get(key, 0)) for key in slices]
+            letter = [(key, rank.reported.get(key, 0)) for key in slices]
             self.mail.setdefault((number, receiver), deque()).append(letter)
         for key in issue:
             self._check_issue(number, rank, key)
@@ -199,6 +226,10 @@ class World:
                     everyone.finished.append(key)
             rank.issued += 1
         assert rank.agreement.in_flight_bytes == rank.in_flight_bytes
+        if number == 0:
+            self._decided(rank, issue)
+        elif rank.reports:
+            assert rank.reported == rank.complete, f"rank {number} owes reports"
         follows = number > 0 or self.kind == AgreementKind.PLANNED
         if follows or in_flight_bytes <= self.credit // 2:  # rank 0 fills the window by halves
             self._check_no_idling(number, rank)
@@ -225,18 +256,19 @@ class World:
 
     # -------------------------------------------------------------------------- what must hold
 
-    def _offer(self, slices: list[SliceKey]) -> None:
-        """Rank 0 has learned something: which of these may it decide now that it could not before?
+    def _completed(self, rank: _Rank, slices: list[SliceKey]) -> None:
+        """A rank has learned something: which of these are now ready on all ranks that it hears?
 
-        What was eligible once stays so, although a rank is heard from then on.
+        What was complete once stays so, although a child is heard from then on. Rank 0 may decide
+        what is complete there.
         """
         for key in slices:
-            times = self.ranks[0].times_ready.get(key, 0)
-            if times > self.offered.get(key, 0) and all(
-                self.known.get((rank, key), 0) >= times for rank in self.heard
-            ):
-                self.offered[key] = times
-                self.eligible.append(key)
+            known = [rank.known.get((child, key), 0) for child in rank.heard]
+            times = min([rank.times_ready.get(key, 0), *known])
+            if times > rank.complete.get(key, 0):
+                rank.complete[key] = times
+                if rank is self.ranks[0]:
+                    self.eligible.append(key)
 
     def _urgency(self, key: SliceKey) -> tuple[int, int]:
         return key[1], key[0]
@@ -256,23 +288,35 @@ class World:
         self, sender: int, receiver: int, slices: list[SliceKey], issue: list[SliceKey]
     ) -> None:
         assert self.kind != AgreementKind.PLANNED, "a plan needs no messages"
-        assert (sender == 0) != (receiver == 0), "messages go along the star"
         rank = self.ranks[sender]
-        if not slices:
-            assert self.kind == AgreementKind.LEADER, "nobody has to ask"
-            if sender > 0:
-                assert not rank.asked, "asks twice"
-                rank.asked = True
-                if not rank.reports:
-                    assert not issue
-                    assert not rank.in_flight, "holds up nobody"
-                    assert self.order[rank.issued] not in rank.ready, "holds up nobody"
-        elif sender == 0:
-            assert slices == issue, "rank 0 tells what it issues"
-        else:
-            assert rank.reports or self.kind == AgreementKind.NEGOTIATED, "nobody hears it"
-            assert len(set(slices)) == len(slices)
-            assert rank.ready.issuperset(slices), "reports what is not ready"
+        if receiver in rank.children:
+            told = rank.told.get(receiver, 0)
+            rank.told[receiver] = told + len(slices)
+            if sender == 0:
+                assert not slices or slices == issue, "rank 0 tells what it issues"
+            else:
+                assert rank.told[receiver] <= rank.decisions, "decides by itself"
+                assert slices == self.order[told : rank.told[receiver]], "passes on another order"
+            assert slices or self.kind == AgreementKind.LEADER, "nobody has to ask"
+            return
+        assert sender > 0
+        assert receiver == rank.parent, "messages go along the tree"
+        if slices:
+            assert rank.reports, "nobody hears it"
+            for key in slices:
+                rank.reported[key] = rank.reported.get(key, 0) + 1
+            early = [key for key in slices if rank.reported[key] > rank.complete.get(key, 0)]
+            assert not early, f"rank {sender} reports what is not ready: {early}"
+            return
+        assert self.kind == AgreementKind.LEADER, "nobody has to ask"
+        assert not rank.asked, "asks twice"
+        rank.asked = True
+        if rank.reports:
+            assert not rank.heard, "its children are heard no more"
+        elif not rank.heard:
+            assert not issue
+            assert not rank.in_flight, "holds up nobody"
+            assert self.order[rank.issued] not in rank.ready, "holds up nobody"
 
     def _check_issue(self, number: int, rank: _Rank, key: SliceKey) -> None:
         assert key in rank.ready, f"rank {number} issues {key}, which is not ready or issued twice"
@@ -296,13 +340,10 @@ class World:
             following: SliceKey | None = self._planned(rank.issued)
         elif number == 0:
             following = self._head()
-        elif rank.issued < len(self.order) - self._undelivered(number):
+        elif rank.issued < rank.decisions:
             following = self.order[rank.issued]
         else:
             following = None
         if following is not None and following in rank.ready:
             fits = rank.in_flight_bytes + self.bytes[following] <= self.credit
             assert not fits, f"rank {number} does not issue {following}"
-
-    def _undelivered(self, number: int) -> int:
-        return sum(map(len, self.mail.get((0, number), ())))

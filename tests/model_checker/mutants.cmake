@@ -22,6 +22,7 @@ function(add_mutant name file old new)
   set(mutant ${CMAKE_CURRENT_BINARY_DIR}/mutants/${name}.cc)
   file(CONFIGURE OUTPUT ${mutant} CONTENT "${text}" @ONLY)
   add_executable(mutant_${name} EXCLUDE_FROM_ALL ${mutant})
+  target_compile_options(mutant_${name} PRIVATE -w) # what a mutant drops leaves names unused
   target_link_libraries(mutant_${name} PRIVATE model_checker_parts hvd_order_core)
   set_target_properties(
     mutant_${name} PROPERTIES
@@ -30,87 +31,87 @@ function(add_mutant name file old new)
 endfunction()
 
 # ------------------------------------------------------------------ rank 0
-add_mutant(leader_offers_while_one_rank_lacks leader.cc
-  [[--models_[slice.model].lacking[slice.index] == 0]]
-  [[--models_[slice.model].lacking[slice.index] == 1]])
-add_mutant(leader_forgets_offers_when_it_starts_to_hear leader.cc
-  [[models_[model].offered[slice] ? -1 : 0]]
-  [[0]])
-add_mutant(leader_keeps_offers_marked_after_the_issue leader.cc
-  [[models_[slice->model].offered[slice->index] = 0;]]
-  [[]])
-add_mutant(leader_waits_for_a_rank_that_it_no_longer_hears leader.cc
-  [[if (peer.ahead[model][slice] <= 0) {]]
-  [[if (false) {]])
-add_mutant(leader_counts_reports_of_a_rank_that_it_no_longer_hears leader.cc
-  [[if (!heard) {]]
-  [[if (false) {]])
-add_mutant(leader_does_not_wait_for_the_next_report leader.cc
-  [[--peer.ahead[slice.model][slice.index] <= 0]]
-  [[--peer.ahead[slice.model][slice.index] < 0]])
-add_mutant(leader_does_not_wait_for_heard_ranks_in_a_new_model leader.cc
-  [[lacking.assign(slices, 1 + heardPeers_)]]
-  [[lacking.assign(slices, 1)]])
-add_mutant(leader_drops_early_reports leader.cc
-  [[early_.push_back({from, slice});]]
+add_mutant(leader_offers_again leader.cc
+  [[  complete_.clear();
+]]
   [[]])
 add_mutant(leader_answers_after_its_decisions leader.cc
-  [[  for (const Rank rank : answers_) {
-    out.messages.push_back({rank, {}});
-  }
-  answers_.clear();
-]]
+  [[  subtree_.takeMessages(out.messages);
+  if (!mayDecide()) {]]
   [[  struct AtTheEnd {
     Decisions& out;
-    std::vector<Rank> ranks;
+    std::vector<SliceMessage> messages;
     ~AtTheEnd() {
-      for (const Rank rank : ranks) {
-        out.messages.push_back({rank, {}});
-      }
+      out.messages.insert(out.messages.end(), messages.begin(), messages.end());
     }
   };
-  const AtTheEnd answers{out, answers_};
-  answers_.clear();
+  AtTheEnd answers{out, {}};
+  subtree_.takeMessages(answers.messages);
+  if (!mayDecide()) {]])
+
+# ------------------------------------------------------------------ every rank that has children
+add_mutant(subtree_does_not_wait_for_its_children subtree.cc
+  [[least = std::min(least, grownAt(child.reported, slice));]]
+  [[]])
+add_mutant(subtree_counts_a_round_too_many_when_it_starts_to_hear subtree.cc
+  [[return c.decided; });]]
+  [[return c.decided + 1; });]])
+add_mutant(subtree_counts_a_decided_round_as_lacking_when_it_starts_to_hear subtree.cc
+  [[return c.decided; });]]
+  [[return c.decided - (c.decided > 0 ? 1 : 0); });]])
+add_mutant(subtree_waits_for_a_child_that_it_no_longer_hears subtree.cc
+  [[      report({model, slice}, complete);
+]]
+  [[]])
+add_mutant(subtree_forgets_what_was_decided subtree.cc
+  [[++grownAt(counts_, slice).decided;]]
+  [[grownAt(counts_, slice);]])
+add_mutant(subtree_drops_reports_of_unknown_models subtree.cc
+  [[    ++grownAt(sender.reported, slice);
+]]
+  [[    if (slice.model < counts_.size()) {
+      ++grownAt(sender.reported, slice);
+    }
 ]])
-add_mutant(leader_forgets_the_last_rank leader.cc
-  [[static_cast<std::size_t>(rank) < peers_.size(); ++rank) {
-    out]]
-  [[static_cast<std::size_t>(rank) + 1 < peers_.size(); ++rank) {
-    out]])
+add_mutant(subtree_forgets_the_last_child subtree.cc
+  [[place_.isChild(child); ++child) {
+    messages_]]
+  [[place_.isChild(child + 1); ++child) {
+    messages_]])
 
 # ------------------------------------------------------------------ the other ranks
 add_mutant(follower_takes_what_is_ready_first follower.cc
   [[  while (!decided_.empty() && scheduler_.take(decided_.front())) {
     out.issue.push_back(decided_.front());
     decided_.pop_front();
+  }
 ]]
   [[  const auto ready = [this](SliceKey slice) { return scheduler_.take(slice); };
   for (auto at = std::ranges::find_if(decided_, ready); at != decided_.end();
        at = std::ranges::find_if(decided_, ready)) {
     out.issue.push_back(*at);
     decided_.erase(at);
+  }
 ]])
-add_mutant(follower_reports_twice follower.cc
-  [[    out.messages.push_back({0, unreported_});
+add_mutant(follower_does_not_pass_decisions_on follower.cc
+  [[  subtree_.decided(slices);
 ]]
-  [[    out.messages.push_back({0, unreported_});
-    out.messages.push_back({0, unreported_});
+  [[]])
+add_mutant(follower_reports_twice follower.cc
+  [[    out.messages.push_back({parent, unreported_});
+]]
+  [[    out.messages.push_back({parent, unreported_});
+    out.messages.push_back({parent, unreported_});
 ]])
-add_mutant(follower_reports_what_was_decided_before_the_answer follower.cc
-  [[decidedUnheard_ = decided_.size();]]
-  [[decidedUnheard_ = 0;]])
+add_mutant(follower_reports_what_was_decided_before_the_answer subtree.cc
+  [[counts.reported = counts.decided;]]
+  [[counts.reported = 0;]])
 add_mutant(follower_reports_only_what_becomes_ready_after_the_answer follower.cc
-  [[unreported_ = undecided_;]]
-  [[]])
-add_mutant(follower_counts_issued_slices_as_decided_unheard follower.cc
-  [[decidedUnheard_ -= decidedUnheard_ > 0 ? 1 : 0;]]
-  [[]])
-add_mutant(follower_keeps_decided_slices_as_undecided follower.cc
-  [[undecided_.erase(std::next(place).base());]]
-  [[]])
+  [[startReports(undecided_, unreported_)]]
+  [[startReports({}, unreported_)]])
 add_mutant(follower_sleeps_although_it_reports follower.cc
-  [[return !decided_.empty() || reports_;]]
-  [[return !decided_.empty();]])
+  [[!decided_.empty() || subtree_.reports() ||]]
+  [[!decided_.empty() ||]])
 
 # ------------------------------------------------------------------ credit, plan, slices
 add_mutant(credit_is_exceeded_by_a_slice scheduler.cc

@@ -27,6 +27,7 @@ struct Setup {
   AgreementKind agreement = AgreementKind::kLeader;
   Policy policy = Policy::kPriority;
   int ranks = 2;
+  int fanOut = kFanOut; ///< of the tree of ranks
   int steps = 2;
   int creditUnits = 1;
   std::vector<TensorSet> models;

@@ -31,6 +31,9 @@ std::string nameOf(const Setup& setup) {
     name << (setup.policy == Policy::kArrival ? "-arrival" : "-priority");
   }
   name << '-' << setup.ranks << 'r';
+  if (setup.fanOut != kFanOut) {
+    name << "-fan" << setup.fanOut;
+  }
   for (const TensorSet& model : setup.models) {
     name << '-';
     char letter = 'a';
@@ -123,6 +126,9 @@ std::vector<Setup> quickSetups() {
     all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kMixed}});
     all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kFour}});
     all.add({.agreement = kind, .ranks = 4, .steps = 1, .models = {kTwo}});
+    // Ranks below others in the tree: a chain, and rank 3 below rank 1.
+    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .steps = 1, .models = {kTwo}});
+    all.add({.agreement = kind, .ranks = 4, .fanOut = 2, .steps = 1, .models = {kTwo}});
     // Models registered at other times on other ranks.
     for (const Rank rank : {0, 1}) {
       all.add(
@@ -174,6 +180,9 @@ std::vector<Setup> largeSetups() {
     all.addPolicies({.agreement = kind, .ranks = 2, .models = {kThree}});
     all.addPolicies({.agreement = kind, .ranks = 3, .models = {kTwo}});
     all.addPolicies({.agreement = kind, .ranks = 3, .steps = 1, .models = {kThree}});
+    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .models = {kTwo}, .wholeSteps = true});
+    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .steps = 3, .models = {kTwo}, .lags = 2});
+    all.add({.agreement = kind, .ranks = 4, .fanOut = 1, .models = {kOne}});
     all.add({.agreement = kind, .ranks = 2, .models = {kMixed}});
     all.add({.agreement = kind, .ranks = 3, .steps = 1, .models = {kParts}});
     all.add({.agreement = kind, .ranks = 4, .models = {kTwo}, .wholeSteps = true});

@@ -43,7 +43,7 @@ World::World(const Setup& setup, const Layouts& layouts) : setup_(&setup), layou
         .agreement = Copied(
             Agreement::create(
                 setup.agreement, rank, setup.ranks, setup.policy, setup.creditUnits * kUnit,
-                setup.hearing))});
+                setup.fanOut, setup.hearing))});
     for (const auto& layout : layouts) {
       Node::Model model;
       model.ready.assign(layout->tensors().size(), 0);

@@ -6,6 +6,8 @@ these are more than 10,000 random schedules; see ``helpers.property_cases`` on h
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from helpers.agreement_world import Workload, World
 from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_specs
@@ -67,7 +69,42 @@ def test_ranks_that_hold_up_the_others_are_heard(
     work = Workload({0: specs}, 64, 0, size, 3, whole_steps, late=False)
     world = World(AgreementKind.LEADER, policy, work, chance)
     world.run()
-    event(f"ranks heard: {len(world.heard)}")
+    event(f"ranks heard: {len(world.ever_heard)}")
+
+
+TREES = st.one_of(
+    st.tuples(st.integers(2, 5), st.just(1)),  # a chain
+    st.tuples(st.integers(4, 14), st.just(2)),
+    st.tuples(st.integers(5, 20), st.sampled_from([3, 4])),
+)  # how many ranks, fan-out
+
+
+@pytest.mark.parametrize(("kind", "policy"), ANY_ORDER, ids=NAMES)
+@cases(150)
+@given(
+    tree=TREES,
+    work=workloads((0, 3)),
+    chance=choices(),
+)
+def test_a_tree_of_ranks_issues_one_order(
+    kind: AgreementKind, policy: Policy, tree: tuple[int, int], work: Workload, chance: Choices
+) -> None:
+    size, fan_out = tree
+    World(kind, policy, replace(work, size=size, fan_out=fan_out), chance).run()
+
+
+@pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
+@cases(300)
+@given(tree=TREES, tensors=st.integers(8, 14), whole_steps=st.booleans(), chance=choices())
+def test_requests_to_be_heard_climb_the_tree(
+    policy: Policy, tree: tuple[int, int], tensors: int, whole_steps: bool, chance: Choices
+) -> None:
+    specs = [(f"t{i}", 64, 0) for i in range(tensors)]
+    size, fan_out = tree
+    work = Workload({0: specs}, 64, 0, size, 3, whole_steps, late=False, fan_out=fan_out)
+    world = World(AgreementKind.LEADER, policy, work, chance)
+    world.run()
+    event(f"ranks heard: {len(world.ever_heard)}")
 
 
 @cases(1500)

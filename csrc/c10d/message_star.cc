@@ -1,0 +1,92 @@
+#include "c10d/message_star.h"
+
+#include <cstring>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "scheduler/tree.h"
+
+// A queue behind the control connections. A text travels as a control message of kText: its number
+// of bytes, then the bytes in words. The first ranks, as many as rank 0 has children in the tree,
+// are its neighbours, so small jobs have only fast connections.
+
+namespace hvd_order {
+
+namespace {
+
+constexpr auto kText = static_cast<ControlMessage::Kind>(0);
+
+ControlMessage wrap(const std::string& text) {
+  const std::size_t words = (text.size() + sizeof(std::uint32_t) - 1) / sizeof(std::uint32_t);
+  ControlMessage message{kText, std::vector<std::uint32_t>(1 + words, 0)};
+  message.words[0] = static_cast<std::uint32_t>(text.size());
+  std::memcpy(message.words.data() + 1, text.data(), text.size());
+  return message;
+}
+
+std::string unwrap(const ControlMessage& message) {
+  return {reinterpret_cast<const char*>(message.words.data() + 1), message.words.at(0)};
+}
+
+std::string whatOf(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "unknown error";
+  }
+}
+
+std::vector<Rank> nearInStar(Rank rank, int size) {
+  if (rank == 0) {
+    return neighboursInTree(0, size);
+  }
+  return rank <= kFanOut ? std::vector<Rank>{0} : std::vector<Rank>{};
+}
+
+} // namespace
+
+MessageStar::MessageStar(c10::intrusive_ptr<c10d::ProcessGroup> group, Rank rank, int size)
+    : control_(std::move(group), rank, size, nearInStar(rank, size)) {}
+
+MessageStar::~MessageStar() {
+  close();
+}
+
+void MessageStar::start() {
+  control_.start(
+      [this](Rank from, const ControlMessage& message) { put({from, false, unwrap(message)}); },
+      [this](Rank from, const std::exception_ptr& error) { put({from, true, whatOf(error)}); });
+}
+
+void MessageStar::send(Rank to, const std::string& text) {
+  control_.send(to, wrap(text));
+}
+
+void MessageStar::put(News news) {
+  const std::scoped_lock lock(mutex_);
+  news_.push_back(std::move(news));
+  changed_.notify_one();
+}
+
+std::optional<MessageStar::News> MessageStar::next() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return closed_ || !news_.empty(); });
+  if (closed_) {
+    return std::nullopt;
+  }
+  News news = std::move(news_.front());
+  news_.pop_front();
+  return news;
+}
+
+void MessageStar::close() noexcept {
+  control_.stop();
+  const std::scoped_lock lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+} // namespace hvd_order
