@@ -63,9 +63,6 @@ add_mutant(subtree_waits_for_a_child_that_it_no_longer_hears subtree.cc
   [[      report({model, slice}, complete);
 ]]
   [[]])
-add_mutant(subtree_forgets_what_was_decided subtree.cc
-  [[++grownAt(counts_, slice).decided;]]
-  [[grownAt(counts_, slice);]])
 add_mutant(subtree_drops_reports_of_unknown_models subtree.cc
   [[    ++grownAt(sender.reported, slice);
 ]]
