@@ -1,6 +1,7 @@
 # make build    environment and extensions        make test     everything a change must pass
 # make demo     DDP and hvd_order side by side  make lint     style, types, import rules
 # make sanitize C++ tests under ThreadSanitizer and AddressSanitizer
+# make model-check  every interleaving of small jobs, and broken rules that this must find
 # make fuzz     arbitrary bytes into what reads bytes of others (needs clang++)
 # make chaos    faults at random in real jobs: MINUTES=10 SEED=1
 # make bench    all benchmarks                    make results  page of results from benchmarks/results
@@ -32,7 +33,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs test test-long test-third-party chaos check lint lint-python lint-cpp format cpp-test sanitize fuzz \
+.PHONY: build dev demo docs test test-long test-third-party chaos check lint lint-python lint-cpp format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -173,7 +174,14 @@ cpp-test: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_tests
 	"$(BIN)/ctest" --test-dir $(CMAKE_DIR) --output-on-failure --no-tests=error
 
-CPP_FILES = $(shell find csrc tests/cpp tests/fuzz benchmarks -name '*.cc' -o -name '*.h' | sort)
+# See tests/model_checker/README.md.
+model-check: build
+	"$(BIN)/cmake" --build $(CMAKE_DIR) --target model_checker mutants
+	$(CMAKE_DIR)/model_checker
+	$(CMAKE_DIR)/model_checker --large
+	"$(BIN)/python" tests/model_checker/run_mutants.py $(CMAKE_DIR)/mutants/bin
+
+CPP_FILES = $(shell find csrc tests/cpp tests/fuzz tests/model_checker benchmarks -name '*.cc' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
 PURE_FOLDERS = base scheduler simulate simulate/network engine transport server server/arithmetic server/wire server/slice server/admission
 TIDY_FILES = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.cc))

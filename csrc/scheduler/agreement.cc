@@ -13,7 +13,8 @@ std::unique_ptr<Agreement> Agreement::create(
     int size,
     Policy policy,
     ByteCount creditBytes,
-    int fanOut) {
+    int fanOut,
+    HearingLimits hearing) {
   if (rank < 0 || rank >= size) {
     throw InvalidUsage(concat("rank ", rank, " of ", size));
   }
@@ -32,7 +33,7 @@ std::unique_ptr<Agreement> Agreement::create(
       if (rank == 0) {
         return std::make_unique<Leader>(size, fanOut, policy, creditBytes, reports);
       }
-      return std::make_unique<Follower>(rank, size, fanOut, policy, creditBytes, reports);
+      return std::make_unique<Follower>(rank, size, fanOut, policy, creditBytes, reports, hearing);
     }
   }
   throw BrokenInvariant("unknown agreement kind");

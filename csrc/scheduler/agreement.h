@@ -18,6 +18,12 @@ enum class AgreementKind {
   kPlanned,    ///< every rank follows the plan; no messages
 };
 
+/// When a follower asks its parent to hear it, and to stop (follower.h).
+struct HearingLimits {
+  int holdUps = 3;      ///< in a backward pass
+  int passesHeard = 64; ///< backward passes
+};
+
 /// A message about slices to a neighbour in the tree of ranks (tree.h). Its meaning depends on the
 /// direction. To the parent: these slices are ready on the sender and the ranks below it. To a
 /// child: issue these slices next, in this order. An empty list: see subtree.h.
@@ -60,7 +66,8 @@ class Agreement {
       int size,
       Policy policy,
       ByteCount creditBytes,
-      int fanOut = kFanOut);
+      int fanOut = kFanOut,
+      HearingLimits hearing = {});
 
   virtual ~Agreement() = default;
 
@@ -118,6 +125,13 @@ class Agreement {
 
   [[nodiscard]] const Scheduler& scheduler() const {
     return scheduler_;
+  }
+
+  /// Returns an agreement in the same state, which then goes its own way.
+  [[nodiscard]] virtual std::unique_ptr<Agreement> clone() const = 0;
+  /// Appends all that later decisions depend on, apart from what never changes.
+  virtual void appendState(StateWords& words) const {
+    scheduler_.appendState(words);
   }
 
  protected:

@@ -13,7 +13,7 @@
 // children as soon as they arrive, whether or not this rank can follow them.
 //
 // A hold-up is a head that is not ready here while nothing is in flight and undecided slices could
-// be sent. After kHoldUps of them in one backward pass, the follower sends its parent an empty
+// be sent. After `holdUps` of them in one backward pass, the follower sends its parent an empty
 // message, which asks to be heard. A pass ends when slice 0 is ready, since slice 0 is produced
 // last.
 //
@@ -32,10 +32,12 @@ Follower::Follower(
     int fanOut,
     Policy policy,
     ByteCount creditBytes,
-    bool alwaysReports)
+    bool alwaysReports,
+    HearingLimits hearing)
     : Agreement(policy, creditBytes),
       subtree_(rank, size, fanOut, alwaysReports, alwaysReports),
-      alwaysReports_(alwaysReports) {}
+      alwaysReports_(alwaysReports),
+      hearing_(hearing) {}
 
 void Follower::sliceReady(SliceKey slice) {
   subtree_.ready(slice, unreported_);
@@ -111,8 +113,8 @@ void Follower::decide(Decisions& out) {
 }
 
 bool Follower::wantsChange() const {
-  const bool wantsReports =
-      subtree_.hearsAny() || (subtree_.reports() ? passes_ < kPassesHeard : holdUps_ >= kHoldUps);
+  const bool wantsReports = subtree_.hearsAny() ||
+      (subtree_.reports() ? passes_ < hearing_.passesHeard : holdUps_ >= hearing_.holdUps);
   return !alwaysReports_ && !asked_ && subtree_.reports() != wantsReports;
 }
 
@@ -132,6 +134,23 @@ bool Follower::mayDecide() const {
 
 std::optional<SliceKey> Follower::head() const {
   return decided_.empty() ? std::nullopt : std::optional(decided_.front());
+}
+
+void Follower::appendState(StateWords& words) const {
+  Agreement::appendState(words);
+  subtree_.appendState(words);
+  appendSlices(words, decided_);
+  appendSlices(words, undecided_);
+  appendSlices(words, unreported_);
+  // The rest has no effect on decisions where it is written as 0.
+  const bool reports = subtree_.reports();
+  const int passes = std::min(passes_, hearing_.passesHeard);
+  const int holdUps = std::min(holdUps_, hearing_.holdUps);
+  words.insert(
+      words.end(),
+      {asked_, static_cast<std::uint64_t>(reports && !alwaysReports_ ? passes : 0),
+       static_cast<std::uint64_t>(reports ? 0 : holdUps),
+       heldUpBy_ && !alwaysReports_ ? 1 + std::uint64_t{heldUpBy_->word()} : 0});
 }
 
 } // namespace hvd_order

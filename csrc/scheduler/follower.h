@@ -13,15 +13,12 @@ namespace hvd_order {
 ///
 /// A rank that is late by more than the transfer time of the bytes in flight delays all ranks:
 /// slices that rank 0 has decided and this rank lacks take the credit, while slices that all ranks
-/// have wait. After kHoldUps such hold-ups in a backward pass, the follower asks its parent to hear
-/// it (subtree.h) and reports its ready slices for kPassesHeard backward passes. Then it stops
-/// reporting until the next hold-ups. A follower that hears a child asks as well, and reports until
-/// it hears no child.
+/// have wait. After HearingLimits::holdUps such hold-ups in a backward pass, the follower asks its
+/// parent to hear it (subtree.h) and reports its ready slices for HearingLimits::passesHeard
+/// backward passes. Then it stops reporting until the next hold-ups. A follower that hears a child
+/// asks as well, and reports until it hears no child.
 class Follower final : public Agreement {
  public:
-  static constexpr int kHoldUps = 3;
-  static constexpr int kPassesHeard = 64;
-
   /// @param alwaysReports report ready slices from the start, as kNegotiated requires.
   Follower(
       Rank rank,
@@ -29,12 +26,17 @@ class Follower final : public Agreement {
       int fanOut,
       Policy policy,
       ByteCount creditBytes,
-      bool alwaysReports);
+      bool alwaysReports,
+      HearingLimits hearing);
 
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
   [[nodiscard]] bool mayDecide() const override;
   [[nodiscard]] std::optional<SliceKey> head() const override;
+  [[nodiscard]] std::unique_ptr<Agreement> clone() const override {
+    return std::make_unique<Follower>(*this);
+  }
+  void appendState(StateWords& words) const override;
 
  private:
   void sliceReady(SliceKey slice) override;
@@ -45,6 +47,7 @@ class Follower final : public Agreement {
 
   Subtree subtree_;
   const bool alwaysReports_;
+  const HearingLimits hearing_;
   std::deque<SliceKey> decided_;    // by rank 0, not yet issued on this rank
   std::vector<SliceKey> undecided_; // ready here but not decided, in order of readiness
   bool asked_ = false;              // a request to start or stop reports awaits the parent's answer

@@ -59,4 +59,9 @@ void Leader::decide(Decisions& out) {
   }
 }
 
+void Leader::appendState(StateWords& words) const {
+  Agreement::appendState(words);
+  subtree_.appendState(words);
+}
+
 } // namespace hvd_order

@@ -16,6 +16,10 @@ class Leader final : public Agreement {
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
   [[nodiscard]] bool mayDecide() const override;
+  [[nodiscard]] std::unique_ptr<Agreement> clone() const override {
+    return std::make_unique<Leader>(*this);
+  }
+  void appendState(StateWords& words) const override;
 
  private:
   void sliceReady(SliceKey slice) override;

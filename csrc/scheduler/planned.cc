@@ -67,4 +67,11 @@ void Planned::decide(Decisions& out) {
   }
 }
 
+// Hold-ups are told to the owner, and decide nothing here.
+void Planned::appendState(StateWords& words) const {
+  Agreement::appendState(words);
+  words.push_back(ending_ ? 1 : 0);
+  words.push_back(limit_ == std::numeric_limits<std::uint64_t>::max() ? 0 : 1 + limit_ - issued_);
+}
+
 } // namespace hvd_order

@@ -35,6 +35,10 @@ class Planned final : public Agreement {
   [[nodiscard]] bool isSilent() const override {
     return true;
   }
+  [[nodiscard]] std::unique_ptr<Agreement> clone() const override {
+    return std::make_unique<Planned>(*this);
+  }
+  void appendState(StateWords& words) const override;
 
  private:
   void sliceReady(SliceKey slice) override;

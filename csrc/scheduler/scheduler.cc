@@ -290,4 +290,29 @@ std::uint32_t Scheduler::readyCount(TensorKey tensor) const {
   return modelOf(tensor.model).readyCounts.at(tensor.tensor);
 }
 
+void Scheduler::appendState(StateWords& words) const {
+  words.insert(
+      words.end(),
+      {static_cast<std::uint64_t>(policy_), leavingPlan_, static_cast<std::uint64_t>(creditBytes_),
+       static_cast<std::uint64_t>(largestBytes_), models_.size()});
+  for (const auto& model : models_) {
+    words.push_back(model ? 1 + model->planned : 0);
+    if (model) {
+      for (const SliceState state : model->state) {
+        words.push_back(static_cast<std::uint64_t>(state));
+      }
+      words.insert(words.end(), model->offered.begin(), model->offered.end());
+      words.insert(words.end(), model->tensorsToCome.begin(), model->tensorsToCome.end());
+      words.insert(words.end(), model->slicesToGo.begin(), model->slicesToGo.end());
+    }
+  }
+  // Numbers of offers grow forever; only their order matters.
+  std::vector<Candidate> byUrgency = candidates_;
+  std::ranges::sort(byUrgency, {}, &Candidate::urgency);
+  words.push_back(byUrgency.size());
+  for (const Candidate& candidate : byUrgency) {
+    words.push_back(candidate.slice.word());
+  }
+}
+
 } // namespace hvd_order

@@ -7,6 +7,7 @@
 
 #include "base/types.h"
 #include "scheduler/slice_layout.h"
+#include "scheduler/state_words.h"
 
 namespace hvd_order {
 
@@ -110,6 +111,9 @@ class Scheduler final {
   [[nodiscard]] ByteCount creditBytes() const {
     return creditBytes_;
   }
+
+  /// Appends what `next`, `take` and `sliceDone` depend on, apart from what never changes.
+  void appendState(StateWords& words) const;
 
  private:
   enum class SliceState : std::uint8_t { kWaiting, kReady, kInFlight };

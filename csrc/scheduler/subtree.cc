@@ -145,4 +145,35 @@ void Subtree::takeMessages(std::vector<SliceMessage>& out) {
   messages_.clear();
 }
 
+// Counts of rounds grow forever; only their distances to the decided rounds matter, and those of
+// ranks that report or are heard.
+void Subtree::appendState(StateWords& words) const {
+  words.push_back(reports_ ? 1 : 0);
+  for (const Child& child : children_) {
+    words.push_back(child.heard ? 1 : 0);
+  }
+  for (ModelId model = 0; model < counts_.size(); ++model) {
+    words.push_back(counts_[model].size());
+    for (SliceIndex slice = 0; slice < counts_[model].size(); ++slice) {
+      const Counts& counts = counts_[model][slice];
+      words.push_back(counts.ready - counts.decided);
+      words.push_back(reports_ ? counts.reported - counts.decided : 0);
+    }
+  }
+  for (const Child& child : children_) {
+    for (ModelId model = 0; child.heard && model < child.reported.size(); ++model) {
+      words.push_back(child.reported[model].size());
+      for (SliceIndex slice = 0; slice < child.reported[model].size(); ++slice) {
+        const bool known = model < counts_.size() && slice < counts_[model].size();
+        words.push_back(child.reported[model][slice] - (known ? counts_[model][slice].decided : 0));
+      }
+    }
+  }
+  words.push_back(messages_.size());
+  for (const SliceMessage& message : messages_) {
+    words.push_back(static_cast<std::uint64_t>(message.to));
+    appendSlices(words, message.slices);
+  }
+}
+
 } // namespace hvd_order

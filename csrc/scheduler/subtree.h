@@ -58,6 +58,9 @@ class Subtree final {
   /// Moves the messages for the children to the end of `out`.
   void takeMessages(std::vector<SliceMessage>& out);
 
+  /// Same as Agreement::appendState.
+  void appendState(StateWords& words) const;
+
  private:
   using Round = std::uint32_t; // number of rounds of a slice, from the start
 

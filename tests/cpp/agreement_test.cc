@@ -485,7 +485,7 @@ TEST(aRequestToBeHeardClimbsTheTree) {
   exchange("b");
   CHECK_EQUAL(world.empty(), 4U);
   // After 64 passes rank 2 asks to be heard no more; rank 1, which hears no child then, as well.
-  for (int passes = 0; passes < Follower::kPassesHeard; ++passes) {
+  for (int passes = 0; passes < HearingLimits{}.passesHeard; ++passes) {
     CHECK_EQUAL(world.empty(), 4U);
     for (const Rank rank : {0, 1, 2}) {
       CHECK_EQUAL(world.ready(rank, "a"), "");
