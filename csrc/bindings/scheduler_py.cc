@@ -126,8 +126,12 @@ void bindAgreement(py::module_& m) {
   py::class_<Agreement>(
       m, "Agreement", py::module_local(), "One rank's half of the order agreement.")
       .def(
-          py::init(&Agreement::create), py::arg("kind"), py::arg("rank"), py::arg("size"),
-          py::arg("policy"), py::arg("credit_bytes"), py::arg("fan_out") = kFanOut)
+          py::init([](AgreementKind kind, Rank rank, int size, Policy policy, ByteCount credit,
+                      int fanOut) {
+            return Agreement::create(kind, rank, size, policy, credit, fanOut);
+          }),
+          py::arg("kind"), py::arg("rank"), py::arg("size"), py::arg("policy"),
+          py::arg("credit_bytes"), py::arg("fan_out") = kFanOut)
       .def(
           "add_model",
           [](Agreement& a, ModelId model, std::shared_ptr<SliceLayout> layout,
