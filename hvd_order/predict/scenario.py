@@ -275,6 +275,8 @@ class Schedule(SliceSettings):
         agreement: order agreement; "planned" requires the policy of that name.
         plan: all slices of ``Workload.layout`` in the order to issue them, for "planned".
         control_latency_s: latency of a message of the agreement.
+        control_send_s: time of its sender for it; a rank sends one message after the other.
+        fan_out: most children of a rank in the tree along which the ranks agree.
         reservation_lead_s: duration of the link reservation; 0 for none. The engine uses
             ``hvd_order.plan.link.slice_settings.reservation_lead_s``.
         cross_step: whether the next step begins before all gradients have arrived.
@@ -286,6 +288,8 @@ class Schedule(SliceSettings):
     agreement: AgreementName = "leader"
     plan: Sequence[int] = ()
     control_latency_s: float = 0.0
+    control_send_s: float = 0.0
+    fan_out: int = 4
     reservation_lead_s: float = 0.0
     cross_step: bool = True
 
