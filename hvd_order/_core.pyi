@@ -250,7 +250,7 @@ def simulate(
     fan_out: int,
     reservation_lead_s: float,
     program_order: bool,
-    cross_step: bool,
+    cross_iteration: bool,
     every_rank: bool,
     every_agreement: bool,
     steps: int,
@@ -339,10 +339,29 @@ class Engine:
     ) -> None: ...
     def add_model(self, model: int, layout: SliceLayout, plan: list[int] = ...) -> None: ...
     def remove_model(self, model: int) -> None: ...
-    def retune(self, policy: Policy, credit_bytes: int, lead_s: float) -> None:
-        """Changes the policy and the credit.
+    def retune(
+        self, agreement: AgreementKind, policy: Policy, credit_bytes: int, lead_s: float
+    ) -> None:
+        """Changes the agreement, the policy and the credit; every rank, between two steps.
 
         Large slices start no later than ``lead_s`` before the first gradient.
+        """
+
+    def hold_plan(self) -> int | None:
+        """Stops issuing slices of a planned order.
+
+        Returns:
+            The number of slices issued since the order was taken; None if no order is planned.
+        """
+
+    def end_plan(self, issued: int, agreement: AgreementKind, policy: Policy) -> None:
+        """Follows the plan until so many slices have been issued, the most of any rank, then
+        ``agreement``.
+        """
+
+    def take_counts(self) -> tuple[int, int]:
+        """The agreement's messages, and the slices that were late in a planned order, since the
+        last call.
         """
 
     def tensor_ready(self, model: int, tensor: int) -> None: ...

@@ -118,10 +118,12 @@ class GradientSender:
     Attributes:
         model: id in the engine.
         in_backward: whether a backward pass runs and has produced its first gradient.
+        copies_beside: whether a thread of its own copies large CPU gradients.
     """
 
     model: int
     in_backward: bool
+    copies_beside: bool
 
     def __init__(
         self,

@@ -7,7 +7,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -17,6 +16,8 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+from common.ports import free_port
 
 from hvd_order.c10d.parameter_server.connections import MeetingPoint
 from hvd_order.launch.jobs.torch_agent import serve_store
@@ -48,7 +49,7 @@ class _ElasticJob:
             "HVD_ORDER_SLICE_BYTES": "32KiB",
             "OMP_NUM_THREADS": "1",
         }
-        self._port = _free_port()
+        self._port = free_port()
         self._limit = timedelta(seconds=_LIMIT_S)
         self._meeting = MeetingPoint(address, self._limit)
         self._states: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -124,13 +125,6 @@ class _ElasticJob:
             if line.startswith("{"):
                 self._states.put(json.loads(line))
         self._states.put(None)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def elastic(options: argparse.Namespace) -> dict[str, Any]:

@@ -25,6 +25,17 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+def switches() -> int:
+    """Context switches of this process, all threads, of their own accord or not."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_nvcsw + usage.ru_nivcsw
+
+
+def threads() -> int:
+    """Threads of this process."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
 def step_s(answers: Sequence[dict[str, Any]]) -> list[float]:
     """Steps of the whole job, from all ranks' answers. They add up to the time that passed.
 

@@ -1,4 +1,4 @@
-"""Models that compute for real: the demo's GPT and a small convolutional network.
+"""Models that compute for real: the demo's GPT, a small convolutional network, linear layers.
 
 Each is a chain of stages, with a mark after each that notes when the two passes come by.
 """
@@ -102,6 +102,15 @@ class _Classify(nn.Module):
         return functional.cross_entropy(self.linear(x), self.targets)
 
 
+class _Mean(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.mse_loss(self.linear(x), torch.zeros_like(x))
+
+
 def demo_gpt(rank: int) -> tuple[StagedModel, torch.Tensor]:
     """The model of `hvd-order demo`, 13 MB."""
     gpt = Gpt(GptConfig())
@@ -131,7 +140,18 @@ def small_cnn(rank: int) -> tuple[StagedModel, torch.Tensor]:
     return StagedModel(stages), images
 
 
+def linear8(rank: int) -> tuple[StagedModel, torch.Tensor]:
+    """Eight linear layers of 256, 2.1 MB: as little computation as there is."""
+    generator = torch.Generator().manual_seed(1 + rank)
+    stages: dict[str, nn.Module] = {
+        f"linear{i}": nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for i in range(7)
+    }
+    stages["predict"] = _Mean(256)
+    return StagedModel(stages), torch.randn(32, 256, generator=generator)
+
+
 REAL_MODELS: dict[str, Callable[[int], tuple[StagedModel, torch.Tensor]]] = {
     "demo_gpt": demo_gpt,
+    "linear8": linear8,
     "small_cnn": small_cnn,
 }

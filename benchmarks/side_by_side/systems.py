@@ -126,7 +126,11 @@ def hvd_order(
     def note() -> str:
         settings = host.slice_settings
         in_flight = settings.credit_bytes // settings.slice_bytes
-        return f"{settings.slice_bytes >> 10} KiB x {in_flight}, {settings.policy}"
+        awaited = "" if getattr(settings, "cross_iteration", True) else ", awaited in step()"
+        return (
+            f"{settings.slice_bytes >> 10} KiB x {in_flight}, {settings.policy}, "
+            f"{host.agreement}{awaited}"
+        )
 
     return Trainer(
         _loop(model, optimizer, batch), optimizer.flush, lambda: host.settled, hvd.shutdown, note

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from commands import cpu_s, sent_bytes, serve
+from commands import cpu_s, sent_bytes, serve, switches, threads
 from systems import SYSTEMS, Trainer, saturated_all_reduce
 from torch.distributed.tensor import DTensor
 from workloads import Workload, build
@@ -114,8 +114,9 @@ class Worker:
 
         Returns:
             ends: when the warm-up and each later step ended, by the machine's clock.
-            cpu_s, sent_bytes: of the process and of the host, a step; all steps' bytes are counted,
-                up to the last one's arrival.
+            cpu_s, switches, sent_bytes: of the process and of the host, a step; all steps' bytes
+                are counted, up to the last one's arrival.
+            threads: of the process.
         """
         trainer = self._jobs[job].trainer
         recorder = self._jobs[job].work.recorder
@@ -124,16 +125,19 @@ class Worker:
         sent = sent_bytes()
         for number in range(warm_up + count):
             if number == warm_up:
-                began_s = cpu_s()
+                began_s, began_switches = cpu_s(), switches()
             recorder.events.clear()
             trainer.step()
             ends.append(time.monotonic())
         used_s = cpu_s() - began_s
+        switched = switches() - began_switches
         trainer.finish()
         self._barrier()
         return {
             "ends": ends[warm_up - 1 :],
             "cpu_s": used_s / count,
+            "switches": switched / count,
+            "threads": threads(),
             "sent_bytes": (sent_bytes() - sent) / (warm_up + count),
         }
 

@@ -138,11 +138,20 @@ void bindEngine(py::module_& m) {
           py::call_guard<py::gil_scoped_release>())
       .def(
           "retune",
-          [](Engine& engine, Policy policy, ByteCount creditBytes, double lead) {
-            engine.retune(policy, creditBytes, nanoseconds(lead));
-          },
-          py::arg("policy"), py::arg("credit_bytes"), py::arg("lead_s"),
+          [](Engine& engine, AgreementKind agreement, Policy policy, ByteCount creditBytes,
+             double lead) { engine.retune(agreement, policy, creditBytes, nanoseconds(lead)); },
+          py::arg("agreement"), py::arg("policy"), py::arg("credit_bytes"), py::arg("lead_s"),
           py::call_guard<py::gil_scoped_release>())
+      .def("hold_plan", &Engine::holdPlan, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "end_plan", &Engine::endPlan, py::arg("issued"), py::arg("agreement"), py::arg("policy"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "take_counts",
+          [](Engine& engine) {
+            const Engine::Counts counts = engine.takeCounts();
+            return py::make_tuple(counts.messages, counts.holdUps);
+          })
       .def(
           "tensor_ready",
           [](Engine& engine, ModelId model, TensorId tensor) {

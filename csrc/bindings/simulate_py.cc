@@ -199,7 +199,7 @@ void bindSimulate(py::module_& m) {
          std::vector<double> slowness, ByteCount sliceBytes, ByteCount creditBytes, Policy policy,
          AgreementKind agreement, std::vector<SliceIndex> plan, double controlLatencyS,
          double controlSendS, int fanOut, double reservationLeadS, bool programOrder,
-         bool crossStep, bool everyRank, bool everyAgreement, std::uint32_t steps,
+         bool crossIteration, bool everyRank, bool everyAgreement, std::uint32_t steps,
          std::uint32_t recorded) {
         const Scenario scenario{
             .slowness = std::move(slowness),
@@ -214,7 +214,7 @@ void bindSimulate(py::module_& m) {
             .fanOut = fanOut,
             .reservationLeadS = reservationLeadS,
             .order = programOrder ? ComputeOrder::kProgram : ComputeOrder::kReady,
-            .crossStep = crossStep,
+            .crossIteration = crossIteration,
             .everyRank = everyRank,
             .everyAgreement = everyAgreement,
             .steps = steps,
@@ -225,7 +225,7 @@ void bindSimulate(py::module_& m) {
       py::arg("workload"), py::arg("network"), py::kw_only(), py::arg("slowness"),
       py::arg("slice_bytes"), py::arg("credit_bytes"), py::arg("policy"), py::arg("agreement"),
       py::arg("plan"), py::arg("control_latency_s"), py::arg("control_send_s"), py::arg("fan_out"),
-      py::arg("reservation_lead_s"), py::arg("program_order"), py::arg("cross_step"),
+      py::arg("reservation_lead_s"), py::arg("program_order"), py::arg("cross_iteration"),
       py::arg("every_rank"), py::arg("every_agreement"), py::arg("steps"), py::arg("recorded"));
 }
 

@@ -40,6 +40,7 @@ void bindGradients(py::module_& m) {
           py::arg("in_flight_class"), py::arg("guard_attribute"))
       .def_readwrite("model", &GradientSender::model)
       .def_readwrite("in_backward", &GradientSender::inBackward)
+      .def_readwrite("copies_beside", &GradientSender::copiesBeside)
       .def(
           "hook", &GradientSender::hook, py::arg("entry"), py::arg("guard"), py::arg("otherwise"),
           "A hook that sends the ordinary gradient and calls `otherwise` for any other.")

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "base/error.h"
+#include "base/thread_name.h"
 #include "c10d/wait_limits.h"
 #include "scheduler/tree.h"
 
@@ -125,6 +126,7 @@ void C10dControl::post(Rank to, const ControlMessage& message) {
 // Waits for sends one after the other. A frozen peer delays the release of later sends to other
 // ranks. That is little memory, because no rank proceeds then.
 void C10dControl::awaitPosted() {
+  nameThisThread("hvdo sends");
   std::unique_lock lock(postedMutex_);
   while (true) {
     postedChanged_.wait(lock, [this] { return ending_ || posted_.size() >= kPostedBatch; });
@@ -184,6 +186,7 @@ std::optional<at::Tensor> C10dControl::receiveFrame(Peer& peer) {
 }
 
 void C10dControl::listen(Peer& peer) {
+  nameThisThread("hvdo listener");
   Assembly assembly;
   try {
     while (const std::optional<at::Tensor> frame = receiveFrame(peer)) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/thread_name.h"
 #include "c10d/wait_limits.h"
 
 // Receives from many peers with one thread.
@@ -70,6 +71,7 @@ void FarPeers::replenish() {
 }
 
 void FarPeers::tick() {
+  nameThisThread("hvdo clock");
   std::unique_lock lock(mutex_);
   while (!stopped_.wait_for(lock, kTick, [this] { return stopping_; })) {
     if (!receives_.empty()) {
@@ -79,25 +81,35 @@ void FarPeers::tick() {
 }
 
 void FarPeers::listen() {
+  nameThisThread("hvdo far peers");
   while (true) {
     replenish();
     Receive oldest;
     {
       const std::scoped_lock lock(mutex_);
-      if (stopping_ || receives_.empty()) {
+      if (stopping_) {
         return;
       }
-      oldest = receives_.front();
-    }
-    try {
-      if (oldest.work->wait(kForever)) { // silence is not an error
-        dropOldest();
-        take(oldest);
-      } else {
-        look();
+      if (!receives_.empty()) {
+        oldest = receives_.front();
       }
+    }
+    if (!oldest.work) {
+      look(); // says who is lost; nothing can be received any more
+      return;
+    }
+    bool arrived = false;
+    try {
+      arrived = oldest.work->wait(kForever); // silence is not an error
     } catch (const std::exception&) {
       dropOldest(); // its sender died before it sent; the probe reports that
+      continue;
+    }
+    if (arrived) {
+      dropOldest();
+      take(oldest);
+    } else {
+      look();
     }
   }
 }
@@ -146,7 +158,7 @@ void FarPeers::takeArrived() {
     }
   }
   for (const Receive& receive : arrived) {
-    while (!receive.work->wait(kForever)) { // interrupted before it arrived
+    while (!receive.work->wait(kForever)) { // false if it was interrupted before it arrived
     }
     take(receive);
   }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread_name.h"
 
 // A gradient's path through this file:
 // - `tensorReady` (a hook's thread) marks the gradient and wakes the engine's thread.
@@ -99,6 +100,8 @@ Engine::Engine(
               options_.size,
               options_.policy,
               options_.creditBytes)),
+      kind_(options_.agreement),
+      planned_(dynamic_cast<Planned*>(agreement_.get())),
       health_(options_.rank, options_.size),
       lastProgress_(Clock::now()),
       farewell_(options_.rank, options_.size) {
@@ -149,11 +152,74 @@ void Engine::removeModel(ModelId model) {
   reservation_.removeModel(model);
 }
 
-void Engine::retune(Policy policy, ByteCount creditBytes, std::chrono::nanoseconds lead) {
+void Engine::retune(
+    AgreementKind agreement,
+    Policy policy,
+    ByteCount creditBytes,
+    std::chrono::nanoseconds lead) {
   const std::scoped_lock lock(mutex_);
-  agreement_->retune(policy, creditBytes);
+  if (agreement == kind_) {
+    agreement_->retune(policy, creditBytes);
+  } else if (agreement_->isEmpty()) {
+    setAgreement(
+        Agreement::create(agreement, options_.rank, options_.size, policy, creditBytes), agreement);
+  } else {
+    throw InvalidUsage("the agreement can change only while no model is registered");
+  }
   reservation_.retune(lead, creditBytes);
   reservationChanged();
+}
+
+// Called under the lock.
+void Engine::setAgreement(std::unique_ptr<Agreement> agreement, AgreementKind kind) {
+  agreement_ = std::move(agreement);
+  kind_ = kind;
+  planned_ = dynamic_cast<Planned*>(agreement_.get());
+  ++epoch_;
+  dirty_ = true;
+  for (EarlyMessage& message : std::exchange(early_, {})) {
+    deliver(message.from, message.epoch, std::move(message.slices));
+  }
+}
+
+// Called under the lock. Messages of an agreement that has been given up are dropped; those of one
+// that this rank has yet to take up wait.
+void Engine::deliver(Rank from, std::uint32_t epoch, std::vector<SliceKey> slices) {
+  if (epoch == epoch_) {
+    agreement_->received(from, slices);
+    dirty_ = true;
+  } else if (epoch > epoch_) {
+    early_.push_back({from, epoch, std::move(slices)});
+  }
+}
+
+std::optional<std::uint64_t> Engine::holdPlan() {
+  const std::scoped_lock lock(mutex_);
+  return planned_ ? std::optional(planned_->hold()) : std::nullopt;
+}
+
+void Engine::endPlan(std::uint64_t issued, AgreementKind agreement, Policy policy) {
+  const std::scoped_lock lock(mutex_);
+  if (planned_) {
+    planned_->endAt(issued);
+    planEnd_ = {agreement, policy};
+    wake();
+  }
+}
+
+// Called under the lock.
+void Engine::endPlanIfDue() {
+  if (!planned_ || !planned_->hasEnded()) {
+    return;
+  }
+  auto next = Agreement::succeed(
+      std::move(*planned_), planEnd_->agreement, options_.rank, options_.size, planEnd_->policy);
+  setAgreement(std::move(next), planEnd_->agreement);
+}
+
+Engine::Counts Engine::takeCounts() {
+  const std::scoped_lock lock(mutex_);
+  return {std::exchange(messages_, 0), planned_ ? planned_->takeHoldUps() : 0};
 }
 
 bool Engine::wait(TensorKey tensor, Clock::time_point deadline) {
@@ -180,34 +246,41 @@ void Engine::reservationChanged() {
 
 void Engine::announce(TensorKey tensor) {
   const std::scoped_lock lock(mutex_);
-  const bool first = completion_.begin(tensor);
+  completion_.begin(tensor);
   progress();
-  if (first) {
-    alarm(); // starts the watch
+  if (left_) {
+    alarm(); // starts the watch for a stranded exchange
   }
 }
 
 void Engine::tensorReady(TensorKey tensor) {
-  const std::scoped_lock lock(mutex_);
+  std::unique_lock lock(mutex_);
   completion_.check();
   const std::vector<SliceKey>& ready = agreement_->tensorReady(tensor);
   for (const SliceKey slice : ready) {
     timeline_.ready(slice);
   }
-  const bool first = completion_.begin(tensor);
+  completion_.begin(tensor);
   progress();
   if (reservation_.ready(tensor, ready, lastProgress_)) {
     reservationChanged();
   }
-  if (first) {
-    alarm(); // starts the watch
+  if (left_) {
+    alarm(); // starts the watch for a stranded exchange
   }
-  if (!ready.empty() && agreement_->mayDecide()) {
+  if (ready.empty() || !agreement_->mayDecide()) {
+    return;
+  }
+  if (agreement_->isSilent()) { // costs no messages, so it need not leave this thread
+    dirty_ = true;
+    drive(lock);
+  } else {
     wake();
   }
 }
 
 void Engine::run() {
+  nameThisThread("hvdo engine");
   std::unique_lock lock(mutex_);
   // Another thread that drives observes dirty_, but not the clock.
   const auto called = [&] { return stop_ || alarmed_ || (dirty_ && !driving_); };
@@ -237,13 +310,17 @@ void Engine::drive(std::unique_lock<std::mutex>& lock) {
     dirty_ = false;
     decisions_.clear();
     try {
+      endPlanIfDue();
       agreement_->decide(decisions_);
     } catch (...) {
       suspect(std::current_exception());
       break;
     }
+    messages_ += decisions_.messages.size();
+    const std::uint32_t epoch = epoch_;
+    dirty_ = planned_ && planned_->hasEnded(); // what follows the plan decides after these slices
     lock.unlock();
-    act(decisions_);
+    act(decisions_, epoch);
     lock.lock();
   }
   if (completion_.failed()) {
@@ -255,11 +332,11 @@ void Engine::drive(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-void Engine::act(const Decisions& decisions) {
+void Engine::act(const Decisions& decisions, std::uint32_t epoch) {
   try {
     for (const SliceMessage& message : decisions.messages) {
-      ControlMessage words{ControlMessage::Kind::kSlices, {}};
-      words.words.reserve(message.slices.size());
+      ControlMessage words{ControlMessage::Kind::kSlices, {epoch}};
+      words.words.reserve(1 + message.slices.size());
       for (const SliceKey slice : message.slices) {
         words.words.push_back(slice.word());
       }
@@ -331,11 +408,10 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
     case ControlMessage::Kind::kSlices: {
       std::vector<SliceKey> slices;
       slices.reserve(message.words.size());
-      for (const std::uint32_t word : message.words) {
-        slices.push_back(SliceKey::fromWord(word));
+      for (std::size_t i = 1; i < message.words.size(); ++i) {
+        slices.push_back(SliceKey::fromWord(message.words[i]));
       }
-      agreement_->received(from, slices);
-      dirty_ = true;
+      deliver(from, message.words.at(0), std::move(slices));
       break;
     }
     case ControlMessage::Kind::kQuery:
@@ -505,14 +581,19 @@ Engine::Clock::time_point Engine::nextWatch() const {
   if (suspicion_) {
     return suspicionEnds_;
   }
-  if (completion_.failed() || completion_.pendingCount() == 0) {
+  if (completion_.failed() || models_.empty()) {
     return Clock::time_point::max();
+  }
+  const auto patience = std::min(options_.stallWarning, options_.timeout / 2);
+  if (completion_.pendingCount() == 0) {
+    // Looks now and then whether an exchange has begun: cheaper than to be woken by each one.
+    return Clock::now() + patience / 4;
   }
   if (isStranded()) {
     return strandedAt();
   }
   if (!asked_) {
-    return lastProgress_ + std::min(options_.stallWarning, options_.timeout / 2);
+    return lastProgress_ + patience;
   }
   const Clock::time_point end = lastProgress_ + options_.timeout;
   return warned_ ? end : std::min(end, lastProgress_ + options_.stallWarning + kAnswerTime);

@@ -17,6 +17,7 @@
 #include "engine/timeline.h"
 #include "scheduler/agreement.h"
 #include "scheduler/link_reservation.h"
+#include "scheduler/planned.h"
 #include "transport/control_channel.h"
 #include "transport/transport.h"
 
@@ -67,9 +68,30 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   addModel(ModelId model, std::shared_ptr<const SliceLayout> layout, std::vector<SliceIndex> plan);
   void removeModel(ModelId model);
 
-  /// Same as Scheduler::retune. All ranks make the same call between the same two steps.
+  /// Changes agreement, policy and credit. All ranks make the same call between the same two
+  /// steps.
   /// @param lead see LinkReservation::retune.
-  void retune(Policy policy, ByteCount creditBytes, std::chrono::nanoseconds lead);
+  /// @throws InvalidUsage if the agreement changes while models are registered, and the errors of
+  ///   Scheduler::retune.
+  void retune(
+      AgreementKind agreement,
+      Policy policy,
+      ByteCount creditBytes,
+      std::chrono::nanoseconds lead);
+
+  /// Stops issuing slices of a planned order, to leave it while gradients are under way. All ranks
+  /// call it, tell each other the result, and call `endPlan` with the largest.
+  /// @return the number of slices issued since the order was taken; none if no order is planned.
+  std::optional<std::uint64_t> holdPlan();
+  /// Follows the plan until so many slices have been issued, then `agreement`.
+  void endPlan(std::uint64_t issued, AgreementKind agreement, Policy policy);
+
+  /// What has happened since the last call of `takeCounts`.
+  struct Counts {
+    std::uint64_t messages = 0; ///< of the agreement, sent by this rank
+    std::uint64_t holdUps = 0;  ///< see Planned::takeHoldUps
+  };
+  Counts takeCounts();
 
   /// Announces that the gradient of `tensor` will be in its buffer soon. From now on `wait` waits
   /// for it. A call of `tensorReady` must follow.
@@ -121,7 +143,10 @@ class Engine final : public std::enable_shared_from_this<Engine> {
  private:
   void run();
   void drive(std::unique_lock<std::mutex>& lock);
-  void act(const Decisions& decisions);
+  void act(const Decisions& decisions, std::uint32_t epoch);
+  void setAgreement(std::unique_ptr<Agreement> agreement, AgreementKind kind);
+  void endPlanIfDue();
+  void deliver(Rank from, std::uint32_t epoch, std::vector<SliceKey> slices);
   void sliceDone(SliceKey slice, std::exception_ptr error);
   void onMessage(Rank from, const ControlMessage& message);
   std::vector<Health::Addressed> handle(Rank from, const ControlMessage& message);
@@ -153,6 +178,21 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::mutex mutex_;
   std::condition_variable wakeUp_;
   std::unique_ptr<Agreement> agreement_;
+  AgreementKind kind_;
+  Planned* planned_ = nullptr; // agreement_, if it is planned
+  std::uint32_t epoch_ = 0;    // number of changes of the agreement; all ranks change alike
+  struct EarlyMessage {
+    Rank from;
+    std::uint32_t epoch;
+    std::vector<SliceKey> slices;
+  };
+  std::vector<EarlyMessage> early_; // from ranks that have changed the agreement already
+  struct PlanEnd {
+    AgreementKind agreement;
+    Policy policy;
+  };
+  std::optional<PlanEnd> planEnd_; // what follows the plan
+  std::uint64_t messages_ = 0;     // of the agreement, sent since takeCounts
   std::set<ModelId> models_;
   bool dirty_ = false;   // an event has happened since the last decision
   bool alarmed_ = false; // the engine's thread must check for failures and its wake-up time

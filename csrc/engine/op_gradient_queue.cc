@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread_name.h"
 
 // A position is a small state machine: idle, posted, and posted with a taker.
 //
@@ -140,6 +141,7 @@ void OpGradientQueue::settled(std::size_t position, const std::exception_ptr& er
 }
 
 void OpGradientQueue::run() {
+  nameThisThread("hvdo op grads");
   std::unique_lock lock(mutex_);
   while (true) {
     wakeUp_.wait(lock, [this] { return closed_ || !settled_.empty(); });

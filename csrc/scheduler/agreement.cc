@@ -45,6 +45,35 @@ void Agreement::addModel(
   scheduler_.addModel(model, std::move(layout), std::move(plan));
 }
 
+const std::vector<SliceKey>& Agreement::tensorReady(TensorKey tensor) {
+  const std::vector<SliceKey>& ready = scheduler_.tensorReady(tensor);
+  for (const SliceKey slice : ready) {
+    sliceReady(slice);
+  }
+  return ready;
+}
+
+std::unique_ptr<Agreement>
+Agreement::succeed(Planned&& planned, AgreementKind kind, Rank rank, int size, Policy policy) {
+  HVDO_CHECK(kind != AgreementKind::kPlanned, "a planned agreement cannot succeed another");
+  auto next = create(kind, rank, size, policy, planned.scheduler().creditBytes());
+  next->takeOver(std::move(planned.scheduler_), policy);
+  return next;
+}
+
+void Agreement::takeOver(Scheduler&& scheduler, Policy policy) {
+  scheduler_ = std::move(scheduler);
+  scheduler_.leavePlan(policy);
+  for (const ModelId model : scheduler_.models()) {
+    const std::size_t slices = scheduler_.layout(model).slices().size();
+    for (SliceIndex slice = 0; slice < slices; ++slice) {
+      if (scheduler_.isReady({model, slice})) {
+        sliceReady({model, slice});
+      }
+    }
+  }
+}
+
 void Agreement::removeModel(ModelId model) {
   scheduler_.removeModel(model);
 }

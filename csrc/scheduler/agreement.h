@@ -37,6 +37,8 @@ struct Decisions {
   }
 };
 
+class Planned;
+
 /// One rank's half of the order agreement. Pure, like the Scheduler it drives: events in,
 /// decisions out, no thread, clock or I/O.
 ///
@@ -63,10 +65,24 @@ class Agreement {
   virtual ~Agreement() = default;
 
   /// Same as Scheduler::addModel. Every rank registers the same models with the same ids.
-  virtual void
+  void
   addModel(ModelId model, std::shared_ptr<const SliceLayout> layout, std::vector<SliceIndex> plan);
   /// Same as Scheduler::removeModel. No rank may reuse the id before all ranks have removed it.
   void removeModel(ModelId model);
+
+  /// Continues `planned`, in whatever state it is, under kLeader or kNegotiated. All ranks call it
+  /// after they have issued equally many slices.
+  static std::unique_ptr<Agreement>
+  succeed(Planned&& planned, AgreementKind kind, Rank rank, int size, Policy policy);
+
+  /// Whether no model is registered, so that another agreement can take over.
+  [[nodiscard]] bool isEmpty() const {
+    return scheduler_.isEmpty();
+  }
+  /// Whether this agreement sends and expects no messages.
+  [[nodiscard]] virtual bool isSilent() const {
+    return false;
+  }
 
   /// Same as Scheduler::retune. All ranks make the same call between the same two steps.
   void retune(Policy policy, ByteCount creditBytes) {
@@ -79,7 +95,7 @@ class Agreement {
   }
 
   /// The gradient of `tensor` is in its buffer. Same as Scheduler::tensorReady.
-  virtual const std::vector<SliceKey>& tensorReady(TensorKey tensor) = 0;
+  const std::vector<SliceKey>& tensorReady(TensorKey tensor);
   /// Handles a message from rank `from`.
   virtual void received(Rank from, std::span<const SliceKey> slices) = 0;
   /// Returns the slice's credit. @return the tensors that are now complete; valid until the next
@@ -107,7 +123,15 @@ class Agreement {
  protected:
   Agreement(Policy policy, ByteCount creditBytes) : scheduler_(policy, creditBytes) {}
 
+  /// Takes over the scheduler of a planned agreement: handles the slices that are ready
+  /// and not in flight as if they had become ready now.
+  void takeOver(Scheduler&& scheduler, Policy policy);
+
   Scheduler scheduler_;
+
+ private:
+  /// Handles a slice that has become ready on this rank.
+  virtual void sliceReady(SliceKey slice) = 0;
 };
 
 } // namespace hvd_order

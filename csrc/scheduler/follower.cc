@@ -37,14 +37,6 @@ Follower::Follower(
       subtree_(rank, size, fanOut, alwaysReports, alwaysReports),
       alwaysReports_(alwaysReports) {}
 
-const std::vector<SliceKey>& Follower::tensorReady(TensorKey tensor) {
-  const std::vector<SliceKey>& ready = scheduler_.tensorReady(tensor);
-  for (const SliceKey slice : ready) {
-    sliceReady(slice);
-  }
-  return ready;
-}
-
 void Follower::sliceReady(SliceKey slice) {
   subtree_.ready(slice, unreported_);
   if (std::ranges::find(decided_, slice) == decided_.end()) {

@@ -31,14 +31,13 @@ class Follower final : public Agreement {
       ByteCount creditBytes,
       bool alwaysReports);
 
-  const std::vector<SliceKey>& tensorReady(TensorKey tensor) override;
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
   [[nodiscard]] bool mayDecide() const override;
   [[nodiscard]] std::optional<SliceKey> head() const override;
 
  private:
-  void sliceReady(SliceKey slice);
+  void sliceReady(SliceKey slice) override;
   void decided(std::span<const SliceKey> slices);
   void answered();
   [[nodiscard]] bool holdsUp() const;

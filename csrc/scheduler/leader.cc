@@ -17,13 +17,9 @@ namespace hvd_order {
 Leader::Leader(int size, int fanOut, Policy policy, ByteCount creditBytes, bool hearsAll)
     : Agreement(policy, creditBytes), subtree_(0, size, fanOut, hearsAll, true) {}
 
-const std::vector<SliceKey>& Leader::tensorReady(TensorKey tensor) {
-  const std::vector<SliceKey>& ready = scheduler_.tensorReady(tensor);
-  for (const SliceKey slice : ready) {
-    subtree_.ready(slice, complete_);
-  }
+void Leader::sliceReady(SliceKey slice) {
+  subtree_.ready(slice, complete_);
   offerComplete();
-  return ready;
 }
 
 void Leader::received(Rank from, std::span<const SliceKey> slices) {

@@ -13,12 +13,12 @@ class Leader final : public Agreement {
   /// @param hearsAll hear all ranks from the start, without a request, as kNegotiated requires.
   Leader(int size, int fanOut, Policy policy, ByteCount creditBytes, bool hearsAll);
 
-  const std::vector<SliceKey>& tensorReady(TensorKey tensor) override;
   void received(Rank from, std::span<const SliceKey> slices) override;
   void decide(Decisions& out) override;
   [[nodiscard]] bool mayDecide() const override;
 
  private:
+  void sliceReady(SliceKey slice) override;
   void offerComplete();
 
   Subtree subtree_;

@@ -1,5 +1,7 @@
 #include "scheduler/planned.h"
 
+#include <utility>
+
 #include "base/error.h"
 
 // The plan replaces the messages: every rank has the same permutation of the slices.
@@ -11,15 +13,34 @@
 // Invariant: each rank issues a prefix of the endlessly repeated plan, so all ranks issue the same
 // sequence without messages. A message is therefore an error. The price is that the order does not
 // react to the readiness of the step (docs/decisions/order-agreement.md).
+//
+// A second model, which the plan does not cover, ends the plan in the middle of a step. A rank that
+// issued slices before others has a longer prefix; the others follow the plan up to the longest
+// prefix, because their transfers must match. From there on another agreement decides.
 
 namespace hvd_order {
 
-const std::vector<SliceKey>& Planned::tensorReady(TensorKey tensor) {
-  const std::vector<SliceKey>& ready = scheduler_.tensorReady(tensor);
-  for (const SliceKey slice : ready) {
-    scheduler_.offer(slice);
-  }
-  return ready;
+void Planned::sliceReady(SliceKey slice) {
+  scheduler_.offer(slice);
+  ++offered_;
+}
+
+std::uint64_t Planned::hold() {
+  limit_ = issued_;
+  return issued_;
+}
+
+void Planned::endAt(std::uint64_t issued) {
+  HVDO_CHECK(
+      issued >= issued_, "the plan was to end after ", issued, " slices, of which ", issued_,
+      " have been issued");
+  limit_ = issued;
+  ending_ = true;
+  scheduler_.prepareToLeavePlan();
+}
+
+std::uint64_t Planned::takeHoldUps() {
+  return std::exchange(holdUps_, 0);
 }
 
 void Planned::received(Rank from, std::span<const SliceKey> slices) {
@@ -30,8 +51,19 @@ void Planned::received(Rank from, std::span<const SliceKey> slices) {
 }
 
 void Planned::decide(Decisions& out) {
-  while (const std::optional<SliceKey> slice = scheduler_.next()) {
+  while (issued_ < limit_) {
+    const std::optional<SliceKey> slice = scheduler_.next();
+    if (!slice) {
+      break;
+    }
+    ++issued_;
+    --offered_;
     out.issue.push_back(*slice);
+  }
+  if (offered_ > 0 && scheduler_.inFlightBytes() == 0 && issued_ < limit_ &&
+      heldUpBy_ != scheduler_.turn()) {
+    heldUpBy_ = scheduler_.turn();
+    ++holdUps_;
   }
 }
 

@@ -55,7 +55,7 @@ void Scheduler::addModel(
         creditBytes_, " bytes: such a slice could never be sent; raise the credit or cut finer"));
   }
   const std::size_t slices = layout->slices().size();
-  if (policy_ == Policy::kPlanned) {
+  if (policy_ == Policy::kPlanned && !leavingPlan_) {
     if (std::any_of(models_.begin(), models_.end(), [](const auto& m) { return m.has_value(); })) {
       throw InvalidUsage(
           "a planned order covers one model; with several optimizers use leader or negotiated");
@@ -114,6 +114,28 @@ void Scheduler::retune(Policy policy, ByteCount creditBytes) {
   }
   policy_ = policy;
   creditBytes_ = creditBytes;
+}
+
+void Scheduler::leavePlan(Policy policy) {
+  HVDO_CHECK(policy_ == Policy::kPlanned && policy != policy_, "no plan to leave");
+  policy_ = policy;
+  leavingPlan_ = false;
+  for (auto& model : models_) {
+    if (model) {
+      model->plan.clear();
+      std::fill(model->offered.begin(), model->offered.end(), std::uint8_t{0});
+    }
+  }
+}
+
+std::vector<ModelId> Scheduler::models() const {
+  std::vector<ModelId> known;
+  for (ModelId model = 0; model < models_.size(); ++model) {
+    if (models_[model]) {
+      known.push_back(model);
+    }
+  }
+  return known;
 }
 
 bool Scheduler::hasModel(ModelId model) const {

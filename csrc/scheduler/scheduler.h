@@ -53,7 +53,20 @@ class Scheduler final {
   ///   to Policy::kPlanned.
   void retune(Policy policy, ByteCount creditBytes);
 
+  /// Announces `leavePlan`: from now on models without a plan can be added. They wait for it.
+  void prepareToLeavePlan() {
+    leavingPlan_ = true;
+  }
+  /// Gives up Policy::kPlanned for another policy. Slices keep their states; those that are ready
+  /// must be offered again.
+  void leavePlan(Policy policy);
+
   [[nodiscard]] bool hasModel(ModelId model) const;
+  /// The registered models, in ascending order.
+  [[nodiscard]] std::vector<ModelId> models() const;
+  [[nodiscard]] bool isEmpty() const {
+    return models().empty();
+  }
   /// Whether no tensor of the model is ready and unfinished.
   [[nodiscard]] bool idle(ModelId model) const;
   [[nodiscard]] const SliceLayout& layout(ModelId model) const;
@@ -124,6 +137,7 @@ class Scheduler final {
   bool putInFlight(SliceKey slice);
 
   Policy policy_;
+  bool leavingPlan_ = false;
   ByteCount creditBytes_;
   ByteCount inFlightBytes_ = 0;
   ByteCount largestBytes_ = kAnySize;

@@ -23,7 +23,7 @@ StepEnd stepEndOf(const Workload& workload, const Scenario& scenario) {
   if (servers != nullptr && servers->pull == Pull::kNextStep) {
     return StepEnd::kSummed;
   }
-  return scenario.crossStep ? StepEnd::kNothing : StepEnd::kArrived;
+  return scenario.crossIteration ? StepEnd::kNothing : StepEnd::kArrived;
 }
 
 void check(const Scenario& scenario) {

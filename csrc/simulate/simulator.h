@@ -33,7 +33,7 @@ struct Scenario {
   ComputeOrder order = ComputeOrder::kProgram;
   /// Whether the next step begins before all gradients have arrived. Under Pull::kNextStep a step
   /// ends when the servers have applied all gradients, whatever this option is.
-  bool crossStep = true;
+  bool crossIteration = true;
 
   bool everyRank = false; ///< simulate all ranks, even those that compute identically
   /// Simulate the agreement of all ranks, each at its place in the tree. Else all ranks are

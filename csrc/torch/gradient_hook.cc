@@ -98,7 +98,7 @@ bool GradientSender::send(const GradientEntry& entry, const at::Tensor& gradient
   }
   copier_->release();
   const py::gil_scoped_release noGil;
-  if (GradientCopier::takes(entry.wire.get(), gradient)) {
+  if (copiesBeside && GradientCopier::takes(entry.wire.get(), gradient)) {
     engine_->announce({model, entry.tensor});
     copier_->copy(
         entry.wire.get(), gradient, scale_,

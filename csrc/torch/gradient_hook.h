@@ -69,6 +69,9 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
 
   ModelId model = 0;
   bool inBackward = false;
+  /// Large CPU gradients are copied by a thread of their own. Where the training thread waits for
+  /// the sums at the end of the step, a second thread gains nothing and costs a switch.
+  bool copiesBeside = true;
 
   /// Returns a hook for Tensor.register_post_accumulate_grad_hook.
   /// @param otherwise called with the parameter if its gradient is not ordinary.

@@ -1,5 +1,7 @@
 #include "transport/event_watcher.h"
 
+#include "base/thread_name.h"
+
 namespace hvd_order {
 
 EventWatcher::EventWatcher(std::chrono::microseconds pause)
@@ -31,6 +33,7 @@ void EventWatcher::add(std::size_t queue, std::unique_ptr<DeviceEvent> event, Th
 }
 
 void EventWatcher::run(State& state, std::chrono::microseconds pause) {
+  nameThisThread("hvdo events");
   std::unique_lock lock(state.mutex);
   while (!state.stop) {
     if (state.outstanding == 0) {

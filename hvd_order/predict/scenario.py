@@ -23,7 +23,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-AgreementName = Literal["leader", "negotiated", "planned"]
 PullName = Literal["at_once", "next_step"]
 
 _POLICIES = {
@@ -269,29 +268,24 @@ class ParameterServers:
 
 @dataclass(frozen=True)
 class Schedule(SliceSettings):
-    """Slice settings with the agreement and the order of gradients.
+    """Slice settings with the order of gradients; agreement "planned" requires that policy.
 
     Attributes:
-        agreement: order agreement; "planned" requires the policy of that name.
         plan: all slices of ``Workload.layout`` in the order to issue them, for "planned".
         control_latency_s: latency of a message of the agreement.
         control_send_s: time of its sender for it; a rank sends one message after the other.
         fan_out: most children of a rank in the tree along which the ranks agree.
         reservation_lead_s: duration of the link reservation; 0 for none. The engine uses
             ``hvd_order.plan.link.slice_settings.reservation_lead_s``.
-        cross_step: whether the next step begins before all gradients have arrived.
     """
 
     slice_bytes: int = 4 * 2**20
     credit_bytes: int = 16 * 2**20
-    policy: PolicyName = "priority"
-    agreement: AgreementName = "leader"
     plan: Sequence[int] = ()
     control_latency_s: float = 0.0
     control_send_s: float = 0.0
     fan_out: int = 4
     reservation_lead_s: float = 0.0
-    cross_step: bool = True
 
     def native_policy(self) -> _core.Policy:
         """Converts to the extension's type."""
@@ -319,5 +313,5 @@ def ddp(
     # A layout pads tensors to 16 bytes.
     largest = max((size + 15) // 16 * 16 for size in [64, *buckets.parameter_bytes])
     whole = Schedule(largest, sum(buckets.parameter_bytes) + 16 * largest, "planned", "planned",
-                     cross_step=False)  # fmt: skip
+                     cross_iteration=False)  # fmt: skip
     return buckets, replace(whole, plan=range(len(buckets.parameter_bytes)))

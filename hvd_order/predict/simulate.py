@@ -93,7 +93,7 @@ def simulate(
         fan_out=schedule.fan_out,
         reservation_lead_s=schedule.reservation_lead_s,
         program_order=named("order", order, _ORDERS),
-        cross_step=schedule.cross_step,
+        cross_iteration=schedule.cross_iteration,
         every_rank=every_rank,
         every_agreement=every_agreement,
         steps=steps,

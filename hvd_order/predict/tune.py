@@ -22,9 +22,10 @@ from dataclasses import dataclass, replace
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
-from hvd_order.plan.files.plan_file import AgreementName, Candidate, Plan
+from hvd_order.plan.files.plan_file import Candidate, Plan
 from hvd_order.plan.graph.graph import Graph, Parameter
 from hvd_order.plan.link.slice_settings import (
+    AgreementName,
     SliceSettings,
     best_settings,
     reservation_lead_s,
@@ -51,7 +52,7 @@ _BEAM = 12  # number of settings whose neighbours are simulated
 _ROUNDS = 6
 _LAST = 24  # number of settings with a long simulation
 _PACES = (0.97, 1.0, 1.03)  # factors on computation times
-_ALIKE = 1.02  # ratio that trials on real steps (plan/tuner.py) cannot distinguish
+_ALIKE = 1.02  # ratio that trials on real steps (plan/link/tuner.py) cannot distinguish
 _RIVALS = 2  # runners-up that a plan keeps for trials
 _RIVAL_WITHIN = 1.1
 
@@ -72,8 +73,12 @@ class Setting:
     """All settings of the engine for one model."""
 
     order: str
-    agreement: AgreementName
     slice_settings: SliceSettings
+
+    @property
+    def agreement(self) -> AgreementName:
+        """Order agreement."""
+        return self.slice_settings.agreement
 
 
 @dataclass(frozen=True)
@@ -127,17 +132,14 @@ def tune(graph: Graph, network: Network, model: str = "model", in_flight: int = 
     if not any(graph.producers):
         raise InvalidUsage("no parameter of the graph has a gradient, so nothing travels")
     search = _Search(graph, network)
-    default = Setting(
-        DEFAULT_ORDER, "leader", best_settings(network.link, search.total_bytes, in_flight)
-    )
+    default = Setting(DEFAULT_ORDER, best_settings(network.link, search.total_bytes, in_flight))
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         search.threads = threads
         search.try_all([default], _COARSE_STEPS)
         search.try_all(search.grid(), _COARSE_STEPS)
         search.climb()
         published = {
-            name: Setting(DEFAULT_ORDER, "leader", settings)
-            for name, settings in BYTE_SCHEDULER.items()
+            name: Setting(DEFAULT_ORDER, settings) for name, settings in BYTE_SCHEDULER.items()
         }
         last = [*search.best(_LAST), *published.values()]
         search.try_all([default, *last], _LAST_STEPS, prune=False)
@@ -203,7 +205,7 @@ class _Search:
         sizes = [size for size in _SIZES if size >= least] or _SIZES[-1:]
         sizes = [size for size in sizes if size < 2 * self.total_bytes] or _SIZES[:1]
         settings = [
-            Setting(name, "leader", rounded_settings(size, count))
+            Setting(name, rounded_settings(size, count))
             for name in self.orders
             for size, count in itertools.product(sizes, _IN_FLIGHT)
         ]
@@ -319,8 +321,10 @@ def _neighbours(setting: Setting, octave: float) -> list[Setting]:
     return [
         Setting(
             setting.order,
-            agreement,
-            rounded_settings(settings.slice_bytes * factor, near, settings.policy),
+            replace(
+                rounded_settings(settings.slice_bytes * factor, near, settings.policy),
+                agreement=agreement,
+            ),
         )
         for factor in (2**-octave, 1.0, 2**octave)
         for near in counts
@@ -401,7 +405,6 @@ def _plan(
         network.link,
         setting.order,
         tuple(travelling),
-        setting.agreement,
         tuple(Candidate(each.setting.slice_settings, each.step_s) for each in candidates),
         bound_s,
         idle=tuple(p for p in graph.parameters if p not in set(travelling)),

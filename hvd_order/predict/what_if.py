@@ -329,7 +329,7 @@ def _step(way: _Way, result: Simulated, phases: dict[str, Phase]) -> Step:
         for op in ops
         if op.wait_s > _NOTHING_S
     ]
-    if not way.schedule.cross_step:
+    if not way.schedule.cross_iteration:
         awaited_s = max(each.finished_s for each in mine)
         computed_s = max(op.end_s for op in ops)
         if awaited_s - computed_s > _NOTHING_S:

@@ -547,7 +547,7 @@ TEST(aGradientThatComesWhileAnotherThreadDrivesIsWatchedAsWell) {
   options.warn = [](const std::string&) {};
   const auto engine = std::make_shared<Engine>(options, world->transport(0), control);
   engine->start();
-  std::thread listener([&] { control->hear(1, {ControlMessage::Kind::kSlices, {}}); });
+  std::thread listener([&] { control->hear(1, {ControlMessage::Kind::kSlices, {0}}); });
   control->sending.wait(); // of the answer: the listener drives
   const auto layout = std::make_shared<SliceLayout>(kTwo, 64);
   std::vector<float> values(static_cast<std::size_t>(layout->bufferBytes().front()) / 4, 0.0F);
@@ -914,7 +914,7 @@ constexpr auto kLead = 300ms;
 
 /// One step, from which the engine learns when to begin a hold with kLead.
 void learnHold(Engine& engine, const std::function<void(TensorId)>& exchange) {
-  engine.retune(Policy::kPriority, 2 << 20, kLead);
+  engine.retune(AgreementKind::kLeader, Policy::kPriority, 2 << 20, kLead);
   exchange(1);
   std::this_thread::sleep_for(2 * kLead + 1ms); // a hold is about time
   exchange(2);
@@ -932,7 +932,7 @@ TEST(aLargeFirstSliceDoesNotWait) {
     job.wait(0, {0, tensor});
   };
   learnHold(job.engine(0), exchange);
-  job.engine(0).retune(Policy::kPriority, 2 << 20, 24h);
+  job.engine(0).retune(AgreementKind::kLeader, Policy::kPriority, 2 << 20, 24h);
   job.ready(0, {0, 2});
   exchange(0);
 }
@@ -967,7 +967,7 @@ TEST(theFirstSliceTravelsAlone) {
       ready(tensor);
       transport->take(1).front().second(nullptr);
     });
-    engine->retune(Policy::kPriority, 2 << 20, lead);
+    engine->retune(AgreementKind::kLeader, Policy::kPriority, 2 << 20, lead);
   };
 
   learnThenSetLead(1h);

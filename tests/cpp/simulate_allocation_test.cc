@@ -60,7 +60,7 @@ TEST(plannedStepsDoNotAllocate) {
   checkStepsDoNotAllocate(s);
   s.order = ComputeOrder::kReady;
   checkStepsDoNotAllocate(s);
-  s.crossStep = false;
+  s.crossIteration = false;
   checkStepsDoNotAllocate(s);
 }
 

@@ -124,7 +124,7 @@ TEST(chainOfTwoInOrderOfArrival) {
   s.steps = 2;
   s.policy = Policy::kArrival;
   CHECK_NEAR(simulate(workload, s).stepS[1], 11); // 6 to 17
-  s.crossStep = false;                            // here everything is awaited at the end, until 11
+  s.crossIteration = false;                            // here everything is awaited at the end, until 11
   const Result result = simulate(workload, s);
   CHECK_NEAR(result.stepS[0], 11);
   CHECK_NEAR(result.stepS[1], 11);
@@ -182,7 +182,7 @@ TEST(updatesRunBeforeReadersAndWhileTheyWait) {
   CHECK_EQUAL(result.devices[0].updates.size(), 2U);
   CHECK_NEAR(result.devices[0].updates[0].startS, 6);
   // Waiting at the end instead: 8, then all updates.
-  s.crossStep = false;
+  s.crossIteration = false;
   CHECK_NEAR(simulate(workload, s).stepS[1], 8 + 3.5);
 }
 
@@ -277,7 +277,7 @@ TEST(bucketsInOrderOfArrivalFollowTheFormula) {
   cost.lanes = 1;
   Scenario s = scenario(100 * kUnit, 1000 * kUnit, cost);
   s.policy = Policy::kArrival;
-  s.crossStep = false;
+  s.crossIteration = false;
   const Result result = simulate(workload, s);
   double now = 0;
   for (const Layer& layer : layers) {

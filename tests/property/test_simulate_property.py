@@ -118,7 +118,7 @@ networks = st.one_of(
 )
 schedules = st.builds(
     lambda slice_bytes, spare, policy, agreement, latency, lead, cross: Schedule(
-        slice_bytes, slice_bytes + spare, policy, agreement, (), latency, lead, cross
+        slice_bytes, slice_bytes + spare, policy, agreement, cross, (), latency, lead
     ),
     st.integers(UNIT, 300),
     st.integers(0, 600),
@@ -236,10 +236,10 @@ def test_priority_is_never_slower_than_waiting_for_all(
     # With slices that nothing delays (no latency, credit for one, no agreement on the way) the next
     # step starts no later than it would behind the end of all transfers, and every layer by itself.
     link = AllReduce(0.0, seconds_per_byte, lanes=1)
-    together = Schedule(UNIT, UNIT, cross_step=False)
+    together = Schedule(UNIT, UNIT, cross_iteration=False)
     work = chain.workload()
     all_waiting = simulate(work, link, together, ranks=1, steps=STEPS)
-    ordered = simulate(work, link, replace(together, cross_step=True), ranks=1, steps=STEPS)
+    ordered = simulate(work, link, replace(together, cross_iteration=True), ranks=1, steps=STEPS)
     for early, late in zip(ordered.step_starts_s(), all_waiting.step_starts_s(), strict=True):
         assert early <= late + EPS
     assert ordered.end_s <= all_waiting.end_s + EPS

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.link.slice_settings import SliceSettings, arrival_settings, best_settings
-from hvd_order.plan.link.tuner import Tuner, Turn, candidates
+from hvd_order.plan.link.slice_settings import (
+    SliceSettings,
+    arrival_settings,
+    best_settings,
+    bucket_settings,
+)
+from hvd_order.plan.link.tuner import Tuner, candidates, distinct
 
 MIB = 2**20
 ETHERNET = LinkModel(
@@ -57,17 +65,19 @@ def test_a_long_line_gets_more_slices_in_flight() -> None:
     assert far.credit_bytes * ETHERNET.seconds_per_byte >= 50e-3
 
 
-def play(times: dict[SliceSettings, float], tuner: Tuner, ranks: int = 2) -> list[SliceSettings]:
-    """Steps that take as long as the settings in use say; the settings in order of use."""
-    now_s, used = 0.0, []
+def play(
+    tuner: Tuner, step_s: Callable[[SliceSettings, int], float], ranks: int = 2
+) -> list[SliceSettings]:
+    """Steps that take as long as ``step_s`` says; the settings of each turn."""
+    now_s, steps, used = 0.0, 0, []
     while not tuner.done:
         used.append(tuner.slice_settings)
-        mine = None
-        while mine is None:
-            mine = tuner.step_taken(now_s)
-            now_s += times[tuner.slice_settings]
-        faster = Turn(0.9 * mine.median_s, 0.9 * mine.low_s, 0.9 * mine.high_s)
-        tuner.measured([faster] * (ranks - 1) + [mine])
+        mine_s = None
+        while mine_s is None:
+            mine_s = tuner.step_taken(now_s)
+            now_s += step_s(tuner.slice_settings, steps)
+            steps += 1
+        tuner.measured([0.9 * mine_s] * (ranks - 1) + [mine_s])
     return used
 
 
@@ -75,16 +85,91 @@ FIRST = SliceSettings(MIB, 2 * MIB)
 TOTAL = 100 * MIB
 
 
-def test_every_candidate_gets_its_turn_and_the_fastest_stays() -> None:
-    choices = candidates(FIRST, TOTAL)
-    assert choices[0] == FIRST
-    assert arrival_settings(TOTAL) in choices
-    for winner in choices:
-        times = dict.fromkeys(choices, 1.0) | {winner: 0.9}
-        tuner = Tuner(choices)
-        again = [FIRST, winner] if winner != FIRST else []
-        assert play(times, tuner) == [*choices, *again]
+def all_candidates() -> list[SliceSettings]:
+    return candidates(FIRST, TOTAL, planned=True, cross_iteration=True)
+
+
+def test_candidates_hold_what_wins_where_latency_or_processors_are_short() -> None:
+    tried = all_candidates()
+    assert tried[0] == FIRST
+    kinds = {(each.agreement, each.cross_iteration, each.slice_bytes) for each in tried}
+    assert {
+        ("planned", True, MIB),
+        ("planned", False, 25 * MIB),
+        ("planned", True, 25 * MIB),
+    } <= kinds
+    assert len(tried) == len(distinct(tried)) == 8
+    shared = candidates(FIRST, TOTAL, planned=False, cross_iteration=True)
+    assert {each.agreement for each in shared} == {"leader"}
+    fixed = candidates(FIRST, TOTAL, planned=True, cross_iteration=False)
+    assert not any(each.cross_iteration for each in fixed)
+
+
+@pytest.mark.parametrize("winner", range(8))
+def test_the_clearly_fastest_candidate_is_chosen(winner: int) -> None:
+    tried = all_candidates()
+    tuner = Tuner(tried)
+    used = play(tuner, lambda settings, _: 0.9 if settings == tried[winner] else 1.0)
+    assert used[: len(tried)] == tried
+    assert tuner.slice_settings == tried[winner]
+    assert tuner.chosen_s == pytest.approx(0.9)
+    assert len(used) <= 30
+
+
+def test_equal_candidates_end_with_what_costs_no_more_than_ddp() -> None:
+    tuner = Tuner(all_candidates())
+    play(tuner, lambda _, __: 1.0)
+    assert not tuner.slice_settings.cross_iteration
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.3])
+def test_noise_rarely_chooses_what_is_slower_than_ddp(spread: float) -> None:
+    wrong = 0
+    for seed in range(200):
+        random = Random(seed)
+        tuner = Tuner(all_candidates())
+
+        def noisy(settings: SliceSettings, _: int, random: Random = random) -> float:
+            mean_s = 1.0 if not settings.cross_iteration else 1.05
+            return mean_s * random.lognormvariate(0.0, spread)
+
+        play(tuner, noisy)
+        wrong += tuner.slice_settings.cross_iteration
+    assert wrong <= 200 * 0.05
+
+
+def test_a_gain_of_a_few_per_cent_is_found_in_noise() -> None:
+    found = 0
+    for seed in range(100):
+        random = Random(seed)
+        tuner = Tuner(all_candidates())
+
+        def noisy(settings: SliceSettings, _: int, random: Random = random) -> float:
+            return (0.93 if settings == FIRST else 1.0) * random.lognormvariate(0.0, 0.03)
+
+        play(tuner, noisy)
+        found += tuner.slice_settings == FIRST
+    assert found >= 90
+
+
+def test_a_machine_that_slows_down_favours_nobody() -> None:
+    tried = all_candidates()
+    for winner in (tried[1], tried[0]):
+        tuner = Tuner(tried)
+        play(
+            tuner,
+            lambda settings, step, winner=winner: (
+                (0.93 if settings == winner else 1.0) * (1 + step / 2000)
+            ),
+        )
         assert tuner.slice_settings == winner
+
+
+def test_a_pause_decides_nothing() -> None:
+    tried = all_candidates()
+    tuner = Tuner(tried)
+    play(tuner, lambda settings, step: 50.0 if step % 9 == 4 else 0.8 if settings == FIRST else 1.0)
+    assert tuner.slice_settings == FIRST
 
 
 def test_slices_in_arrival_order_are_large_but_several() -> None:
@@ -93,49 +178,12 @@ def test_slices_in_arrival_order_are_large_but_several() -> None:
     assert arrival_settings(1000 * MIB) == SliceSettings(25 * MIB, 50 * MIB, "arrival")
 
 
-def test_a_rival_within_the_spread_of_the_steps_is_not_faster() -> None:
-    first = Turn.of([1.0, 0.8, 1.2, 1.0, 1.1])
-    assert (first.median_s, first.low_s, first.high_s) == (1.0, 1.0, 1.1)
-    assert not Turn.of([0.9, 1.05, 0.9, 1.0, 0.9]).clearly_faster(first)
-    assert Turn.of([0.9, 1.05, 0.9, 0.95, 0.9]).clearly_faster(first)
-    assert Turn.slowest([first, Turn(0.5, 0.4, 3.0)]) == Turn(1.0, 1.0, 3.0)
-
-
-def test_a_rival_that_does_not_win_twice_is_not_chosen() -> None:
-    choices = candidates(FIRST, TOTAL)
-    tuner = Tuner(choices)
-    for seconds in (1.0, 1.1, 0.8, 1.1, 1.0):
-        while tuner.step_taken(0.0) is None:
-            pass
-        tuner.measured([Turn(seconds, seconds, seconds)])
-        assert not tuner.done
-    assert tuner.slice_settings == choices[2]
-    while tuner.step_taken(0.0) is None:
-        pass
-    assert tuner.measured([Turn(0.99, 0.99, 0.99)]) == FIRST
-    assert tuner.done
-
-
-def test_a_difference_within_the_noise_changes_nothing() -> None:
-    choices = candidates(FIRST, TOTAL)
-    tuner = Tuner(choices)
-    play({settings: 1.0 - 0.005 * i for i, settings in enumerate(choices)}, tuner)
-    assert tuner.slice_settings == FIRST
-
-
-def test_one_slow_step_decides_nothing() -> None:
-    choices = candidates(FIRST, TOTAL)
-    tuner = Tuner(choices)
-    now_s = 0.0
-    for number in range(1000):
-        if tuner.done:
-            break
-        mine = tuner.step_taken(now_s)
-        now_s += 50.0 if number % 9 == 4 else 1.0
-        if mine is not None:
-            tuner.measured([mine])
-    assert tuner.done
-    assert tuner.slice_settings == FIRST
+def test_buckets_are_awaited_and_have_credit_for_all() -> None:
+    for total, parts in ((TOTAL, 1), (TOTAL, 8), (MIB, 8), (1000 * MIB, 1)):
+        settings = bucket_settings(total, parts)
+        assert settings.credit_bytes >= total
+        assert settings.slice_bytes <= 25 * MIB
+        assert (settings.agreement, settings.cross_iteration) == ("planned", False)
 
 
 def test_nothing_to_try_is_done_at_once() -> None:

@@ -28,24 +28,40 @@ def example() -> Plan:
         link=LinkModel(5e-4, 3e-4, 8.7e-9),
         order="due_date",
         parameters=(Parameter("fc.weight", 4096), Parameter("fc.bias", 64)),
-        agreement="planned",
         candidates=(
-            Candidate(SliceSettings(2048, 4096), 0.1 + 0.2),  # a number that needs all its digits
-            Candidate(SliceSettings(2**20, 2**22, "arrival"), 0.5),
+            # A number that needs all its digits.
+            Candidate(SliceSettings(2048, 4096, agreement="planned"), 0.1 + 0.2),
+            Candidate(SliceSettings(2**20, 2**22, "arrival", "planned"), 0.5),
         ),
         bound_s=0.25,
         idle=(Parameter("pooler.weight", 512),),
         issue_order=("fc.weight[1]", "fc.bias", "fc.weight[0]"),
-        confirmed=Confirmed(SliceSettings(2048, 4096), 0.31, 4),
+        confirmed=Confirmed(SliceSettings(2048, 4096, cross_iteration=False), 0.31, 4),
     )
 
 
 sizes = st.integers(64, 2**30)
 seconds = st.floats(1e-9, 1e6)
+agreements = st.sampled_from(["leader", "negotiated", "planned"])
 choices = st.builds(
-    lambda size, more, policy: SliceSettings(size, size + more, policy),
-    sizes, st.integers(0, 2**30), st.sampled_from(["priority", "arrival"]),
+    lambda size, more, policy, agreement, cross: SliceSettings(
+        size, size + more, policy, agreement, cross
+    ),
+    sizes, st.integers(0, 2**30), st.sampled_from(["priority", "arrival"]), agreements,
+    st.booleans(),
 )  # fmt: skip
+
+
+@st.composite
+def candidate_lists(draw: st.DrawFn) -> tuple[Candidate, ...]:
+    """Candidates of a plan: one agreement, and all overlap with the next step."""
+    agreement = draw(agreements)
+    return tuple(
+        Candidate(replace(each, agreement=agreement, cross_iteration=True), draw(seconds))
+        for each in draw(st.lists(choices, min_size=1, max_size=4))
+    )
+
+
 parameters = st.lists(
     st.builds(Parameter, st.text(min_size=1), st.integers(0, 2**40)),
     max_size=6, unique_by=lambda parameter: parameter.name,
@@ -64,8 +80,7 @@ def plans(draw: st.DrawFn) -> Plan:
         LinkModel(draw(rates), draw(rates), draw(rates)),
         draw(st.text()),
         both[:travelling],
-        draw(st.sampled_from(["leader", "negotiated", "planned"])),
-        tuple(draw(st.lists(st.builds(Candidate, choices, seconds), min_size=1, max_size=4))),
+        draw(candidate_lists()),
         draw(st.floats(0, 1e6)),
         both[travelling:],
         draw(st.none() | st.lists(st.text(), unique=True).map(tuple)),
@@ -148,8 +163,8 @@ def test_what_keeps_a_plan_from_fitting() -> None:
 def test_what_trials_have_chosen_comes_first() -> None:
     plan = example()
     other = Confirmed(SliceSettings(2**20, 2**22, "arrival"), 0.2, 4)
-    assert plan.slice_settings == SliceSettings(2048, 4096)
-    assert plan.issue_order_of(plan.slice_settings) == plan.issue_order
+    assert plan.slice_settings == SliceSettings(2048, 4096, cross_iteration=False)
+    assert plan.issue_order_of(plan.candidates[0].slice_settings) == plan.issue_order
     assert replace(plan, confirmed=other).slice_settings == other.slice_settings
     assert plan.issue_order_of(other.slice_settings) is None
     names = ["pooler.weight", "fc.bias", "fc.weight"]

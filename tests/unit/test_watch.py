@@ -81,3 +81,11 @@ def test_the_slowest_rank_counts() -> None:
     watch = Watch(0.1)
     assert watch.compared([0.1, 0.13]) is None
     assert watch.compared([0.13, 0.1]) == Drift(0.1, 0.13)
+
+
+def test_slices_that_are_often_late_in_a_planned_order_count() -> None:
+    watch = Watch(0.1)
+    assert watch.compared([0.1], hold_ups=3.0) is None
+    assert watch.compared([0.1], hold_ups=4.0) is None
+    assert watch.compared([0.1], hold_ups=6.0) is None
+    assert watch.compared([0.1], hold_ups=6.0) == Drift(0.1, 0.1, late=True)

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "base/thread_name.h"
+
 // A thread that copies gradients into their buffers, for the CPU, where no stream does so.
 //
 // The training thread only adds an order and continues with the backward pass. One thread takes
@@ -72,6 +74,7 @@ void GradientCopier::release() {
 }
 
 void GradientCopier::run() {
+  nameThisThread("hvdo copier");
   const at::NoGradGuard noGrad;
   std::unique_lock lock(mutex_);
   while (true) {

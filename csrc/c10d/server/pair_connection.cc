@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/thread_name.h"
 #include "c10d/wait_limits.h"
 
 // A frame on a Gloo process group: a send of the header and, if there is one, of the payload.
@@ -89,6 +90,7 @@ void PairConnection::send(std::uint64_t urgency, FrameHeader header, Payload pay
 }
 
 void PairConnection::sendAll() {
+  nameThisThread("hvdo ps send");
   std::unique_lock lock(queueMutex_);
   while (true) {
     queueChanged_.wait(lock, [this] { return stopping_ || broken_ || !queue_.empty(); });
@@ -198,6 +200,7 @@ bool PairConnection::receive() {
 }
 
 void PairConnection::listen() {
+  nameThisThread("hvdo ps receive");
   std::optional<std::string> why;
   try {
     for (std::size_t place = 0; place < kDepth; ++place) {

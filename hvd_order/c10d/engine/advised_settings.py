@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from hvd_order.c10d.engine import registration
@@ -32,6 +34,9 @@ def advised_settings(
         link = host.link(device, again)
     settings = best_settings(link, size_bytes, host.in_flight)
     settings = settings.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
+    settings = replace(
+        settings, agreement=host.first_agreement, cross_iteration=config.cross_iteration
+    )
     # Ranks may have measured different links; all of them use rank 0's result.
     chosen: SliceSettings = registration.gather(host, settings)[0]
     return chosen

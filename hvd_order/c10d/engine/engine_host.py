@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from hvd_order.c10d.parameter_server.client import ParameterServers
 from hvd_order.config import Agreement, Comm
 from hvd_order.errors import HvdOrderError, InvalidUsage
 from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.link.slice_settings import PolicyName, SliceSettings, reservation_lead_s
+from hvd_order.plan.link.slice_settings import SliceSettings, reservation_lead_s
 from hvd_order.same_model import name_ranks
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class EngineHost:
         ranks: ranks in the job, by place in the set.
         rank, size: this process's place in the set, and the size of the set.
         plan: plan given to the job, for whichever model it was made; None: no plan.
-        agreement: how the ranks agree on an order.
+        slice_settings: the settings in use.
         servers: parameter servers that sum in place of the ranks; None: there are none.
     """
 
@@ -78,7 +79,7 @@ class EngineHost:
         self.registration_group = groups["registration"]
         everybody = process_set == 0
         self.plan = job_plan.read(job, self.registration_group) if everybody else None
-        self.agreement: Agreement = config.agreement or (
+        agreement: Agreement = config.agreement or (
             "leader" if self.plan is None else self.plan.agreement
         )
         self.servers: ParameterServers | None = None
@@ -90,19 +91,22 @@ class EngineHost:
         # leader.
         alone = self.servers is not None
         if alone:
-            self.agreement = "leader"
+            agreement = "leader"
         control = None if alone else native.C10dControl(groups["control"], self.rank, self.size)
         slice_bytes = config.slice_bytes or min(
             _FIRST_SLICE_BYTES, config.credit_bytes or _FIRST_SLICE_BYTES
         )
         credit_bytes = config.credit_bytes or _FIRST_SLICES_IN_FLIGHT * slice_bytes
-        self.slice_settings = SliceSettings(slice_bytes, credit_bytes, config.policy)
+        self.slice_settings = SliceSettings(
+            slice_bytes, credit_bytes, config.policy, agreement, config.cross_iteration
+        )
+        self.first_agreement: Agreement = agreement  # what the job begins with
         self._link: LinkModel | None = None
         self.engine = native.Engine(
             rank=0 if alone else self.rank,
             size=1 if alone else self.size,
-            agreement=getattr(native.AgreementKind, self.agreement.upper()),
-            policy=self._policy(config.policy),
+            agreement=_native_agreement(agreement),
+            policy=self._policy(self.slice_settings),
             credit_bytes=self._engine_credit(self.slice_settings.credit_bytes),
             timeout_s=config.timeout.total_seconds(),
             stall_warning_s=config.stall_warning.total_seconds(),
@@ -112,6 +116,7 @@ class EngineHost:
         self.copier = native.GradientCopier()
         self.models: set[int] = set()
         self.steps = 0  # steps of all optimizers together
+        self.shared = False  # a second model has been registered, on all ranks
         self.tuned = False  # an optimizer has begun to tune the slice settings
         self.settled = False  # an optimizer has finished tuning them
         self.layouts: dict[int, native.SliceLayout] = {}
@@ -151,10 +156,11 @@ class EngineHost:
         return self._link
 
     def retune(self, settings: SliceSettings, model: int) -> None:
-        """Changes policy and credit; every rank does so between the same two steps.
+        """Changes agreement, policy and credit; every rank does so between the same two steps.
 
         Args:
-            settings: the new slice settings.
+            settings: the new slice settings. Only a host without another model can change the
+                agreement.
             model: the model that is about to be cut with them.
         """
         # The slices of other models must fit too, including models that only some ranks have
@@ -165,8 +171,24 @@ class EngineHost:
         lead_s = reservation_lead_s(self._link, settings) if self._link is not None else 0.0
         if self.servers is not None:
             lead_s = 0.0
-        self.engine.retune(self._policy(settings.policy), self._engine_credit(credit_bytes), lead_s)
+        self.engine.retune(
+            _native_agreement(settings.agreement), self._policy(settings),
+            self._engine_credit(credit_bytes), lead_s,
+        )  # fmt: skip
         self.slice_settings = settings
+
+    def end_plan(self, issued: int) -> None:
+        """Goes back from a planned order to the leader's, while gradients may be under way.
+
+        Args:
+            issued: the largest result of the engine's ``hold_plan`` on any rank.
+        """
+        self.slice_settings = replace(
+            self.slice_settings, agreement="leader", cross_iteration=self.job.config.cross_iteration
+        )
+        self.engine.end_plan(
+            issued, native.AgreementKind.LEADER, self._policy(self.slice_settings)
+        )  # fmt: skip
 
     def _engine_credit(self, credit_bytes: int) -> int:
         """Returns the credit of the engine; unlimited for servers.
@@ -177,11 +199,18 @@ class EngineHost:
         """
         return credit_bytes if self.servers is None else _ALL_BYTES
 
-    def _policy(self, name: PolicyName) -> native.Policy:
+    @property
+    def agreement(self) -> Agreement:
+        """How the ranks agree on an order."""
+        return self.slice_settings.agreement
+
+    @staticmethod
+    def _policy(settings: SliceSettings) -> native.Policy:
         """Returns the native policy; a static plan applies whichever policy it was made with."""
-        if self.agreement == "planned":
+        if settings.agreement == "planned":
             return native.Policy.PLANNED
-        return native.Policy.ARRIVAL if name == "arrival" else native.Policy.PRIORITY
+        arrival = settings.policy == "arrival"
+        return native.Policy.ARRIVAL if arrival else native.Policy.PRIORITY
 
     def add_model(
         self,
@@ -266,6 +295,11 @@ class EngineHost:
             self.job.drop_group(group)
 
 
+def _native_agreement(name: Agreement) -> native.AgreementKind:
+    kind: native.AgreementKind = getattr(native.AgreementKind, name.upper())
+    return kind
+
+
 def _patience(job: Job) -> timedelta:
     """Returns the timeout of the groups: longer than the engine's, which can name the cause of a
     stall.
@@ -280,8 +314,9 @@ def _new_groups(job: Job, ranks: list[int] | None) -> dict[str, dist.ProcessGrou
     """
     patience = _patience(job)
     return {
-        purpose: job.new_group(purpose, backend, patience, ranks)
-        for purpose, backend in (("registration", "gloo"), ("control", "gloo"), ("gradients", None))
+        "registration": job.new_group("registration", "gloo", patience, ranks),
+        "control": job.new_group("control", "gloo", patience, ranks, "messages"),
+        "gradients": job.new_group("gradients", None, patience, ranks, "at once"),
     }
 
 

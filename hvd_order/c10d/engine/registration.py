@@ -81,8 +81,18 @@ def agree(host: EngineHost, mine: Sequence[tuple[str, tuple[int, ...], str]]) ->
     check_same([parameters for parameters, _ in everyone], host.ranks)
     place = {name: i for i, (name, _, _) in enumerate(mine)}
     taken = set().union(*(models for _, models in everyone))
+    if taken:
+        _share(host)
     order = [place[name] for name, _, _ in everyone[0][0]]
     return Agreed(host.free_id(taken), order, alone=not taken)
+
+
+def _share(host: EngineHost) -> None:
+    """Prepares the engine for a second model, which a planned order does not cover."""
+    host.shared = True
+    if host.agreement == "planned" and host.first_agreement != "planned":
+        issued: list[int | None] = gather(host, host.engine.hold_plan())
+        host.end_plan(max(each or 0 for each in issued))
 
 
 def union(host: EngineHost, indices: Iterable[int]) -> list[int]:

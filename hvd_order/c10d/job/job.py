@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from hvd_order import _torch as native
+from hvd_order.c10d.job.gloo import Traffic
 from hvd_order.c10d.job.process_groups import Groups
 from hvd_order.c10d.job.roll_call import RollCall
 from hvd_order.config import Config
@@ -73,7 +74,9 @@ class Job:
         self._parts_lock = threading.RLock()  # a part may need another one when it is made
         self._callbacks: list[Callable[[], None]] = []
         self._functions_group = self.new_group("functions") if size > 1 else None
-        self._messages_group = self.new_group("messages", backend="gloo") if size > 1 else None
+        self._messages_group = (
+            self.new_group("messages", backend="gloo", traffic="messages") if size > 1 else None
+        )
 
     def new_group(
         self,
@@ -81,6 +84,7 @@ class Job:
         backend: str | None = None,
         timeout: timedelta | None = None,
         ranks: list[int] | None = None,
+        traffic: Traffic = "in turn",
     ) -> dist.ProcessGroup:
         """Makes a process group with connections of its own; destroyed at shutdown.
 
@@ -91,6 +95,7 @@ class Job:
             backend: in torch.distributed's spelling; None: `backend`.
             timeout: longest transfer; None: the timeout of the configuration.
             ranks: the members; None: all ranks.
+            traffic: what the group carries.
 
         Returns:
             The group; on a rank that is not a member, an unusable object.
@@ -106,6 +111,7 @@ class Job:
             backend or self.backend,
             self.config.timeout if timeout is None else timeout,
             ranks,
+            traffic,
         )
         if ranks is None or self.rank in ranks:
             self._groups.append(group)

@@ -5,9 +5,9 @@ gradients itself: Ignite and Accelerate wrap models in DDP, torchmetrics and tor
 SyncBatchNorm exchange tensors of their own. Under Horovod it is false. So `init()` makes no
 default process group: `OwnGroups` are built from torch's backends directly, and
 torch.distributed's table of groups does not list them. (A script that wants a default group calls
-``init_process_group()``, before or after ``hvd.init()``.) For a job that the script has
-initialised itself, `JoinedGroups` makes groups with ``torch.distributed.new_group``, which
-supports backends that only the script has.
+``init_process_group()``, before or after ``hvd.init()``.) In a job that the script has initialised
+itself, `JoinedGroups` makes groups of Gloo alone in the same way. Others it makes with
+``torch.distributed.new_group``, which supports backends that only the script has.
 
 Unlisted groups cannot be passed to functions such as ``torch.distributed.broadcast``:
 group_collectives.py has the replacements.
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from hvd_order.bounded import answer_s, within
+from hvd_order.c10d.job.gloo import GlooDevices, Traffic, gloo_group
 from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTimeout
 from hvd_order.same_model import name_ranks
 from hvd_order.server.access.store_errors import first_line
@@ -35,7 +36,12 @@ class Groups(Protocol):
     """Makes process groups and ends them."""
 
     def make(
-        self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
+        self,
+        purpose: str,
+        backend: str,
+        timeout: timedelta,
+        ranks: list[int] | None,
+        traffic: Traffic,
     ) -> dist.ProcessGroup:
         """Makes a group with connections of its own. Collective: all ranks call it in the same
         order.
@@ -45,6 +51,7 @@ class Groups(Protocol):
             backend: in torch.distributed's spelling, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
             timeout: longest transfer.
             ranks: the members; None: all ranks.
+            traffic: what the group carries.
 
         Returns:
             The group; on a rank that is not a member, an unusable object.
@@ -63,9 +70,15 @@ class OwnGroups:
         self._rank = rank
         self._size = size
         self._made = 0
+        self._devices = GlooDevices()
 
     def make(
-        self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
+        self,
+        purpose: str,
+        backend: str,
+        timeout: timedelta,
+        ranks: list[int] | None,
+        traffic: Traffic,
     ) -> dist.ProcessGroup:
         """Makes a group of Gloo or NCCL; see `Groups.make`.
 
@@ -82,12 +95,19 @@ class OwnGroups:
             return nobody  # type: ignore[no-any-return]
         try:
             within(answer_s(timeout), lambda: self._store.set(f"at/{self._rank}", str(number)))
-            return self._connected(f"hvd_order/{number}", purpose, backend, timeout, members)
+            name = f"hvd_order/{number}"
+            return self._connected(name, purpose, backend, timeout, members, traffic)
         except (TimeoutError, RuntimeError) as error:
             raise self._failure(error, number, purpose, timeout, members) from error
 
     def _connected(
-        self, name: str, purpose: str, backend: str, timeout: timedelta, members: list[int]
+        self,
+        name: str,
+        purpose: str,
+        backend: str,
+        timeout: timedelta,
+        members: list[int],
+        traffic: Traffic,
     ) -> dist.ProcessGroup:
         rank, size = members.index(self._rank), len(members)
         store = PrefixStore(f"{name}/", self._store)
@@ -99,7 +119,9 @@ class OwnGroups:
         # them later, and must be created on the thread where the program has chosen its device.
         gloo = within(
             timeout.total_seconds() + answer_s(timeout),
-            lambda: dist.ProcessGroupGloo(PrefixStore("cpu/", store), rank, size, timeout),
+            lambda: gloo_group(
+                PrefixStore("cpu/", store), rank, size, timeout, traffic, self._devices.of(traffic)
+            ),
         )
         gloo._set_sequence_number_for_group()
         group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
@@ -171,18 +193,43 @@ def _nccl(
 
 
 class JoinedGroups:
-    """Groups beside the script's default one; they end with it if it ends first."""
+    """Groups beside the script's default one; those that torch.distributed lists end with it if it
+    ends first.
+    """
+
+    def __init__(self, own: OwnGroups) -> None:
+        """Prepares groups; ``own`` makes those of Gloo alone, over the script's store."""
+        self._own = own
+        self._listed: list[dist.ProcessGroup] = []
 
     def make(
-        self, purpose: str, backend: str, timeout: timedelta, ranks: list[int] | None
+        self,
+        purpose: str,
+        backend: str,
+        timeout: timedelta,
+        ranks: list[int] | None,
+        traffic: Traffic,
     ) -> dist.ProcessGroup:
         """Makes a group; see `Groups.make`."""
+        if _is_gloo_alone(backend):
+            return self._own.make(purpose, backend, timeout, ranks, traffic)
         group: dist.ProcessGroup = dist.new_group(
             ranks, timeout=timeout, backend=backend, group_desc=f"hvd_order:{purpose}"
         )
+        self._listed.append(group)
         return group
 
     def end(self, group: dist.ProcessGroup) -> None:
         """Ends a group; see `Groups.end`."""
+        if group not in self._listed:
+            self._own.end(group)
+            return
+        self._listed.remove(group)
         if dist.is_initialized():  # the script may have destroyed all groups already
             dist.destroy_process_group(group)
+
+
+def _is_gloo_alone(backend: str) -> bool:
+    """Returns whether Gloo carries the tensors of the CPU and of CUDA, and no others are named."""
+    parts = dict(part.split(":") for part in backend.split(",") if ":" in part)
+    return backend == "gloo" or parts in ({"cpu": "gloo"}, {"cpu": "gloo", "cuda": "gloo"})

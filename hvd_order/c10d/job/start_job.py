@@ -6,6 +6,7 @@ import os
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.distributed_c10d import _get_default_store
 
 from hvd_order.bounded import within
 from hvd_order.c10d.job.job import Job
@@ -74,7 +75,11 @@ def _join_program(config: Config) -> Job:
     check_cards(dict(enumerate(known)))
     place = placement([card.host for card in known], rank)
     backend = _covering_backend(str(dist.get_backend_config()), every_rank_has_a_device(known))
-    return Job(rank, size, place, config, backend, JoinedGroups())
+    # Ranks may have begun different numbers of jobs: the keys have rank 0's.
+    generation = [_stores.jobs_begun]
+    dist.broadcast_object_list(generation, src=0)
+    store = PrefixStore(f"hvd_order/joined/{generation[0]}", _get_default_store())
+    return Job(rank, size, place, config, backend, JoinedGroups(OwnGroups(store, rank, size)))
 
 
 def _covering_backend(backend: str, devices: bool) -> str:

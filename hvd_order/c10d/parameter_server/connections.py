@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hvd_order import _torch as native
 from hvd_order.bounded import answer_s, within
+from hvd_order.c10d.job.gloo import gloo_group, open_devices
 from hvd_order.c10d.parameter_server.signed_store import SignedStore
 from hvd_order.errors import HvdOrderError, InvalidUsage, NotTrusted, PeerLost, TransferTimeout
 from hvd_order.launch.listening import listening_fd
@@ -231,7 +232,8 @@ def _link(
 ) -> native.PairConnection:
     pair = SignedStore(PrefixStore(f"server/{server}/pair/{place}", store), keys.records)
     try:
-        group = dist.ProcessGroupGloo(pair, rank, 2, timeout)
+        # A device of its own: the data of one server must not wait for those of another.
+        group = gloo_group(pair, rank, 2, timeout, "messages", open_devices())
     except NotTrusted:
         raise
     except RuntimeError as error:

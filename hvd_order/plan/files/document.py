@@ -50,6 +50,13 @@ class Fields:
             raise InvalidUsage(f'{self.where} has "{key}": {values!r}; expected names')
         return tuple(values)
 
+    def flag(self, key: str) -> bool:
+        """Returns a truth value."""
+        value = self._left.pop(key, None)
+        if not isinstance(value, bool):
+            raise InvalidUsage(f'{self.where} has "{key}": {value!r}; expected true or false')
+        return value
+
     def choice(self, key: str, choices: Sequence[str]) -> Any:
         """Returns a string that is one of ``choices``."""
         value = self.take(key, str)

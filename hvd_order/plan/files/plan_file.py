@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from hvd_order.errors import InvalidUsage
@@ -17,16 +17,15 @@ from hvd_order.plan.files.document import Fields, read_document, write_document
 from hvd_order.plan.files.profile import parameter_from
 from hvd_order.plan.graph.graph import Graph, Parameter
 from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.link.slice_settings import SliceSettings
+from hvd_order.plan.link.slice_settings import AgreementName, SliceSettings
 
-__all__ = ["VERSION", "AgreementName", "Candidate", "Confirmed", "Plan", "read_plan"]
+__all__ = ["VERSION", "Candidate", "Confirmed", "Plan", "read_plan"]
 
 _KIND = "plan"
 VERSION = 1
 _LEAST_BYTES = 64  # SliceLayout::kCutAlignment
 _LISTED = 3  # number of differences that a message names
 
-AgreementName = Literal["leader", "negotiated", "planned"]
 _PolicyName = Literal["priority", "arrival"]
 
 
@@ -62,8 +61,8 @@ class Plan:
         order: name of the heuristic that ordered ``parameters``; informative only.
         parameters: parameters whose gradients travel, the most urgent first.
         idle: parameters without gradient in the profile.
-        agreement: order agreement.
-        candidates: slice settings, the best first; the others are worth a trial.
+        candidates: slice settings, the best first; the others are worth a trial. All have one
+            agreement.
         bound_s: lower bound on the step time of any order.
         issue_order: for ``planned`` agreement, names of all slices of the first candidate in
             sending order.
@@ -78,7 +77,6 @@ class Plan:
     link: LinkModel
     order: str
     parameters: tuple[Parameter, ...]
-    agreement: AgreementName
     candidates: tuple[Candidate, ...]
     bound_s: float
     idle: tuple[Parameter, ...] = ()
@@ -104,6 +102,11 @@ class Plan:
         if len(set(listed)) < len(listed):
             twice = next(name for name in listed if listed.count(name) > 1)
             raise InvalidUsage(f'"issue_order" has {twice!r} more than once')
+
+    @property
+    def agreement(self) -> AgreementName:
+        """Order agreement of the candidates."""
+        return self.candidates[0].slice_settings.agreement
 
     @property
     def slice_settings(self) -> SliceSettings:
@@ -157,11 +160,17 @@ class Plan:
             "bound_s": self.bound_s,
             "agreement": self.agreement,
             "candidates": [
-                {**asdict(each.slice_settings), "predicted_s": each.predicted_s}
+                {**_sizes(each.slice_settings), "predicted_s": each.predicted_s}
                 for each in self.candidates
             ],
             "confirmed": done
-            and {**asdict(done.slice_settings), "step_s": done.step_s, "ranks": done.ranks},
+            and {
+                **_sizes(done.slice_settings),
+                "agreement": done.slice_settings.agreement,
+                "cross_iteration": done.slice_settings.cross_iteration,
+                "step_s": done.step_s,
+                "ranks": done.ranks,
+            },
             "order": self.order,
             "parameters": [asdict(parameter) for parameter in self.parameters],
             "idle": [asdict(parameter) for parameter in self.idle],
@@ -190,7 +199,9 @@ def _plan(top: Fields) -> Plan:
     cluster.end()
     bound_s = top.take("bound_s", float)
     agreement = top.choice("agreement", get_args(AgreementName))
-    candidates = [_candidate(each, i) for i, each in enumerate(top.take("candidates", list))]
+    candidates = [
+        _candidate(each, i, agreement) for i, each in enumerate(top.take("candidates", list))
+    ]
     confirmed = top.take("confirmed", dict, type(None))
     order = top.take("order", str)
     parameters, idle = (
@@ -204,27 +215,31 @@ def _plan(top: Fields) -> Plan:
         link,
         order,
         tuple(parameters),
-        agreement,
         tuple(candidates),
         bound_s,
         tuple(idle),
         issue_order,
-        None if confirmed is None else _confirmed(confirmed),
+        None if confirmed is None else _confirmed(confirmed, agreement),
     )
 
 
-def _candidate(content: Any, number: int) -> Candidate:
+def _candidate(content: Any, number: int, agreement: AgreementName) -> Candidate:
     fields = Fields(content, f"candidate {number}")
-    candidate = Candidate(_settings(fields), fields.take("predicted_s", float))
+    settings = replace(_settings(fields), agreement=agreement)
+    candidate = Candidate(settings, fields.take("predicted_s", float))
     fields.end()
     return candidate
 
 
-def _confirmed(content: Any) -> Confirmed:
-    fields = Fields(content, '"confirmed"')
-    confirmed = Confirmed(
-        _settings(fields), fields.take("step_s", float), fields.take("ranks", int)
+def _confirmed(content: Any, planned: AgreementName) -> Confirmed:
+    """Reads the choice of trials; files from before trials varied them lack the last two."""
+    fields = Fields({"agreement": planned, "cross_iteration": True, **content}, '"confirmed"')
+    settings = replace(
+        _settings(fields),
+        agreement=fields.choice("agreement", get_args(AgreementName)),
+        cross_iteration=fields.flag("cross_iteration"),
     )
+    confirmed = Confirmed(settings, fields.take("step_s", float), fields.take("ranks", int))
     fields.end()
     return confirmed
 
@@ -235,6 +250,15 @@ def _settings(fields: Fields) -> SliceSettings:
         fields.take("credit_bytes", int),
         fields.choice("policy", get_args(_PolicyName)),
     )
+
+
+def _sizes(settings: SliceSettings) -> dict[str, Any]:
+    """Reverses `_settings`."""
+    return {
+        "slice_bytes": settings.slice_bytes,
+        "credit_bytes": settings.credit_bytes,
+        "policy": settings.policy,
+    }
 
 
 def _check_settings(settings: SliceSettings, where: str) -> None:

@@ -17,10 +17,12 @@ from typing import Literal
 from hvd_order.plan.link.link_model import LinkModel
 
 __all__ = [
+    "AgreementName",
     "PolicyName",
     "SliceSettings",
     "arrival_settings",
     "best_settings",
+    "bucket_settings",
     "reservation_lead_s",
     "rounded_settings",
 ]
@@ -34,21 +36,27 @@ _FUSED_PARTS = 8  # at least: with one part a small model would not overlap with
 _SLICE_FACTOR, _CREDIT_FACTOR = 1.4, 1.6  # closer settings count as the same
 
 PolicyName = Literal["priority", "arrival", "planned"]
+AgreementName = Literal["leader", "negotiated", "planned"]
 
 
 @dataclass(frozen=True)
 class SliceSettings:
-    """Slice settings.
+    """How the gradients of a step travel.
 
     Attributes:
         slice_bytes: unit of transfer.
         credit_bytes: bytes that may be in flight at once.
         policy: rule that picks the next ready slice; "planned" follows a list of slices.
+        agreement: how all ranks come to the same order. Under "planned" they follow the order in
+            which ``policy`` would have sent the slices of an observed step.
+        cross_iteration: whether the next step begins before all gradients have arrived.
     """
 
     slice_bytes: int
     credit_bytes: int
     policy: PolicyName = "priority"
+    agreement: AgreementName = "leader"
+    cross_iteration: bool = True
 
     def with_settings(
         self,
@@ -60,15 +68,19 @@ class SliceSettings:
         settings = self
         if slice_bytes is not None:
             in_flight = settings.credit_bytes // settings.slice_bytes
-            settings = SliceSettings(slice_bytes, in_flight * slice_bytes)
+            settings = replace(
+                settings, slice_bytes=slice_bytes, credit_bytes=in_flight * slice_bytes
+            )
         if credit_bytes is not None:
-            settings = SliceSettings(min(settings.slice_bytes, credit_bytes), credit_bytes)
+            slice_bytes = min(settings.slice_bytes, credit_bytes)
+            settings = replace(settings, slice_bytes=slice_bytes, credit_bytes=credit_bytes)
         return replace(settings, policy=policy)
 
     def resembles(self, other: SliceSettings) -> bool:
         """Whether the two settings are too similar for trials to distinguish."""
         return (
-            self.policy == other.policy
+            (self.policy, self.agreement, self.cross_iteration)
+            == (other.policy, other.agreement, other.cross_iteration)
             and _within(self.slice_bytes, other.slice_bytes, _SLICE_FACTOR)
             and _within(self.credit_bytes, other.credit_bytes, _CREDIT_FACTOR)
         )
@@ -108,15 +120,30 @@ def reservation_lead_s(link: LinkModel, settings: SliceSettings) -> float:
     """
     return (
         0.0
-        if settings.policy == "arrival"
+        if settings.policy == "arrival" or settings.agreement == "planned"
         else 0.75 * settings.credit_bytes * link.seconds_per_byte
     )
 
 
 def arrival_settings(total_bytes: int) -> SliceSettings:
-    """DDP's method: large slices of neighbouring gradients, sent in order of arrival."""
+    """Large slices of neighbouring gradients, sent in order of arrival."""
     size = min(max(total_bytes / _FUSED_PARTS, _SMALLEST_BYTES), _FUSED_BYTES)
     return rounded_settings(size, 2, "arrival")
+
+
+def bucket_settings(total_bytes: int, parts: int) -> SliceSettings:
+    """DistributedDataParallel's method: buckets in a fixed order, all awaited in ``step()``.
+
+    Nothing is decided on the way, so that it costs what DistributedDataParallel costs.
+
+    Args:
+        total_bytes: total size of all gradients.
+        parts: number of buckets, more if one would exceed 25 MiB.
+    """
+    size = min(max(total_bytes / parts, _SMALLEST_BYTES), _FUSED_BYTES)
+    in_flight = math.ceil(total_bytes / size) + 1  # credit for all: DDP has no limit
+    settings = rounded_settings(size, in_flight, "arrival")
+    return replace(settings, agreement="planned", cross_iteration=False)
 
 
 def _within(one: int, other: int, factor: float) -> bool:

@@ -1,60 +1,71 @@
-"""Tries several slice settings on a few real steps each, and keeps the fastest."""
+"""Tries several slice settings on real steps, and keeps the fastest.
+
+Two rounds and a duel:
+
+1. A *race* of three rounds. Each candidate gets a turn of a few steps. Candidates that are far
+   slower than the fastest leave after the first round, and slower ones after the second. The order
+   of the turns is reversed from round to round, so that a machine that gets slower favours nobody.
+2. A *duel* between the fastest candidate and the fastest of those that wait for all gradients in
+   ``step()``, as DistributedDataParallel does. The turns alternate. A sequential test counts which
+   of the two wins more pairs of turns. Unless the challenger wins, the second one stays: it costs
+   what DistributedDataParallel costs, so a choice by chance cannot make the job slower.
+
+The score of a candidate is the median of its turns, on the slowest rank.
+
+Source:
+    Wald, "Sequential Tests of Statistical Hypotheses", Annals of Mathematical Statistics 16, 1945,
+    for the test of a duel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from statistics import fmean, median
 
-from hvd_order.plan.link.slice_settings import SliceSettings, arrival_settings
+from hvd_order.plan.link.slice_settings import SliceSettings, arrival_settings, bucket_settings
 
-__all__ = ["Tuner", "Turn", "candidates", "distinct"]
+__all__ = ["Tuner", "candidates", "distinct"]
 
 _WARM_UP = 2  # steps after a change that the old settings still affect
-_STEPS = 5  # measured steps of each candidate
-_WORTH = 0.98  # a rival must be this much faster than the first candidate, or it is noise
+_FIRST_STEPS = 5  # of each turn in the first round
+_MOST_STEPS = 20
+_TURN_S = 0.25  # later turns of short steps last about so long
+_KEEP = ((1.25, 5), (1.12, 3))  # after each round: ratio to the fastest, number of candidates
+_CLEAR = 0.85  # ratio that needs no duel if every round shows it
+_BEATEN = 1.5  # ratio to the fastest at which not even a duel is needed
+_WIN, _LOSS = math.log(0.85 / 0.5), math.log(0.15 / 0.5)  # evidence of one pair of turns
+_PROOF = math.log(20.0)  # wrong once in 20 equal pairs
+_MOST_PAIRS = 16
+_BUCKETS = 8
 
 
-@dataclass(frozen=True, order=True)
-class Turn:
-    """Step times of one candidate, in seconds: the median and the quartiles around it."""
-
-    median_s: float
-    low_s: float
-    high_s: float
-
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Turn:
-        """Summarises the measured steps."""
-        ordered = sorted(seconds)
-        last = len(ordered) - 1
-        return cls(ordered[last // 2], ordered[last // 4], ordered[last - last // 4])
-
-    @classmethod
-    def slowest(cls, turns: Sequence[Turn]) -> Turn:
-        """Combines the turns of all ranks; the slowest rank counts."""
-        return cls(
-            max(turn.median_s for turn in turns),
-            max(turn.low_s for turn in turns),
-            max(turn.high_s for turn in turns),
-        )
-
-    def clearly_faster(self, other: Turn) -> bool:
-        """Whether the difference exceeds the spread of both turns and is large enough to matter."""
-        return self.high_s < other.low_s and self.median_s < _WORTH * other.median_s
-
-
-def candidates(first: SliceSettings, total_bytes: int) -> list[SliceSettings]:
-    """Settings to try besides the model's: half and twice the slice size, and arrival order.
+def candidates(
+    first: SliceSettings, total_bytes: int, planned: bool, cross_iteration: bool
+) -> list[SliceSettings]:
+    """Settings to try, those in use first.
 
     Args:
+        first: the link model's.
         total_bytes: total size of all gradients.
+        planned: whether a planned order is possible: one model, and summed by the ranks.
+        cross_iteration: whether updates may wait for their readers.
     """
     in_flight = first.credit_bytes // first.slice_bytes
-    others = [
-        SliceSettings(size, in_flight * size)
+    half, double = (
+        replace(first, slice_bytes=size, credit_bytes=in_flight * size)
         for size in (first.slice_bytes // 2, 2 * first.slice_bytes)
-    ]
-    return [first, *others, arrival_settings(total_bytes)]
+    )
+    arrival = replace(arrival_settings(total_bytes), agreement=first.agreement)
+    if not planned:
+        return distinct([first, half, double, arrival])
+    followed, late_arrival = (replace(one, agreement="planned") for one in (first, arrival))
+    few, whole = bucket_settings(total_bytes, _BUCKETS), bucket_settings(total_bytes, 1)
+    if not cross_iteration:  # then no order helps, only early transfers
+        return distinct([few, whole, replace(followed, policy="arrival", cross_iteration=False)])
+    late_whole = replace(whole, cross_iteration=True)
+    return distinct([first, few, whole, followed, late_whole, half, double, late_arrival])
 
 
 def distinct(choices: Sequence[SliceSettings]) -> list[SliceSettings]:
@@ -69,75 +80,135 @@ def distinct(choices: Sequence[SliceSettings]) -> list[SliceSettings]:
 class Tuner:
     """Chooses the slice settings of the next steps. Equal input gives equal choices on all ranks.
 
-    Every candidate gets a turn. If a rival was clearly faster than the first candidate, both get
-    another turn, and the rival has to win that turn as well: on a shared machine, one of several
-    candidates often looks better by chance.
+    Attributes:
+        slice_settings: the settings to use now. There are none without candidates.
+        done: whether the choice is made.
+        chosen_s: step time of the chosen settings on the slowest rank, in seconds.
     """
 
     def __init__(self, choices: Sequence[SliceSettings]) -> None:
-        """Takes the settings to try; the first stay in use unless others are clearly faster."""
-        self._turns = list(choices)
-        self._confirming = False
+        """Takes the settings to try; the first stay in use unless others are faster."""
+        self.done = not choices
+        self.chosen_s = math.nan
         self._seconds: list[float] = []  # of the current turn, by step
-        self._over: list[Turn] = []
         self._last_s: float | None = None
-        self._chosen: SliceSettings | None = None
-        self._chosen_s: float | None = None
+        self._steps = _FIRST_STEPS
+        self._trials = _trials(choices)
+        if choices:
+            self.slice_settings, self._steps = next(self._trials)
 
-    @property
-    def slice_settings(self) -> SliceSettings:
-        """The settings in use. There are none without candidates."""
-        return self._chosen or self._turns[len(self._over)]
-
-    @property
-    def done(self) -> bool:
-        """Whether the choice is made."""
-        return len(self._over) == len(self._turns)
-
-    @property
-    def chosen_s(self) -> float:
-        """Median step time of the chosen settings in its last turn, on the slowest rank."""
-        assert self._chosen_s is not None, "nothing has been tried to the end"
-        return self._chosen_s
-
-    def step_taken(self, now_s: float) -> Turn | None:
+    def step_taken(self, now_s: float) -> float | None:
         """Records the end of a step.
 
         Args:
             now_s: time of any clock.
 
         Returns:
-            This rank's turn if it is over, else None. The turn ends at the same step on all ranks;
-            the ranks exchange their turns before they call :meth:`measured`.
+            This rank's step time in the turn if it is over, else None. A turn ends at the same step
+            on all ranks; the ranks exchange their times before they call :meth:`measured`.
         """
         if self._last_s is not None:
             self._seconds.append(now_s - self._last_s)
         self._last_s = now_s
-        if len(self._seconds) < _WARM_UP + _STEPS:
+        if len(self._seconds) < _WARM_UP + self._steps:
             return None
-        return Turn.of(self._seconds[_WARM_UP:])
+        return _middle(self._seconds[_WARM_UP:])
 
-    def measured(self, turns: Sequence[Turn]) -> SliceSettings:
-        """Takes all ranks' measurements of the finished turn.
+    def measured(self, by_rank_s: Sequence[float]) -> SliceSettings:
+        """Takes all ranks' step times of the finished turn.
 
         Returns:
             The settings to use from now on.
         """
-        self._over.append(Turn.slowest(turns))
         self._seconds.clear()
         self._last_s = None
-        if self.done:
-            self._choose()
+        try:
+            self.slice_settings, self._steps = self._trials.send(max(by_rank_s))
+        except StopIteration as end:
+            self.done = True
+            self.slice_settings, self.chosen_s = end.value
         return self.slice_settings
 
-    def _choose(self) -> None:
-        first, *rivals = self._over[-2:] if self._confirming else self._over
-        fastest = min(rivals, default=first)
-        better = fastest.clearly_faster(first)
-        if better and not self._confirming:
-            rival = self._turns[self._over.index(fastest)]
-            self._turns += [self._turns[0], rival]
-            self._confirming = True
-        else:
-            self._chosen = self._turns[-1 if better else 0]
-            self._chosen_s = (fastest if better else first).median_s
+
+def _middle(seconds: Sequence[float]) -> float:
+    """The mean without the shortest and the longest fifth: a pause of the machine decides nothing,
+    and short and long steps that alternate count alike.
+    """
+    cut = len(seconds) // 5
+    return fmean(sorted(seconds)[cut : len(seconds) - cut])
+
+
+_Trials = Generator[tuple[SliceSettings, int], float, tuple[SliceSettings, float]]
+_Turns = dict[SliceSettings, list[float]]
+
+
+def _trials(choices: Sequence[SliceSettings]) -> _Trials:
+    """Yields the settings and the number of steps of each turn, and receives the step time.
+
+    Returns:
+        The choice, and its step time.
+    """
+    turns = yield from _race(choices)
+    fastest = min(turns, key=lambda settings: median(turns[settings]))
+    at_once = [settings for settings in turns if not settings.cross_iteration]
+    if fastest.cross_iteration and at_once:
+        champion = min(at_once, key=lambda settings: median(turns[settings]))
+        if not (yield from _wins(fastest, champion, turns)):
+            fastest = champion
+    return fastest, median(turns[fastest])
+
+
+def _race(choices: Sequence[SliceSettings]) -> Generator[tuple[SliceSettings, int], float, _Turns]:
+    """Returns the turns of the candidates that are left after three rounds.
+
+    Among them is the fastest that waits for all gradients in ``step()``, unless it is far behind.
+    """
+    turns: _Turns = {settings: [] for settings in choices}
+    field = list(choices)
+    for number in range(1 + len(_KEEP)):
+        for settings in field:
+            steps = _steps_of(turns[settings])
+            turns[settings].append((yield settings, steps))
+        ranked = sorted(field, key=lambda settings: median(turns[settings]))
+        if number < len(_KEEP):
+            ratio, most = _KEEP[number]
+            limit_s = ratio * median(turns[ranked[0]])
+            left = [settings for settings in ranked if median(turns[settings]) <= limit_s][:most]
+            at_once = [settings for settings in ranked if not settings.cross_iteration][:1]
+            left += [
+                settings
+                for settings in at_once
+                if median(turns[settings]) <= _BEATEN * median(turns[ranked[0]])
+            ]
+            field = [settings for settings in reversed(field) if settings in left]
+            if len(field) == 1:
+                break
+    return {settings: turns[settings] for settings in field}
+
+
+def _wins(
+    challenger: SliceSettings, champion: SliceSettings, turns: _Turns
+) -> Generator[tuple[SliceSettings, int], float, bool]:
+    """Whether the challenger is faster: by far in every round of the race, or proven by a duel.
+
+    Other turns of the race prove nothing: the challenger is there because it was lucky in them.
+    """
+    race = zip(turns[challenger], turns[champion], strict=False)
+    if all(one_s < _CLEAR * other_s for one_s, other_s in race):
+        return True
+    evidence = 0.0
+    for number in range(_MOST_PAIRS):
+        pair = (challenger, champion) if number % 2 else (champion, challenger)
+        for settings in pair:
+            turns[settings].append((yield settings, _steps_of(turns[settings])))
+        evidence += _WIN if turns[challenger][-1] < turns[champion][-1] else _LOSS
+        if abs(evidence) >= _PROOF:
+            break
+    return evidence >= _PROOF
+
+
+def _steps_of(turns: Sequence[float]) -> int:
+    """Number of steps of the next turn: more if steps are short, whose times vary more."""
+    if not turns:
+        return _FIRST_STEPS
+    return min(max(round(_TURN_S / turns[-1]), _FIRST_STEPS), _MOST_STEPS)

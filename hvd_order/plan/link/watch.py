@@ -18,18 +18,24 @@ _TIMES = 2  # in a row
 
 @dataclass(frozen=True)
 class Drift:
-    """Steps took ``before_s`` when the choice was made, and take ``now_s``."""
+    """Steps took ``before_s`` when the choice was made, and take ``now_s``.
+
+    Attributes:
+        late: slices are late in the planned order more often than before.
+    """
 
     before_s: float
     now_s: float
+    late: bool = False
 
 
 class Watch:
     """Measures some steps now and then. Equal input gives equal results on all ranks.
 
-    The ranks compare their medians after the same steps, at most twice a minute. A change counts if
-    it is clear and found twice in a row. Between two measurements a step costs a comparison of two
-    integers.
+    The ranks compare what they have seen after the same steps, at most twice a minute. A change
+    counts if it is clear and found twice in a row: of the step time, or of the hold-ups of a
+    planned order, which a late rank or another order of the model causes. Between two measurements
+    a step costs a comparison of two integers.
     """
 
     def __init__(self, step_s: float, patience: int = 1, expected: bool = True) -> None:
@@ -46,6 +52,7 @@ class Watch:
         self._left = _SEEN + _WARM_UP if not expected else self._every  # until the ranks compare
         self._last_s = 0.0
         self._seconds: list[float] = []
+        self._hold_ups: float | None = None  # a step, when the choice was new
         self._odd = 0  # times in a row that steps were slower, or if negative faster
 
     def step_taken(self, now_s: float) -> float | None:
@@ -70,20 +77,28 @@ class Watch:
         self._left = self._every
         return seen_s
 
-    def compared(self, medians_s: Sequence[float]) -> Drift | None:
-        """Takes the medians of all ranks; the slowest counts.
+    def compared(self, medians_s: Sequence[float], hold_ups: float = 0.0) -> Drift | None:
+        """Takes what all ranks have seen.
+
+        Args:
+            medians_s: step times; the slowest counts.
+            hold_ups: slices a step that were late in a planned order while another was ready, on
+                the rank that had most.
 
         Returns:
             A change that is clear and lasts, else None.
         """
         now_s = max(medians_s)
+        if self._hold_ups is None:
+            self._hold_ups = hold_ups
         if self._expected_s is None:
             self._expected_s = now_s
             return None
         ratio = now_s / self._expected_s
-        side = (ratio > _CLEAR) - (ratio < 1 / _CLEAR)
+        late = hold_ups > _CLEAR * self._hold_ups + 1
+        side = (ratio > _CLEAR or late) - (ratio < 1 / _CLEAR and not late)
         self._odd = self._odd + side if self._odd * side > 0 else side
-        return Drift(self._expected_s, now_s) if abs(self._odd) >= _TIMES else None
+        return Drift(self._expected_s, now_s, late) if abs(self._odd) >= _TIMES else None
 
     @property
     def expected_s(self) -> float | None:

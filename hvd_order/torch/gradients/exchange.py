@@ -97,7 +97,7 @@ class GradientExchange:
         self._sender = transfer.model.sender
         self._table = EntryTable(passes)
         enter = _enter(weakref.ref(self))
-        self._warm_up = WarmUp(host, transfer, enter)
+        self._warm_up = WarmUp(host, transfer, enter, self.separability.separable)
         self._gradients = StepGradients(host, transfer, self._table, self._warm_up, self._log)
         self._updates = DeferredUpdates(step, transfer, self._table)
         self._guard = ExchangeGuard(
@@ -264,6 +264,8 @@ class GradientExchange:
             return self.separability.reason
         if not self._warm_up.order.complete:
             return overlap.LEARNING
+        if not self._host.slice_settings.cross_iteration:
+            return overlap.NO_GAIN
         if self._gradients.synchronized:
             return overlap.GRADIENTS_READ
         # These attributes belong to this call and are gone after it.

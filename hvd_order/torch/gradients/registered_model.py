@@ -91,6 +91,7 @@ class RegisteredModel:
         self._give_back()
         registration.gather(self._host, None)  # no rank adds the id before all have removed it
         self._host.retune(settings, self._model)
+        self.sender.copies_beside = settings.cross_iteration
         self._buffers.recut(settings.slice_bytes)
         self._add_with_plan(observed=True, issue_order=issue_order)
 

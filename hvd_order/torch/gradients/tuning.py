@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -19,7 +20,7 @@ from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.plan.files.plan_file import Confirmed, Plan
 from hvd_order.plan.link.advice import run_line
 from hvd_order.plan.link.slice_settings import SliceSettings
-from hvd_order.plan.link.tuner import Tuner, Turn, candidates, distinct
+from hvd_order.plan.link.tuner import Tuner, candidates, distinct
 from hvd_order.plan.link.watch import Drift, Watch
 from hvd_order.torch.gradients import followed_plan
 from hvd_order.torch.gradients.registered_model import RegisteredModel
@@ -35,7 +36,12 @@ class Tuning:
     """The choice for one optimizer. Every rank takes the same action after the same steps."""
 
     def __init__(
-        self, host: EngineHost, model: RegisteredModel, device: torch.device, plan: Plan | None
+        self,
+        host: EngineHost,
+        model: RegisteredModel,
+        device: torch.device,
+        plan: Plan | None,
+        separable: bool,
     ) -> None:
         """Collective: measures the transport and applies the first choice.
 
@@ -43,6 +49,7 @@ class Tuning:
 
         Args:
             plan: a plan that fits the model.
+            separable: whether updates may wait for their readers.
         """
         self._host = host
         self._model = model
@@ -51,6 +58,9 @@ class Tuning:
         self._tuner: Tuner | None = None
         self._watch: Watch | None = None
         self._patience = 1
+        self._separable = separable
+        self._counted_at = host.steps  # when hold-ups were last counted
+        self._shared = host.shared
         config = host.job.config
         self._advised = settings = advised_settings(host, device, model.size_bytes)
         is_free = (
@@ -59,9 +69,10 @@ class Tuning:
             and config.policy == "priority"
         )
         if is_free and plan is not None:
-            settings = plan.slice_settings
+            settings = self._allowed(plan.slice_settings)
         self._use(settings)
-        if is_free and config.tune and model.size_bytes > self._advised.slice_bytes // 2:
+        self._tries = is_free and config.tune
+        if self._tries:
             confirmed = None if plan is None else plan.confirmed
             if confirmed is None or confirmed.ranks != host.size:
                 self._try_rivals()
@@ -73,6 +84,13 @@ class Tuning:
         if self.done:
             self._tell_outlook(None if self._watch is None else self._watch.expected_s)
 
+    def _allowed(self, settings: SliceSettings) -> SliceSettings:
+        """A plan's settings, overridden by what the user has set and by what servers need."""
+        config = self._host.job.config
+        if config.agreement is not None or self._host.servers is not None:
+            settings = replace(settings, agreement=self._host.first_agreement)
+        return settings if config.cross_iteration else replace(settings, cross_iteration=False)
+
     def _use(self, settings: SliceSettings) -> None:
         self._model.retune(
             settings, None if self._plan is None else self._plan.issue_order_of(settings)
@@ -83,11 +101,22 @@ class Tuning:
 
         Leaves out rivals that no trial can distinguish from an earlier one.
         """
-        planned = (
-            [] if self._plan is None else [each.slice_settings for each in self._plan.candidates]
+        host = self._host
+        self._shared = host.shared
+        of_plan = (
+            []
+            if self._plan is None
+            else [self._allowed(each.slice_settings) for each in self._plan.candidates]
         )
-        rivals = [*planned, *candidates(self._advised, self._model.size_bytes)]
-        self._tuner = Tuner(distinct([self._host.slice_settings, *rivals]))
+        planned = host.servers is None and host.job.config.agreement is None and not host.shared
+        others = candidates(self._advised, self._model.size_bytes, planned, self._separable)
+        # All ranks try the same: rank 0's.
+        choices: list[SliceSettings] = registration.gather(
+            host, distinct([*([host.slice_settings] if of_plan else []), *of_plan, *others])
+        )[0]
+        self._tuner = Tuner(choices)
+        if self._tuner.slice_settings != host.slice_settings:
+            self._use(self._tuner.slice_settings)
 
     @property
     def done(self) -> bool:
@@ -101,36 +130,44 @@ class Tuning:
             flush: finishes all transfers in flight.
         """
         now_s = time.monotonic()
-        if self._tuner is not None:
-            turn = self._tuner.step_taken(now_s)
-            if turn is not None:
+        if self._shared != self._host.shared:
+            flush()
+            self._share_engine()
+        elif self._tuner is not None:
+            mine_s = self._tuner.step_taken(now_s)
+            if mine_s is not None:
                 flush()
-                self._go_on(self._tuner, turn)
+                self._go_on(self._tuner, mine_s)
         elif self._watch is not None:
             seen_s = self._watch.step_taken(now_s)
             if seen_s is not None:
                 self._compare(self._watch, seen_s, flush)
 
-    def _go_on(self, tuner: Tuner, mine: Turn) -> None:
+    def _share_engine(self) -> None:
+        """Begins trials anew without planned orders, which cover one model only."""
+        self._shared = self._host.shared
+        self._watch = None
+        if self._tries:
+            self._use(self._advised)
+            self._try_rivals()
+
+    def _go_on(self, tuner: Tuner, mine_s: float) -> None:
         """Goes on to the next candidate, or to the choice. Nothing may be in flight."""
         before = tuner.slice_settings
-        settings = tuner.measured(registration.gather(self._host, mine))
+        settings = tuner.measured(registration.gather(self._host, mine_s))
         if settings != before:
             self._use(settings)
         if not tuner.done:
             return
         self._tuner = None
+        self._host.engine.take_counts()
+        self._counted_at = self._host.steps
         self._watch = Watch(tuner.chosen_s, self._patience, expected=False)
         self._host.settled = True
         self._note(tuner.chosen_s)
         if self._host.rank == 0:
             level = logging.WARNING if settings.policy == "arrival" else logging.INFO
-            _log.log(
-                level,
-                "chosen: %s%s",
-                _text(settings),
-                "; order does not help this model on this network" if level > logging.INFO else "",
-            )
+            _log.log(level, "chosen: %s%s", _text(settings), _no_gain(settings))
         if self._patience == 1:  # the first choice
             self._tell_outlook(tuner.chosen_s)
 
@@ -144,13 +181,20 @@ class Tuning:
         """Compares the last step times of all ranks; begins new trials after a lasting change."""
         is_first = watch.expected_s is None
         alone = len(self._host.models) == 1
-        everyone: Sequence[tuple[float, bool]] = registration.gather(self._host, (mine_s, alone))
-        drift = watch.compared([seen_s for seen_s, _ in everyone])
+        _, hold_ups = self._host.engine.take_counts()
+        steps = max(self._host.steps - self._counted_at, 1)
+        self._counted_at = self._host.steps
+        everyone: Sequence[tuple[float, float, bool]] = registration.gather(
+            self._host, (mine_s, hold_ups / steps, alone)
+        )
+        drift = watch.compared(
+            [seen_s for seen_s, _, _ in everyone], max(late for _, late, _ in everyone)
+        )
         if is_first and watch.expected_s is not None:
             self._note(watch.expected_s)
         if drift is not None:
             flush()
-            self._try_again(drift, measure=all(alone for _, alone in everyone))
+            self._try_again(drift, measure=all(alone for _, _, alone in everyone))
 
     def _try_again(self, drift: Drift, measure: bool) -> None:
         """Begins trials anew; the next ones after these come later.
@@ -160,8 +204,9 @@ class Tuning:
         """
         if self._host.rank == 0:
             _log.info(
-                "steps take %.3g s, where they took %.3g s when slices were chosen: trying again",
+                "steps take %.3g s, where they took %.3g s when slices were chosen%s: trying again",
                 drift.now_s, drift.before_s,
+                "; slices are late in the planned order" if drift.late else "",
             )  # fmt: skip
         if measure:
             registration.gather(self._host, None)  # waits until no rank has anything in flight
@@ -192,5 +237,17 @@ class Tuning:
 def _text(settings: SliceSettings) -> str:
     return (
         f"slices of {settings.slice_bytes >> 10} KiB, {settings.credit_bytes >> 10} KiB in flight, "
-        f"{settings.policy} order"
+        f"{settings.policy} order, {settings.agreement} agreement"
+    )
+
+
+def _no_gain(settings: SliceSettings) -> str:
+    """What the choice says about the gain from ordering, if it has none."""
+    if not settings.cross_iteration:
+        return (
+            ", awaited in step(): neither order nor overlap with the next forward pass helps this "
+            "model on this network"
+        )
+    return (
+        "; order does not help this model on this network" if settings.policy == "arrival" else ""
     )

@@ -32,16 +32,20 @@ class WarmUp:
         hidden: parameters that are read invisibly to Python.
     """
 
-    def __init__(self, host: EngineHost, transfer: GradientTransfer, enter: Enter) -> None:
+    def __init__(
+        self, host: EngineHost, transfer: GradientTransfer, enter: Enter, separable: bool
+    ) -> None:
         """Starts without a registration.
 
         Args:
             enter: finishes parameters that are about to be read.
+            separable: whether updates may wait for their readers.
         """
         self.order = ReadOrder()
         self.hidden = HiddenReaders(enter)
         self._host = host
         self._transfer = transfer
+        self._separable = separable
         self._tuning: Tuning | None = None
         self._steps = 0  # since the start, or the last new start
         self._next_talk = _FIRST_TALK
@@ -159,7 +163,7 @@ class WarmUp:
         if self._transfer.model.alone and not self._host.tuned:
             self._host.tuned = True
             device = entries[0].parameter.device
-            self._tuning = Tuning(self._host, self._transfer.model, device, plan)
+            self._tuning = Tuning(self._host, self._transfer.model, device, plan, self._separable)
 
     def _confirm_order(self, flush: Callable[[], object]) -> None:
         """After 4, 8, 16, ... steps, takes another order if the two steps before have shown it."""

@@ -29,6 +29,7 @@ OWN_CLASS = "their class handles reads by itself (__torch_function__, __slots__)
 
 LEARNING = "the first two steps show in which order parameters are read"
 SWITCHED_OFF = "HVD_ORDER_CROSS_ITERATION=0"
+NO_GAIN = "trials on real steps found that it does not make them shorter"
 GRADIENTS_READ = "gradients were read before step() (clipping, unscaling, a norm)"
 GRADIENTS_REPLACED = "the program has replaced gradients before step(), or set them to None"
 CLOSURE = "the optimizer may evaluate the closure more than once"
@@ -131,7 +132,8 @@ class Overlap:
                 for reason, group in by_reason.items()
             },
         )  # fmt: skip
-        if learnt:
+        # Of NO_GAIN the trials tell when they have chosen; until then it comes and goes.
+        if learnt and NO_GAIN not in by_reason:
             self._steps += 1
             self._tell(at_once_bytes > _LARGE * total_bytes)
 

@@ -9,9 +9,9 @@ from helpers.ranks import run_script, start_script
 
 SIZE = 7
 
-# Trains as long as it is told; prints its number of threads and a sum of all weights.
+# Trains for so many steps, or for ever; prints sums of its weights.
 TRAIN = """
-import os, sys
+import sys
 import torch
 import hvd_order.torch as hvd
 
@@ -33,7 +33,6 @@ try:
         if step == 5:
             print("reached 5", flush=True)
     optimizer.flush()
-    print("threads", len(os.listdir("/proc/self/task")))
     print("weights", [p.double().sum().item() for p in model.parameters()])
 except hvd.HorovodInternalError as error:
     print(f"raised {type(error).__name__}: {error}", flush=True)
@@ -51,12 +50,6 @@ def test_all_ranks_have_the_same_weights(agreement: str) -> None:
     ends = run_script(SIZE, TRAIN, "8", env=env)
     assert all(end.returncode == 0 for end in ends), ends
     assert len({line(end.stdout, "weights") for end in ends}) == 1
-
-
-def test_threads_do_not_grow_with_the_ranks() -> None:
-    env = {"HVD_ORDER_SLICE_BYTES": "8KiB"}
-    counts = [line(run_script(n, TRAIN, "6", env=env)[0].stdout, "threads") for n in (SIZE, 10)]
-    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("rank", [1, 6])

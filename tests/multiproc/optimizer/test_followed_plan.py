@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,19 @@ from hvd_order._core import SliceLayout
 from hvd_order.c10d.engine import link_probe
 from hvd_order.c10d.engine.engine_host import running_host
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.files.plan_file import AgreementName, Candidate, Confirmed, Plan, read_plan
+from hvd_order.plan.files.plan_file import Candidate, Confirmed, Plan, read_plan
 from hvd_order.plan.graph.graph import Parameter
 from hvd_order.plan.link import watch
 from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.link.slice_settings import SliceSettings
+from hvd_order.plan.link.slice_settings import AgreementName, SliceSettings
 from hvd_order.predict.network import Network
 from hvd_order.predict.tune import tune
 from hvd_order.torch.profile.profiler import record_profile
 
 KIB = 2**10
 LINK = LinkModel(2e-4, 1e-4, 1e-9)
+MOST = 2000  # steps, more than all trials take
 SHORT = 8  # steps: two to learn, one to change the settings, some to look at
-LONG = 90  # more than all trials take
 
 
 class Network4(nn.Module):
@@ -57,12 +58,13 @@ def parameters() -> tuple[Parameter, ...]:
 
 
 def plan_of(settings: SliceSettings, *rivals: SliceSettings, **more: Any) -> Plan:
-    candidates = tuple(
-        Candidate(each, 0.01 * (i + 1)) for i, each in enumerate((settings, *rivals))
-    )
     agreement: AgreementName = more.pop("agreement", "leader")
+    candidates = tuple(
+        Candidate(replace(each, agreement=agreement), 0.01 * (i + 1))
+        for i, each in enumerate((settings, *rivals))
+    )
     order = more.pop("parameters", parameters())
-    return Plan("four layers", 2, LINK, "by hand", order, agreement, candidates, 0.005, **more)
+    return Plan("four layers", 2, LINK, "by hand", order, candidates, 0.005, **more)
 
 
 class Keep(logging.Handler):
@@ -132,6 +134,22 @@ def body_train(env: dict[str, str], steps: int, trace: str | None = None) -> Run
     return train(env, [0.0] * steps, trace, steps - 3)
 
 
+def until_settled() -> Iterator[float]:
+    """Steps without sleep until trials are over, and a few more."""
+    settled = 0
+    for _ in range(MOST):
+        yield 0.0
+        host = running_host()
+        assert host is not None
+        settled += host.settled
+        if settled > SHORT:
+            return
+
+
+def body_settle(env: dict[str, str]) -> Run:
+    return train(env, until_settled(), None, 0)
+
+
 def sent(trace: Path, rank: int) -> list[str]:
     """Names of slices in the order in which a rank issued them."""
     text = trace.with_name(trace.name.replace("{rank}", str(rank))).read_text()
@@ -153,7 +171,7 @@ def test_planned_agreement_sends_exactly_what_the_plan_lists(
     names = slice_names(order, 64 * KIB)
     issue_order = (*names[1::2], *names[::2])  # nor what any policy would
     file, trace = tmp_path / "plan.json", tmp_path / "trace{rank}.json"
-    settings = SliceSettings(64 * KIB, 128 * KIB)
+    settings = SliceSettings(64 * KIB, 128 * KIB, agreement="planned")
     plan_of(
         settings, agreement="planned", parameters=order, issue_order=issue_order,
         confirmed=Confirmed(settings, 0.01, 2),
@@ -191,7 +209,14 @@ def other_size(plan: Plan) -> Plan:
 
 
 def other_slices(plan: Plan) -> Plan:
-    return replace(plan, agreement="planned", issue_order=("a", "b"))
+    return replace(
+        plan,
+        candidates=tuple(
+            replace(each, slice_settings=replace(each.slice_settings, agreement="planned"))
+            for each in plan.candidates
+        ),
+        issue_order=("a", "b"),
+    )
 
 
 def test_a_plan_of_another_model_is_named_and_left_alone(
@@ -215,7 +240,8 @@ def test_an_order_of_other_slices_is_replaced(two_ranks: RankPool, tmp_path: Pat
     other_slices(plan_of(SliceSettings(64 * KIB, 128 * KIB))).write(file)
     env = {"HVD_ORDER_PLAN": str(file), "HVD_ORDER_TUNE": "0"}
     (choices, lines, agreement), _ = two_ranks.run(body_train, env, SHORT)
-    assert (choices[-1], agreement) == (SliceSettings(64 * KIB, 128 * KIB), "planned")
+    assert agreement == "planned"
+    assert choices[-1] == SliceSettings(64 * KIB, 128 * KIB, agreement="planned")
     assert "the plan orders 2 slices" in lines[0]
 
 
@@ -271,7 +297,7 @@ def test_a_tuned_plan_is_tried_confirmed_and_then_taken(
     assert [p.name for p in plan.parameters] == [p.name for p in parameters()]
 
     env = {"HVD_ORDER_PLAN": str(file)}
-    (choices, lines, _), (other_settings, other_lines, _) = two_ranks.run(body_train, env, LONG)
+    (choices, lines, _), (other_settings, other_lines, _) = two_ranks.run(body_settle, env)
     assert choices == other_settings
     assert {candidate.slice_settings for candidate in plan.candidates} < set(choices)
     assert choices[2] == plan.candidates[0].slice_settings  # the plan's is the first
@@ -288,13 +314,12 @@ def test_a_tuned_plan_is_tried_confirmed_and_then_taken(
     assert 1e-4 < confirmed.step_s < 1.0
     assert replace(read_plan(file), confirmed=None) == plan
 
-    (choices, lines, _), _ = two_ranks.run(body_train, env, LONG)
+    (choices, lines, _), _ = two_ranks.run(body_settle, env)
     assert set(choices[2:]) == {confirmed.slice_settings}
     assert "without trials" in lines[0]
 
 
 BEFORE_S, AFTER_S = 0.01, 0.04
-MOST = 1000  # steps until the trials must have been held again
 
 
 def sleeps_longer_later() -> Iterator[float]:
@@ -340,7 +365,9 @@ def test_trials_begin_again_on_all_ranks_when_a_layer_takes_longer(
     again = [line for line in lines if line.endswith("trying again")]
     assert float(again[-1].split()[2]) >= AFTER_S  # "steps take 0.041 s, where they took ..."
     assert other_lines == []
-    trials = choices[-7 * 4 :]  # of the first candidates, at least four
+    runs = [list(group) for _, group in groupby(choices)]
+    steady = max(range(len(runs)), key=lambda i: len(runs[i]))  # the choice, before the drift
+    trials = [run[0] for run in runs[steady + 1 :]]
     assert len(set(trials)) >= 3
     assert any(settings.policy == "arrival" for settings in trials)
     assert sum(line.startswith("chosen:") for line in lines) == len(again) + 1

@@ -12,8 +12,9 @@ from torch import nn
 
 import hvd_order.torch as hvd
 from hvd_order.c10d.engine.engine_host import running_host
+from hvd_order.plan.link.slice_settings import SliceSettings
 
-STEPS = 56  # more than all trials take
+MOST_STEPS = 2000  # more than all trials take
 A_FEW_STEPS = 20  # enough for the first trials to begin, where there are any
 
 
@@ -31,8 +32,9 @@ def batch(step: int, rank: int) -> torch.Tensor:
 
 
 def body_train(
-    env: dict[str, str], steps: int = STEPS
-) -> tuple[list[tuple[int, int, str]], list[Any]]:
+    env: dict[str, str], steps: int = MOST_STEPS
+) -> tuple[list[SliceSettings], list[Any]]:
+    """Trains until trials are over and a few steps more, at most ``steps`` in all."""
     hvd.shutdown()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
@@ -43,29 +45,27 @@ def body_train(
         torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
         named_parameters=model.named_parameters(),
     )
-    choices = []
+    choices: list[SliceSettings] = []
+    settled = 0
     for step in range(steps):
         optimizer.zero_grad()
         model(batch(step, hvd.rank())).square().mean().backward()
         optimizer.step()
         host = running_host()
         assert host is not None
-        choices.append(
-            (
-                host.slice_settings.slice_bytes,
-                host.slice_settings.credit_bytes,
-                host.slice_settings.policy,
-            )
-        )
+        choices.append(host.slice_settings)
+        settled += host.settled
+        if settled > A_FEW_STEPS:
+            break
     weights = [p.detach().numpy().copy() for p in model.parameters()]
     hvd.shutdown()
     return choices, weights
 
 
-def one_process(size: int) -> list[torch.Tensor]:
+def one_process(size: int, steps: int) -> list[torch.Tensor]:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         torch.stack([model(batch(step, r)).square().mean() for r in range(size)]).mean().backward()
         optimizer.step()
@@ -81,31 +81,42 @@ def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
     for other_settings, other_weights in results[1:]:
         assert other_settings == choices
         assert all((a == b).all() for a, b in zip(weights, other_weights, strict=True))
-    # The start, the model's answer, half and twice of it, arrival order; one of these at the end.
-    assert len(set(choices)) == 5
-    assert choices[-1] in choices[2:-5]
-    assert any(policy == "arrival" for _, _, policy in choices)
-    for ours, plain in zip(weights, one_process(size), strict=True):
+    # Of each kind at least one was tried, and one of them is in use at the end.
+    kinds = {(each.policy, each.agreement, each.cross_iteration) for each in choices[2:]}
+    assert {
+        ("priority", "leader", True),
+        ("priority", "planned", True),
+        ("arrival", "planned", True),
+        ("arrival", "planned", False),
+    } <= kinds
+    assert len(set(choices[-A_FEW_STEPS:])) == 1
+    assert choices[-1] in choices[2:-A_FEW_STEPS]
+    for ours, plain in zip(weights, one_process(size, len(choices)), strict=True):
         torch.testing.assert_close(torch.from_numpy(ours), plain, rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("env", "expected"),
+    "env",
     [
-        ({"HVD_ORDER_SLICE_BYTES": "128KiB"}, (2**17, 2**18, "priority")),
-        (
-            {"HVD_ORDER_SLICE_BYTES": "128KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB"},
-            (2**17, 2**20, "priority"),
-        ),
+        {"HVD_ORDER_SLICE_BYTES": "128KiB"},
+        {"HVD_ORDER_SLICE_BYTES": "128KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB"},
     ],
 )
-def test_what_the_user_sets_stays(
-    two_ranks: RankPool, env: dict[str, str], expected: tuple[int, int, str]
-) -> None:
+def test_what_the_user_sets_stays(two_ranks: RankPool, env: dict[str, str]) -> None:
     choices, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
-    assert (choices[-1][0], choices[-1][2]) == (expected[0], expected[2])
-    assert choices[-1][1] == expected[1] or "HVD_ORDER_CREDIT_BYTES" not in env
-    assert len(set(choices[2:])) == 1
+    (only,) = set(choices[2:])
+    assert only.slice_bytes == 2**17
+    assert only.credit_bytes == 2**20 or "HVD_ORDER_CREDIT_BYTES" not in env
+    assert (only.policy, only.agreement, only.cross_iteration) == ("priority", "leader", True)
+
+
+@pytest.mark.parametrize("agreement", ["leader", "negotiated"])
+def test_an_agreement_that_the_user_sets_is_in_all_trials(
+    two_ranks: RankPool, agreement: str
+) -> None:
+    choices, _ = two_ranks.run(body_train, {"HVD_ORDER_AGREEMENT": agreement})[0]
+    assert {each.agreement for each in choices} == {agreement}
+    assert len(set(choices)) > 3
 
 
 @pytest.mark.parametrize(
@@ -116,7 +127,7 @@ def test_without_trials_the_measured_transport_decides(
 ) -> None:
     choices, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
     assert len(set(choices[2:])) == 1
-    assert choices[-1][2] == env.get("HVD_ORDER_POLICY", "priority")
+    assert choices[-1].policy == env.get("HVD_ORDER_POLICY", "priority")
 
 
 def body_two_optimizers() -> list[int]:

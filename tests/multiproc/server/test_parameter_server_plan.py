@@ -78,7 +78,7 @@ def write_plan(path: Path, heuristic: str) -> None:
     settings = SliceSettings(SLICE_BYTES, 4 * SLICE_BYTES)
     parameters = tuple(ordered_by(heuristic))
     candidates = (Candidate(settings, 0.01),)
-    plan = Plan("branching", 2, LINK, heuristic, parameters, "leader", candidates, 0.005)
+    plan = Plan("branching", 2, LINK, heuristic, parameters, candidates, 0.005)
     plan.write(path)
 
 

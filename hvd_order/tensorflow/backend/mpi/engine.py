@@ -50,13 +50,13 @@ class SetEngine:
         self._models: set[int] = set()
         if config.agreement == "planned":
             raise InvalidUsage("HVD_ORDER_AGREEMENT=planned is not there over MPI; leave it out")
-        agreement = config.agreement or "leader"
+        self._agreement = getattr(native.AgreementKind, (config.agreement or "leader").upper())
         port = self._served.port
         mover.serve(self._served)
         self.engine = native.Engine(
             rank=objects.rank,
             size=objects.size,
-            agreement=getattr(native.AgreementKind, agreement.upper()),
+            agreement=self._agreement,
             policy=self._policy,
             credit_bytes=self._settings.credit_bytes,
             timeout_s=config.timeout.total_seconds(),
@@ -134,7 +134,10 @@ class SetEngine:
         )
         self._settings, link = self._objects.gather((settings, link), _FIRST_STEP)[0]
         self.engine.retune(
-            self._policy, self._settings.credit_bytes, reservation_lead_s(link, self._settings)
+            self._agreement,
+            self._policy,
+            self._settings.credit_bytes,
+            reservation_lead_s(link, self._settings),
         )
 
 
