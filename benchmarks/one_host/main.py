@@ -93,7 +93,7 @@ def _measure(size: int, options: argparse.Namespace, log: TextIO) -> dict[str, A
             notes[name] = fleet("settle", job=name, at_least=options.settle)[0]
             fleet.sleep()
         measured: dict[str, Any] = {
-            name: {"note": notes[name], "seconds": [], "cpu_s": [], "switches": [], "threads": []}
+            name: {"note": notes[name], "seconds": [], "cpu_s": [], "switches": [], "messages": []}
             for name in fleets
         }
         for _, name in turns(list(fleets), options.rounds):
@@ -102,8 +102,9 @@ def _measure(size: int, options: argparse.Namespace, log: TextIO) -> dict[str, A
             one = measured[name]
             one["seconds"].append(step_s(answers))
             one["cpu_s"].append(sum(answer["cpu_s"] for answer in answers))
-            one["switches"].append(sum(answer.get("switches", 0) for answer in answers))
-            one["threads"] = [answer.get("threads", 0) for answer in answers]
+            one["switches"].append(sum(answer["switches"] for answer in answers))
+            one["messages"].append(sum(answer["messages"] for answer in answers))
+            one["threads"] = [answer["threads"] for answer in answers]
         return measured
 
 
@@ -128,6 +129,7 @@ def _summary(measured: dict[str, Any]) -> dict[str, Any]:
             "over_ddp": paired_ratio(turn_s[name], turn_s["ddp"]).to_json(),
             "cpu_s": median(one["cpu_s"]),
             "switches": median(one["switches"]),
+            "messages": median(one["messages"]),
             "threads": one["threads"],
             "note": one["note"],
         }
@@ -143,10 +145,11 @@ def _table(size: int, systems: dict[str, Any]) -> str:
             size, name, f"{1e3 * one['step_s']:.1f}",
             f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]",
             f"{1e3 * one['cpu_s'] / size:.1f}", f"{one['switches'] / size:.0f}",
+            f"{one['messages']:.0f}",
             f"{one['threads'][0]} / {one['threads'][-1]}", one["note"],
         ])  # fmt: skip
     return table(
-        ["ranks", "system", "step ms", "/ DDP", "CPU ms a rank", "switches a rank",
+        ["ranks", "system", "step ms", "/ DDP", "CPU ms a rank", "switches a rank", "messages",
          "threads of rank 0 / last", "settings"], rows,
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ class Trainer:
         settled: whether it has tuned itself; the same on all ranks after the same step.
         close: gives back what the system holds.
         note: what a reader of the results has to know, once the system has settled.
+        messages: messages of the order agreement that this rank has sent since the last call.
     """
 
     step: Callable[[], None]
@@ -33,6 +34,7 @@ class Trainer:
     settled: Callable[[], bool] = lambda: True
     close: Callable[[], None] = lambda: None
     note: Callable[[], str] = lambda: ""
+    messages: Callable[[], int] = lambda: 0
 
 
 def _sgd(model: torch.nn.Module) -> torch.optim.SGD:
@@ -132,9 +134,14 @@ def hvd_order(
             f"{host.agreement}{awaited}"
         )
 
+    def messages() -> int:
+        # Checkouts from before it could be counted give none.
+        return host.engine.take_counts()[0] if hasattr(host.engine, "take_counts") else 0
+
     return Trainer(
-        _loop(model, optimizer, batch), optimizer.flush, lambda: host.settled, hvd.shutdown, note
-    )
+        _loop(model, optimizer, batch), optimizer.flush, lambda: host.settled, hvd.shutdown, note,
+        messages,
+    )  # fmt: skip
 
 
 def horovod(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:

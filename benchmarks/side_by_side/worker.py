@@ -117,6 +117,7 @@ class Worker:
             cpu_s, switches, sent_bytes: of the process and of the host, a step; all steps' bytes
                 are counted, up to the last one's arrival.
             threads: of the process.
+            messages: of the order agreement, a step, sent by this rank.
         """
         trainer = self._jobs[job].trainer
         recorder = self._jobs[job].work.recorder
@@ -126,6 +127,7 @@ class Worker:
         for number in range(warm_up + count):
             if number == warm_up:
                 began_s, began_switches = cpu_s(), switches()
+                trainer.messages()
             recorder.events.clear()
             trainer.step()
             ends.append(time.monotonic())
@@ -138,6 +140,7 @@ class Worker:
             "cpu_s": used_s / count,
             "switches": switched / count,
             "threads": threads(),
+            "messages": trainer.messages() / count,
             "sent_bytes": (sent_bytes() - sent) / (warm_up + count),
         }
 

@@ -141,7 +141,8 @@ void Engine::addModel(
   models_.insert(model);
   completion_.addModel(model, known.tensors().size());
   reservation_.addModel(model, known);
-  wake(); // rank 0 may already have decided slices of this model
+  dirty_ = true; // rank 0 may already have decided slices of this model
+  alarm();       // from now on the engine's thread looks for stalls
 }
 
 void Engine::removeModel(ModelId model) {

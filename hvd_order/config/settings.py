@@ -87,9 +87,9 @@ class Config:
     tune: bool = knob(
         "1",
         SWITCH,
-        "Try other slice sizes, and arrival order, in the first steps and keep the fastest; a "
-        "size or credit that is set, or policy `arrival`, is not tried against others. Again, "
-        "rarely, when step times have clearly changed.",
+        "Try other slice sizes, arrival order, planned orders and DDP's buckets in the first steps "
+        "and keep the fastest; a size or credit that is set, or policy `arrival`, is not tried "
+        "against others. Again, rarely, when step times have clearly changed.",
     )
     policy: Policy = knob(
         "priority",
@@ -100,7 +100,7 @@ class Config:
         "",
         choice(Agreement),
         "How all ranks come to send the same slices in the same order. Not set: as the plan "
-        "says, else `leader`.",
+        "says, else `leader` until trials on real steps have chosen `leader` or `planned`.",
     )
     transport: Transport | None = knob(
         "",

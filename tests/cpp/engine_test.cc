@@ -317,6 +317,91 @@ TEST(modelsComeAndGo) {
   });
 }
 
+TEST(theAgreementChangesBetweenStepsAndNoMessageIsMistaken) {
+  // Ranks change at different times: messages of the old agreement arrive after the change, and
+  // those of the new one before it.
+  constexpr std::pair<AgreementKind, Policy> kTurns[] = {
+      {AgreementKind::kPlanned, Policy::kPlanned},     {AgreementKind::kLeader, Policy::kArrival},
+      {AgreementKind::kNegotiated, Policy::kPriority}, {AgreementKind::kPlanned, Policy::kPlanned},
+      {AgreementKind::kLeader, Policy::kPriority},
+  };
+  Job job(3);
+  std::barrier everybody(3);
+  const std::size_t slices = SliceLayout(kNetwork, kSliceBytes).slices().size();
+  std::vector<SliceIndex> plan(slices);
+  std::iota(plan.rbegin(), plan.rend(), 0);
+  test::onThreads(3, [&](int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int turn = 0; turn < 30; ++turn) {
+      const auto [kind, policy] = kTurns[turn % 5];
+      job.engine(rank).retune(kind, policy, 4 * kSliceBytes, 0ns);
+      const bool planned = kind == AgreementKind::kPlanned;
+      job.addModel(rank, 0, kNetwork, kSliceBytes, planned ? plan : std::vector<SliceIndex>{});
+      for (int number = 0; number < 3; ++number) {
+        job.step(rank, 0, number, random);
+      }
+      CHECK_THROWS(
+          InvalidUsage,
+          job.engine(rank).retune(
+              planned ? AgreementKind::kLeader : AgreementKind::kPlanned,
+              planned ? Policy::kPriority : Policy::kPlanned, 4 * kSliceBytes, 0ns));
+      job.engine(rank).removeModel(0);
+      everybody.arrive_and_wait(); // nothing is under way on any rank
+    }
+  });
+}
+
+TEST(aSecondModelEndsThePlanWhereverTheRanksAre) {
+  const SliceLayout layout(kNetwork, kSliceBytes);
+  const std::size_t slices = layout.slices().size();
+  for (unsigned seed = 0; seed < 30; ++seed) {
+    EngineOptions options;
+    options.agreement = AgreementKind::kPlanned;
+    options.policy = Policy::kPlanned;
+    options.creditBytes = 4 * kSliceBytes;
+    Job job(3, options);
+    std::mt19937 random(seed);
+    std::vector<SliceIndex> plan(slices);
+    std::iota(plan.begin(), plan.end(), 0);
+    std::shuffle(plan.begin(), plan.end(), random);
+    std::vector<std::vector<TensorId>> order(3, std::vector<TensorId>(kNetwork.size()));
+    std::vector<std::size_t> before(3); // gradients that a rank has before it adds the model
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      std::iota(order[rank].begin(), order[rank].end(), 0);
+      std::shuffle(order[rank].begin(), order[rank].end(), random);
+      before[rank] = random() % (kNetwork.size() + 1);
+    }
+    std::vector<std::uint64_t> issued(3);
+    std::barrier everybody(3);
+    test::onThreads(3, [&](int rank) {
+      const auto own = static_cast<std::size_t>(rank);
+      std::mt19937 mine(seed + own);
+      job.addModel(rank, 0, kNetwork, kSliceBytes, plan);
+      job.step(rank, 0, 0, mine);
+      const auto produce = [&](std::size_t from, std::size_t to) {
+        for (std::size_t i = from; i < to; ++i) {
+          std::ranges::fill(job.values(rank, {0, order[own][i]}), 1.0F);
+          job.ready(rank, {0, order[own][i]});
+        }
+      };
+      produce(0, before[own]);
+      issued[own] = job.engine(rank).holdPlan().value();
+      everybody.arrive_and_wait();
+      job.engine(rank).endPlan(
+          *std::ranges::max_element(issued), AgreementKind::kLeader, Policy::kPriority);
+      job.addModel(rank, 1, kTwo, kSliceBytes);
+      produce(before[own], kNetwork.size());
+      job.step(rank, 1, 1, mine);
+      for (TensorId tensor = 0; tensor < kNetwork.size(); ++tensor) {
+        job.wait(rank, {0, tensor});
+        CHECK_EQUAL(job.values(rank, {0, tensor})[0], 3.0F);
+      }
+      job.step(rank, 0, 2, mine);
+      CHECK(!job.engine(rank).holdPlan());
+    });
+  }
+}
+
 TEST(aRankMayRegisterItsModelLate) {
   for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
     for (const Rank late : {0, 1}) {

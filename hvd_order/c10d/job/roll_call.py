@@ -69,6 +69,7 @@ class RollCall:
         self._gone: set[int] = set()
         self._number = 0
         self._answers: dict[int, Mapping[str, int]] = {}
+        self._asked: dict[int, int] = {}  # on rank 0, by rank: the number of its last question
 
     def come_to(self, what: str) -> None:
         """Counts one more common step of this kind on this rank."""
@@ -80,6 +81,13 @@ class RollCall:
         with self._changed:
             self._gone.add(rank)
             self._changed.notify_all()
+            # Rank 0 may learn of it only after it has answered.
+            late = [(to, self._answer(to, number)) for to, number in self._asked.items()]
+        for asker, answer in late:
+            self._send(asker, answer)
+
+    def _answer(self, asker: int, number: int) -> Message:
+        return ["here", asker, number, self._rank, dict(self._came), sorted(self._gone)]
 
     def call(self, what: str, ranks: Sequence[int]) -> Answers:
         """Asks all ranks; takes some seconds if one does not answer.
@@ -112,7 +120,9 @@ class RollCall:
         what, asker, number, *rest = message
         if what == "roll":
             with self._changed:
-                answer = ["here", asker, number, self._rank, dict(self._came), sorted(self._gone)]
+                answer = self._answer(asker, number)
+                if self._rank == 0:
+                    self._asked[asker] = number
             self._send(asker if self._rank == 0 else 0, answer)
             if self._rank == 0:
                 for rank in range(1, self._size):

@@ -131,16 +131,19 @@ def arrival_settings(total_bytes: int) -> SliceSettings:
     return rounded_settings(size, 2, "arrival")
 
 
-def bucket_settings(total_bytes: int, parts: int) -> SliceSettings:
+def bucket_settings(total_bytes: int, few: bool) -> SliceSettings:
     """DistributedDataParallel's method: buckets in a fixed order, all awaited in ``step()``.
 
-    Nothing is decided on the way, so that it costs what DistributedDataParallel costs.
+    Nothing is decided on the way, so it costs what DistributedDataParallel costs.
 
     Args:
         total_bytes: total size of all gradients.
-        parts: number of buckets, more if one would exceed 25 MiB.
+        few: buckets of 25 MiB, the last ones smaller (slice_layout.h). A model below 3 MiB is one
+            bucket. Otherwise an eighth of the model each, 25 MiB at most.
     """
-    size = min(max(total_bytes / parts, _SMALLEST_BYTES), _FUSED_BYTES)
+    size = float(_FUSED_BYTES)
+    if not few:
+        size = min(max(total_bytes / _FUSED_PARTS, _SMALLEST_BYTES), _FUSED_BYTES)
     in_flight = math.ceil(total_bytes / size) + 1  # credit for all: DDP has no limit
     settings = rounded_settings(size, in_flight, "arrival")
     return replace(settings, agreement="planned", cross_iteration=False)

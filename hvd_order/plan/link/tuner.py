@@ -1,14 +1,15 @@
 """Tries several slice settings on real steps, and keeps the fastest.
 
-Two rounds and a duel:
+Two parts:
 
 1. A *race* of three rounds. Each candidate gets a turn of a few steps. Candidates that are far
    slower than the fastest leave after the first round, and slower ones after the second. The order
    of the turns is reversed from round to round, so that a machine that gets slower favours nobody.
-2. A *duel* between the fastest candidate and the fastest of those that wait for all gradients in
-   ``step()``, as DistributedDataParallel does. The turns alternate. A sequential test counts which
-   of the two wins more pairs of turns. Unless the challenger wins, the second one stays: it costs
-   what DistributedDataParallel costs, so a choice by chance cannot make the job slower.
+2. *Duels* of the fastest candidate: with the first candidate, and with the fastest of those that
+   wait for all gradients in ``step()``, as DistributedDataParallel does. The turns alternate. A
+   sequential test counts which of the two wins more pairs of turns. Unless the challenger wins, the
+   other one stays. So chance cannot choose what is slower than the first candidate or than
+   DistributedDataParallel. No duel is needed if the fastest candidate waits itself.
 
 The score of a candidate is the median of its turns, on the slowest rank.
 
@@ -38,7 +39,6 @@ _BEATEN = 1.5  # ratio to the fastest at which not even a duel is needed
 _WIN, _LOSS = math.log(0.85 / 0.5), math.log(0.15 / 0.5)  # evidence of one pair of turns
 _PROOF = math.log(20.0)  # wrong once in 20 equal pairs
 _MOST_PAIRS = 16
-_BUCKETS = 8
 
 
 def candidates(
@@ -61,11 +61,11 @@ def candidates(
     if not planned:
         return distinct([first, half, double, arrival])
     followed, late_arrival = (replace(one, agreement="planned") for one in (first, arrival))
-    few, whole = bucket_settings(total_bytes, _BUCKETS), bucket_settings(total_bytes, 1)
+    few, many = bucket_settings(total_bytes, few=True), bucket_settings(total_bytes, few=False)
     if not cross_iteration:  # then no order helps, only early transfers
-        return distinct([few, whole, replace(followed, policy="arrival", cross_iteration=False)])
-    late_whole = replace(whole, cross_iteration=True)
-    return distinct([first, few, whole, followed, late_whole, half, double, late_arrival])
+        return distinct([few, many, replace(followed, policy="arrival", cross_iteration=False)])
+    late_few = replace(few, cross_iteration=True)
+    return distinct([first, few, many, followed, late_few, half, double, late_arrival])
 
 
 def distinct(choices: Sequence[SliceSettings]) -> list[SliceSettings]:
@@ -149,13 +149,14 @@ def _trials(choices: Sequence[SliceSettings]) -> _Trials:
         The choice, and its step time.
     """
     turns = yield from _race(choices)
-    fastest = min(turns, key=lambda settings: median(turns[settings]))
-    at_once = [settings for settings in turns if not settings.cross_iteration]
-    if fastest.cross_iteration and at_once:
-        champion = min(at_once, key=lambda settings: median(turns[settings]))
-        if not (yield from _wins(fastest, champion, turns)):
-            fastest = champion
-    return fastest, median(turns[fastest])
+    ranked = sorted(turns, key=lambda settings: median(turns[settings]))
+    chosen = ranked[0]
+    if chosen.cross_iteration:
+        at_once = [settings for settings in ranked if not settings.cross_iteration]
+        for champion in (*choices[:1], *at_once[:1]):
+            if champion != chosen and not (yield from _wins(chosen, champion, turns)):
+                chosen = champion
+    return chosen, median(turns[chosen])
 
 
 def _race(choices: Sequence[SliceSettings]) -> Generator[tuple[SliceSettings, int], float, _Turns]:
@@ -193,6 +194,8 @@ def _wins(
 
     Other turns of the race prove nothing: the challenger is there because it was lucky in them.
     """
+    if champion not in turns:
+        return True  # it left the race
     race = zip(turns[challenger], turns[champion], strict=False)
     if all(one_s < _CLEAR * other_s for one_s, other_s in race):
         return True

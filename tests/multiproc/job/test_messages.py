@@ -18,7 +18,7 @@ PATIENCE_S = 20.0
 
 def talk() -> None:
     job = current()
-    group = job.new_group("test_messages", "gloo")
+    group = job.new_group("test_messages", "gloo", traffic="messages")
     before = threading.active_count()
     star = MessageStar(group, job.rank, job.size)
     inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
