@@ -124,7 +124,7 @@ TEST(chainOfTwoInOrderOfArrival) {
   s.steps = 2;
   s.policy = Policy::kArrival;
   CHECK_NEAR(simulate(workload, s).stepS[1], 11); // 6 to 17
-  s.crossIteration = false;                            // here everything is awaited at the end, until 11
+  s.crossIteration = false;                       // here everything is awaited at the end, until 11
   const Result result = simulate(workload, s);
   CHECK_NEAR(result.stepS[0], 11);
   CHECK_NEAR(result.stepS[1], 11);
