@@ -56,6 +56,7 @@ else
 fi
 record hosts hosts/main
 record scheduler_events scheduler_events/main
+record scale scale/main
 record planning planning/main
 record simulate simulate/main
 record simulate-predict simulate/predict

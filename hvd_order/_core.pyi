@@ -228,6 +228,10 @@ class SimulationResult:
     @property
     def links(self) -> list[SimulatedLink]: ...
     @property
+    def agreement(self) -> list[tuple[int, int, int, int]]:
+        """By simulated half of the agreement: messages sent, slices in them; and received."""
+
+    @property
     def slices(self) -> list[tuple[float, float, float, float, float]]:
         """Slices as (ready, issued, started, summed, finished)."""
 
@@ -242,10 +246,13 @@ def simulate(
     agreement: AgreementKind,
     plan: list[int],
     control_latency_s: float,
+    control_send_s: float,
+    fan_out: int,
     reservation_lead_s: float,
     program_order: bool,
     cross_iteration: bool,
     every_rank: bool,
+    every_agreement: bool,
     steps: int,
     recorded: int,
 ) -> SimulationResult:

@@ -9,6 +9,7 @@ namespace hvd_order {
 
 namespace {
 
+using simulate::AgreementTraffic;
 using simulate::AllReduceCost;
 using simulate::ComputeOrder;
 using simulate::DeviceResult;
@@ -167,6 +168,16 @@ void bindResult(py::module_& m) {
       .def_readonly("sent_bytes", &Result::sentBytes)
       .def_readonly("devices", &Result::devices)
       .def_readonly("links", &Result::links)
+      .def_property_readonly(
+          "agreement",
+          [](const Result& result) {
+            std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, std::uint64_t>> out;
+            for (const AgreementTraffic& half : result.agreement) {
+              out.emplace_back(
+                  half.sentMessages, half.sentSlices, half.receivedMessages, half.receivedSlices);
+            }
+            return out;
+          })
       .def_property_readonly("slices", [](const Result& result) {
         std::vector<std::tuple<double, double, double, double, double>> out;
         for (const SliceRecord& s : result.slices) {
@@ -187,8 +198,9 @@ void bindSimulate(py::module_& m) {
       [](const Workload& workload, std::variant<AllReduceCost, ServerNetwork> network,
          std::vector<double> slowness, ByteCount sliceBytes, ByteCount creditBytes, Policy policy,
          AgreementKind agreement, std::vector<SliceIndex> plan, double controlLatencyS,
-         double reservationLeadS, bool programOrder, bool crossIteration, bool everyRank,
-         std::uint32_t steps, std::uint32_t recorded) {
+         double controlSendS, int fanOut, double reservationLeadS, bool programOrder,
+         bool crossIteration, bool everyRank, bool everyAgreement, std::uint32_t steps,
+         std::uint32_t recorded) {
         const Scenario scenario{
             .slowness = std::move(slowness),
             .network = std::move(network),
@@ -198,10 +210,13 @@ void bindSimulate(py::module_& m) {
             .agreement = agreement,
             .plan = std::move(plan),
             .controlLatencyS = controlLatencyS,
+            .controlSendS = controlSendS,
+            .fanOut = fanOut,
             .reservationLeadS = reservationLeadS,
             .order = programOrder ? ComputeOrder::kProgram : ComputeOrder::kReady,
             .crossIteration = crossIteration,
             .everyRank = everyRank,
+            .everyAgreement = everyAgreement,
             .steps = steps,
             .recorded = recorded};
         const py::gil_scoped_release release;
@@ -209,9 +224,9 @@ void bindSimulate(py::module_& m) {
       },
       py::arg("workload"), py::arg("network"), py::kw_only(), py::arg("slowness"),
       py::arg("slice_bytes"), py::arg("credit_bytes"), py::arg("policy"), py::arg("agreement"),
-      py::arg("plan"), py::arg("control_latency_s"), py::arg("reservation_lead_s"),
-      py::arg("program_order"), py::arg("cross_iteration"), py::arg("every_rank"), py::arg("steps"),
-      py::arg("recorded"));
+      py::arg("plan"), py::arg("control_latency_s"), py::arg("control_send_s"), py::arg("fan_out"),
+      py::arg("reservation_lead_s"), py::arg("program_order"), py::arg("cross_iteration"),
+      py::arg("every_rank"), py::arg("every_agreement"), py::arg("steps"), py::arg("recorded"));
 }
 
 } // namespace hvd_order

@@ -31,7 +31,11 @@ class Clock final {
     return nowS_;
   }
   void announce(double inS, Event::Kind kind, std::uint32_t a, std::uint32_t b = 0) {
-    events_.push_back({nowS_ + inS, announced_++, kind, a, b});
+    announceAt(nowS_ + inS, kind, a, b);
+  }
+  /// @param atS not before now.
+  void announceAt(double atS, Event::Kind kind, std::uint32_t a, std::uint32_t b = 0) {
+    events_.push_back({atS, announced_++, kind, a, b});
     std::push_heap(events_.begin(), events_.end(), kLater);
   }
   /// Advances to the next event if it is no later than `limitS`, else to `limitS`.

@@ -34,6 +34,11 @@ void check(const Scenario& scenario) {
     throw InvalidUsage(
         concat("control messages take ", scenario.controlLatencyS, " s; at least 0 is needed"));
   }
+  if (!std::isfinite(scenario.controlSendS) || scenario.controlSendS < 0) {
+    throw InvalidUsage(concat(
+        "the sender of a control message takes ", scenario.controlSendS,
+        " s; at least 0 is needed"));
+  }
   if (!(scenario.reservationLeadS >= 0 && scenario.reservationLeadS < 1e6)) {
     throw InvalidUsage(concat(
         "slices are held back ", scenario.reservationLeadS,
@@ -46,7 +51,11 @@ class Simulator final {
  public:
   Simulator(const Workload& workload, const Scenario& scenario)
       : workload_(workload),
-        roles_(rolesOf(scenario.slowness, scenario.agreement, scenario.everyRank)),
+        roles_(rolesOf(
+            scenario.slowness,
+            scenario.agreement,
+            scenario.everyRank,
+            scenario.everyAgreement)),
         recordFrom_(scenario.steps - std::min(scenario.recorded, scenario.steps)) {
     const bool allReduce = std::holds_alternative<AllReduceCost>(scenario.network);
     const ComputeOptions compute{
@@ -66,6 +75,8 @@ class Simulator final {
         .creditBytes = scenario.creditBytes,
         .plan = scenario.plan,
         .controlLatencyS = scenario.controlLatencyS,
+        .controlSendS = scenario.controlSendS,
+        .fanOut = scenario.fanOut,
         .reservationLeadS = scenario.reservationLeadS,
         .steps = scenario.steps,
         .recordFrom = recordFrom_};
@@ -183,6 +194,7 @@ class Simulator final {
       out.links.push_back({exchange_->linkName(link), flows.busyS(link), flows.busy()[link]});
     }
     out.slices = exchange_->records();
+    out.agreement = exchange_->agreementTraffic();
     return out;
   }
 

@@ -24,6 +24,8 @@ struct Scenario {
   AgreementKind agreement = AgreementKind::kLeader;
   std::vector<SliceIndex> plan; ///< order of SliceLayout's slices; for Policy::kPlanned
   double controlLatencyS = 0;   ///< latency of a message of the agreement
+  double controlSendS = 0;      ///< time of its sender for it; a rank sends one after the other
+  int fanOut = kFanOut;         ///< most children of a rank in the tree of ranks
   /// Time before the first gradient in which no large slice starts (scheduler/link_reservation.h);
   /// 0: no reservation.
   double reservationLeadS = 0;
@@ -33,7 +35,11 @@ struct Scenario {
   /// ends when the servers have applied all gradients, whatever this option is.
   bool crossIteration = true;
 
-  bool everyRank = false; ///< simulate all ranks, even those that behave identically
+  bool everyRank = false; ///< simulate all ranks, even those that compute identically
+  /// Simulate the agreement of all ranks, each at its place in the tree. Else all ranks are
+  /// children of rank 0, and those of one speed are one; for more than `fanOut` + 1 ranks that is
+  /// an approximation, as it is wherever a message has a `controlSendS`.
+  bool everyAgreement = false;
   std::uint32_t steps = 10;
   std::uint32_t recorded = 2; ///< number of steps, the last ones, to record
 };
@@ -60,7 +66,8 @@ struct Result {
   double sentBytes;          ///< bytes sent by each rank, over all steps
   std::vector<DeviceResult> devices;
   std::vector<LinkResult> links;
-  std::vector<SliceRecord> slices; ///< by recorded step and slice, flattened
+  std::vector<SliceRecord> slices;         ///< by recorded step and slice, flattened
+  std::vector<AgreementTraffic> agreement; ///< by simulated half, over all steps
 };
 
 /// Returns the cut of a workload's gradients into slices; a plan lists these slices.

@@ -275,6 +275,8 @@ class Schedule(SliceSettings):
         control_latency_s: latency of a message of the agreement.
         reservation_lead_s: duration of the link reservation; 0 for none. The engine uses
             ``hvd_order.plan.link.slice_settings.reservation_lead_s``.
+        control_send_s: time of a message's sender for it; a rank sends one after the other.
+        fan_out: most children of a rank in the tree along which the ranks agree.
     """
 
     slice_bytes: int = 4 * 2**20
@@ -282,6 +284,8 @@ class Schedule(SliceSettings):
     plan: Sequence[int] = ()
     control_latency_s: float = 0.0
     reservation_lead_s: float = 0.0
+    control_send_s: float = 0.0
+    fan_out: int = 4
 
     def native_policy(self) -> _core.Policy:
         """Converts to the extension's type."""

@@ -21,9 +21,16 @@ from hvd_order.predict.scenario import (
     ddp,
     named,
 )
-from hvd_order.predict.simulated import OpTimes, Simulated, SliceTimes, UpdateTimes
+from hvd_order.predict.simulated import (
+    AgreementTraffic,
+    OpTimes,
+    Simulated,
+    SliceTimes,
+    UpdateTimes,
+)
 
 __all__ = [
+    "AgreementTraffic",
     "AllReduce",
     "Op",
     "OpTimes",
@@ -51,6 +58,7 @@ def simulate(
     recorded: int = 0,
     order: Literal["program", "ready"] = "program",
     every_rank: bool = False,
+    every_agreement: bool = False,
 ) -> Simulated:
     """Trains for some steps in virtual time. Equal input gives bitwise equal results.
 
@@ -60,7 +68,11 @@ def simulate(
         recorded: number of last steps whose times of ops and slices are kept.
         order: "program": a stream runs its ops as listed and waits for each (eager frameworks);
             "ready": it runs the first listed op that can run (dataflow executors).
-        every_rank: also simulate ranks that behave exactly as another rank.
+        every_rank: also simulate ranks that compute exactly as another rank.
+        every_agreement: simulate the agreement of all ranks, each at its place in the tree of
+            ranks. Else all are children of rank 0, and ranks of one speed are one. That is an
+            approximation for more ranks than rank 0 and ``fan_out`` children, and if a message has
+            a ``control_send_s``.
 
     Raises:
         InvalidUsage: the scenario is impossible or deadlocks; the message names the op and the
@@ -77,10 +89,13 @@ def simulate(
         agreement=schedule.native_agreement(),
         plan=list(schedule.plan),
         control_latency_s=schedule.control_latency_s,
+        control_send_s=schedule.control_send_s,
+        fan_out=schedule.fan_out,
         reservation_lead_s=schedule.reservation_lead_s,
         program_order=named("order", order, _ORDERS),
         cross_iteration=schedule.cross_iteration,
         every_rank=every_rank,
+        every_agreement=every_agreement,
         steps=steps,
         recorded=recorded,
     )

@@ -9,7 +9,7 @@ from typing import TypeVar
 from hvd_order import _core
 from hvd_order.predict.scenario import Workload
 
-__all__ = ["OpTimes", "Simulated", "SliceTimes", "UpdateTimes"]
+__all__ = ["AgreementTraffic", "OpTimes", "Simulated", "SliceTimes", "UpdateTimes"]
 
 T = TypeVar("T")
 
@@ -66,6 +66,16 @@ class SliceTimes:
 
 
 @dataclass(frozen=True)
+class AgreementTraffic:
+    """Messages of one rank's half of the order agreement in a step, and the slices in them."""
+
+    sent_messages: float
+    sent_slices: float
+    received_messages: float
+    received_slices: float
+
+
+@dataclass(frozen=True)
 class Simulated:
     """Result of a simulation; times in seconds since the start.
 
@@ -94,6 +104,13 @@ class Simulated:
     def sent_bytes(self) -> float:
         """Bytes that each rank sent in a step."""
         return self._native.sent_bytes / self.steps
+
+    def agreement(self) -> list[AgreementTraffic]:
+        """Messages in a step of each simulated half; by rank if all are (``every_agreement``)."""
+        return [
+            AgreementTraffic(*(count / self.steps for count in half))
+            for half in self._native.agreement
+        ]
 
     def compute_busy_s(self, device: int = 0) -> list[float]:
         """Time of computation and updates in a step, by stream."""

@@ -124,7 +124,7 @@ TEST(chainOfTwoInOrderOfArrival) {
   s.steps = 2;
   s.policy = Policy::kArrival;
   CHECK_NEAR(simulate(workload, s).stepS[1], 11); // 6 to 17
-  s.crossIteration = false;                            // here everything is awaited at the end, until 11
+  s.crossIteration = false;                       // here everything is awaited at the end, until 11
   const Result result = simulate(workload, s);
   CHECK_NEAR(result.stepS[0], 11);
   CHECK_NEAR(result.stepS[1], 11);
@@ -418,6 +418,92 @@ TEST(equalRanksNeedNotAllBeSimulated) {
   }
 }
 
+// Seven ranks, one layer, forward 1, backward 1, gradient 1 s: 3 s a step without messages. Two
+// children a rank: 1 and 2 below 0, 3 and 4 below 1, 5 and 6 below 2. A message takes 0.25 s.
+TEST(messagesGoAlongTheTree) {
+  const Workload workload = chain({{1, 1, kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  s.slowness.assign(7, 1.0);
+  s.controlLatencyS = 0.25;
+  s.fanOut = 2;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 3.25); // as if all were children of rank 0
+  s.everyAgreement = true;
+  const Result down = simulate(workload, s);
+  CHECK_NEAR(down.stepS.back(), 3.5);
+  CHECK_EQUAL(down.devices.size(), 1U);
+  CHECK_EQUAL(down.agreement.size(), 7U);
+  s.agreement = AgreementKind::kNegotiated;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 4); // two levels up before, two down
+  s.agreement = AgreementKind::kLeader;
+  s.fanOut = 6;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 3.25);
+}
+
+// The same ranks; a message takes its sender 0.1 s. Rank 6 is the last to hear: rank 0 tells 1,
+// then 2, which tells 5, then 6. In a star it is the sixth that rank 0 tells.
+TEST(aRankSendsOneMessageAfterTheOther) {
+  const Workload workload = chain({{1, 1, kUnit}});
+  Scenario s = scenario(kUnit, kUnit);
+  s.slowness.assign(7, 1.0);
+  s.controlLatencyS = 0.25;
+  s.controlSendS = 0.1;
+  s.everyAgreement = true;
+  s.fanOut = 2;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 3 + 2 * (0.2 + 0.25));
+  s.fanOut = 6;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 3 + 0.6 + 0.25);
+  s.agreement = AgreementKind::kNegotiated; // reports come at once, each from another sender
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 3 + 0.1 + 0.25 + 0.6 + 0.25);
+}
+
+TEST(messagesOfEachRankAreCounted) {
+  const Workload workload = chain(unevenLayers(10));
+  Scenario s = scenario(2 * kUnit, 6 * kUnit);
+  s.slowness.assign(7, 1.0);
+  s.everyAgreement = true;
+  s.fanOut = 2;
+  s.controlLatencyS = 0.01;
+  const std::uint64_t slices = layoutOf(workload, s.sliceBytes)->slices().size() * s.steps;
+  const std::vector<AgreementTraffic> leader = simulate(workload, s).agreement;
+  CHECK_EQUAL(leader[0].sentSlices, 2 * slices);
+  CHECK_EQUAL(leader[0].receivedMessages, 0U);
+  CHECK_EQUAL(leader[1].sentMessages, leader[0].sentMessages); // passes each on, to two as well
+  CHECK_EQUAL(leader[1].receivedMessages, leader[0].sentMessages / 2);
+  CHECK_EQUAL(leader[6].receivedSlices, slices);
+  CHECK_EQUAL(leader[6].sentMessages, 0U);
+  s.agreement = AgreementKind::kNegotiated;
+  const std::vector<AgreementTraffic> negotiated = simulate(workload, s).agreement;
+  CHECK_EQUAL(negotiated[0].receivedSlices, 2 * slices);
+  CHECK_EQUAL(negotiated[1].receivedSlices, 3 * slices); // two children's reports, all decisions
+  CHECK_EQUAL(negotiated[6].sentSlices, slices);
+  s.agreement = AgreementKind::kPlanned;
+  s.policy = Policy::kPlanned;
+  s.plan.resize(layoutOf(workload, s.sliceBytes)->slices().size());
+  std::iota(s.plan.rbegin(), s.plan.rend(), 0);
+  for (const AgreementTraffic& half : simulate(workload, s).agreement) {
+    CHECK_EQUAL(half.sentMessages + half.receivedMessages, 0U);
+  }
+}
+
+TEST(ranksOfOneSpeedShareADeviceWhileEachAgrees) {
+  const Workload workload = chain(unevenLayers(20));
+  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
+    Scenario s = scenario(2 * kUnit, 6 * kUnit);
+    s.slowness = {1, 1, 1.2, 1, 1, 1, 1.2, 1, 1, 1, 1};
+    s.agreement = kind;
+    s.controlLatencyS = 0.02;
+    s.controlSendS = 0.01;
+    s.fanOut = 3;
+    s.everyAgreement = true;
+    const Result few = simulate(workload, s);
+    s.everyRank = true;
+    const Result all = simulate(workload, s);
+    CHECK_EQUAL(few.devices.size(), 2U);
+    CHECK_EQUAL(all.devices.size(), 11U);
+    CHECK(sameTimes(few, all));
+  }
+}
+
 TEST(aRankThatIsAlwaysLateCostsItsOwnTimeOnly) {
   // Ten layers like each other and one behind them whose gradient, ready first, takes the link for
   // 24 s. Alone, the late rank needs 39.6 s a step. Each of the ten gradients is ready 0.4 to 4 s
@@ -639,6 +725,12 @@ TEST(mistakesAreNamed) {
   s = scenario(kUnit, kUnit);
   s.creditBytes = kUnit - 1;
   CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, simulate(workload, s)), "credit");
+  s = scenario(kUnit, kUnit);
+  s.controlSendS = -1;
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, simulate(workload, s)), "sender");
+  s = scenario(kUnit, kUnit);
+  s.fanOut = 0;
+  CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, simulate(workload, s)), "0 children");
   s = scenario(kUnit, kUnit, {.latencyS = -1});
   CHECK_THROWS(InvalidUsage, simulate(workload, s));
   s.network = ServerNetwork{.servers = 0, .pullCreditBytes = kUnit};

@@ -171,6 +171,24 @@ def test_ranks_that_do_the_same_need_not_be_simulated(
     assert few.sent_bytes == everyone.sent_bytes
 
 
+@cases(60)
+@given(
+    graphs(), links, schedules, st.lists(st.sampled_from([1.0, 1.5]), min_size=1, max_size=12),
+    st.sampled_from([0.0, 0.125]), st.integers(1, 4),
+)  # fmt: skip
+def test_ranks_that_compute_the_same_agree_each_for_itself(
+    work: Workload, network: AllReduce, schedule: Schedule, ranks: list[float], send_s: float,
+    fan_out: int,
+) -> None:  # fmt: skip
+    tree = replace(schedule, control_send_s=send_s, fan_out=fan_out)
+    halves = simulate(work, network, tree, ranks=ranks, steps=STEPS, every_agreement=True)
+    everyone = simulate(work, network, tree, ranks=ranks, steps=STEPS, every_rank=True)
+    assert times_of(halves) == times_of(everyone)
+    assert halves.agreement() == everyone.agreement()
+    sent = sum(rank.sent_slices for rank in halves.agreement())
+    assert sent == pytest.approx(sum(rank.received_slices for rank in halves.agreement()))
+
+
 @cases(100)
 @given(graphs(), networks, schedules, speeds)
 def test_the_same_input_gives_the_same_result(

@@ -198,3 +198,19 @@ def test_a_word_that_is_none_of_those_expected_is_refused() -> None:
     servers = ParameterServers(1, 1, 1, pull="at once")  # type: ignore[arg-type]
     with pytest.raises(InvalidUsage, match="pull is 'at once'; expected one of at_once, next_step"):
         simulate(two_layers(), servers, ONE_AT_A_TIME)
+
+
+def test_the_agreement_of_every_rank() -> None:
+    # Seven ranks, two children each: a message takes 0.25 s and its sender 0.125 s.
+    work = Workload.chain(["a"], [1.0], [1.0], [[64]])
+    tree = Schedule(64, 64, control_latency_s=0.25, control_send_s=0.125, fan_out=2)
+    result = simulate(work, LINK, tree, ranks=7, steps=4, every_agreement=True)
+    assert result.step_s[-1] == pytest.approx(3 + 2 * (2 * 0.125 + 0.25))
+    assert result.ranks() == [(1.0, 7)]
+    first, inner, *_, last = result.agreement()
+    assert (first.sent_messages, first.received_messages) == (2, 0)
+    assert (inner.sent_messages, inner.received_messages) == (2, 1)
+    assert (last.sent_messages, last.received_messages, last.received_slices) == (0, 1, 1)
+    few = simulate(work, LINK, tree, ranks=7, steps=4)
+    assert len(few.agreement()) == 2
+    assert few.step_s[-1] == pytest.approx(3 + 0.125 + 0.25)

@@ -1,5 +1,6 @@
 #include "simulate/network/all_reduce.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <utility>
@@ -8,7 +9,8 @@
 
 // A slice's path through this file:
 // - `ready` marks its tensors in the agreement halves of the device.
-// - `drive` asks one half for decisions, posts its messages and counts its issues.
+// - `drive` asks one half for decisions, posts its messages and counts its issues. A half sends
+//   its messages one after the other (`post`), and issues without waiting for that.
 // - A slice that all halves have issued takes a lane of the transport (`startWaiting`), waits for
 //   its latency, and becomes a flow on the link (`carry`).
 // - `flowEnded` returns the credit on all halves, reports arrivals to the devices, and drives all
@@ -58,12 +60,13 @@ AllReduce::AllReduce(
   const auto size = static_cast<int>(roles.agreements.size());
   for (Rank rank = 0; rank < size; ++rank) {
     const DeviceIndex device = roles.agreements[static_cast<std::size_t>(rank)];
-    auto agreement =
-        Agreement::create(options.agreement, rank, size, options.policy, options.creditBytes);
+    auto agreement = Agreement::create(
+        options.agreement, rank, size, options.policy, options.creditBytes, options.fanOut);
     agreement->addModel(kModel, layout_, options.plan);
     halves_.push_back({std::move(agreement), device, halvesOf_[device].empty()});
     halvesOf_[device].push_back(halves_.size() - 1);
   }
+  agreementTraffic_.resize(halves_.size());
 }
 
 void AllReduce::ready(DeviceIndex device, const std::vector<TensorId>& tensors) {
@@ -135,8 +138,12 @@ void AllReduce::post(std::size_t from, SliceMessage&& message) {
     place = freeMessages_.back();
     freeMessages_.pop_back();
   }
+  ++agreementTraffic_[from].sentMessages;
+  agreementTraffic_[from].sentSlices += message.slices.size();
   messages_[place] = {from, static_cast<std::size_t>(message.to), std::move(message.slices)};
-  clock_.announce(options_.controlLatencyS, Event::Kind::kMessage, place);
+  double& sendsUntilS = halves_[from].sendsUntilS;
+  sendsUntilS = std::max(sendsUntilS, clock_.nowS()) + options_.controlSendS;
+  clock_.announceAt(sendsUntilS + options_.controlLatencyS, Event::Kind::kMessage, place);
 }
 
 void AllReduce::issued(SliceKey slice) {
@@ -183,6 +190,8 @@ void AllReduce::happened(const Event& event) {
   HVDO_CHECK(event.kind == Event::Kind::kMessage, "an all-reduce has no servers");
   const Message message = std::move(messages_[event.a]);
   freeMessages_.push_back(event.a);
+  ++agreementTraffic_[message.to].receivedMessages;
+  agreementTraffic_[message.to].receivedSlices += message.slices.size();
   halves_[message.to].agreement->received(static_cast<Rank>(message.from), message.slices);
   drive(message.to);
 }

@@ -35,7 +35,8 @@ class AllReduce final : public GradientExchange {
   struct Half {
     std::unique_ptr<Agreement> agreement;
     DeviceIndex device;
-    bool speaks; // reports arrivals to the device: its first half does
+    bool speaks;            // reports arrivals to the device: its first half does
+    double sendsUntilS = 0; // the time at which all its messages so far are sent
   };
   struct Message {
     std::size_t from;

@@ -9,7 +9,11 @@
 
 namespace hvd_order::simulate {
 
-Roles rolesOf(const std::vector<double>& slowness, AgreementKind agreement, bool everyRank) {
+Roles rolesOf(
+    const std::vector<double>& slowness,
+    AgreementKind agreement,
+    bool everyRank,
+    bool everyAgreement) {
   if (slowness.empty()) {
     throw InvalidUsage("there are no ranks; give the slowness of at least one, 1 for normal speed");
   }
@@ -35,7 +39,8 @@ Roles rolesOf(const std::vector<double>& slowness, AgreementKind agreement, bool
     roles.ranksOf[device] += 1;
     const auto first = roles.agreements.begin() +
         (agreement == AgreementKind::kPlanned || rank == 0 ? 0 : 1); // rank 0's half is its own
-    if (std::find(first, roles.agreements.end(), device) == roles.agreements.end()) {
+    if (everyAgreement ||
+        std::find(first, roles.agreements.end(), device) == roles.agreements.end()) {
       roles.agreements.push_back(device);
     }
   }

@@ -21,13 +21,19 @@ struct Roles {
 };
 
 /// Returns the fewest devices and agreement halves to simulate. Ranks of one speed compute the
-/// same at the same times, and followers of one speed behave identically in every agreement. So
-/// there is one device for each speed. There is one agreement half for rank 0 and one for the
-/// followers of each speed. Under a plan no rank is special, so there is one half for each speed.
+/// same at the same times, and those followers of one speed that are children of rank 0 behave
+/// identically in every agreement. So there is one device for each speed. There is one agreement
+/// half for rank 0 and one for the followers of each speed, as if all were children of rank 0.
+/// Under a plan no rank is special, so there is one half for each speed.
 /// @param slowness factor on the times of each rank.
 /// @param everyRank simulate all ranks nevertheless.
+/// @param everyAgreement simulate the agreement halves of all ranks, in their tree.
 /// @throws InvalidUsage if there are no ranks or a slowness is not positive.
-Roles rolesOf(const std::vector<double>& slowness, AgreementKind agreement, bool everyRank);
+Roles rolesOf(
+    const std::vector<double>& slowness,
+    AgreementKind agreement,
+    bool everyRank,
+    bool everyAgreement);
 
 /// Options of order and transfer.
 struct GradientExchangeOptions {
@@ -36,9 +42,19 @@ struct GradientExchangeOptions {
   ByteCount creditBytes = 0;
   std::vector<SliceIndex> plan; ///< for Policy::kPlanned
   double controlLatencyS = 0;   ///< latency of a message of the agreement
+  double controlSendS = 0;      ///< time of its sender for it
+  int fanOut = kFanOut;         ///< of the tree of ranks
   double reservationLeadS = 0;  ///< see LinkReservation::retune
   std::uint32_t steps = 1;
   std::uint32_t recordFrom = 0;
+};
+
+/// What one half of the agreement has sent and received. A message holds any number of slices.
+struct AgreementTraffic {
+  std::uint64_t sentMessages = 0;
+  std::uint64_t sentSlices = 0;
+  std::uint64_t receivedMessages = 0;
+  std::uint64_t receivedSlices = 0;
 };
 
 /// Times of a slice in one step, in seconds since the start.
@@ -87,6 +103,10 @@ class GradientExchange {
   [[nodiscard]] double sentBytes() const {
     return sentBytes_;
   }
+  /// By agreement half, over all steps; empty if the ranks do not agree.
+  [[nodiscard]] const std::vector<AgreementTraffic>& agreementTraffic() const {
+    return agreementTraffic_;
+  }
   void startRecording() {
     flows_.startRecording();
   }
@@ -112,6 +132,7 @@ class GradientExchange {
   std::vector<Device>& devices_;
   std::vector<std::uint32_t> rounds_; // by slice: number of times it has been summed
   double sentBytes_ = 0;
+  std::vector<AgreementTraffic> agreementTraffic_;
 
  private:
   std::vector<SliceRecord> records_;
