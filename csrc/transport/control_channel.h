@@ -42,9 +42,9 @@ class ControlChannel {
   ControlChannel& operator=(const ControlChannel&) = delete;
   virtual ~ControlChannel() = default;
 
-  /// Starts listening. Rank 0 learns of the loss of every rank, every other rank of the loss of rank
-  /// 0 and of its neighbours. Both functions are called from threads of the channel, one at a time for
-  /// each peer; `onLost` at most once for each peer.
+  /// Starts listening. Rank 0 learns of the loss of every rank, every other rank of the loss of
+  /// rank 0 and of its neighbours. Both functions are called from threads of the channel, one at a
+  /// time for each peer; `onLost` at most once for each peer.
   virtual void start(OnMessage onMessage, OnLost onLost) = 0;
 
   /// Posts the message and returns at once, however slow the peer is. Safe from several threads,
