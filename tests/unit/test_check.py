@@ -343,7 +343,7 @@ def test_our_own_programs_are_quiet() -> None:
     ]
     found = check_paths(folders)
     assert [str(one) for one in found if not RULES[one.code].note] == []
-    assert len(found) <= 3  # learning rates of benchmarks, which compare with others
+    assert len(found) <= 4  # learning rates of benchmarks, which compare with others
 
 
 def test_any_file_that_python_reads_is_read(tmp_path: Path) -> None:
