@@ -82,7 +82,7 @@ def _measure(size: int, options: argparse.Namespace, log: TextIO) -> dict[str, A
         for name in options.systems:
             tree = options.before.resolve() if name == "before" else ROOT
             fleet = Fleet(
-                OneHost(),  # type: ignore[arg-type]  # all that a fleet needs of its hosts
+                OneHost(),
                 "torch", log, _environments(size), restless=True, tree=tree,
             )  # fmt: skip
             stack.callback(fleet.close)

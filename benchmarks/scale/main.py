@@ -14,14 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "benchmarks/side_by_side")]
-
-from common.environment import describe, environment  # noqa: E402
-from common.record import add_out_option, settings_of, write_record  # noqa: E402
-from processes import jobs_table, measure_job, summary_of  # noqa: E402
-from send_cost import measure_send_cost, send_cost_s  # noqa: E402
-from steps import measure_steps, steps_table  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
+from common.environment import describe, environment
+from common.record import add_out_option, settings_of, write_record
+from processes import jobs_table, measure_job, summary_of
+from send_cost import measure_send_cost, send_cost_s
+from steps import measure_steps, steps_table
 
 PARTS = ("steps", "classes", "processes")
 

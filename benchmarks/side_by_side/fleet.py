@@ -9,16 +9,22 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from common.environment import ROOT
-from hosts import EmulatedHosts
 
 
 class RankFailed(RuntimeError):  # noqa: N818  (says what happened)
     """A rank ended or did not answer; its standard error says why."""
+
+
+class Hosts(Protocol):
+    """Where ranks run."""
+
+    def popen(self, rank: int, command: Sequence[str], /, **options: Any) -> subprocess.Popen[Any]:
+        """Starts a rank's program; the options are those of ``subprocess.Popen``."""
 
 
 class Fleet:
@@ -26,7 +32,7 @@ class Fleet:
 
     def __init__(
         self,
-        hosts: EmulatedHosts,
+        hosts: Hosts,
         peer: str,
         log: TextIO,
         env: list[dict[str, str]],

@@ -1,10 +1,10 @@
 #include "c10d/message_star.h"
 
 #include <cstring>
-#include <exception>
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "scheduler/tree.h"
 
 // A queue behind the control connections. A text travels as a control message of kText: its number
@@ -29,16 +29,6 @@ std::string unwrap(const ControlMessage& message) {
   return {reinterpret_cast<const char*>(message.words.data() + 1), message.words.at(0)};
 }
 
-std::string whatOf(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "unknown error";
-  }
-}
-
 std::vector<Rank> nearInStar(Rank rank, int size) {
   if (rank == 0) {
     return neighboursInTree(0, size);
@@ -58,7 +48,7 @@ MessageStar::~MessageStar() {
 void MessageStar::start() {
   control_.start(
       [this](Rank from, const ControlMessage& message) { put({from, false, unwrap(message)}); },
-      [this](Rank from, const std::exception_ptr& error) { put({from, true, whatOf(error)}); });
+      [this](Rank from, const std::exception_ptr& error) { put({from, true, textOf(error)}); });
 }
 
 void MessageStar::send(Rank to, const std::string& text) {

@@ -36,7 +36,7 @@ void Completion::removeModel(ModelId model) {
   listeners_.at(model).clear();
 }
 
-bool Completion::begin(TensorKey tensor) {
+void Completion::begin(TensorKey tensor) {
   const std::scoped_lock lock(mutex_);
   if (failure_) {
     std::rethrow_exception(failure_);
@@ -46,7 +46,6 @@ bool Completion::begin(TensorKey tensor) {
     pending = 1;
     ++pendingCount_;
   }
-  return pendingCount_ == 1;
 }
 
 void Completion::complete(const std::vector<TensorKey>& tensors) {

@@ -23,8 +23,8 @@ class Completion final {
   void removeModel(ModelId model);
 
   /// Marks the exchange of `tensor` as under way. Repeated calls have no effect.
-  /// @return whether it is the only tensor under way. @throws the failure, if there is one.
-  bool begin(TensorKey tensor);
+  /// @throws the failure, if there is one.
+  void begin(TensorKey tensor);
   /// Marks the exchanges of `tensors` as ended; wakes their waiters and calls their functions.
   void complete(const std::vector<TensorKey>& tensors);
 

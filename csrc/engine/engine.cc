@@ -35,16 +35,6 @@ constexpr auto kSuspicionTime = 300ms;
 // Time from the query to the other ranks until a stall is reported.
 constexpr auto kAnswerTime = 1s;
 
-std::string textOf(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& e) {
-    return e.what();
-  } catch (...) {
-    return "unknown error";
-  }
-}
-
 template <typename T>
 std::exception_ptr errorOf(const std::string& text) {
   return std::make_exception_ptr(T(text));
@@ -93,15 +83,12 @@ Engine::Engine(
     : options_(std::move(options)),
       transport_(std::move(transport)),
       control_(std::move(control)),
-      agreement_(
-          Agreement::create(
-              options_.agreement,
-              options_.rank,
-              options_.size,
-              options_.policy,
-              options_.creditBytes)),
-      kind_(options_.agreement),
-      planned_(dynamic_cast<Planned*>(agreement_.get())),
+      agreements_(
+          options_.agreement,
+          options_.rank,
+          options_.size,
+          options_.policy,
+          options_.creditBytes),
       health_(options_.rank, options_.size),
       lastProgress_(Clock::now()),
       farewell_(options_.rank, options_.size) {
@@ -137,7 +124,7 @@ void Engine::addModel(
   completion_.check();
   const std::scoped_lock lock(mutex_);
   const SliceLayout& known = *layout; // the agreement keeps the layout alive
-  agreement_->addModel(model, std::move(layout), std::move(plan));
+  agreement().addModel(model, std::move(layout), std::move(plan));
   models_.insert(model);
   completion_.addModel(model, known.tensors().size());
   reservation_.addModel(model, known);
@@ -147,7 +134,7 @@ void Engine::addModel(
 
 void Engine::removeModel(ModelId model) {
   const std::scoped_lock lock(mutex_);
-  agreement_->removeModel(model);
+  agreement().removeModel(model);
   models_.erase(model);
   completion_.removeModel(model);
   reservation_.removeModel(model);
@@ -159,68 +146,25 @@ void Engine::retune(
     ByteCount creditBytes,
     std::chrono::nanoseconds lead) {
   const std::scoped_lock lock(mutex_);
-  if (agreement == kind_) {
-    agreement_->retune(policy, creditBytes);
-  } else if (agreement_->isEmpty()) {
-    setAgreement(
-        Agreement::create(agreement, options_.rank, options_.size, policy, creditBytes), agreement);
-  } else {
-    throw InvalidUsage("the agreement can change only while no model is registered");
-  }
+  agreements_.retune(agreement, policy, creditBytes);
   reservation_.retune(lead, creditBytes);
   reservationChanged();
 }
 
-// Called under the lock.
-void Engine::setAgreement(std::unique_ptr<Agreement> agreement, AgreementKind kind) {
-  agreement_ = std::move(agreement);
-  kind_ = kind;
-  planned_ = dynamic_cast<Planned*>(agreement_.get());
-  ++epoch_;
-  dirty_ = true;
-  for (EarlyMessage& message : std::exchange(early_, {})) {
-    deliver(message.from, message.epoch, std::move(message.slices));
-  }
-}
-
-// Called under the lock. Messages of an agreement that has been given up are dropped; those of one
-// that this rank has yet to take up wait.
-void Engine::deliver(Rank from, std::uint32_t epoch, std::vector<SliceKey> slices) {
-  if (epoch == epoch_) {
-    agreement_->received(from, slices);
-    dirty_ = true;
-  } else if (epoch > epoch_) {
-    early_.push_back({from, epoch, std::move(slices)});
-  }
-}
-
 std::optional<std::uint64_t> Engine::holdPlan() {
   const std::scoped_lock lock(mutex_);
-  return planned_ ? std::optional(planned_->hold()) : std::nullopt;
+  return agreements_.holdPlan();
 }
 
 void Engine::endPlan(std::uint64_t issued, AgreementKind agreement, Policy policy) {
   const std::scoped_lock lock(mutex_);
-  if (planned_) {
-    planned_->endAt(issued);
-    planEnd_ = {agreement, policy};
-    wake();
-  }
-}
-
-// Called under the lock.
-void Engine::endPlanIfDue() {
-  if (!planned_ || !planned_->hasEnded()) {
-    return;
-  }
-  auto next = Agreement::succeed(
-      std::move(*planned_), planEnd_->agreement, options_.rank, options_.size, planEnd_->policy);
-  setAgreement(std::move(next), planEnd_->agreement);
+  agreements_.endPlan(issued, agreement, policy);
+  wake();
 }
 
 Engine::Counts Engine::takeCounts() {
   const std::scoped_lock lock(mutex_);
-  return {std::exchange(messages_, 0), planned_ ? planned_->takeHoldUps() : 0};
+  return {std::exchange(messages_, 0), agreements_.takeHoldUps()};
 }
 
 bool Engine::wait(TensorKey tensor, Clock::time_point deadline) {
@@ -240,7 +184,7 @@ void Engine::then(TensorKey tensor, Completion::Then then) {
 // Called under the lock.
 void Engine::reservationChanged() {
   reserved_ = reservation_.largestBytes() != Scheduler::kAnySize;
-  agreement_->reserve(reservation_.largestBytes());
+  agreement().reserve(reservation_.largestBytes());
   dirty_ = true;
   alarm();
 }
@@ -257,7 +201,7 @@ void Engine::announce(TensorKey tensor) {
 void Engine::tensorReady(TensorKey tensor) {
   std::unique_lock lock(mutex_);
   completion_.check();
-  const std::vector<SliceKey>& ready = agreement_->tensorReady(tensor);
+  const std::vector<SliceKey>& ready = agreement().tensorReady(tensor);
   for (const SliceKey slice : ready) {
     timeline_.ready(slice);
   }
@@ -269,10 +213,10 @@ void Engine::tensorReady(TensorKey tensor) {
   if (left_) {
     alarm(); // starts the watch for a stranded exchange
   }
-  if (ready.empty() || !agreement_->mayDecide()) {
+  if (ready.empty() || !agreement().mayDecide()) {
     return;
   }
-  if (agreement_->isSilent()) { // costs no messages, so it need not leave this thread
+  if (agreement().isSilent()) { // costs no messages, so it need not leave this thread
     dirty_ = true;
     drive(lock);
   } else {
@@ -311,17 +255,15 @@ void Engine::drive(std::unique_lock<std::mutex>& lock) {
     dirty_ = false;
     decisions_.clear();
     try {
-      endPlanIfDue();
-      agreement_->decide(decisions_);
+      agreements_.decide(decisions_);
     } catch (...) {
       suspect(std::current_exception());
       break;
     }
     messages_ += decisions_.messages.size();
-    const std::uint32_t epoch = epoch_;
-    dirty_ = planned_ && planned_->hasEnded(); // what follows the plan decides after these slices
+    const std::uint32_t agreementNumber = agreements_.number();
     lock.unlock();
-    act(decisions_, epoch);
+    act(decisions_, agreementNumber);
     lock.lock();
   }
   if (completion_.failed()) {
@@ -333,10 +275,10 @@ void Engine::drive(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-void Engine::act(const Decisions& decisions, std::uint32_t epoch) {
+void Engine::act(const Decisions& decisions, std::uint32_t agreementNumber) {
   try {
     for (const SliceMessage& message : decisions.messages) {
-      ControlMessage words{ControlMessage::Kind::kSlices, {epoch}};
+      ControlMessage words{ControlMessage::Kind::kSlices, {agreementNumber}};
       words.words.reserve(1 + message.slices.size());
       for (const SliceKey slice : message.slices) {
         words.words.push_back(slice.word());
@@ -354,7 +296,7 @@ void Engine::act(const Decisions& decisions, std::uint32_t epoch) {
     {
       const std::scoped_lock lock(mutex_);
       // The layout lives as long as the model, and the model as long as it has slices in flight.
-      slice = &agreement_->scheduler().layout(key.model).slices()[key.index];
+      slice = &agreement().scheduler().layout(key.model).slices()[key.index];
     }
     timeline_.issued(key);
     try {
@@ -379,7 +321,7 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   if (reservation_.done(slice)) {
     reservationChanged();
   }
-  completion_.complete(agreement_->sliceDone(slice));
+  completion_.complete(agreement().sliceDone(slice));
   const std::vector<Health::Addressed> answers = farewell_.sliceDone();
   partingChanged_.notify_all();
   progress();
@@ -412,12 +354,13 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
       for (std::size_t i = 1; i < message.words.size(); ++i) {
         slices.push_back(SliceKey::fromWord(message.words[i]));
       }
-      deliver(from, message.words.at(0), std::move(slices));
+      agreements_.received(from, message.words.at(0), slices);
+      dirty_ = true;
       break;
     }
     case ControlMessage::Kind::kQuery:
     case ControlMessage::Kind::kReply:
-      return health_.received(agreement_->scheduler(), from, message);
+      return health_.received(agreement().scheduler(), from, message);
     case ControlMessage::Kind::kFailed: {
       const std::exception_ptr error = unpackFailure(message.words);
       if (completion_.fail(error) && options_.rank == 0) {
@@ -508,7 +451,7 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
     } else if (!asked_ && stalled >= std::min(options_.stallWarning, options_.timeout / 2)) {
       asked_ = true;
       const auto questions =
-          health_.ask(agreement_->scheduler(), waitingTensors(), agreement_->head());
+          health_.ask(agreement().scheduler(), waitingTensors(), agreement().head());
       lock.unlock();
       transport_->inquire();
       sendAll(questions);
@@ -575,7 +518,7 @@ std::exception_ptr Engine::withoutCulprit(const std::exception_ptr& error) const
 
 std::string Engine::stallReport() const {
   const std::string known = transport_->report();
-  return known.empty() ? health_.report(agreement_->scheduler()) : known;
+  return known.empty() ? health_.report(agreement().scheduler()) : known;
 }
 
 Engine::Clock::time_point Engine::nextWatch() const {
@@ -603,9 +546,9 @@ Engine::Clock::time_point Engine::nextWatch() const {
 std::vector<TensorKey> Engine::waitingTensors() const {
   std::vector<TensorKey> waiting;
   for (const ModelId model : models_) {
-    const std::size_t tensors = agreement_->scheduler().layout(model).tensors().size();
+    const std::size_t tensors = agreement().scheduler().layout(model).tensors().size();
     for (TensorId tensor = 0; tensor < tensors; ++tensor) {
-      if (agreement_->scheduler().isPending({model, tensor})) {
+      if (agreement().scheduler().isPending({model, tensor})) {
         waiting.push_back({model, tensor});
       }
     }

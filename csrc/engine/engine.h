@@ -15,9 +15,8 @@
 #include "engine/farewell.h"
 #include "engine/health.h"
 #include "engine/timeline.h"
-#include "scheduler/agreement.h"
+#include "scheduler/agreement_sequence.h"
 #include "scheduler/link_reservation.h"
-#include "scheduler/planned.h"
 #include "transport/control_channel.h"
 #include "transport/transport.h"
 
@@ -83,7 +82,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   /// call it, tell each other the result, and call `endPlan` with the largest.
   /// @return the number of slices issued since the order was taken; none if no order is planned.
   std::optional<std::uint64_t> holdPlan();
-  /// Follows the plan until so many slices have been issued, then `agreement`.
+  /// Same as AgreementSequence::endPlan.
   void endPlan(std::uint64_t issued, AgreementKind agreement, Policy policy);
 
   /// What has happened since the last call of `takeCounts`.
@@ -143,10 +142,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
  private:
   void run();
   void drive(std::unique_lock<std::mutex>& lock);
-  void act(const Decisions& decisions, std::uint32_t epoch);
-  void setAgreement(std::unique_ptr<Agreement> agreement, AgreementKind kind);
-  void endPlanIfDue();
-  void deliver(Rank from, std::uint32_t epoch, std::vector<SliceKey> slices);
+  void act(const Decisions& decisions, std::uint32_t agreementNumber);
   void sliceDone(SliceKey slice, std::exception_ptr error);
   void onMessage(Rank from, const ControlMessage& message);
   std::vector<Health::Addressed> handle(Rank from, const ControlMessage& message);
@@ -156,6 +152,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void sendAll(const std::vector<Health::Addressed>& messages);
   void reservationChanged();
   void watch(std::unique_lock<std::mutex>& lock);
+  [[nodiscard]] Agreement& agreement() const {
+    return agreements_.current();
+  }
   [[nodiscard]] std::string stallReport() const;
   [[nodiscard]] Clock::time_point nextWatch() const;
   [[nodiscard]] std::vector<TensorKey> waitingTensors() const;
@@ -177,22 +176,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // method of the transport or the control channel is called under it.
   std::mutex mutex_;
   std::condition_variable wakeUp_;
-  std::unique_ptr<Agreement> agreement_;
-  AgreementKind kind_;
-  Planned* planned_ = nullptr; // agreement_, if it is planned
-  std::uint32_t epoch_ = 0;    // number of changes of the agreement; all ranks change alike
-  struct EarlyMessage {
-    Rank from;
-    std::uint32_t epoch;
-    std::vector<SliceKey> slices;
-  };
-  std::vector<EarlyMessage> early_; // from ranks that have changed the agreement already
-  struct PlanEnd {
-    AgreementKind agreement;
-    Policy policy;
-  };
-  std::optional<PlanEnd> planEnd_; // what follows the plan
-  std::uint64_t messages_ = 0;     // of the agreement, sent since takeCounts
+  AgreementSequence agreements_;
+  std::uint64_t messages_ = 0; // of the agreement, sent since takeCounts
   std::set<ModelId> models_;
   bool dirty_ = false;   // an event has happened since the last decision
   bool alarmed_ = false; // the engine's thread must check for failures and its wake-up time

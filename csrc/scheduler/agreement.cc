@@ -54,16 +54,8 @@ const std::vector<SliceKey>& Agreement::tensorReady(TensorKey tensor) {
   return ready;
 }
 
-std::unique_ptr<Agreement>
-Agreement::succeed(Planned&& planned, AgreementKind kind, Rank rank, int size, Policy policy) {
-  HVDO_CHECK(kind != AgreementKind::kPlanned, "a planned agreement cannot succeed another");
-  auto next = create(kind, rank, size, policy, planned.scheduler().creditBytes());
-  next->takeOver(std::move(planned.scheduler_), policy);
-  return next;
-}
-
-void Agreement::takeOver(Scheduler&& scheduler, Policy policy) {
-  scheduler_ = std::move(scheduler);
+void Agreement::succeed(Agreement&& planned, Policy policy) {
+  scheduler_ = std::move(planned.scheduler_);
   scheduler_.leavePlan(policy);
   for (const ModelId model : scheduler_.models()) {
     const std::size_t slices = scheduler_.layout(model).slices().size();

@@ -43,8 +43,6 @@ struct Decisions {
   }
 };
 
-class Planned;
-
 /// One rank's half of the order agreement. Pure, like the Scheduler it drives: events in,
 /// decisions out, no thread, clock or I/O.
 ///
@@ -77,10 +75,10 @@ class Agreement {
   /// Same as Scheduler::removeModel. No rank may reuse the id before all ranks have removed it.
   void removeModel(ModelId model);
 
-  /// Continues `planned`, in whatever state it is, under kLeader or kNegotiated. All ranks call it
-  /// after they have issued equally many slices.
-  static std::unique_ptr<Agreement>
-  succeed(Planned&& planned, AgreementKind kind, Rank rank, int size, Policy policy);
+  /// Takes over the models of a planned agreement in the middle of a step: handles the slices that
+  /// are ready and not in flight as if they had become ready now. All ranks call it after they have
+  /// issued equally many slices, on an agreement without models.
+  void succeed(Agreement&& planned, Policy policy);
 
   /// Whether no model is registered, so that another agreement can take over.
   [[nodiscard]] bool isEmpty() const {
@@ -136,10 +134,6 @@ class Agreement {
 
  protected:
   Agreement(Policy policy, ByteCount creditBytes) : scheduler_(policy, creditBytes) {}
-
-  /// Takes over the scheduler of a planned agreement: handles the slices that are ready
-  /// and not in flight as if they had become ready now.
-  void takeOver(Scheduler&& scheduler, Policy policy);
 
   Scheduler scheduler_;
 

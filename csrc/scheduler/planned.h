@@ -10,8 +10,8 @@ namespace hvd_order {
 /// Every rank of AgreementKind::kPlanned: the plan is the agreement.
 ///
 /// To leave the plan in the middle of a step, all ranks call `hold`, tell each other the returned
-/// numbers, and call `endAt` with the largest. A rank that `hasEnded` is succeeded by another
-/// agreement (Agreement::succeed).
+/// numbers, and call `endAt` with the largest. Once it `hasEnded`, another agreement succeeds it
+/// (agreement_sequence.h).
 class Planned final : public Agreement {
  public:
   explicit Planned(ByteCount creditBytes) : Agreement(Policy::kPlanned, creditBytes) {}

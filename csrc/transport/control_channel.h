@@ -12,7 +12,7 @@ namespace hvd_order {
 /// A short message between two ranks, separate from the data.
 struct ControlMessage {
   enum class Kind : std::uint32_t {
-    kSlices,   ///< words: number of the agreement (Engine), then slices (SliceKey::word)
+    kSlices,   ///< words: number of the agreement (AgreementSequence), then slices (SliceKey::word)
     kQuery,    ///< asks for gradients; words: asking rank, its number of the inquiry, then (model,
                ///< tensor, ready count) for each gradient
     kReply,    ///< words: asking rank, number of the inquiry, answering rank, then (model, tensor)

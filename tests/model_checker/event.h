@@ -14,6 +14,8 @@ struct Event {
     kDeliver,  ///< the oldest message from rank `what` arrives
     kDone,     ///< slice `what` of `model` is summed
     kDecide,   ///< the rank decides (Setup::decidesLater)
+    kHold,     ///< the rank stops issuing slices of the plan (Setup::leavesPlan)
+    kEndPlan,  ///< all ranks have: the rank learns where the plan ends
     kReserve,  ///< a link reservation begins or ends on the rank (Setup::reserves)
     kDie,      ///< the rank's events stop
   };

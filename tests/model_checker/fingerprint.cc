@@ -23,7 +23,7 @@ std::uint64_t mix(std::uint64_t hash, std::uint64_t word) {
 
 void World::hash(Node& node) const {
   StateWords words;
-  node.agreement->appendState(words);
+  node.agreements.appendState(words);
   for (const Node::Model& model : node.models) {
     words.push_back(model.registered ? 1 : 0);
     words.insert(words.end(), model.ready.begin(), model.ready.end());
@@ -33,7 +33,8 @@ void World::hash(Node& node) const {
   }
   words.insert(
       words.end(),
-      {node.decides, node.dead, node.heard, node.retuned,
+      {node.decides, node.dead, node.heard, node.retuned, node.leftPlan,
+       node.held && !node.leftPlan ? 1 + *node.held : 0,
        static_cast<std::uint64_t>(node.reservations)});
   node.hash = 0;
   for (const std::uint64_t word : words) {
@@ -58,7 +59,7 @@ std::uint64_t World::fingerprint() const {
   std::array<std::uint64_t, kMaxRanks * kMaxRanks> channels{};
   for (const Message& message : messages_) {
     auto& channel = channels[static_cast<std::size_t>(message.from * kMaxRanks + message.to)];
-    channel = mix(channel, message.slices->size() + 1);
+    channel = mix(mix(channel, message.number), message.slices->size() + 1);
     for (const SliceKey slice : *message.slices) {
       channel = mix(channel, slice.word());
     }

@@ -130,6 +130,27 @@ add_mutant(reservation_is_ignored scheduler.cc
   [[layout(slice.model).slices()[slice.index].sizeBytes > largestBytes_ || ]]
   [[]])
 
+# ------------------------------------------------------------------ from a plan to a leader
+add_mutant(plan_goes_on_after_it_is_held planned.cc
+  [[  while (issued_ < limit_) {]]
+  [[  while (issued_ < limit_ || !ending_) {]])
+add_mutant(plan_ends_where_this_rank_has_come planned.cc
+  [[  limit_ = issued;
+]]
+  [[  limit_ = issued_;
+]])
+add_mutant(successor_forgets_ready_slices agreement.cc
+  [[        sliceReady({model, slice});
+]]
+  [[]])
+add_mutant(early_messages_are_dropped agreement_sequence.cc
+  [[    early_.push_back({from, number, {slices.begin(), slices.end()}});
+]]
+  [[]])
+add_mutant(messages_of_the_next_agreement_do_not_wait agreement_sequence.cc
+  [[  if (number == number_) {]]
+  [[  if (number >= number_) {]])
+
 # ------------------------------------------------------------------ what the checker itself needs
 add_mutant(state_lacks_undecided_slices follower.cc
   [[  appendSlices(words, undecided_);

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <random>
 
-// Closes sets of ranks. An event on rank r that cannot happen yet waits for one of two things:
+// Closes sets of ranks. An event on rank r that cannot happen yet waits for one of three things:
 // - a message from a rank of which none is under way: that rank joins the set, if it ever sends to
 // r;
+// - the place where a plan ends: the ranks that have not held it join the set;
 // - the end of a slice that some ranks have not issued: one of these ranks joins the set, because
 //   the slice cannot end before that rank has moved.
 // Everything else that r waits for are events on r.
@@ -84,6 +85,11 @@ void Reduction::addNeeded(const World& world, Rank rank, Ranks& ranks) const {
   for (Rank from = 0; from < world.setup().ranks; ++from) {
     if (sends(from, rank) && !world.node(from).dead && !world.underWay(from, rank)) {
       ranks.set(static_cast<std::size_t>(from));
+    }
+  }
+  for (Rank other = 0; world.setup().leavesPlan && other < world.setup().ranks; ++other) {
+    if (!world.node(other).held) {
+      ranks.set(static_cast<std::size_t>(other)); // the plan cannot end before it has held
     }
   }
   for (const Node::InFlight& slice : world.node(rank).inFlight) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "scheduler/agreement.h"
+#include "scheduler/agreement_sequence.h"
 
 namespace hvd_order::checker {
 
@@ -48,6 +48,9 @@ struct Setup {
     int creditUnits;
   };
   std::optional<Retuned> retuned;
+  /// All ranks leave the plan for kLeader, each at any time, in the middle of a step or not. Then
+  /// they register the last model, which has no plan.
+  bool leavesPlan = false;
   /// A rank whose events stop at any time.
   std::optional<Rank> dies;
   /// A rank whose tensors become ready only when nothing else can happen.

@@ -55,7 +55,7 @@ std::string nameOf(const Setup& setup) {
     name << "-hear" << setup.hearing.holdUps << '.' << setup.hearing.passesHeard;
   }
   name << (setup.wholeSteps ? "-whole" : "") << (setup.decidesLater ? "-later" : "")
-       << (setup.reserves ? "-reserves" : "");
+       << (setup.reserves ? "-reserves" : "") << (setup.leavesPlan ? "-leaves" : "");
   if (setup.retuned) {
     name << "-retuned" << setup.retuned->creditUnits;
   }
@@ -89,6 +89,9 @@ class Setups final {
       copy.creditUnits = slices * setup.models[0].sliceUnits;
       for (TensorSet& model : copy.models) {
         model.plan = setup.agreement == kPlanned ? model.plan : std::vector<SliceIndex>{};
+      }
+      if (setup.leavesPlan) {
+        copy.models.back().plan.clear();
       }
       copy.name = nameOf(copy);
       list_.push_back(std::move(copy));
@@ -171,6 +174,10 @@ std::vector<Setup> quickSetups() {
   all.add({.agreement = kPlanned, .ranks = 2, .models = {kTwo}, .dies = 1});
   all.add({.agreement = kPlanned, .ranks = 3, .steps = 2, .models = {kThree}});
   all.add({.agreement = kPlanned, .ranks = 4, .steps = 2, .models = {kTwo}, .registerLater = {3}});
+  // Ranks that leave the plan, each where it is.
+  for (const TensorSet& model : {kOne, kTwo}) {
+    all.add({.agreement = kPlanned, .ranks = 2, .models = {model, kOne}, .leavesPlan = true});
+  }
   return all.take();
 }
 
@@ -199,6 +206,22 @@ std::vector<Setup> largeSetups() {
   all.add({.agreement = kNegotiated, .ranks = 3, .models = {kThree}});
   all.add({.agreement = kPlanned, .ranks = 3, .models = {kFour}});
   all.add({.agreement = kPlanned, .ranks = 4, .models = {kThree}});
+  all.add({.agreement = kPlanned, .ranks = 2, .models = {kParts, kOne}, .leavesPlan = true});
+  all.add(
+      {.agreement = kPlanned, .ranks = 3, .steps = 1, .models = {kTwo, kOne}, .leavesPlan = true});
+  all.add(
+      {.agreement = kPlanned,
+       .ranks = 3,
+       .fanOut = 1,
+       .models = {kOne, kOne},
+       .wholeSteps = true,
+       .leavesPlan = true});
+  all.add(
+      {.agreement = kPlanned,
+       .ranks = 2,
+       .models = {kOne, kOne},
+       .leavesPlan = true,
+       .decidesLater = true});
   return all.take();
 }
 

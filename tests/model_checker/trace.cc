@@ -35,6 +35,10 @@ std::string textOf(const World& world, const Event& event) {
       return layouts[event.model]->sliceName(event.what) + " is summed";
     case Event::Kind::kDecide:
       return "decides";
+    case Event::Kind::kHold:
+      return "holds the plan";
+    case Event::Kind::kEndPlan:
+      return "learns where the plan ends";
     case Event::Kind::kReserve:
       return world.node(event.rank).reservations == 0 ? "reserves the link" : "frees the link";
     case Event::Kind::kDie:

@@ -40,10 +40,9 @@ World::World(const Setup& setup, const Layouts& layouts) : setup_(&setup), layou
   for (Rank rank = 0; rank < setup.ranks; ++rank) {
     auto node = std::make_shared<Node>(Node{
         .rank = rank,
-        .agreement = Copied(
-            Agreement::create(
-                setup.agreement, rank, setup.ranks, setup.policy, setup.creditUnits * kUnit,
-                setup.fanOut, setup.hearing))});
+        .agreements = AgreementSequence(
+            setup.agreement, rank, setup.ranks, setup.policy, setup.creditUnits * kUnit,
+            setup.fanOut, setup.hearing)});
     for (const auto& layout : layouts) {
       Node::Model model;
       model.ready.assign(layout->tensors().size(), 0);
@@ -52,7 +51,7 @@ World::World(const Setup& setup, const Layouts& layouts) : setup_(&setup), layou
       model.heard.assign(layout->slices().size(), 0);
       node->models.push_back(std::move(model));
     }
-    const std::size_t later = setup.registerLater.contains(rank) ? 1 : 0;
+    const std::size_t later = setup.leavesPlan || setup.registerLater.contains(rank) ? 1 : 0;
     for (ModelId model = 0; model + later < layouts.size(); ++model) {
       registerModel(*node, model);
     }
@@ -63,7 +62,7 @@ World::World(const Setup& setup, const Layouts& layouts) : setup_(&setup), layou
 
 void World::registerModel(Node& node, ModelId model) const {
   node.models[model].registered = true;
-  node.agreement->addModel(model, (*layouts_)[model], setup_->models[model].plan);
+  node.agreements.current().addModel(model, (*layouts_)[model], setup_->models[model].plan);
 }
 
 // ------------------------------------------------------------------------ what can happen
@@ -108,7 +107,7 @@ void World::eventsOn(Rank rank, std::vector<Event>& events) const {
     }
   }
   for (ModelId model = 0; model < node.models.size(); ++model) {
-    if (!node.models[model].registered) {
+    if (!node.models[model].registered && (!setup_->leavesPlan || node.leftPlan)) {
       add(Event::Kind::kRegister, model, model);
     }
     for (TensorId tensor = 0; tensor < node.models[model].ready.size(); ++tensor) {
@@ -119,6 +118,12 @@ void World::eventsOn(Rank rank, std::vector<Event>& events) const {
   }
   if (node.decides) {
     add(Event::Kind::kDecide, 0, 0);
+  }
+  if (setup_->leavesPlan && !node.held) {
+    add(Event::Kind::kHold, 0, 0);
+  }
+  if (setup_->leavesPlan && !node.leftPlan && heldByAll()) {
+    add(Event::Kind::kEndPlan, 0, 0);
   }
   if (setup_->reserves && rank == 0 && node.reservations < 2) {
     add(Event::Kind::kReserve, 0, 0);
@@ -151,6 +156,10 @@ std::size_t World::issuedByAll() const {
   return std::ranges::min(nodes_ | std::views::transform([](const auto& n) { return n->issued; }));
 }
 
+bool World::heldByAll() const {
+  return std::ranges::all_of(nodes_, [](const auto& node) { return node->held.has_value(); });
+}
+
 // ------------------------------------------------------------------------ what happens
 
 std::optional<Violation> World::apply(const Event& event) {
@@ -181,8 +190,14 @@ std::optional<Violation> World::happen(Node& node, const Event& event) {
     case Event::Kind::kRegister:
       registerModel(node, event.what);
       break;
+    case Event::Kind::kHold:
+      node.held = node.agreements.holdPlan();
+      return std::nullopt;
+    case Event::Kind::kEndPlan:
+      endPlan(node);
+      break;
     case Event::Kind::kReserve:
-      node.agreement->reserve(++node.reservations == 1 ? kUnit : Scheduler::kAnySize);
+      node.agreements.current().reserve(++node.reservations == 1 ? kUnit : Scheduler::kAnySize);
       break;
     case Event::Kind::kDeliver:
       if (auto broken = deliver(node, static_cast<Rank>(event.what))) {
@@ -205,14 +220,14 @@ std::optional<Violation> World::ready(Node& node, TensorKey tensor) {
     retune(node);
   }
   ++node.models[tensor.model].ready[tensor.tensor];
-  const bool any = !node.agreement->tensorReady(tensor).empty();
-  if (any && node.agreement->mayDecide()) {
+  const bool any = !node.agreements.current().tensorReady(tensor).empty();
+  if (any && node.agreements.current().mayDecide()) {
     node.decides = setup_->decidesLater;
     return setup_->decidesLater ? std::nullopt : decide(node);
   }
   Decisions missed;
   if (!node.decides) {
-    node.agreement->clone()->decide(missed);
+    AgreementSequence(node.agreements).decide(missed);
   }
   if (!missed.issue.empty() || !missed.messages.empty()) {
     return Violation{"mayDecide", "the engine would not decide, but there is something to decide"};
@@ -220,9 +235,18 @@ std::optional<Violation> World::ready(Node& node, TensorKey tensor) {
   return std::nullopt;
 }
 
+void World::endPlan(Node& node) const {
+  std::uint64_t most = 0;
+  for (const auto& other : nodes_) {
+    most = std::max(most, *other->held);
+  }
+  node.leftPlan = true;
+  node.agreements.endPlan(most, AgreementKind::kLeader, Policy::kPriority);
+}
+
 void World::retune(Node& node) const {
   node.retuned = true;
-  node.agreement->retune(setup_->retuned->policy, creditBytes(node));
+  node.agreements.current().retune(setup_->retuned->policy, creditBytes(node));
 }
 
 ByteCount World::creditBytes(const Node& node) const {
@@ -242,7 +266,7 @@ std::optional<Violation> World::done(Node& node, SliceKey slice) {
       expected.push_back({slice.model, tensor});
     }
   }
-  if (node.agreement->sliceDone(slice) != expected) {
+  if (node.agreements.current().sliceDone(slice) != expected) {
     return Violation{
         "tensors", concat("after ", textOf(slice, *layouts_), ", other tensors are complete")};
   }
@@ -252,10 +276,10 @@ std::optional<Violation> World::done(Node& node, SliceKey slice) {
 std::optional<Violation> World::deliver(Node& node, Rank from) {
   const auto message = std::ranges::find_if(
       messages_, [&](const Message& m) { return m.from == from && m.to == node.rank; });
-  const std::shared_ptr<const Slices> slices = message->slices;
+  const Message taken = *message;
   messages_.erase(message);
-  node.agreement->received(from, *slices);
-  return checkHeard(node, *slices);
+  node.agreements.received(from, taken.number, *taken.slices);
+  return checkHeard(node, *taken.slices);
 }
 
 // Rank 0 decides for a rank that it hears only what that rank has reported. It had perhaps offered
@@ -288,12 +312,14 @@ std::optional<Violation> World::checkHeard(Node& node, const Slices& decided) co
 }
 
 std::optional<Violation> World::decide(Node& node) {
-  node.agreement->decide(decisions_);
+  node.agreements.decide(decisions_);
   for (const SliceMessage& message : decisions_.messages) {
     HVDO_CHECK(
         message.to >= 0 && message.to < setup_->ranks && message.to != node.rank,
         "message to rank ", message.to);
-    messages_.push_back({node.rank, message.to, std::make_shared<const Slices>(message.slices)});
+    messages_.push_back(
+        {node.rank, message.to, node.agreements.number(),
+         std::make_shared<const Slices>(message.slices)});
   }
   for (const SliceKey slice : decisions_.issue) {
     if (auto broken = issue(node, slice)) {
@@ -324,7 +350,8 @@ std::optional<Violation> World::issue(Node& node, SliceKey slice) {
   if (node.reservations == 1 && layout.slices()[slice.index].sizeBytes > kUnit) {
     return Violation{"reservation", concat(name, " starts although the link is reserved")};
   }
-  if (bytes != node.agreement->scheduler().inFlightBytes() && slice == decisions_.issue.back()) {
+  if (bytes != node.agreements.current().scheduler().inFlightBytes() &&
+      slice == decisions_.issue.back()) {
     return Violation{"credit", "the scheduler counts other bytes in flight"};
   }
   if (node.issued == order_.size()) {

@@ -23,24 +23,11 @@ struct Violation {
 struct Message {
   Rank from;
   Rank to;
+  std::uint32_t number; // of the sender's agreement
   std::shared_ptr<const Slices> slices;
 };
 
-/// An Agreement whose copy goes its own way.
-class Copied final {
- public:
-  explicit Copied(std::unique_ptr<Agreement> agreement) : agreement_(std::move(agreement)) {}
-  Copied(const Copied& other) : agreement_(other.agreement_->clone()) {}
-  Copied& operator=(const Copied&) = delete;
-  Agreement* operator->() const {
-    return agreement_.get();
-  }
-
- private:
-  std::unique_ptr<Agreement> agreement_;
-};
-
-/// One rank: its real Agreement, and a plain account of what has happened to it, kept without help
+/// One rank: its real agreements, and a plain account of what has happened to it, kept without help
 /// of the classes under test.
 struct Node {
   struct InFlight {
@@ -56,13 +43,15 @@ struct Node {
   };
 
   Rank rank;
-  Copied agreement;
+  AgreementSequence agreements;
   std::vector<Model> models;
   std::size_t issued = 0;         // number of slices
   std::vector<InFlight> inFlight; // in order of issue
   bool decides = false;           // has to decide (Setup::decidesLater)
   int reservations = 0;           // begun and ended, counted separately
   bool retuned = false;
+  std::optional<std::uint64_t> held; // slices issued when the rank held the plan
+  bool leftPlan = false;             // the rank knows where the plan ends
   bool dead = false;
   bool heard = false;     // rank 0 has answered that it hears this rank
   std::uint64_t hash = 0; // of all above except `issued` and places
@@ -100,6 +89,8 @@ class World final {
   [[nodiscard]] bool underWay(Rank from, Rank to) const;
   /// Number of slices that every rank has issued.
   [[nodiscard]] std::size_t issuedByAll() const;
+  /// Whether every rank has held the plan (Setup::leavesPlan).
+  [[nodiscard]] bool heldByAll() const;
   /// The slices that ranks have issued, in the common order.
   [[nodiscard]] const Slices& order() const {
     return order_;
@@ -117,6 +108,7 @@ class World final {
   std::optional<Violation> happen(Node& node, const Event& event);
   std::optional<Violation> ready(Node& node, TensorKey tensor);
   void retune(Node& node) const;
+  void endPlan(Node& node) const;
   [[nodiscard]] ByteCount creditBytes(const Node& node) const;
   std::optional<Violation> done(Node& node, SliceKey slice);
   std::optional<Violation> deliver(Node& node, Rank from);

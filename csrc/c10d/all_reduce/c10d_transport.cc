@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "c10d/stream_event.h"
 
 namespace hvd_order {
@@ -12,13 +13,7 @@ namespace hvd_order {
 namespace {
 
 std::exception_ptr errorOf(const c10::ivalue::Future& future) {
-  try {
-    std::rethrow_exception(future.exception_ptr());
-  } catch (const std::exception& e) {
-    return collectiveError(e.what());
-  } catch (...) {
-    return collectiveError("unknown error");
-  }
+  return collectiveError(textOf(future.exception_ptr()));
 }
 
 } // namespace

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hvd_order import _torch as native
 from hvd_order.c10d.job.gloo import Traffic
-from hvd_order.c10d.job.process_groups import Groups
+from hvd_order.c10d.job.process_groups import GroupRequest, Groups
 from hvd_order.c10d.job.roll_call import RollCall
 from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage, NotInitialized
@@ -106,12 +106,9 @@ class Job:
         """
         if self._maker is None:
             raise InvalidUsage("a job of one process has no process groups")
+        timeout = self.config.timeout if timeout is None else timeout
         group = self._maker.make(
-            purpose,
-            backend or self.backend,
-            self.config.timeout if timeout is None else timeout,
-            ranks,
-            traffic,
+            GroupRequest(purpose, backend or self.backend, timeout, ranks, traffic)
         )
         if ranks is None or self.rank in ranks:
             self._groups.append(group)

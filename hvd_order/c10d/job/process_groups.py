@@ -16,6 +16,7 @@ group_collectives.py has the replacements.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -29,29 +30,34 @@ from hvd_order.errors import HvdOrderError, InvalidUsage, PeerLost, TransferTime
 from hvd_order.same_model import name_ranks
 from hvd_order.server.access.store_errors import first_line
 
-__all__ = ["Groups", "JoinedGroups", "OwnGroups"]
+__all__ = ["GroupRequest", "Groups", "JoinedGroups", "OwnGroups"]
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """A process group to be made; the same on all ranks.
+
+    Attributes:
+        purpose: one word for logs.
+        backend: in torch.distributed's spelling, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
+        timeout: longest transfer.
+        ranks: the members; None: all ranks.
+        traffic: what the group carries.
+    """
+
+    purpose: str
+    backend: str
+    timeout: timedelta
+    ranks: list[int] | None
+    traffic: Traffic
 
 
 class Groups(Protocol):
     """Makes process groups and ends them."""
 
-    def make(
-        self,
-        purpose: str,
-        backend: str,
-        timeout: timedelta,
-        ranks: list[int] | None,
-        traffic: Traffic,
-    ) -> dist.ProcessGroup:
+    def make(self, request: GroupRequest) -> dist.ProcessGroup:
         """Makes a group with connections of its own. Collective: all ranks call it in the same
         order.
-
-        Args:
-            purpose: one word for logs.
-            backend: in torch.distributed's spelling, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
-            timeout: longest transfer.
-            ranks: the members; None: all ranks.
-            traffic: what the group carries.
 
         Returns:
             The group; on a rank that is not a member, an unusable object.
@@ -72,14 +78,7 @@ class OwnGroups:
         self._made = 0
         self._devices = GlooDevices()
 
-    def make(
-        self,
-        purpose: str,
-        backend: str,
-        timeout: timedelta,
-        ranks: list[int] | None,
-        traffic: Traffic,
-    ) -> dist.ProcessGroup:
+    def make(self, request: GroupRequest) -> dist.ProcessGroup:
         """Makes a group of Gloo or NCCL; see `Groups.make`.
 
         Raises:
@@ -89,40 +88,37 @@ class OwnGroups:
         """
         number = self._made
         self._made += 1  # on all ranks, members or not: the store's keys contain the number
-        members = list(range(self._size)) if ranks is None else sorted(ranks)
+        every = range(self._size) if request.ranks is None else request.ranks
+        members = sorted(every)
         if self._rank not in members:
             nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # same as new_group()
             return nobody  # type: ignore[no-any-return]
         try:
-            within(answer_s(timeout), lambda: self._store.set(f"at/{self._rank}", str(number)))
-            name = f"hvd_order/{number}"
-            return self._connected(name, purpose, backend, timeout, members, traffic)
+            within(
+                answer_s(request.timeout),
+                lambda: self._store.set(f"at/{self._rank}", str(number)),
+            )
+            return self._connected(f"hvd_order/{number}", request, members)
         except (TimeoutError, RuntimeError) as error:
-            raise self._failure(error, number, purpose, timeout, members) from error
+            raise self._failure(error, number, request, members) from error
 
-    def _connected(
-        self,
-        name: str,
-        purpose: str,
-        backend: str,
-        timeout: timedelta,
-        members: list[int],
-        traffic: Traffic,
-    ) -> dist.ProcessGroup:
+    def _connected(self, name: str, request: GroupRequest, members: list[int]) -> dist.ProcessGroup:
         rank, size = members.index(self._rank), len(members)
+        timeout = request.timeout
         store = PrefixStore(f"{name}/", self._store)
         group = dist.ProcessGroup(store, rank, size)
         kinds = dist.ProcessGroup.BackendType
-        nccl = "nccl" in backend
+        nccl = "nccl" in request.backend
         group._set_default_backend(kinds.NCCL if nccl else kinds.GLOO)
         # Gloo meets the other ranks in the store, so it needs a thread with a limit. NCCL meets
         # them later, and must be created on the thread where the program has chosen its device.
         gloo = within(
             timeout.total_seconds() + answer_s(timeout),
             lambda: gloo_group(
-                PrefixStore("cpu/", store), rank, size, timeout, traffic, self._devices.of(traffic)
+                PrefixStore("cpu/", store), rank, size, timeout, request.traffic,
+                self._devices.of(request.traffic),
             ),
-        )
+        )  # fmt: skip
         gloo._set_sequence_number_for_group()
         group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         if nccl:
@@ -133,11 +129,11 @@ class OwnGroups:
             group._register_backend(torch.device("cuda"), kinds.GLOO, gloo)
         labelled: Any = group  # torch types a name as more than a string
         labelled._set_group_name(name)
-        labelled._set_group_desc(f"hvd_order:{purpose}")
+        labelled._set_group_desc(f"hvd_order:{request.purpose}")
         return group
 
     def _failure(
-        self, error: Exception, number: int, purpose: str, timeout: timedelta, members: list[int]
+        self, error: Exception, number: int, request: GroupRequest, members: list[int]
     ) -> HvdOrderError:
         """Returns the error of a group that could not be made, naming the rank to blame."""
         if "unsupported gloo device" in str(error):
@@ -146,11 +142,11 @@ class OwnGroups:
                 "PyTorch's Gloo was built without; install a build that has it, such as PyTorch's "
                 "own CUDA wheels for Linux, or unset it on all ranks (docs/security.md)"
             )
-        what = f"rank {self._rank} could not connect to the others (group '{purpose}')"
+        what = f"rank {self._rank} could not connect to the others (group '{request.purpose}')"
         why = f"({first_line(error)})"
         try:
             late = within(
-                answer_s(timeout),
+                answer_s(request.timeout),
                 lambda: [rank for rank in members if not self._has_come(rank, number)],
             )
         except TimeoutError:
@@ -166,8 +162,8 @@ class OwnGroups:
                 f"from here; hosts must reach each other on all ports {why}"
             )
         return TransferTimeout(
-            f"{what} within {timeout.total_seconds():g} s: {name_ranks(late)} did not come; its "
-            f"process died or is stopped, or its host cannot be reached {why}"
+            f"{what} within {request.timeout.total_seconds():g} s: {name_ranks(late)} did not "
+            f"come; its process died or is stopped, or its host cannot be reached {why}"
         )
 
     def _has_come(self, rank: int, number: int) -> bool:
@@ -202,19 +198,15 @@ class JoinedGroups:
         self._own = own
         self._listed: list[dist.ProcessGroup] = []
 
-    def make(
-        self,
-        purpose: str,
-        backend: str,
-        timeout: timedelta,
-        ranks: list[int] | None,
-        traffic: Traffic,
-    ) -> dist.ProcessGroup:
+    def make(self, request: GroupRequest) -> dist.ProcessGroup:
         """Makes a group; see `Groups.make`."""
-        if _is_gloo_alone(backend):
-            return self._own.make(purpose, backend, timeout, ranks, traffic)
+        if _is_gloo_alone(request.backend):
+            return self._own.make(request)
         group: dist.ProcessGroup = dist.new_group(
-            ranks, timeout=timeout, backend=backend, group_desc=f"hvd_order:{purpose}"
+            request.ranks,
+            timeout=request.timeout,
+            backend=request.backend,
+            group_desc=f"hvd_order:{request.purpose}",
         )
         self._listed.append(group)
         return group
