@@ -174,6 +174,9 @@ void PairConnection::post(std::size_t place, bool withPayload) {
 bool PairConnection::receive() {
   const std::size_t place = received_ % kDepth;
   Posted& at = posted_.at(place);
+  if (at.notPosted) {
+    std::rethrow_exception(at.notPosted);
+  }
   if (!at.headerWork->wait(kForever) || stopping_) {
     return false;
   }
@@ -194,7 +197,16 @@ bool PairConnection::receive() {
     });
   }
   ++received_;
-  post(place, withPayload); // before the frame is handled, so the peer does not wait for that
+  // Before the frame is handled, so the peer does not wait for that.
+  try {
+    post(place, withPayload);
+  } catch (const PeerLost&) {
+    throw;
+  } catch (const std::exception&) {
+    // The peer has closed the connection. What it sent before, its farewell for one, has arrived
+    // and must be handled; the first frame that is missing reports the loss.
+    at.notPosted = std::current_exception();
+  }
   onFrame_(header, std::move(payload));
   return true;
 }

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <queue>
@@ -60,6 +61,7 @@ class PairConnection final : public Connection {
     Payload payload;
     Work headerWork;
     Work payloadWork;
+    std::exception_ptr notPosted; // why nothing is posted here any more
   };
 
   void sendAll();

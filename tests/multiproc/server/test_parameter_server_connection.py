@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import psutil
 import pytest
 import torch.distributed as dist
 from helpers.servers import Servers
@@ -28,6 +30,31 @@ def stores(count: int) -> list[dist.TCPStore]:
         dist.TCPStore("127.0.0.1", first.port, is_master=False, timeout=TIMEOUT)
         for _ in range(count - 1)
     ]
+
+
+def both_ends() -> list[dist.ProcessGroupGloo]:
+    """The two members of a connection's group."""
+    with ThreadPoolExecutor() as threads:
+        return list(
+            threads.map(
+                lambda side: dist.ProcessGroupGloo(side[1], side[0], 2, SHORT),
+                enumerate(stores(2)),
+            )
+        )
+
+
+def end_of_a_connection(
+    heard: Callable[[str], object] = len, lost: Callable[[str], object] = len
+) -> native.ServerTransport:
+    """One that sends texts, and calls with those of the other end and with the cause of a loss."""
+    return native.ServerTransport(
+        rank=0,
+        workers=1,
+        ordered=True,
+        asks_first=False,
+        on_lost=lambda _server, why: lost(why),
+        on_control=lambda _server, text: heard(text),
+    )
 
 
 def test_what_was_signed_comes_back_and_nothing_else() -> None:
@@ -82,29 +109,9 @@ def test_who_took_a_connection_cannot_speak_with_what_it_hears() -> None:
     """The stranger has the connection, and the number in the frames of the honest end."""
     said: list[str] = []
     gone: list[str] = []
-    with ThreadPoolExecutor() as threads:
-        groups = list(
-            threads.map(
-                lambda side: dist.ProcessGroupGloo(side[1], side[0], 2, SHORT),
-                enumerate(stores(2)),
-            )
-        )
-    honest = native.ServerTransport(
-        rank=0,
-        workers=1,
-        ordered=True,
-        asks_first=False,
-        on_lost=lambda _server, why: gone.append(why),
-        on_control=lambda _server, text: said.append(text),
-    )
-    stranger = native.ServerTransport(
-        rank=0,
-        workers=1,
-        ordered=True,
-        asks_first=False,
-        on_lost=lambda _server, _why: None,
-        on_control=lambda _server, _text: None,
-    )
+    groups = both_ends()
+    honest = end_of_a_connection(said.append, gone.append)
+    stranger = end_of_a_connection()
     honest.connect(0, native.PairConnection(groups[0], sends=1, receives=2, largest_payload=1024))
     stranger.connect(0, native.PairConnection(groups[1], sends=1, receives=1, largest_payload=1024))
     honest.send_control(0, messages.ask("audit"))
@@ -117,3 +124,38 @@ def test_who_took_a_connection_cannot_speak_with_what_it_hears() -> None:
     assert not said
     honest.close()
     stranger.close()
+
+
+def test_what_was_sent_before_the_end_arrives_however_late_it_is_read() -> None:
+    """A farewell, or the cause of a failure, is often the last frame, and its reader is busy."""
+
+    def established() -> int:
+        return sum(each.status == "ESTABLISHED" for each in psutil.Process().net_connections())
+
+    heard: list[str] = []
+    closed, gone = threading.Event(), threading.Event()
+
+    def hear(text: str) -> None:
+        heard.append(text)
+        assert closed.wait(30)
+
+    groups = both_ends()
+    reader = end_of_a_connection(hear, lambda _why: gone.set())
+    writer = end_of_a_connection()
+    open_before = established()
+    reader.connect(0, native.PairConnection(groups[0], sends=1, receives=2, largest_payload=1024))
+    writer.connect(0, native.PairConnection(groups[1], sends=2, receives=1, largest_payload=1024))
+    del groups
+    texts = ["first", "second"]  # with the farewell as many as are posted ahead
+    for text in texts:
+        writer.send_control(0, text)
+    writer.close()
+    del writer
+    deadline = time.monotonic() + 30
+    while established() > open_before - 2:
+        assert time.monotonic() < deadline, "the reader has not seen the end of the connection"
+        time.sleep(0.01)
+    closed.set()
+    assert gone.wait(30)
+    assert heard == texts
+    reader.close()
