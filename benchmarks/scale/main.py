@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
+from common.cpp_program import run_cpp
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 from processes import jobs_table, measure_job, summary_of
@@ -100,8 +100,7 @@ def _most_added(rows: list[dict[str, Any]]) -> dict[str, float]:
 def _classes(sizes: list[int]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "classes.jsonl"
-        script = Path(__file__).with_name("run.sh")
-        subprocess.run(["bash", str(script), str(raw), *map(str, sizes)], check=True)
+        run_cpp("scale/agreement_bench.cc", str(raw), *map(str, sizes)).check_returncode()
         return [json.loads(line) for line in raw.read_text().splitlines()]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from common.report import table
-from profiles import PROFILES, Profile
+from profiles import PROFILES
 
 from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.link.slice_settings import best_settings, reservation_lead_s
@@ -82,7 +82,7 @@ def depth_of_tree(ranks: int, fan_out: int) -> int:
 
 def _measure(cell: Cell) -> Iterator[dict[str, Any]]:
     profile = PROFILES[cell.model]()
-    work = _workload(profile)
+    work = profile.workload()
     make = AllReduce.ring if cell.all_reduce == "ring" else AllReduce.tree
     network = make(cell.ranks, cell.latency_s, 1e9 / 8 * cell.rate_gbit)
     # What hvd_order would measure of such a transport.
@@ -130,16 +130,6 @@ def _measure(cell: Cell) -> Iterator[dict[str, Any]]:
             "simulated_in_s": took_s,
             **_traffic(run),
         }
-
-
-def _workload(profile: Profile) -> Workload:
-    layers = profile.layers
-    return Workload.chain(
-        [layer.name for layer in layers],
-        [layer.forward_s for layer in layers],
-        [layer.backward_s for layer in layers],
-        [[4 * tensor for tensor in layer.tensors] for layer in layers],
-    )
 
 
 def _decision_s(ranks: int, schedule: Schedule, every: bool) -> float:

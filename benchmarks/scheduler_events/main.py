@@ -1,16 +1,16 @@
-"""How many events a second does the scheduler handle? Runs run.sh and writes a result file."""
+"""How many events a second does the scheduler handle? Prints a table and writes a result file."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.cpp_program import run_cpp
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 
@@ -23,8 +23,7 @@ def main() -> None:
     print(describe(found) + "\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "rates.jsonl"
-        script = Path(__file__).with_name("run.sh")
-        code = subprocess.run(["bash", str(script), str(raw)], check=False).returncode
+        code = run_cpp("scheduler_events/scheduler_events_bench.cc", str(raw)).returncode
         rows = [json.loads(line) for line in raw.read_text().splitlines()]
     medians = {
         f"{row['policy']}, {row['slices']} slices": statistics.median(row["rates"]) for row in rows

@@ -22,6 +22,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from hvd_order.predict.simulate import Workload
+
 _FLOPS = 8.1e12
 _BYTES_PER_S = 320e9
 _ELEMENT_BYTES = 4
@@ -58,6 +60,15 @@ class Profile:
     name: str
     layers: tuple[Layer, ...]
     by_kernels: bool = False
+
+    def workload(self) -> Workload:
+        """The chain of its layers, parameter by parameter, as the emulated device runs it."""
+        return Workload.chain(
+            [layer.name for layer in self.layers],
+            [layer.forward_s for layer in self.layers],
+            [layer.backward_s for layer in self.layers],
+            [[_ELEMENT_BYTES * size for size in layer.tensors] for layer in self.layers],
+        )
 
     @property
     def size_bytes(self) -> int:

@@ -13,13 +13,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "benchmarks/side
 
 from common.environment import describe, environment  # noqa: E402
 from common.record import add_out_option, settings_of, write_record  # noqa: E402
-from profiles import PROFILES, Profile  # noqa: E402
+from profiles import PROFILES  # noqa: E402
 
 from hvd_order.predict.simulate import (  # noqa: E402
     AllReduce,
     ParameterServers,
     Schedule,
-    Workload,
     ddp,
     simulate,
 )
@@ -30,17 +29,6 @@ _TARGET_S = 1.0
 _MIB = 2**20
 
 
-def workload_of(profile: Profile) -> Workload:
-    """The chain of a profile's layers, parameter by parameter, as the emulated device runs it."""
-    layers = profile.layers
-    return Workload.chain(
-        [layer.name for layer in layers],
-        [layer.forward_s for layer in layers],
-        [layer.backward_s for layer in layers],
-        [[4 * tensor for tensor in layer.tensors] for layer in layers],
-    )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_out_option(parser)
@@ -48,7 +36,7 @@ def main() -> None:
     found = environment()
     print(describe(found) + "\n")
     profile = PROFILES["bert_large"]()
-    work = workload_of(profile)
+    work = profile.workload()
     link = AllReduce.ring(8, 20e-6, 1.25e9)
     settings = Schedule(4 * _MIB, 16 * _MIB, control_latency_s=50e-6)
     slices = len(work.layout(settings.slice_bytes).slices)
