@@ -68,17 +68,17 @@ def _join_program(config: Config) -> Job:
     rank, size = dist.get_rank(), dist.get_world_size()
     if size == 1:
         return _alone(config)
-    cards: list[Card | None] = [None] * size
+    everyone: list[tuple[Card, int] | None] = [None] * size
     # The group replaces the launcher's name of the job.
-    dist.all_gather_object(cards, Card.of_this_process(size, config, job=""))
-    known = [card for card in cards if card is not None]
+    card = Card.of_this_process(size, config, job="")
+    dist.all_gather_object(everyone, (card, _stores.jobs_begun))
+    known = [each[0] for each in everyone if each is not None]
     check_cards(dict(enumerate(known)))
     place = placement([card.host for card in known], rank)
     backend = _covering_backend(str(dist.get_backend_config()), every_rank_has_a_device(known))
     # Ranks may have begun different numbers of jobs: the keys have rank 0's.
-    generation = [_stores.jobs_begun]
-    dist.broadcast_object_list(generation, src=0)
-    store = PrefixStore(f"hvd_order/joined/{generation[0]}", _get_default_store())
+    begun = [each[1] for each in everyone if each is not None][0]
+    store = PrefixStore(f"hvd_order/joined/{begun}", _get_default_store())
     return Job(rank, size, place, config, backend, JoinedGroups(OwnGroups(store, rank, size)))
 
 
