@@ -38,6 +38,9 @@ _ALL_BYTES = 2**62
 _FIRST_SLICE_BYTES = 2 * 2**20
 _FIRST_SLICES_IN_FLIGHT = 4
 
+Transfer = tuple[native.SliceLayout, native.SliceEvent]
+"""A recorded transfer and the layout of its slice."""
+
 
 class EngineHost:
     """Owns an engine, its transport and its process groups.
@@ -120,6 +123,7 @@ class EngineHost:
         self.tuned = False  # an optimizer has begun to tune the slice settings
         self.settled = False  # an optimizer has finished tuning them
         self.layouts: dict[int, native.SliceLayout] = {}
+        self._transfers: list[Transfer] = []  # recorded, of layouts that are gone
         self._join_failures()
         _in_memory.add(self)
 
@@ -239,15 +243,21 @@ class EngineHost:
             self.servers.registered(model)
         self.engine.add_model(model, layout, plan)
         self.models.add(model)
+        self._transfers = self.take_transfers()
         self.layouts[model] = layout
 
     def remove_model(self, model: int) -> None:
-        """Removes an idle model. Its layout is kept for the names in the timeline."""
+        """Removes an idle model. Its layout is kept until another model has its id."""
         self.engine.remove_model(model)
         if self.servers is not None:
             self.servers.forget(model)
         self.transport.remove_buffers(model)
         self.models.discard(model)
+
+    def take_transfers(self) -> list[Transfer]:
+        """Returns the transfers recorded since the last call, with the layouts of their slices."""
+        before, self._transfers = self._transfers, []
+        return before + [(self.layouts[e.model], e) for e in self.engine.take_events()]
 
     def step_taken(self) -> None:
         """Records that an optimizer has taken a step."""

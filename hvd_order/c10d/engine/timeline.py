@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from hvd_order import _torch as native
 from hvd_order.c10d.engine.engine_host import EngineHost, Engines
 from hvd_order.c10d.job import process
 from hvd_order.c10d.job.job import Job, held
@@ -135,11 +136,19 @@ def _span(recording: _Recording, category: str, name: str, args: dict[str, Any])
 
 def _transfers(host: EngineHost) -> list[dict[str, Any]]:
     events = []
-    journeys: Counter[tuple[int, int]] = Counter()
-    for record in host.engine.take_events():
-        layout = host.layouts[record.model]
-        step = journeys[record.model, record.slice]
-        journeys[record.model, record.slice] += 1
+    journeys: Counter[tuple[int, int]] = Counter()  # of slices of the newest layout, by model
+    layouts: dict[int, native.SliceLayout] = {}
+    first: dict[int, int] = {}  # step of the newest layout
+    last: Counter[int] = Counter()  # steps so far, by model
+    for layout, record in host.take_transfers():
+        model = record.model
+        if layouts.get(model) is not layout:  # trials cut the model anew
+            layouts[model] = layout
+            first[model] = last[model]
+            journeys = Counter({key: n for key, n in journeys.items() if key[0] != model})
+        step = first[model] + journeys[model, record.slice]
+        journeys[model, record.slice] += 1
+        last[model] = max(last[model], step + 1)
         name = layout.slice_name(record.slice)
         args = {
             "slice": record.slice,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +96,20 @@ def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
     assert choices[-1] in choices[2:-A_FEW_STEPS]
     for ours, plain in zip(weights, one_process(size, len(choices)), strict=True):
         torch.testing.assert_close(torch.from_numpy(ours), plain, rtol=1e-6, atol=1e-12)
+
+
+def test_a_timeline_shows_every_byte_of_every_step_however_it_is_cut(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json"
+    choices, _ = two_ranks.run(body_train, {"HVD_ORDER_TIMELINE": str(file)})[0]
+    size_bytes: Counter[int] = Counter()
+    for event in json.loads(file.read_text())["traceEvents"]:
+        if event.get("cat") == "transfer":
+            size_bytes[event["args"]["step"]] += event["args"]["bytes"]
+    assert sorted(size_bytes) == list(range(len(choices)))
+    (whole,) = set(size_bytes.values())
+    assert whole >= sum(p.nbytes for p in network().parameters())
 
 
 @pytest.mark.parametrize(
