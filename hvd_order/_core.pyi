@@ -50,8 +50,14 @@ class Slice:
 class SliceLayout:
     """Place of every tensor in its gradient buffer, and the slices of the buffers."""
 
-    def __init__(self, tensors: list[tuple[str, int, int]], slice_bytes: int) -> None:
+    def __init__(
+        self, tensors: list[tuple[str, int, int]], slice_bytes: int, small_front: bool = ...
+    ) -> None:
         """Takes (name, size in bytes, buffer) in consumption order.
+
+        Args:
+            small_front: slices at the front of a buffer are shorter; otherwise slices are filled
+                from its end.
 
         Raises:
             InvalidUsage: an empty name, or a size that is no positive multiple of 16.

@@ -43,14 +43,14 @@ void bindLayout(py::module_& m) {
       m, "SliceLayout", py::module_local(), "Where tensors lie in buffers and how these are cut.")
       .def(
           py::init([](const std::vector<std::tuple<std::string, ByteCount, BufferId>>& tensors,
-                      ByteCount sliceBytes) {
+                      ByteCount sliceBytes, bool smallFront) {
             std::vector<TensorSpec> specs;
             for (const auto& [name, size, buffer] : tensors) {
               specs.push_back({name, size, buffer});
             }
-            return std::make_shared<SliceLayout>(std::move(specs), sliceBytes);
+            return std::make_shared<SliceLayout>(std::move(specs), sliceBytes, smallFront);
           }),
-          py::arg("tensors"), py::arg("slice_bytes"))
+          py::arg("tensors"), py::arg("slice_bytes"), py::arg("small_front") = true)
       .def_property_readonly("slices", &SliceLayout::slices)
       .def_property_readonly("buffer_bytes", &SliceLayout::bufferBytes)
       .def_property_readonly("largest_slice_bytes", &SliceLayout::largestSliceBytes)

@@ -6,11 +6,13 @@
 
 // Cuts each gradient buffer into slices in one pass over its tensors.
 //
-// The last slice stays open while it holds only whole tensors. The next tensor joins it if the sum
-// fits the fused size; otherwise the tensor starts a slice, or several equal ones if it is larger
-// than the slice size. The fused size grows with the offset in the buffer, from an eighth of the
-// slice size to the whole: the front of a buffer is produced last and needed first, so its slices
-// should be short.
+// The newest slice stays open while it holds only whole tensors. The next tensor joins it if the
+// sum fits the fused size; otherwise the tensor starts a slice, or several equal ones if it is
+// larger than the slice size. With a small front, the pass begins at the front, and the fused size
+// grows with the offset in the buffer, from an eighth of the slice size to the whole: the front of
+// a buffer is produced last and needed first, so its slices should be short. Otherwise the fused
+// size is the slice size, and the pass begins at the end, as DistributedDataParallel fills its
+// buckets: the rest, which may be small, is then produced last.
 //
 // Buffers are cut one after the other and then merged by a stable sort on the first tensor. So
 // slice numbers follow consumption order across buffers, and the parts of a tensor keep their
@@ -35,7 +37,7 @@ ByteCount roundUp(ByteCount value, ByteCount multiple) {
 
 } // namespace
 
-SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes)
+SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes, bool smallFront)
     : tensors_(std::move(tensors)) {
   if (sliceBytes < kCutAlignment) {
     throw InvalidUsage(
@@ -57,9 +59,15 @@ SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes)
   offsets_.resize(tensors_.size());
   bufferBytes_.resize(buffers, 0);
   for (BufferId buffer = 0; buffer < buffers; ++buffer) {
-    cutBuffer(buffer, sliceBytes);
+    place(buffer);
+    if (smallFront) {
+      cutFromFront(buffer, sliceBytes);
+    } else {
+      cutFromEnd(buffer, sliceBytes);
+    }
   }
-  // Buffers were cut one after the other; consumption order spans all of them.
+  // Buffers were cut one after the other; consumption order spans all of them. The parts of a
+  // tensor are in order.
   std::stable_sort(slices_.begin(), slices_.end(), [](const Slice& a, const Slice& b) {
     return a.firstTensor < b.firstTensor;
   });
@@ -71,37 +79,67 @@ SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes)
   index();
 }
 
-void SliceLayout::cutBuffer(BufferId buffer, ByteCount sliceBytes) {
+void SliceLayout::place(BufferId buffer) {
+  ByteCount end = 0;
+  for (TensorId id = 0; id < tensors_.size(); ++id) {
+    if (tensors_[id].buffer == buffer) {
+      offsets_[id] = end;
+      end += tensors_[id].sizeBytes;
+    }
+  }
+  bufferBytes_[buffer] = end;
+}
+
+void SliceLayout::cutFromFront(BufferId buffer, ByteCount sliceBytes) {
   const auto fusedBytes = [&](const Slice& slice) {
     const ByteCount least = std::max(sliceBytes / kFirstFraction, kCutAlignment);
     return std::clamp(slice.offsetBytes, least, sliceBytes);
   };
-  ByteCount end = 0;
-  bool open = false; // whether the last slice may still take further whole tensors
+  bool open = false; // whether the newest slice may take further whole tensors
   for (TensorId id = 0; id < tensors_.size(); ++id) {
     const TensorSpec& tensor = tensors_[id];
     if (tensor.buffer != buffer) {
       continue;
     }
-    offsets_[id] = end;
     if (open && slices_.back().sizeBytes + tensor.sizeBytes <= fusedBytes(slices_.back())) {
       slices_.back().sizeBytes += tensor.sizeBytes;
       slices_.back().lastTensor = id;
     } else {
-      const ByteCount parts = (tensor.sizeBytes + sliceBytes - 1) / sliceBytes;
-      const ByteCount part = parts == 1
-          ? tensor.sizeBytes
-          : std::min(
-                roundUp((tensor.sizeBytes + parts - 1) / parts, kCutAlignment),
-                sliceBytes / kCutAlignment * kCutAlignment);
-      for (ByteCount at = 0; at < tensor.sizeBytes; at += part) {
-        slices_.push_back({buffer, end + at, std::min(part, tensor.sizeBytes - at), id, id});
-      }
-      open = parts == 1;
+      cutTensor(id, sliceBytes);
+      open = tensor.sizeBytes <= sliceBytes;
     }
-    end += tensor.sizeBytes;
   }
-  bufferBytes_[buffer] = end;
+}
+
+void SliceLayout::cutFromEnd(BufferId buffer, ByteCount sliceBytes) {
+  bool open = false;
+  for (auto id = static_cast<TensorId>(tensors_.size()); id-- > 0;) {
+    const TensorSpec& tensor = tensors_[id];
+    if (tensor.buffer != buffer) {
+      continue;
+    }
+    if (open && slices_.back().sizeBytes + tensor.sizeBytes <= sliceBytes) {
+      slices_.back().sizeBytes += tensor.sizeBytes;
+      slices_.back().offsetBytes = offsets_[id];
+      slices_.back().firstTensor = id;
+    } else {
+      cutTensor(id, sliceBytes);
+      open = tensor.sizeBytes <= sliceBytes;
+    }
+  }
+}
+
+// Slices of one tensor only; whole if it fits.
+void SliceLayout::cutTensor(TensorId id, ByteCount sliceBytes) {
+  const auto& [name, sizeBytes, buffer] = tensors_[id];
+  const ByteCount parts = (sizeBytes + sliceBytes - 1) / sliceBytes;
+  const ByteCount part = parts == 1 ? sizeBytes
+                                    : std::min(
+                                          roundUp((sizeBytes + parts - 1) / parts, kCutAlignment),
+                                          sliceBytes / kCutAlignment * kCutAlignment);
+  for (ByteCount at = 0; at < sizeBytes; at += part) {
+    slices_.push_back({buffer, offsets_[id] + at, std::min(part, sizeBytes - at), id, id});
+  }
 }
 
 void SliceLayout::index() {

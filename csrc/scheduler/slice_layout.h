@@ -35,8 +35,10 @@ struct Slice {
 /// a small tensor. Slices are numbered by their first tensor.
 ///
 /// The tensors consumed first are produced last and are needed at once; they must not wait for
-/// neighbours that are needed later. A fused slice is therefore no longer than the bytes before it
-/// in the buffer, but may always have an eighth of `sliceBytes`.
+/// neighbours that are needed later. With a small front, a fused slice is therefore no longer than
+/// the bytes before it in the buffer, but may always have an eighth of `sliceBytes`. Where nothing
+/// is needed before all gradients have arrived, fewer slices cost less: without a small front,
+/// slices are filled from the end of the buffer, in the order in which gradients are produced.
 ///
 /// Immutable, hence safe to share between threads.
 class SliceLayout final {
@@ -46,9 +48,10 @@ class SliceLayout final {
 
   /// @param tensors in consumption order; every size must be a positive multiple of 16 bytes, so
   ///   that each tensor starts aligned for every dtype (complex128 is the widest).
+  /// @param smallFront whether slices at the front of a buffer are shorter.
   /// @throws InvalidUsage for an empty name, a bad size, a slice size below kCutAlignment, or more
   ///   than SliceKey::kMaxSlices slices.
-  SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes);
+  SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes, bool smallFront = true);
 
   [[nodiscard]] const std::vector<TensorSpec>& tensors() const {
     return tensors_;
@@ -75,7 +78,10 @@ class SliceLayout final {
   [[nodiscard]] std::string sliceName(SliceIndex slice) const;
 
  private:
-  void cutBuffer(BufferId buffer, ByteCount sliceBytes);
+  void place(BufferId buffer);
+  void cutFromFront(BufferId buffer, ByteCount sliceBytes);
+  void cutFromEnd(BufferId buffer, ByteCount sliceBytes);
+  void cutTensor(TensorId id, ByteCount sliceBytes);
   void index();
 
   std::vector<TensorSpec> tensors_;

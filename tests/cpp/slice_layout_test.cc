@@ -85,6 +85,20 @@ TEST(aTensorThatFitsASliceIsNotCutAtTheFrontEither) {
   CHECK_EQUAL(picture(layout), Lines{"a 0@0+960", "b..c 0@960+128"});
 }
 
+TEST(withoutASmallFrontSlicesAreFilledFromTheEnd) {
+  //   a 16 | b 32 | c 32 | big 272 | d 16 | e 48      slices of 128
+  const std::vector<TensorSpec> tensors = {{"a", 16, 0},    {"b", 32, 0}, {"c", 32, 0},
+                                           {"big", 272, 0}, {"d", 16, 0}, {"e", 48, 0}};
+  const SliceLayout layout(tensors, 128, /*smallFront=*/false);
+  CHECK_EQUAL(
+      picture(layout),
+      Lines{
+          "a..c 0@0+80", "big[0] 0@80+128", "big[1] 0@208+128", "big[2] 0@336+16",
+          "d..e 0@352+64"});
+  const SliceLayout small({{"a", 32, 0}, {"b", 32, 0}, {"c", 48, 0}}, 80, /*smallFront=*/false);
+  CHECK_EQUAL(picture(small), Lines{"a 0@0+32", "b..c 0@32+80"});
+}
+
 TEST(oneElementIsOneSlice) {
   const SliceLayout layout({{"a", 16, 0}}, 1 << 20);
   CHECK_EQUAL(picture(layout), Lines{"a 0@0+16"});

@@ -18,11 +18,11 @@ tensor_lists = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 2)), max_s
 
 
 @cases(1500)
-@given(tensors=tensor_lists, slice_bytes=st.integers(64, 4000))
+@given(tensors=tensor_lists, slice_bytes=st.integers(64, 4000), small_front=st.booleans())
 def test_slices_cover_what_they_promise(
-    tensors: list[tuple[str, int, int]], slice_bytes: int
+    tensors: list[tuple[str, int, int]], slice_bytes: int, small_front: bool
 ) -> None:
-    layout = SliceLayout(tensors, slice_bytes)
+    layout = SliceLayout(tensors, slice_bytes, small_front)
     slices = layout.slices
 
     # Tensors lie in their buffer in consumption order, without gaps.
@@ -70,20 +70,24 @@ def test_slices_cover_what_they_promise(
                 (slices[s].offset_bytes - layout.tensor_offset(t)) % CUT_ALIGNMENT == 0 for s in own
             )
 
-    # Fusion is greedy: two whole neighbours of a buffer that would fit one slice are in one, where
-    # a fused slice at the front is no longer than what is consumed before it.
+    # Fusion is greedy: two whole neighbours of a buffer that would fit one slice are in one. With
+    # a small front, a fused slice there is no longer than what is consumed before it.
     for buffer in range(len(ends)):
         row = [s for s, p in enumerate(slices) if p.buffer == buffer]
         for left, right in pairwise(row):
+            last_of_left = tensors[slices[left].last_tensor][1]
             first_of_right = tensors[slices[right].first_tensor][1]
-            left_is_whole = tensors[slices[left].last_tensor][1] <= slice_bytes
-            if left_is_whole and first_of_right <= slice_bytes:
+            if max(last_of_left, first_of_right) > slice_bytes:
+                continue
+            if small_front:
                 least = max(slice_bytes // 8, CUT_ALIGNMENT)
                 limit = min(max(slices[left].offset_bytes, least), slice_bytes)
                 assert slices[left].size_bytes + first_of_right > limit
+            else:
+                assert last_of_left + slices[right].size_bytes > slice_bytes
 
     for piece in slices:
-        if piece.first_tensor != piece.last_tensor:
+        if small_front and piece.first_tensor != piece.last_tensor:
             assert piece.size_bytes <= max(piece.offset_bytes, slice_bytes // 8, CUT_ALIGNMENT)
 
     # Numbers follow consumption order.

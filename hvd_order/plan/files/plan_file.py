@@ -168,6 +168,7 @@ class Plan:
                 **_sizes(done.slice_settings),
                 "agreement": done.slice_settings.agreement,
                 "cross_iteration": done.slice_settings.cross_iteration,
+                "small_front": done.slice_settings.small_front,
                 "step_s": done.step_s,
                 "ranks": done.ranks,
             },
@@ -232,12 +233,14 @@ def _candidate(content: Any, number: int, agreement: AgreementName) -> Candidate
 
 
 def _confirmed(content: Any, planned: AgreementName) -> Confirmed:
-    """Reads the choice of trials; files from before trials varied them lack the last two."""
-    fields = Fields({"agreement": planned, "cross_iteration": True, **content}, '"confirmed"')
+    """Reads the choice of trials; files from before trials varied them lack the last three."""
+    before = {"agreement": planned, "cross_iteration": True, "small_front": True}
+    fields = Fields({**before, **content}, '"confirmed"')
     settings = replace(
         _settings(fields),
         agreement=fields.choice("agreement", get_args(AgreementName)),
         cross_iteration=fields.flag("cross_iteration"),
+        small_front=fields.flag("small_front"),
     )
     confirmed = Confirmed(settings, fields.take("step_s", float), fields.take("ranks", int))
     fields.end()

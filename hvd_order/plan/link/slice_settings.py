@@ -50,6 +50,8 @@ class SliceSettings:
         agreement: how all ranks come to the same order. Under "planned" they follow the order in
             which ``policy`` would have sent the slices of an observed step.
         cross_iteration: whether the next step begins before all gradients have arrived.
+        small_front: whether the gradients that are read first travel in smaller slices; otherwise
+            slices are filled in the order in which gradients are produced (slice_layout.h).
     """
 
     slice_bytes: int
@@ -57,6 +59,7 @@ class SliceSettings:
     policy: PolicyName = "priority"
     agreement: AgreementName = "leader"
     cross_iteration: bool = True
+    small_front: bool = True
 
     def with_settings(
         self,
@@ -79,8 +82,8 @@ class SliceSettings:
     def resembles(self, other: SliceSettings) -> bool:
         """Whether the two settings are too similar for trials to distinguish."""
         return (
-            (self.policy, self.agreement, self.cross_iteration)
-            == (other.policy, other.agreement, other.cross_iteration)
+            (self.policy, self.agreement, self.cross_iteration, self.small_front)
+            == (other.policy, other.agreement, other.cross_iteration, other.small_front)
             and _within(self.slice_bytes, other.slice_bytes, _SLICE_FACTOR)
             and _within(self.credit_bytes, other.credit_bytes, _CREDIT_FACTOR)
         )
@@ -138,15 +141,16 @@ def bucket_settings(total_bytes: int, few: bool) -> SliceSettings:
 
     Args:
         total_bytes: total size of all gradients.
-        few: buckets of 25 MiB, the last ones smaller (slice_layout.h). A model below 3 MiB is one
-            bucket. Otherwise an eighth of the model each, 25 MiB at most.
+        few: buckets of 25 MiB; a smaller model is one bucket, so nothing competes with the
+            backward pass. Otherwise an eighth of the model each, 25 MiB at most, and smaller at the
+            front, so that little is left to transfer when the backward pass ends.
     """
     size = float(_FUSED_BYTES)
     if not few:
         size = min(max(total_bytes / _FUSED_PARTS, _SMALLEST_BYTES), _FUSED_BYTES)
     in_flight = math.ceil(total_bytes / size) + 1  # credit for all: DDP has no limit
     settings = rounded_settings(size, in_flight, "arrival")
-    return replace(settings, agreement="planned", cross_iteration=False)
+    return replace(settings, agreement="planned", cross_iteration=False, small_front=not few)
 
 
 def _within(one: int, other: int, factor: float) -> bool:

@@ -68,7 +68,7 @@ def candidates(
     few, many = bucket_settings(total_bytes, few=True), bucket_settings(total_bytes, few=False)
     if not cross_iteration:  # then no order helps, only early transfers
         return distinct([few, many, replace(followed, policy="arrival", cross_iteration=False)])
-    late_few = replace(few, cross_iteration=True)
+    late_few = replace(few, cross_iteration=True, small_front=True)
     return distinct([first, few, many, followed, late_few, half, double, late_arrival])
 
 

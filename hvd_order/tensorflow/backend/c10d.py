@@ -251,7 +251,8 @@ class RegisteredGradients:
             host.tuned = True
             settings = advised_settings(host, torch.device("cpu"), laid_out.size_bytes)
             host.retune(settings, agreed.model)
-        layout = native.SliceLayout(laid_out.tensors, host.slice_settings.slice_bytes)
+        cut = host.slice_settings
+        layout = native.SliceLayout(laid_out.tensors, cut.slice_bytes, cut.small_front)
         dtypes: list[torch.dtype] = [getattr(torch, name) for name in laid_out.dtypes]
         self._flat = [
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype)

@@ -33,8 +33,13 @@ class GradientBuffers:
         entries: Sequence[ParameterEntry],
         compression: type[Compressor],
         slice_bytes: int,
+        small_front: bool = True,
     ) -> None:
-        """Lays out ``entries``, which come in consumption order, and points each at its place."""
+        """Lays out ``entries``, which come in consumption order, and points each at its place.
+
+        Args:
+            slice_bytes, small_front: as in SliceSettings.
+        """
         samples = [_wire_sample(entry.parameter, compression) for entry in entries]
         kinds: dict[tuple[torch.device, torch.dtype], int] = {}
         tensors = []
@@ -44,7 +49,7 @@ class GradientBuffers:
             size = (size + _ALIGNMENT_BYTES - 1) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
             tensors.append((entry.name, size, buffer))
         self._tensors = tensors
-        self.layout = native.SliceLayout(tensors, slice_bytes)
+        self.recut(slice_bytes, small_front)
         self.flat = [
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device)
             for (device, dtype), size_bytes in zip(kinds, self.layout.buffer_bytes, strict=True)
@@ -75,9 +80,9 @@ class GradientBuffers:
         same = sample.dtype == entry.parameter.dtype and sample.shape == entry.parameter.shape
         entry.gradient = entry.wire if same else torch.zeros_like(entry.parameter)
 
-    def recut(self, slice_bytes: int) -> None:
-        """Cuts the same places into slices of another size."""
-        self.layout = native.SliceLayout(self._tensors, slice_bytes)
+    def recut(self, slice_bytes: int, small_front: bool) -> None:
+        """Cuts the same places into other slices."""
+        self.layout = native.SliceLayout(self._tensors, slice_bytes, small_front)
 
     def raise_use_flags(self) -> None:
         """Sets every use flag to 1. The buffers must be idle."""

@@ -74,8 +74,9 @@ class RegisteredModel:
             [(s.name, tuple(s.parameter.shape), str(s.parameter.dtype)) for s in entries],
         )
         self._in_order = [entries[i] for i in agreed.order]
+        settings = self._host.slice_settings
         self._buffers = GradientBuffers(
-            self._in_order, self._compression, self._host.slice_settings.slice_bytes
+            self._in_order, self._compression, settings.slice_bytes, settings.small_front
         )
         self._model = self.sender.model = agreed.model
         self._alone = agreed.alone
@@ -92,7 +93,7 @@ class RegisteredModel:
         registration.gather(self._host, None)  # no rank adds the id before all have removed it
         self._host.retune(settings, self._model)
         self.sender.copies_beside = settings.cross_iteration
-        self._buffers.recut(settings.slice_bytes)
+        self._buffers.recut(settings.slice_bytes, settings.small_front)
         self._add_with_plan(observed=True, issue_order=issue_order)
 
     @property
