@@ -77,7 +77,7 @@ def _join_program(config: Config) -> Job:
     place = placement([card.host for card in known], rank)
     backend = _covering_backend(str(dist.get_backend_config()), every_rank_has_a_device(known))
     # Ranks may have begun different numbers of jobs: the keys have rank 0's.
-    begun = [each[1] for each in everyone if each is not None][0]
+    begun = next(each[1] for each in everyone if each is not None)
     store = PrefixStore(f"hvd_order/joined/{begun}", _get_default_store())
     return Job(rank, size, place, config, backend, JoinedGroups(OwnGroups(store, rank, size)))
 
