@@ -2,17 +2,19 @@
 
 Two parts:
 
-1. A *race* of three rounds, two if steps are long. Each candidate gets a turn of a few steps.
-   Candidates that are far slower than the fastest leave after the first round, and slower ones
-   after the second. The order of the turns is reversed from round to round, so that a machine that
-   gets slower favours nobody.
+1. A *race* of three rounds, two if steps are long. Each candidate gets a turn of a few steps, or
+   two in the first round if steps are short: the first steps of a process are slower, and a pause
+   of the machine is longer than such a turn. Candidates that are far slower than the fastest leave
+   after the first round, and slower ones after the second. The order of the turns is reversed from
+   round to round, so that a machine that gets slower favours nobody.
 2. *Duels* of the fastest candidate: with the first candidate, and with the fastest of those that
    wait for all gradients in ``step()``, as DistributedDataParallel does. The turns alternate. A
    sequential test counts which of the two wins more pairs of turns. Unless the challenger wins, the
    other one stays. So chance cannot choose what is slower than the first candidate or than
    DistributedDataParallel. No duel is needed if the fastest candidate waits itself.
 
-The score of a candidate is the median of its turns, on the slowest rank.
+The score of a candidate is the lower median of its turns, on the slowest rank: what disturbs a
+turn makes it longer.
 
 Source:
     Wald, "Sequential Tests of Statistical Hypotheses", Annals of Mathematical Statistics 16, 1945,
@@ -24,7 +26,8 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import fmean
+from statistics import median_low as median
 
 from hvd_order.plan.link.slice_settings import SliceSettings, arrival_settings, bucket_settings
 
@@ -34,6 +37,7 @@ _WARM_UP = 2  # steps after a change that the old settings still affect
 _FIRST_STEPS = 5  # of each turn in the first round
 _MOST_STEPS = 20
 _TURN_S = 0.25  # later turns of short steps last about so long
+_SHORT_S = 0.1  # shorter steps get two turns in the first round
 _LONG_S = 1.0  # longer steps vary little: fewer of them, and one round fewer
 _LONG_STEPS = 3
 _KEEP = ((1.25, 5), (1.12, 3))  # after each round: ratio to the fastest, number of candidates
@@ -174,6 +178,10 @@ def _race(choices: Sequence[SliceSettings]) -> Generator[tuple[SliceSettings, in
         for settings in field:
             steps = _steps_of(turns[settings])
             turns[settings].append((yield settings, steps))
+        if number == 0 and min(min(each) for each in turns.values()) < _SHORT_S:
+            for settings in reversed(field):
+                turns[settings].append((yield settings, _FIRST_STEPS))
+            field.reverse()
         ranked = sorted(field, key=lambda settings: median(turns[settings]))
         if number < len(_KEEP):
             ratio, most = _KEEP[number]

@@ -73,6 +73,11 @@ class DeferredUpdates:
             self.apply(at_once)
         return at_once
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are deferred updates."""
+        return bool(self._pending)
+
     def flush(self) -> Sequence[ParameterEntry]:
         """Applies all deferred updates, and returns their entries."""
         outstanding = self._pending

@@ -432,6 +432,12 @@ class GradientExchange:
             else:
                 raise AssertionError(ZEROED_IN_FLIGHT)
 
+    @property
+    def has_deferred_updates(self) -> bool:
+        """Whether updates of the last ``step()`` still wait for readers."""
+        with self._lock:  # a read on another thread may be applying the last of them
+            return self._updates.waiting
+
     def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
         """Zeroes ``parameter.grad`` for its owner, but keeps gradients that are still to be
         applied.

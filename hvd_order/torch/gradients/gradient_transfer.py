@@ -143,28 +143,26 @@ class GradientTransfer:
     def finish(self, entries: Iterable[ParameterEntry]) -> None:
         """Waits for the sums and puts them into ``.grad``. Raises the engine's failure."""
         travelling = self.model.travelling()
-        for entry in entries:
-            if entry.finished or not entry.sent:
-                continue
-            if entry.placed and travelling(entry):
-                with timeline.span("wait", entry.name):
-                    self.model.wait(entry)
-            if not entry.sparse:
-                self._take_off_wire(entry)
-            entry.finished = True
+        # Readers on other threads find each gradient in flight until it is complete.
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for entry in entries:
+                if entry.finished or not entry.sent:
+                    continue
+                if entry.placed and travelling(entry):
+                    with timeline.span("wait", entry.name):
+                        self.model.wait(entry)
+                    travelling = self.model.travelling()  # neighbours in its slice have come, too
+                if not entry.sparse:
+                    try:
+                        self._complete(entry)
+                    finally:
+                        disarm_gradient(entry.gradient)
+                entry.finished = True
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait."""
         travelling = self.model.travelling()
         return lambda entry: entry.finished or not travelling(entry)
-
-    def _take_off_wire(self, entry: ParameterEntry) -> None:
-        # Readers on other threads find the gradient in flight until it is complete.
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            try:
-                self._complete(entry)
-            finally:
-                disarm_gradient(entry.gradient)
 
     def _complete(self, entry: ParameterEntry) -> None:
         if entry.absent:

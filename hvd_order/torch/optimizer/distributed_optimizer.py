@@ -111,6 +111,9 @@ class _Distributed:
             base.zero_grad(self, set_to_none)
             return
         exchange.before_zero_grad()
+        if not exchange.has_deferred_updates:
+            base.zero_grad(self, set_to_none)
+            return
         groups = cast("Any", self).param_groups
         rest = []
         for group in groups:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hvd_order.torch.parameters.entry import ParameterEntry
@@ -104,13 +104,14 @@ class Overlap:
         Args:
             rank: only rank 0 logs.
         """
-        self.report = OverlapReport()
+        self._entries: Sequence[ParameterEntry] = ()  # of the last step, like the next
+        self._reasons: Mapping[ParameterEntry, str] = {}
         self._rank = rank
         self._steps = 0
         self._told: frozenset[str] = frozenset()
 
     def note(
-        self, entries: Iterable[ParameterEntry], reasons: Mapping[ParameterEntry, str], learnt: bool
+        self, entries: Sequence[ParameterEntry], reasons: Mapping[ParameterEntry, str], learnt: bool
     ) -> None:
         """Records one ``step()``.
 
@@ -119,28 +120,36 @@ class Overlap:
             reasons: by entry, for those that were updated at once.
             learnt: the steps in which nothing is deferred are over.
         """
-        entries = list(entries)
-        by_reason: dict[str, list[ParameterEntry]] = {}
-        for entry, reason in reasons.items():
-            by_reason.setdefault(reason, []).append(entry)
-        at_once_bytes = sum(entry.size_bytes for entry in reasons)
-        total_bytes = sum(entry.size_bytes for entry in entries)
-        self.report = OverlapReport(
-            len(entries), total_bytes, len(entries) - len(reasons), total_bytes - at_once_bytes,
-            {
-                reason: NotDeferred(tuple(s.name for s in group), sum(s.size_bytes for s in group))
-                for reason, group in by_reason.items()
-            },
-        )  # fmt: skip
+        self._entries, self._reasons = list(entries), reasons
         # Of NO_GAIN the trials tell when they have chosen; until then it comes and goes.
-        if learnt and NO_GAIN not in by_reason:
+        if learnt and NO_GAIN not in reasons.values():
             self._steps += 1
-            self._tell(at_once_bytes > _LARGE * total_bytes)
+            if self._rank == 0 and self._steps > 1 and self._steps & (self._steps - 1) == 0:
+                self._tell()
 
-    def _tell(self, is_much: bool) -> None:
-        """Logs after 2, 4, 8, ... steps, if there is something new."""
-        reasons = frozenset(self.report.not_deferred)
-        is_turn = self._steps > 1 and self._steps & (self._steps - 1) == 0
-        if is_turn and self._rank == 0 and not reasons <= self._told:
+    def _tell(self) -> None:
+        """Logs the report if it has something new."""
+        report = self.report
+        reasons = frozenset(report.not_deferred)
+        if not reasons <= self._told:
             self._told |= reasons
-            _log.log(logging.WARNING if is_much else logging.INFO, "%s", self.report)
+            at_once_bytes = report.size_bytes - report.deferred_bytes
+            is_much = at_once_bytes > _LARGE * report.size_bytes
+            _log.log(logging.WARNING if is_much else logging.INFO, "%s", report)
+
+    @property
+    def report(self) -> OverlapReport:
+        """The report of the last step."""
+        by_reason: dict[str, list[ParameterEntry]] = {}
+        for entry, reason in self._reasons.items():
+            by_reason.setdefault(reason, []).append(entry)
+        not_deferred = {
+            reason: NotDeferred(tuple(s.name for s in group), sum(s.size_bytes for s in group))
+            for reason, group in by_reason.items()
+        }
+        at_once_bytes = sum(group.size_bytes for group in not_deferred.values())
+        total_bytes = sum(entry.size_bytes for entry in self._entries)
+        return OverlapReport(
+            len(self._entries), total_bytes, len(self._entries) - len(self._reasons),
+            total_bytes - at_once_bytes, not_deferred,
+        )  # fmt: skip
