@@ -118,7 +118,13 @@ networks = st.one_of(
 )
 schedules = st.builds(
     lambda slice_bytes, spare, policy, agreement, latency, lead, cross: Schedule(
-        slice_bytes, slice_bytes + spare, policy, agreement, cross, (), latency, lead
+        slice_bytes,
+        slice_bytes + spare,
+        policy,
+        agreement,
+        cross,
+        control_latency_s=latency,
+        reservation_lead_s=lead,
     ),
     st.integers(UNIT, 300),
     st.integers(0, 600),

@@ -64,6 +64,7 @@ class _NoExchange:
     """Replaces the optimizer's `GradientExchange` in the child."""
 
     on_servers = False
+    has_deferred_updates = False
 
     def __init__(self, job: Job) -> None:
         self._job = job
