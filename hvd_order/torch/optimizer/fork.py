@@ -93,10 +93,6 @@ class _NoExchange:
     def set_passes(self, passes: int) -> None:
         """Does nothing: the child counts no passes."""
 
-    def clear(self, parameter: torch.Tensor, set_to_none: bool) -> bool:
-        """Leaves the clearing to the user's own optimizer."""
-        return False
-
     def entry_of(self, parameter: torch.Tensor) -> None:
         """Returns None: no parameter is watched."""
 
