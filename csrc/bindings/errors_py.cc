@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "bindings/callback.h"
 
 namespace py = pybind11;
 
@@ -9,7 +10,7 @@ namespace {
 
 void raise(const char* name, const std::exception& error) {
   const py::object type = py::module_::import("hvd_order.errors").attr(name);
-  PyErr_SetString(type.ptr(), error.what());
+  PyErr_SetObject(type.ptr(), decoded(error.what()).ptr());
 }
 
 } // namespace

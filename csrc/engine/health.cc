@@ -186,7 +186,11 @@ std::string Health::report(const Scheduler& scheduler) const {
 }
 
 std::vector<std::uint32_t> packText(const std::string& text) {
-  const std::size_t size = std::min(text.size(), kMaxTextBytes);
+  std::size_t size = std::min(text.size(), kMaxTextBytes);
+  // A character of UTF-8 is not cut: its bytes after the first begin with the bits 10.
+  while (0 < size && size < text.size() && (static_cast<unsigned char>(text[size]) >> 6) == 2) {
+    --size;
+  }
   std::vector<std::uint32_t> words(1 + (size + kWordBytes - 1) / kWordBytes, 0);
   words[0] = static_cast<std::uint32_t>(size);
   std::memcpy(words.data() + 1, text.data(), size);

@@ -201,6 +201,13 @@ TEST(aTextTravelsInWords) {
     CHECK_EQUAL(unpackText(packText(text)), text);
   }
   CHECK_EQUAL(unpackText(packText(std::string(1000, 'x'))), std::string(440, 'x'));
+  for (std::size_t before = 434; before < 442; ++before) { // Gloo ends its errors with this picture
+    const std::string start(before, 'x');
+    const std::string whole = start + "\U0001F3D6";
+    CHECK_EQUAL(
+        unpackText(packText(whole + "xxxx")),
+        before <= 436 ? (whole + "xxxx").substr(0, 440) : start.substr(0, 440));
+  }
   CHECK_EQUAL(unpackText({}), std::string());
   CHECK_EQUAL(unpackText({4000, 0x64636261}), std::string("abcd")); // a size that is not true
 }
