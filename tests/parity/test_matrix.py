@@ -96,6 +96,8 @@ def body_alone(program: str, optimizer: str) -> dict[str, Tensor]:
 
 
 def body_compare(program: str, optimizer: str, alone: dict[str, Tensor]) -> dict[str, Any]:
+    hvd.shutdown()  # slice settings are tried out once in a job, and the outcome is anything:
+    hvd.init()  # this case has trials of its own, which begin with deferred updates
     first = train(program, optimizer, distributed=True)
     again = first
     if hvd.size() > 2 or optimizer in ALSO_ON_THREE:  # two summands have one order anyway
