@@ -1,21 +1,24 @@
 #include "c10d/torch_transport.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 
 #include "base/error.h"
-#include "c10d/stream_event.h"
 
 namespace hvd_order {
 
 namespace {
 
-// Queues of the watcher: events of one stream happen in order, those of different streams do not.
-constexpr std::size_t kReadyQueue = 0;
+// Queues of the watcher: one for the transport's own stream, then one for each stream that produces
+// gradients. Events of one stream happen in order, those of different streams do not. What is done
+// comes first: the engine must not hear that a gradient of the next step is ready before it hears
+// that the same tensor's transfer of this step has ended.
+constexpr std::size_t kDoneQueue = 0;
+constexpr std::size_t kFirstReadyQueue = 1;
 
 /// A window of transfers under way, and the first error among them.
 class Window {
@@ -112,8 +115,22 @@ void TorchTransport::whenReady(const c10::Device& device, EventWatcher::Then the
     return;
   }
   const c10::impl::VirtualGuardImpl backend(device.type());
-  watcher().add(
-      kReadyQueue, std::make_unique<StreamEvent>(backend.getStream(device)), std::move(then));
+  const c10::Stream stream = backend.getStream(device);
+  watcher().add(readyQueue(stream), events_->record(stream), std::move(then));
+}
+
+void TorchTransport::whenDone(const c10::Stream& stream, EventWatcher::Then then) {
+  watcher().add(kDoneQueue, events_->record(stream), std::move(then));
+}
+
+std::size_t TorchTransport::readyQueue(const c10::Stream& stream) {
+  const std::scoped_lock lock(mutex_);
+  const auto known = std::find(readyStreams_.begin(), readyStreams_.end(), stream);
+  const auto place = static_cast<std::size_t>(known - readyStreams_.begin());
+  if (known == readyStreams_.end()) {
+    readyStreams_.push_back(stream);
+  }
+  return kFirstReadyQueue + place;
 }
 
 double TorchTransport::timeStream(const std::vector<at::Tensor>& pieces, std::size_t inFlight) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "c10d/stream_event.h"
 #include "transport/event_watcher.h"
 #include "transport/transport.h"
 
@@ -39,9 +40,8 @@ class TorchTransport : public Transport {
   /// @param name the same on every rank, and used by no other tensor in flight.
   virtual void allReduce(const at::Tensor& tensor, const std::string& name, Done done) = 0;
 
-  EventWatcher& watcher();
-  /// Queue of the watcher for the transport's own events.
-  static constexpr std::size_t kDoneQueue = 1;
+  /// Calls `then` when all work enqueued so far on `stream`, one of the transport's own, has run.
+  void whenDone(const c10::Stream& stream, EventWatcher::Then then);
 
  private:
   struct NamedView {
@@ -49,9 +49,14 @@ class TorchTransport : public Transport {
     std::string name;
   };
 
+  EventWatcher& watcher();
+  std::size_t readyQueue(const c10::Stream& stream);
+
+  const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
   std::mutex mutex_;                                                  // guards what follows
   std::vector<std::shared_ptr<const std::vector<NamedView>>> slices_; // by model, then slice
   std::size_t layouts_ = 0;               // number of layouts so far: names are never used twice
+  std::vector<c10::Stream> readyStreams_; // that have produced gradients
   std::unique_ptr<EventWatcher> watcher_; // made when the first device tensor comes
 };
 

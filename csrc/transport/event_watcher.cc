@@ -42,27 +42,31 @@ void EventWatcher::run(State& state, std::chrono::microseconds pause) {
     }
     bool any = false;
     // By index: `add` may enlarge the vector while the lock is released.
-    for (std::size_t i = 0; i < state.queues.size() && !state.stop; ++i) {
-      while (!state.queues[i].empty() && !state.stop) {
-        std::exception_ptr error;
-        bool happened = true;
-        try {
-          happened = state.queues[i].front().event->happened();
-        } catch (...) {
-          error = std::current_exception();
-        }
-        if (!happened) {
-          break;
-        }
-        Entry entry = std::move(state.queues[i].front());
-        state.queues[i].pop_front();
-        --state.outstanding;
-        any = true;
-        lock.unlock();
-        entry.then(error);
-        entry = {}; // destroys the function without the lock: its captures may call `add`
-        lock.lock();
+    for (std::size_t i = 0; i < state.queues.size() && !state.stop;) {
+      if (state.queues[i].empty()) {
+        ++i;
+        continue;
       }
+      std::exception_ptr error;
+      bool happened = true;
+      try {
+        happened = state.queues[i].front().event->happened();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      if (!happened) {
+        ++i;
+        continue;
+      }
+      Entry entry = std::move(state.queues[i].front());
+      state.queues[i].pop_front();
+      --state.outstanding;
+      any = true;
+      lock.unlock();
+      entry.then(error);
+      entry = {}; // destroys the function without the lock: its captures may call `add`
+      lock.lock();
+      i = 0; // meanwhile an event of an earlier queue may have happened
     }
     if (!any && !state.stop) {
       state.wakeUp.wait_for(lock, pause, [&] { return state.stop; });

@@ -24,7 +24,8 @@ class DeviceEvent {
 ///
 /// Devices offer no callback that is cheap and may call into a communication library, so one
 /// thread polls the events. It sleeps while there are none. Events of one queue belong to one
-/// stream and happen in the order in which they were recorded, so only the oldest is polled.
+/// stream and happen in the order in which they were recorded, so only the oldest is polled. Queues
+/// with lower numbers come first, also among events that happen between two looks.
 ///
 /// Thread safety: `add` may be called from any thread.
 class EventWatcher final {

@@ -42,6 +42,28 @@ std::unique_ptr<DeviceEvent> event(const std::shared_ptr<Switch>& state) {
 
 } // namespace
 
+TEST(anEventOfAnEarlierQueueThatHappensMeanwhileComesFirst) {
+  //   queue 0: done          happens while the function of `first` runs
+  //   queue 1: first, second have happened
+  EventWatcher watcher;
+  const auto done = std::make_shared<Switch>();
+  const auto ready = std::make_shared<Switch>();
+  std::string log; // written by the watcher's thread only
+  std::promise<void> end;
+  watcher.add(0, event(done), [&](std::exception_ptr) { log += "done "; });
+  watcher.add(1, event(ready), [&](std::exception_ptr) {
+    log += "first ";
+    done->on = true;
+  });
+  watcher.add(1, event(ready), [&](std::exception_ptr) {
+    log += "second";
+    end.set_value();
+  });
+  ready->on = true;
+  end.get_future().wait();
+  CHECK_EQUAL(log, std::string("first done second"));
+}
+
 TEST(theFunctionIsCalledWhenTheEventHasHappened) {
   EventWatcher watcher;
   const auto state = std::make_shared<Switch>();

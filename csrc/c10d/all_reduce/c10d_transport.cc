@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "c10d/stream_event.h"
 
 namespace hvd_order {
 
@@ -26,28 +25,32 @@ void C10dTransport::allReduce(const at::Tensor& tensor, const std::string& /*nam
   const c10::Device device = tensor.device();
   if (device.is_cpu()) {
     const auto work = group_->allreduce(tensors);
-    work->getFuture()->addCallback([done = std::move(done)](c10::ivalue::Future& future) {
-      done(future.hasError() ? errorOf(future) : nullptr);
-    });
+    work->getFuture()->addCallback(
+        [done = std::move(done)](c10::ivalue::Future& future) {
+          done(future.hasError() ? errorOf(future) : nullptr);
+        },
+        /*uses_future=*/false);
     return;
   }
   const c10::Stream stream = transferStream(device);
   const c10::StreamGuard guard(stream);
   const auto work = group_->allreduce(tensors);
   // The future completes when the work is enqueued (NCCL) or has run on the host (Gloo). Only then
-  // can the transport wait for its device part.
-  work->getFuture()->addCallback([self = shared_from_this(), stream, work,
-                                  done = std::move(done)](c10::ivalue::Future& future) {
-    if (future.hasError()) {
-      done(errorOf(future));
-      return;
-    }
-    const c10::StreamGuard callbackGuard(stream);
-    work->synchronize(); // orders `stream`, not this thread, behind the work
-    self->watcher().add(
-        kDoneQueue, std::make_unique<StreamEvent>(stream),
-        [done, work](const std::exception_ptr& error) { done(error); });
-  });
+  // can the transport wait for its device part. The callback does not use the future's value:
+  // otherwise PyTorch would make another stream wait for it.
+  work->getFuture()->addCallback(
+      [self = shared_from_this(), stream, work,
+       done = std::move(done)](c10::ivalue::Future& future) {
+        if (future.hasError()) {
+          done(errorOf(future));
+          return;
+        }
+        const c10::StreamGuard callbackGuard(stream);
+        work->synchronize(); // orders `stream`, not this thread, behind the work
+        self->whenDone(
+            stream, [done, work](const std::exception_ptr& error) { done(error); });
+      },
+      /*uses_future=*/false);
 }
 
 void C10dTransport::abort() noexcept {
