@@ -324,6 +324,19 @@ class SliceEvent:
     def done_ns(self) -> int: ...
 
 @final
+class Stage:
+    """How far the exchange of a tensor has come."""
+
+    ENDED: Stage
+    UNDER_WAY: Stage
+    ENQUEUED: Stage
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+    def __int__(self) -> int: ...
+
+@final
 class Engine:
     """Sends ready slices in the agreed order, within the credit, and wakes the waiting callers.
 
@@ -371,11 +384,16 @@ class Engine:
         """
 
     def tensor_ready(self, model: int, tensor: int) -> None: ...
-    def wait(self, model: int, tensor: int) -> None:
-        """Blocks, without the GIL, until the tensor is summed over all ranks."""
+    def wait(self, model: int, tensor: int, stage: Stage = ...) -> None:
+        """Blocks, without the GIL, until the tensor is summed over all ranks, or only until a
+        stream of its device can wait for the sum (``Stage.ENQUEUED``).
+        """
 
-    def pending(self, model: int) -> bytes:
-        """One byte for each tensor: 1 while it is being exchanged."""
+    def stages(self, model: int) -> bytes:
+        """One byte for each tensor: the value of its `Stage`."""
+
+    def ready_times(self, model: int) -> list[float]:
+        """When each gradient was in its buffer the last time, in seconds of time.monotonic()."""
 
     def check(self) -> None: ...
     def fail(self, reason: str, lost: bool = False) -> None:

@@ -19,6 +19,7 @@ from hvd_order._core import Scheduler as Scheduler
 from hvd_order._core import Slice as Slice
 from hvd_order._core import SliceEvent as SliceEvent
 from hvd_order._core import SliceLayout as SliceLayout
+from hvd_order._core import Stage as Stage
 from hvd_order._core import Transport as Transport
 from hvd_order._core import UpdateRule as UpdateRule
 from hvd_order._core import engine_api as engine_api
@@ -29,6 +30,12 @@ class TorchTransport(Transport):
 
     def set_buffers(self, model: int, buffers: list[torch.Tensor], layout: SliceLayout) -> None: ...
     def remove_buffers(self, model: int) -> None: ...
+    def set_issues_ahead(self, ahead: bool) -> None:
+        """Whether slices are issued before their device has computed the gradients."""
+
+    def order_behind_sums(self, model: int, tensor: int, device: torch.device) -> None:
+        """Makes the current stream wait for the sums of a tensor that are enqueued."""
+
     def time_stream(self, pieces: list[torch.Tensor], in_flight: int) -> float:
         """Sums the pieces over all ranks, `in_flight` at a time; returns the seconds that this
         took.
@@ -107,7 +114,6 @@ class GradientEntry:
     passes_to_go: int
     sent: bool
     late: bool
-    ready_s: float
 
     def __init__(self) -> None: ...
 
@@ -147,6 +153,36 @@ class GradientSender:
 
         Returns False, without any effect, when the two tensors differ in kind.
         """
+
+@final
+class StreamPoint:
+    """A point in the work of the home streams."""
+
+    def passed(self) -> bool:
+        """Makes the current streams wait for the point; returns whether it had passed already."""
+
+@final
+class HomeStreams:
+    """The streams on which sums are unpacked and parameters updated, one for each device."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None: ...
+    def follow(self) -> None:
+        """Takes the current streams, behind what the streams before were given to do."""
+
+@final
+class OnHomeStreams:
+    """A context in which work runs on the home streams; outside, current streams wait for it."""
+
+    def __init__(self, home: HomeStreams) -> None: ...
+    def __enter__(self) -> OnHomeStreams: ...
+    def __exit__(self, *error: object) -> None: ...
+    def point(self) -> StreamPoint | None:
+        """The point that the work has come to; None without devices."""
+
+def read_use_flags(
+    transport: TorchTransport, model: int, tensors: Sequence[int], flags: Sequence[torch.Tensor]
+) -> list[float]:
+    """The sums of the use flags of tensors, once they have arrived."""
 
 def tensor_ready(
     engine: Engine, transport: TorchTransport, model: int, tensor: int, gradient: torch.Tensor

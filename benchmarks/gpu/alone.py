@@ -56,7 +56,7 @@ def check_readiness(device: torch.device) -> str:
             flat.copy_(value)
             native.tensor_ready(engine, transport, 0, 0, flat)
             hook_s = (time.monotonic_ns() - begin_ns) / 1e9
-            pending = engine.pending(0)[0]
+            pending = engine.stages(0)[0]
         engine.wait(0, 0)
         engine.stop_recording()
         assert pending == 1, "the gradient was summed while its kernel was still running"

@@ -119,6 +119,10 @@ void bindSliceEvent(py::module_& m) {
 void bindEngine(py::module_& m) {
   bindAdapters(m);
   bindSliceEvent(m);
+  py::enum_<Stage>(m, "Stage", py::module_local(), "How far the exchange of a tensor has come.")
+      .value("ENDED", Stage::kEnded, "Its sum has arrived.")
+      .value("UNDER_WAY", Stage::kUnderWay, "It has begun.")
+      .value("ENQUEUED", Stage::kEnqueued, "A stream of its device can wait for the sum.");
   py::class_<Engine, std::shared_ptr<Engine>>(
       m, "Engine", py::module_local(), "Moves ready slices in the agreed order.")
       .def(
@@ -158,12 +162,24 @@ void bindEngine(py::module_& m) {
             engine.tensorReady({model, tensor});
           },
           py::arg("model"), py::arg("tensor"), py::call_guard<py::gil_scoped_release>())
-      .def("wait", &waitInterruptibly, py::arg("model"), py::arg("tensor"))
       .def(
-          "pending",
+          "wait", &waitInterruptibly, py::arg("model"), py::arg("tensor"),
+          py::arg("stage") = Stage::kEnded)
+      .def(
+          "stages",
           [](const Engine& engine, ModelId model) {
-            const std::vector<std::uint8_t> pending = engine.pending(model);
-            return py::bytes(reinterpret_cast<const char*>(pending.data()), pending.size());
+            const std::vector<std::uint8_t> stages = engine.stages(model);
+            return py::bytes(reinterpret_cast<const char*>(stages.data()), stages.size());
+          },
+          py::arg("model"))
+      .def(
+          "ready_times",
+          [](const Engine& engine, ModelId model) {
+            std::vector<double> seconds;
+            for (const auto at : engine.readyTimes(model)) {
+              seconds.push_back(std::chrono::duration<double>(at.time_since_epoch()).count());
+            }
+            return seconds;
           },
           py::arg("model"))
       .def("check", &Engine::check)

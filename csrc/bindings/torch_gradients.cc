@@ -1,11 +1,45 @@
 #include "bindings/bindings.h"
 #include "torch/gradient_hook.h"
+#include "torch/home_streams.h"
+#include "torch/use_flags.h"
 
 namespace py = pybind11;
 
 namespace hvd_order {
 
+namespace {
+
+void bindStreams(py::module_& m) {
+  py::class_<StreamPoint, std::shared_ptr<StreamPoint>>(
+      m, "StreamPoint", py::module_local(), "A point in the work of the home streams.")
+      .def("passed", &StreamPoint::passed);
+  py::class_<HomeStreams, std::shared_ptr<HomeStreams>>(
+      m, "HomeStreams", py::module_local(),
+      "The streams on which sums are unpacked and parameters updated.")
+      .def(py::init<const std::vector<c10::Device>&>(), py::arg("devices"))
+      .def("follow", &HomeStreams::follow);
+  py::class_<OnHomeStreams>(
+      m, "OnHomeStreams", py::module_local(), "A context in which work runs on the home streams.")
+      .def(py::init<std::shared_ptr<HomeStreams>>(), py::arg("home"))
+      .def(
+          "__enter__",
+          [](OnHomeStreams& context) -> OnHomeStreams& {
+            context.enter();
+            return context;
+          },
+          py::return_value_policy::reference)
+      .def("__exit__", [](OnHomeStreams& context, const py::args& /*error*/) { context.exit(); })
+      .def("point", &OnHomeStreams::point);
+  m.def(
+      "read_use_flags", &readUseFlags, py::arg("transport"), py::arg("model"), py::arg("tensors"),
+      py::arg("flags"), py::call_guard<py::gil_scoped_release>(),
+      "The sums of the use flags of some tensors, once they have arrived.");
+}
+
+} // namespace
+
 void bindGradients(py::module_& m) {
+  bindStreams(m);
   py::class_<GradientCopier, std::shared_ptr<GradientCopier>>(
       m, "GradientCopier", py::module_local(),
       "Copies large gradients of the CPU beside the training.")
@@ -28,8 +62,7 @@ void bindGradients(py::module_& m) {
       .def_readwrite("tensor", &GradientEntry::tensor)
       .def_readwrite("passes_to_go", &GradientEntry::passesToGo)
       .def_readwrite("sent", &GradientEntry::sent)
-      .def_readwrite("late", &GradientEntry::late)
-      .def_readwrite("ready_s", &GradientEntry::readySeconds);
+      .def_readwrite("late", &GradientEntry::late);
   py::class_<GradientSender, std::shared_ptr<GradientSender>>(
       m, "GradientSender", py::module_local(), "Sends the gradients of one optimizer.")
       .def(

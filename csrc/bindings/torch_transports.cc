@@ -108,6 +108,13 @@ void bindTransports(py::module_& m) {
           "set_buffers", &TorchTransport::setBuffers, py::arg("model"), py::arg("buffers"),
           py::arg("layout"))
       .def("remove_buffers", &TorchTransport::removeBuffers, py::arg("model"))
+      .def("set_issues_ahead", &TorchTransport::setIssuesAhead, py::arg("ahead"))
+      .def(
+          "order_behind_sums",
+          [](TorchTransport& transport, ModelId model, TensorId tensor, const c10::Device& device) {
+            transport.orderBehindSums({model, tensor}, device);
+          },
+          py::arg("model"), py::arg("tensor"), py::arg("device"))
       .def(
           "time_stream", &TorchTransport::timeStream, py::arg("pieces"), py::arg("in_flight"),
           py::call_guard<py::gil_scoped_release>());

@@ -1,7 +1,6 @@
 #include "c10d/torch_transport.h"
 
 #include <ATen/core/grad_mode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -80,47 +79,92 @@ void TorchTransport::setBuffers(
   const std::scoped_lock lock(mutex_);
   const std::string prefix =
       "hvd_order." + std::to_string(model) + "." + std::to_string(layouts_++) + ".";
-  auto views = std::make_shared<std::vector<NamedView>>();
+  std::vector<NamedView> slices;
   for (const Slice& slice : layout.slices()) {
     const at::Tensor& buffer = buffers.at(slice.buffer);
     const auto element = static_cast<ByteCount>(buffer.element_size());
-    views->push_back(
+    slices.push_back(
         {buffer.narrow(0, slice.offsetBytes / element, slice.sizeBytes / element),
-         prefix + std::to_string(views->size())});
+         prefix + std::to_string(slices.size())});
   }
-  if (slices_.size() <= model) {
-    slices_.resize(model + 1);
+  if (models_.size() <= model) {
+    models_.resize(model + 1);
   }
-  slices_[model] = std::move(views);
+  models_[model] = std::make_shared<Model>(std::move(slices), layout, events_);
 }
 
 void TorchTransport::removeBuffers(ModelId model) {
   const std::scoped_lock lock(mutex_);
-  slices_.at(model).reset();
+  models_.at(model).reset();
+}
+
+void TorchTransport::onEnqueued(Enqueued enqueued) {
+  const std::scoped_lock lock(mutex_);
+  enqueued_ = std::move(enqueued);
 }
 
 void TorchTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
-  std::shared_ptr<const std::vector<NamedView>> views;
-  {
-    const std::scoped_lock lock(mutex_);
-    views = slices_.at(key.model);
-  }
-  const NamedView& view = views->at(key.index);
-  allReduce(view.tensor, view.name, std::move(done));
+  const std::shared_ptr<Model> model = modelOf(key.model);
+  const NamedView& view = model->slices.at(key.index);
+  const auto enqueued = [this, key, model](std::shared_ptr<StreamEvent> event) {
+    model->events.setSummed(key.index, std::move(event));
+    Enqueued tell;
+    {
+      const std::scoped_lock lock(mutex_);
+      tell = enqueued_;
+    }
+    if (tell) {
+      tell(key);
+    }
+  };
+  allReduce(
+      {view.tensor, view.name, model->events.takeReady(key.index), enqueued, std::move(done)});
 }
 
-void TorchTransport::whenReady(const c10::Device& device, EventWatcher::Then then) {
+void TorchTransport::whenReady(
+    TensorKey tensor,
+    const c10::Device& device,
+    EventWatcher::Then then) {
   if (device.is_cpu()) {
     then(nullptr);
     return;
   }
-  const c10::impl::VirtualGuardImpl backend(device.type());
-  const c10::Stream stream = backend.getStream(device);
-  watcher().add(readyQueue(stream), events_->record(stream), std::move(then));
+  const std::shared_ptr<Model> model = modelOf(tensor.model);
+  const bool ahead = issuesAhead_ && canIssueAhead();
+  std::vector<SliceEvents::Producer> producers =
+      model->events.produced(tensor.tensor, currentStream(device), std::move(then));
+  std::vector<std::shared_ptr<StreamEvent>> ready;
+  for (const SliceEvents::Producer& producer : producers) {
+    ready.push_back(events_->record(producer.stream));
+  }
+  if (ahead) {
+    model->events.setReady(tensor.tensor, ready);
+  }
+  for (std::size_t i = 0; i < producers.size(); ++i) {
+    EventWatcher::Then all = [thens = std::move(producers[i].thens)](std::exception_ptr error) {
+      for (const EventWatcher::Then& each : thens) {
+        each(error);
+      }
+    };
+    if (ahead) {
+      all(nullptr);
+    } else {
+      watcher().add(readyQueue(producers[i].stream), ready[i], std::move(all));
+    }
+  }
 }
 
-void TorchTransport::whenDone(const c10::Stream& stream, EventWatcher::Then then) {
-  watcher().add(kDoneQueue, events_->record(stream), std::move(then));
+void TorchTransport::orderBehindSums(TensorKey tensor, const c10::Device& device) {
+  modelOf(tensor.model)->events.orderBehindSums(tensor.tensor, currentStream(device));
+}
+
+void TorchTransport::watch(std::shared_ptr<StreamEvent> event, EventWatcher::Then then) {
+  watcher().add(kDoneQueue, std::move(event), std::move(then));
+}
+
+std::shared_ptr<TorchTransport::Model> TorchTransport::modelOf(ModelId model) {
+  const std::scoped_lock lock(mutex_);
+  return models_.at(model);
 }
 
 std::size_t TorchTransport::readyQueue(const c10::Stream& stream) {
@@ -143,9 +187,11 @@ double TorchTransport::timeStream(const std::vector<at::Tensor>& pieces, std::si
       // The name includes the number of bytes: an engine that remembers tensors by name requires
       // equal sizes.
       allReduce(
-          piece,
-          "hvd_order.probe." + std::to_string(piece.nbytes()) + "." + std::to_string(number++),
-          [&](std::exception_ptr error) { window.leave(std::move(error)); });
+          {piece,
+           "hvd_order.probe." + std::to_string(piece.nbytes()) + "." + std::to_string(number++),
+           {},
+           [](const std::shared_ptr<StreamEvent>&) {},
+           [&](std::exception_ptr error) { window.leave(std::move(error)); }});
     } catch (...) {
       window.leave(std::current_exception());
     }

@@ -2,19 +2,22 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "c10d/slice_events.h"
 #include "c10d/stream_event.h"
 #include "transport/event_watcher.h"
 #include "transport/transport.h"
 
 namespace hvd_order {
 
-/// Common base of the transports of PyTorch tensors: the slices of buffers, and the device
-/// watcher.
+/// Common base of the transports of PyTorch tensors: the slices of buffers, the events of devices,
+/// and their watcher.
 ///
 /// Thread safety: every method may be called from any thread; `issue` from one thread at a time.
 class TorchTransport : public Transport {
@@ -25,10 +28,21 @@ class TorchTransport : public Transport {
   virtual void removeBuffers(ModelId model);
 
   void issue(SliceKey key, const Slice& slice, Done done) override;
+  void onEnqueued(Enqueued enqueued) override;
 
-  /// Calls `then` when all work enqueued so far on the current stream of `device` has run; at once
-  /// on the CPU.
-  void whenReady(const c10::Device& device, EventWatcher::Then then);
+  /// Calls `then` when a tensor's gradient, enqueued on the current stream of `device`, is in its
+  /// buffer, or, with `setIssuesAhead`, at once. On a device that happens with the last gradient of
+  /// the tensor's slice.
+  void whenReady(TensorKey tensor, const c10::Device& device, EventWatcher::Then then);
+
+  /// Whether slices are issued before the device has computed their gradients. The transfer's
+  /// stream then waits for them, so the order of issue must be the order in which they are computed.
+  void setIssuesAhead(bool ahead) {
+    issuesAhead_ = ahead;
+  }
+
+  /// Makes the current stream of `device` wait for the sums of a tensor that are enqueued there.
+  void orderBehindSums(TensorKey tensor, const c10::Device& device);
 
   /// Sums the pieces over all ranks, in this order, with up to `inFlight` in flight at a time. No
   /// other transfer may run meanwhile. @return the seconds it took. @throws the first piece's
@@ -36,25 +50,53 @@ class TorchTransport : public Transport {
   double timeStream(const std::vector<at::Tensor>& pieces, std::size_t inFlight);
 
  protected:
-  /// Starts summing `tensor` over all ranks, in place.
-  /// @param name the same on every rank, and used by no other tensor in flight.
-  virtual void allReduce(const at::Tensor& tensor, const std::string& name, Done done) = 0;
+  /// One sum over all ranks, in place.
+  struct Sum {
+    at::Tensor tensor;
+    std::string name; ///< the same on every rank, and used by no other tensor in flight
+    std::vector<std::shared_ptr<StreamEvent>> behind; ///< the device must reach these before
+    /// Called before `done` with an event behind the sum, if a device's stream carries it.
+    std::function<void(std::shared_ptr<StreamEvent> event)> enqueued;
+    Done done;
+  };
 
-  /// Calls `then` when all work enqueued so far on `stream`, one of the transport's own, has run.
-  void whenDone(const c10::Stream& stream, EventWatcher::Then then);
+  /// Starts a sum.
+  virtual void allReduce(Sum sum) = 0;
+
+  /// Whether `allReduce` regards `Sum::behind`.
+  [[nodiscard]] virtual bool canIssueAhead() const {
+    return false;
+  }
+
+  /// Returns an event behind all work enqueued so far on `stream`.
+  std::shared_ptr<StreamEvent> record(const c10::Stream& stream) {
+    return events_->record(stream);
+  }
+  /// Calls `then` when an event of the transport's own stream has happened.
+  void watch(std::shared_ptr<StreamEvent> event, EventWatcher::Then then);
 
  private:
   struct NamedView {
     at::Tensor tensor;
     std::string name;
   };
+  struct Model {
+    Model(std::vector<NamedView> views, const SliceLayout& layout, std::shared_ptr<EventPool> pool)
+        : slices(std::move(views)), events(layout, std::move(pool)) {}
+
+    const std::vector<NamedView> slices;
+    SliceEvents events;
+  };
 
   EventWatcher& watcher();
   std::size_t readyQueue(const c10::Stream& stream);
+  std::shared_ptr<Model> modelOf(ModelId model);
 
   const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
-  std::mutex mutex_;                                                  // guards what follows
-  std::vector<std::shared_ptr<const std::vector<NamedView>>> slices_; // by model, then slice
+  std::atomic<bool> issuesAhead_ = false;
+  std::mutex mutex_; // guards what follows
+  Enqueued enqueued_;
+  std::vector<std::shared_ptr<Model>> models_; // by ModelId
   std::size_t layouts_ = 0;               // number of layouts so far: names are never used twice
   std::vector<c10::Stream> readyStreams_; // that have produced gradients
   std::unique_ptr<EventWatcher> watcher_; // made when the first device tensor comes

@@ -1,50 +1,72 @@
 #include "engine/completion.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "base/error.h"
 
-// One flag for each tensor, and one failure for the engine.
+// Counts of exchanges for each tensor, and one failure for the engine.
 //
-// A tensor's flag is set when its exchange begins and cleared when it has ended. A reader waits in
-// one of two ways: `wait` blocks its thread on a condition variable of its own, so that the end of
-// a tensor wakes only the threads that wait for it; `then` leaves a function.
+// A tensor's exchange begins when its gradient is announced and ends when its sum has arrived.
+// Whoever waits remembers the number of the newest exchange, so that the end of an earlier one is
+// not taken for it: on a device, the hook of step n + 1 may run while step n is still in flight.
+//
+// A reader waits in one of two ways: `wait` blocks its thread on a condition variable of its own,
+// so that a tensor wakes only the threads that wait for it; `then` leaves a function.
 //
 // The first failure is final. It wakes all waiters, goes to all functions, and is thrown by every
-// later call that would begin or await an exchange. Flags stay as they are, because slices in
+// later call that would begin or await an exchange. Counts stay as they are, because slices in
 // flight may still end.
 //
-// Invariants: pendingCount_ is the number of flags that are set. A function is called exactly once
+// Invariants: pendingCount_ is the sum of announced - ended. A function is called exactly once
 // (unless its model is removed), and never under mutex_: it is moved out of the list first.
 
 namespace hvd_order {
 
 void Completion::addModel(ModelId model, std::size_t tensors) {
   const std::scoped_lock lock(mutex_);
-  if (pending_.size() <= model) {
-    pending_.resize(model + 1);
-    listeners_.resize(model + 1);
+  if (models_.size() <= model) {
+    models_.resize(model + 1);
   }
-  pending_[model].assign(tensors, 0);
-  listeners_[model].assign(tensors, {});
+  models_[model] = std::vector<Tensor>(tensors);
 }
 
 void Completion::removeModel(ModelId model) {
   const std::scoped_lock lock(mutex_);
-  pending_.at(model).clear();
-  listeners_.at(model).clear();
+  models_.at(model).clear();
 }
 
-void Completion::begin(TensorKey tensor) {
+void Completion::announce(TensorKey tensor) {
   const std::scoped_lock lock(mutex_);
   if (failure_) {
     std::rethrow_exception(failure_);
   }
-  std::uint8_t& pending = pending_.at(tensor.model).at(tensor.tensor);
-  if (pending == 0) {
-    pending = 1;
-    ++pendingCount_;
+  begin(models_.at(tensor.model).at(tensor.tensor));
+}
+
+void Completion::ready(TensorKey tensor) {
+  const auto now = Clock::now();
+  const std::scoped_lock lock(mutex_);
+  if (failure_) {
+    std::rethrow_exception(failure_);
+  }
+  Tensor& it = models_.at(tensor.model).at(tensor.tensor);
+  if (it.ready == it.announced) {
+    begin(it);
+  }
+  ++it.ready;
+  it.readyAt = now;
+}
+
+void Completion::begin(Tensor& tensor) {
+  ++tensor.announced;
+  ++pendingCount_;
+}
+
+void Completion::enqueue(const std::vector<TensorKey>& tensors) {
+  const std::scoped_lock lock(mutex_);
+  for (const TensorKey tensor : tensors) {
+    ++models_.at(tensor.model).at(tensor.tensor).enqueued;
+    notify(tensor);
   }
 }
 
@@ -52,16 +74,18 @@ void Completion::complete(const std::vector<TensorKey>& tensors) {
   std::vector<Then> told;
   std::unique_lock lock(mutex_);
   for (const TensorKey tensor : tensors) {
-    pending_.at(tensor.model).at(tensor.tensor) = 0;
+    Tensor& it = models_.at(tensor.model).at(tensor.tensor);
+    const Number ended = ++it.ended;
+    it.enqueued = std::max(it.enqueued, ended);
     --pendingCount_;
-    for (Waiter* waiter : waiters_) {
-      if (waiter->tensor == tensor) {
-        waiter->ready.notify_one();
+    notify(tensor);
+    std::erase_if(it.listeners, [&](Listener& listener) {
+      const bool due = listener.exchange <= ended;
+      if (due) {
+        told.push_back(std::move(listener.then));
       }
-    }
-    std::vector<Then>& listeners = listeners_[tensor.model][tensor.tensor];
-    std::move(listeners.begin(), listeners.end(), std::back_inserter(told));
-    listeners.clear();
+      return due;
+    });
   }
   lock.unlock();
   for (const Then& then : told) {
@@ -77,12 +101,14 @@ bool Completion::fail(const std::exception_ptr& error) noexcept {
   }
   failure_ = error;
   for (Waiter* waiter : waiters_) {
-    waiter->ready.notify_one();
+    waiter->moved.notify_one();
   }
-  for (auto& model : listeners_) {
-    for (std::vector<Then>& listeners : model) { // keep the places: slices in flight may still end
-      std::move(listeners.begin(), listeners.end(), std::back_inserter(told));
-      listeners.clear();
+  for (auto& model : models_) {
+    for (Tensor& tensor : model) {
+      for (Listener& listener : tensor.listeners) {
+        told.push_back(std::move(listener.then));
+      }
+      tensor.listeners.clear();
     }
   }
   lock.unlock();
@@ -104,26 +130,30 @@ void Completion::check() const {
   }
 }
 
-bool Completion::wait(TensorKey tensor, Clock::time_point deadline) {
+bool Completion::wait(TensorKey tensor, Clock::time_point deadline, Stage stage) {
   std::unique_lock lock(mutex_);
-  if (!failure_ && !isPendingLocked(tensor)) {
+  const Tensor* found = find(tensor);
+  const Number exchange = found == nullptr ? 0 : found->announced;
+  if (!failure_ && reached(tensor, exchange, stage)) {
     return true;
   }
   Waiter waiter{tensor, {}};
   waiters_.push_back(&waiter);
-  const bool ended = waiter.ready.wait_until(
-      lock, deadline, [&] { return failure_ != nullptr || !isPendingLocked(tensor); });
+  const bool came = waiter.moved.wait_until(
+      lock, deadline, [&] { return failure_ != nullptr || reached(tensor, exchange, stage); });
   waiters_.erase(std::find(waiters_.begin(), waiters_.end(), &waiter));
   if (failure_) {
     std::rethrow_exception(failure_);
   }
-  return ended;
+  return came;
 }
 
 void Completion::then(TensorKey tensor, Then then) {
   std::unique_lock lock(mutex_);
-  if (!failure_ && isPendingLocked(tensor)) {
-    listeners_[tensor.model][tensor.tensor].push_back(std::move(then));
+  const Tensor* found = find(tensor);
+  if (!failure_ && found != nullptr && found->ended < found->announced) {
+    Tensor& it = models_[tensor.model][tensor.tensor];
+    it.listeners.push_back({it.announced, std::move(then)});
     return;
   }
   const std::exception_ptr failure = failure_;
@@ -131,17 +161,42 @@ void Completion::then(TensorKey tensor, Then then) {
   then(failure);
 }
 
-std::vector<std::uint8_t> Completion::pending(ModelId model) const {
+std::vector<std::uint8_t> Completion::stages(ModelId model) const {
   const std::scoped_lock lock(mutex_);
   if (failure_) {
     std::rethrow_exception(failure_);
   }
-  return pending_.at(model);
+  const std::vector<Tensor>& tensors = models_.at(model);
+  std::vector<std::uint8_t> stages(tensors.size());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const Tensor& it = tensors[i];
+    const Stage stage = it.ended == it.announced ? Stage::kEnded
+        : it.enqueued == it.announced            ? Stage::kEnqueued
+                                                 : Stage::kUnderWay;
+    stages[i] = static_cast<std::uint8_t>(stage);
+  }
+  return stages;
+}
+
+std::vector<Completion::Clock::time_point> Completion::readyTimes(ModelId model) const {
+  const std::scoped_lock lock(mutex_);
+  std::vector<Clock::time_point> times;
+  for (const Tensor& tensor : models_.at(model)) {
+    times.push_back(tensor.readyAt);
+  }
+  return times;
 }
 
 bool Completion::isPending(TensorKey tensor) const {
   const std::scoped_lock lock(mutex_);
-  return isPendingLocked(tensor);
+  const Tensor* found = find(tensor);
+  return found != nullptr && found->ended < found->announced;
+}
+
+bool Completion::isEnqueued(TensorKey tensor) const {
+  const std::scoped_lock lock(mutex_);
+  const Tensor* found = find(tensor);
+  return found != nullptr && found->ended < found->enqueued;
 }
 
 std::size_t Completion::pendingCount() const {
@@ -149,10 +204,27 @@ std::size_t Completion::pendingCount() const {
   return pendingCount_;
 }
 
-bool Completion::isPendingLocked(TensorKey tensor) const {
-  // A waiter may wake after its model was removed.
-  return tensor.model < pending_.size() && tensor.tensor < pending_[tensor.model].size() &&
-      pending_[tensor.model][tensor.tensor] != 0;
+// The functions below are called under the lock.
+
+// A waiter may wake after its model was removed.
+const Completion::Tensor* Completion::find(TensorKey tensor) const {
+  const bool known =
+      tensor.model < models_.size() && tensor.tensor < models_[tensor.model].size();
+  return known ? &models_[tensor.model][tensor.tensor] : nullptr;
+}
+
+void Completion::notify(TensorKey tensor) {
+  for (Waiter* waiter : waiters_) {
+    if (waiter->tensor == tensor) {
+      waiter->moved.notify_one();
+    }
+  }
+}
+
+bool Completion::reached(TensorKey tensor, Number exchange, Stage stage) const {
+  const Tensor* found = find(tensor);
+  return found == nullptr ||
+      (stage == Stage::kEnqueued ? found->enqueued : found->ended) >= exchange;
 }
 
 } // namespace hvd_order

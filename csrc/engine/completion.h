@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <mutex>
@@ -11,8 +12,18 @@
 
 namespace hvd_order {
 
+/// How far the exchange of a tensor has come.
+enum class Stage : std::uint8_t {
+  kUnderWay = 1,
+  kEnqueued = 2, ///< under way, and a stream of its device can wait for the sum
+  kEnded = 0,
+};
+
 /// The tensors whose exchange is under way, the threads that wait for them, and the engine's one
 /// failure.
+///
+/// Exchanges of a tensor are counted. On a device the exchange of the next step may be announced
+/// before this one has ended: the host runs ahead of the device.
 ///
 /// Thread safety: every method locks `mutex_`; nothing else is called under it.
 class Completion final {
@@ -22,9 +33,15 @@ class Completion final {
   void addModel(ModelId model, std::size_t tensors);
   void removeModel(ModelId model);
 
-  /// Marks the exchange of `tensor` as under way. Repeated calls have no effect.
+  /// Begins an exchange of `tensor`, whose gradient will be in its buffer soon.
   /// @throws the failure, if there is one.
-  void begin(TensorKey tensor);
+  void announce(TensorKey tensor);
+  /// Marks the gradient of `tensor` as being in its buffer; begins the exchange unless it was
+  /// announced. @throws the failure, if there is one.
+  void ready(TensorKey tensor);
+  /// Marks the exchanges of `tensors` as enqueued on a device; wakes the threads that wait for
+  /// that.
+  void enqueue(const std::vector<TensorKey>& tensors);
   /// Marks the exchanges of `tensors` as ended; wakes their waiters and calls their functions.
   void complete(const std::vector<TensorKey>& tensors);
 
@@ -35,36 +52,59 @@ class Completion final {
   /// @throws the failure, if there is one.
   void check() const;
 
-  /// Blocks until the exchange of `tensor` has ended. Returns at once if it is not under way.
-  /// @return whether it ended before the deadline. @throws the failure, if there is one.
-  bool wait(TensorKey tensor, Clock::time_point deadline);
+  /// Blocks until the newest exchange of `tensor` has come to `stage`: kEnqueued or kEnded. Returns
+  /// at once if none is under way. @return whether it came there before the deadline.
+  /// @throws the failure, if there is one.
+  bool wait(TensorKey tensor, Clock::time_point deadline, Stage stage = Stage::kEnded);
 
   /// Called with null when the exchange has ended, else with the failure. Called under locks, so
   /// it may only pass the result on.
   using Then = std::function<void(const std::exception_ptr& error)>;
-  /// Calls `then` once: when the exchange of `tensor` has ended, or with the failure; at once if
-  /// the exchange is not under way. If the model is removed before, `then` is never called.
+  /// Calls `then` once: when the newest exchange of `tensor` has ended, or with the failure; at
+  /// once if the exchange is not under way. If the model is removed before, `then` is never called.
   void then(TensorKey tensor, Then then);
 
-  /// Returns for each tensor of the model 1 if its exchange is under way, else 0.
+  /// Returns the stage of the newest exchange of each tensor of the model.
   /// @throws the failure, if there is one.
-  [[nodiscard]] std::vector<std::uint8_t> pending(ModelId model) const;
+  [[nodiscard]] std::vector<std::uint8_t> stages(ModelId model) const;
+  /// Returns for each tensor of the model when its gradient was in its buffer the last time.
+  [[nodiscard]] std::vector<Clock::time_point> readyTimes(ModelId model) const;
   [[nodiscard]] bool isPending(TensorKey tensor) const;
+  /// Whether all slices of an exchange that has not ended are enqueued on a device.
+  [[nodiscard]] bool isEnqueued(TensorKey tensor) const;
   [[nodiscard]] std::size_t pendingCount() const;
 
  private:
+  using Number = std::uint64_t;
+
+  struct Listener {
+    Number exchange;
+    Then then;
+  };
+  /// Numbers of exchanges that have come to each stage: announced >= ready >= enqueued >= ended,
+  /// where nothing is enqueued on a device, enqueued == ended.
+  struct Tensor {
+    Number announced = 0;
+    Number ready = 0;
+    Number enqueued = 0;
+    Number ended = 0;
+    Clock::time_point readyAt;
+    std::vector<Listener> listeners;
+  };
   struct Waiter {
     TensorKey tensor;
-    std::condition_variable ready;
+    std::condition_variable moved;
   };
 
-  [[nodiscard]] bool isPendingLocked(TensorKey tensor) const;
+  [[nodiscard]] const Tensor* find(TensorKey tensor) const;
+  void begin(Tensor& tensor);
+  void notify(TensorKey tensor);
+  [[nodiscard]] bool reached(TensorKey tensor, Number exchange, Stage stage) const;
 
   mutable std::mutex mutex_;
-  std::vector<std::vector<std::uint8_t>> pending_; // by model and tensor
-  std::size_t pendingCount_ = 0;
-  std::vector<Waiter*> waiters_; // linear search: more than one training thread is rare
-  std::vector<std::vector<std::vector<Then>>> listeners_; // by model and tensor
+  std::vector<std::vector<Tensor>> models_; // by model and tensor
+  std::size_t pendingCount_ = 0;            // exchanges under way
+  std::vector<Waiter*> waiters_;            // linear search: more than one training thread is rare
   std::exception_ptr failure_;
 };
 

@@ -113,6 +113,11 @@ void Engine::start() {
           }
         });
   }
+  transport_->onEnqueued([weak](SliceKey slice) {
+    if (const auto self = weak.lock()) {
+      self->sliceEnqueued(slice);
+    }
+  });
   // The thread keeps the engine alive, so that no callback can destroy it.
   thread_ = std::thread([self = shared_from_this()] { self->run(); });
 }
@@ -124,6 +129,7 @@ void Engine::addModel(
   completion_.check();
   const std::scoped_lock lock(mutex_);
   const SliceLayout& known = *layout; // the agreement keeps the layout alive
+  enqueued_.addModel(model, layout);
   agreement().addModel(model, std::move(layout), std::move(plan));
   models_.insert(model);
   completion_.addModel(model, known.tensors().size());
@@ -136,6 +142,7 @@ void Engine::removeModel(ModelId model) {
   const std::scoped_lock lock(mutex_);
   agreement().removeModel(model);
   models_.erase(model);
+  enqueued_.removeModel(model);
   completion_.removeModel(model);
   reservation_.removeModel(model);
 }
@@ -167,14 +174,14 @@ Engine::Counts Engine::takeCounts() {
   return {std::exchange(messages_, 0), agreements_.takeHoldUps()};
 }
 
-bool Engine::wait(TensorKey tensor, Clock::time_point deadline) {
+bool Engine::wait(TensorKey tensor, Clock::time_point deadline, Stage stage) {
   if (reserved_) {
     const std::scoped_lock lock(mutex_);
     if (reservation_.someoneWaits()) {
       reservationChanged();
     }
   }
-  return completion_.wait(tensor, deadline);
+  return completion_.wait(tensor, deadline, stage);
 }
 
 void Engine::then(TensorKey tensor, Completion::Then then) {
@@ -191,29 +198,40 @@ void Engine::reservationChanged() {
 
 void Engine::announce(TensorKey tensor) {
   const std::scoped_lock lock(mutex_);
-  completion_.begin(tensor);
+  completion_.announce(tensor);
   progress();
   if (left_) {
     alarm(); // starts the watch for a stranded exchange
   }
 }
 
-void Engine::tensorReady(TensorKey tensor) {
-  std::unique_lock lock(mutex_);
-  completion_.check();
+// Called under the lock. Returns whether slices became ready.
+bool Engine::offer(TensorKey tensor) {
   const std::vector<SliceKey>& ready = agreement().tensorReady(tensor);
   for (const SliceKey slice : ready) {
     timeline_.ready(slice);
   }
-  completion_.begin(tensor);
-  progress();
-  if (reservation_.ready(tensor, ready, lastProgress_)) {
+  if (reservation_.ready(tensor, ready, Clock::now())) {
     reservationChanged();
   }
+  return !ready.empty();
+}
+
+void Engine::tensorReady(TensorKey tensor) {
+  std::unique_lock lock(mutex_);
+  completion_.check();
+  bool offered = false;
+  if (completion_.isEnqueued(tensor)) {
+    early_.push_back(tensor); // until `sliceDone` has seen the end of the exchange before
+  } else {
+    offered = offer(tensor);
+  }
+  completion_.ready(tensor);
+  progress();
   if (left_) {
     alarm(); // starts the watch for a stranded exchange
   }
-  if (ready.empty() || !agreement().mayDecide()) {
+  if (!offered || !agreement().mayDecide()) {
     return;
   }
   if (agreement().isSilent()) { // costs no messages, so it need not leave this thread
@@ -311,6 +329,11 @@ void Engine::act(const Decisions& decisions, std::uint32_t agreementNumber) {
   }
 }
 
+void Engine::sliceEnqueued(SliceKey slice) {
+  const std::scoped_lock lock(mutex_);
+  completion_.enqueue(enqueued_.add(slice));
+}
+
 void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   std::unique_lock lock(mutex_);
   if (error) {
@@ -321,7 +344,15 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   if (reservation_.done(slice)) {
     reservationChanged();
   }
-  completion_.complete(agreement().sliceDone(slice));
+  const std::vector<TensorKey>& ended = agreement().sliceDone(slice);
+  completion_.complete(ended);
+  if (!early_.empty()) {
+    for (const TensorKey tensor : std::vector<TensorKey>(ended)) { // `offer` changes what it refers to
+      if (std::erase(early_, tensor) > 0) {
+        offer(tensor);
+      }
+    }
+  }
   const std::vector<Health::Addressed> answers = farewell_.sliceDone();
   partingChanged_.notify_all();
   progress();
@@ -473,8 +504,8 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
   if (untold_) {
     const std::exception_ptr error = std::exchange(untold_, nullptr);
     lock.unlock();
-    transport_->abort();
     tellOthers({ControlMessage::Kind::kFailed, packFailure(error)});
+    transport_->abort();
     lock.lock();
   }
 }
@@ -655,8 +686,8 @@ void Engine::shutdown() noexcept {
     return std::exchange(untold_, nullptr);
   }();
   if (untold) {
-    transport_->abort();
     tellOthers({ControlMessage::Kind::kFailed, packFailure(untold)});
+    transport_->abort();
   }
   if (control_) {
     if (inPeace) { // else the other ranks have the failure already

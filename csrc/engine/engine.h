@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "engine/completion.h"
+#include "engine/enqueued_slices.h"
 #include "engine/farewell.h"
 #include "engine/health.h"
 #include "engine/timeline.h"
@@ -96,19 +97,23 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   /// for it. A call of `tensorReady` must follow.
   void announce(TensorKey tensor);
 
-  /// Marks the gradient of `tensor` as being in its buffer; it is sent when its turn comes.
+  /// Marks the gradient of `tensor` as being in its buffer; it is sent when its turn comes. While a
+  /// device still carries the tensor's exchange of the step before, its turn cannot come.
   void tensorReady(TensorKey tensor);
 
-  /// Blocks until the tensor is summed over all ranks, at most until `deadline`.
-  /// @return whether it is summed. @throws the engine's failure.
-  bool wait(TensorKey tensor, Clock::time_point deadline);
+  /// Blocks until the tensor's exchange has come to `stage`, at most until `deadline`.
+  /// @return whether it has. @throws the engine's failure.
+  bool wait(TensorKey tensor, Clock::time_point deadline, Stage stage = Stage::kEnded);
   /// Same as Completion::then. Unlike `wait` it ends no link reservation, because no thread is
   /// known to be idle.
   void then(TensorKey tensor, Completion::Then then);
-  /// Returns for each tensor of the model 1 if its exchange is under way, else 0.
-  /// @throws the engine's failure.
-  [[nodiscard]] std::vector<std::uint8_t> pending(ModelId model) const {
-    return completion_.pending(model);
+  /// Same as Completion::stages.
+  [[nodiscard]] std::vector<std::uint8_t> stages(ModelId model) const {
+    return completion_.stages(model);
+  }
+  /// Same as Completion::readyTimes.
+  [[nodiscard]] std::vector<Clock::time_point> readyTimes(ModelId model) const {
+    return completion_.readyTimes(model);
   }
   /// @throws the engine's failure, if there is one.
   void check() const {
@@ -143,7 +148,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void run();
   void drive(std::unique_lock<std::mutex>& lock);
   void act(const Decisions& decisions, std::uint32_t agreementNumber);
+  void sliceEnqueued(SliceKey slice);
   void sliceDone(SliceKey slice, std::exception_ptr error);
+  bool offer(TensorKey tensor);
   void onMessage(Rank from, const ControlMessage& message);
   std::vector<Health::Addressed> handle(Rank from, const ControlMessage& message);
   void onLost(Rank peer, const std::exception_ptr& error);
@@ -179,6 +186,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   AgreementSequence agreements_;
   std::uint64_t messages_ = 0; // of the agreement, sent since takeCounts
   std::set<ModelId> models_;
+  EnqueuedSlices enqueued_;
+  std::vector<TensorKey> early_; // ready, while the exchange before is still on the device
   bool dirty_ = false;   // an event has happened since the last decision
   bool alarmed_ = false; // the engine's thread must check for failures and its wake-up time
   bool driving_ = false; // a thread is deciding and issuing; it alone uses decisions_

@@ -6,8 +6,6 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <chrono>
-
 namespace py = pybind11;
 
 namespace hvd_order {
@@ -24,10 +22,6 @@ void markReady(Engine& engine, TensorKey tensor, const std::exception_ptr& error
   } catch (...) {
     engine.fail(std::current_exception()); // no thread would receive an exception of this one
   }
-}
-
-double monotonicSeconds() { // Python's time.monotonic()
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 bool alike(const at::Tensor& wire, const at::Tensor& gradient) {
@@ -130,7 +124,6 @@ void GradientSender::sendOrdinary(
     const py::object& guard) {
   entry.passesToGo = 0;
   entry.sent = true;
-  entry.readySeconds = monotonicSeconds();
   const at::Tensor gradient = parameter.grad();
   send(entry, gradient);
   parameter.mutable_grad() = entry.gradient.get();
@@ -153,9 +146,10 @@ void tensorReady(
     return;
   }
   engine->announce({model, tensor});
-  transport.whenReady(gradient.device(), [engine, model, tensor](const std::exception_ptr& error) {
-    markReady(*engine, {model, tensor}, error);
-  });
+  transport.whenReady(
+      {model, tensor}, gradient.device(), [engine, model, tensor](const std::exception_ptr& error) {
+        markReady(*engine, {model, tensor}, error);
+      });
 }
 
 at::Tensor placeIn(

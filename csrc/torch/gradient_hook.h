@@ -47,7 +47,6 @@ struct GradientEntry {
   int passesToGo = 1;
   bool sent = false;
   bool late = false;
-  double readySeconds = 0.0;
 };
 
 /// Hands the gradients of one optimizer to the engine.

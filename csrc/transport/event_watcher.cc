@@ -20,7 +20,7 @@ EventWatcher::~EventWatcher() {
   }
 }
 
-void EventWatcher::add(std::size_t queue, std::unique_ptr<DeviceEvent> event, Then then) {
+void EventWatcher::add(std::size_t queue, std::shared_ptr<DeviceEvent> event, Then then) {
   {
     const std::scoped_lock lock(state_->mutex);
     if (state_->queues.size() <= queue) {

@@ -42,11 +42,11 @@ class EventWatcher final {
   EventWatcher& operator=(const EventWatcher&) = delete;
 
   /// @param queue a small number for the stream on which the event was recorded.
-  void add(std::size_t queue, std::unique_ptr<DeviceEvent> event, Then then);
+  void add(std::size_t queue, std::shared_ptr<DeviceEvent> event, Then then);
 
  private:
   struct Entry {
-    std::unique_ptr<DeviceEvent> event;
+    std::shared_ptr<DeviceEvent> event;
     Then then;
   };
 

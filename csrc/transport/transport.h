@@ -14,6 +14,7 @@ class Transport {
  public:
   /// Called exactly once for each issued slice, from any thread, with null on success.
   using Done = std::function<void(std::exception_ptr error)>;
+  using Enqueued = std::function<void(SliceKey slice)>;
 
   Transport() = default;
   Transport(const Transport&) = delete;
@@ -25,6 +26,12 @@ class Transport {
   /// @throws any exception: the slice then counts as failed, and `done` must not be called.
   virtual void issue(SliceKey key, const Slice& slice, Done done) = 0;
 
+  /// From now on calls `enqueued` for each slice that a device's stream carries, before `done`, once
+  /// another stream can wait for the sum. Most transports know no streams.
+  virtual void onEnqueued(Enqueued enqueued) {
+    static_cast<void>(enqueued);
+  }
+
   /// Called in a stall: starts to look for its cause, if the transport can. Must not block.
   virtual void inquire() {}
   /// Returns the cause of the stall in words; empty if unknown.
@@ -32,7 +39,7 @@ class Transport {
     return {};
   }
 
-  /// Cancels all transfers in flight, as far as the library can. Must not block.
+  /// Cancels all transfers in flight, as far as the library can. Blocks for a few seconds at most.
   virtual void abort() noexcept = 0;
 };
 

@@ -48,6 +48,7 @@ Agreement = Literal["leader", "negotiated", "planned"]
 Transport = Literal["c10d", "horovod"]
 BackendName = Literal["c10d", "mpi"]
 Comm = Literal["allreduce", "ps"]
+DeviceWait = Literal["enqueued", "arrived"]
 Updater = Literal["worker", "server"]
 Consistency = Literal["sync", "async"]
 AssignmentName = Literal["even", "round_robin", "hash", "mxnet"]
@@ -204,6 +205,13 @@ class Config:
         "1",
         SWITCH,
         "Let the next forward pass of a layer start while other layers' gradients still travel.",
+    )
+    device_wait: DeviceWait = knob(
+        "enqueued",
+        choice(DeviceWait),
+        "What the host waits for before it launches work on a sum that a device receives. "
+        "`enqueued`: a stream of the device can wait for the sum, and does. `arrived`: the sum "
+        "itself; slower, to find out whether a fault lies in the order of streams.",
     )
     timeout: timedelta = knob(
         "1800",

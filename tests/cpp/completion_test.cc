@@ -37,8 +37,8 @@ TEST(nothingUnderWayIsNothingToWaitFor) {
 TEST(aWaitEndsWithItsTensor) {
   Completion completion;
   addModels(completion);
-  completion.begin({0, 1});
-  completion.begin({2, 0});
+  completion.announce({0, 1});
+  completion.announce({2, 0});
   test::onThreads(3, [&](int thread) {
     if (thread == 0) {
       CHECK(completion.wait({0, 1}, Clock::now() + kForever));
@@ -57,7 +57,7 @@ TEST(manyThreadsWaitForOneTensor) {
   Completion completion;
   addModels(completion);
   for (int round = 0; round < 100; ++round) {
-    completion.begin({0, 0});
+    completion.announce({0, 0});
     test::onThreads(4, [&](int thread) {
       if (thread == 0) {
         completion.complete({{0, 0}});
@@ -71,29 +71,29 @@ TEST(manyThreadsWaitForOneTensor) {
 TEST(aWaitEndsAtItsDeadline) {
   Completion completion;
   addModels(completion);
-  completion.begin({0, 0});
+  completion.announce({0, 0});
   CHECK(!completion.wait({0, 0}, Clock::now()));
   CHECK(!completion.wait({0, 0}, Clock::now() + 1ms));
   completion.complete({{0, 0}}); // and nobody is told who no longer waits
   CHECK(completion.wait({0, 0}, Clock::now()));
 }
 
-TEST(pendingShowsWhatIsUnderWay) {
+TEST(stagesShowWhatIsUnderWay) {
   Completion completion;
   addModels(completion);
-  completion.begin({0, 2});
-  completion.begin({0, 0});
-  CHECK_EQUAL(completion.pending(0), std::vector<std::uint8_t>{1, 0, 1});
-  CHECK_EQUAL(completion.pending(2), std::vector<std::uint8_t>{0});
+  completion.announce({0, 2});
+  completion.announce({0, 0});
+  CHECK_EQUAL(completion.stages(0), std::vector<std::uint8_t>{1, 0, 1});
+  CHECK_EQUAL(completion.stages(2), std::vector<std::uint8_t>{0});
   completion.complete({{0, 0}, {0, 2}});
-  CHECK_EQUAL(completion.pending(0), std::vector<std::uint8_t>{0, 0, 0});
+  CHECK_EQUAL(completion.stages(0), std::vector<std::uint8_t>{0, 0, 0});
 }
 
 TEST(aFailureWakesEveryWaiterAndStays) {
   Completion completion;
   addModels(completion);
-  completion.begin({0, 0});
-  completion.begin({2, 0});
+  completion.announce({0, 0});
+  completion.announce({2, 0});
   std::latch started(2);
   test::onThreads(3, [&](int thread) {
     if (thread == 2) {
@@ -108,8 +108,8 @@ TEST(aFailureWakesEveryWaiterAndStays) {
   });
   CHECK(completion.failed());
   CHECK_THROWS(PeerLost, completion.check());
-  CHECK_THROWS(PeerLost, completion.begin({0, 1}));
-  CHECK_THROWS(PeerLost, completion.pending(0));
+  CHECK_THROWS(PeerLost, completion.announce({0, 1}));
+  CHECK_THROWS(PeerLost, completion.stages(0));
   CHECK_THROWS(PeerLost, completion.wait({0, 1}, Clock::now()));
 }
 
@@ -133,8 +133,8 @@ TEST(listenersAreToldOnce) {
   };
   completion.then({0, 1}, note(1)); // nothing is under way
   CHECK_EQUAL(told, std::vector<int>{1});
-  completion.begin({0, 1});
-  completion.begin({0, 2});
+  completion.announce({0, 1});
+  completion.announce({0, 2});
   completion.then({0, 1}, note(2));
   completion.then({0, 1}, note(3));
   completion.then({0, 2}, note(4));
@@ -147,6 +147,40 @@ TEST(listenersAreToldOnce) {
   CHECK_EQUAL(told, (std::vector<int>{1, 2, 3, -1, -1}));
 }
 
+TEST(aReaderMayGoOnWhenItsTensorIsEnqueued) {
+  Completion completion;
+  addModels(completion);
+  completion.announce({0, 0});
+  CHECK(!completion.wait({0, 0}, Clock::now(), Stage::kEnqueued));
+  completion.enqueue({{0, 0}});
+  CHECK(completion.wait({0, 0}, Clock::now(), Stage::kEnqueued));
+  CHECK(!completion.wait({0, 0}, Clock::now()));
+  CHECK_EQUAL(completion.stages(0), std::vector<std::uint8_t>{2, 0, 0});
+  completion.complete({{0, 0}});
+  CHECK_EQUAL(completion.stages(0), std::vector<std::uint8_t>{0, 0, 0});
+}
+
+TEST(theEndOfAnEarlierExchangeIsNotTakenForThisOne) {
+  // On a device: the hook of the next step runs while the sum of this one is still on its way.
+  Completion completion;
+  addModels(completion);
+  completion.announce({0, 0});
+  completion.ready({0, 0}); // as announced: no exchange of its own
+  completion.enqueue({{0, 0}});
+  completion.announce({0, 0});
+  int told = 0;
+  completion.then({0, 0}, [&](const std::exception_ptr&) { ++told; });
+  completion.complete({{0, 0}});
+  CHECK(!completion.wait({0, 0}, Clock::now(), Stage::kEnqueued));
+  CHECK(completion.isPending({0, 0}));
+  CHECK_EQUAL(told, 0);
+  completion.ready({0, 0});
+  completion.complete({{0, 0}});
+  CHECK(completion.wait({0, 0}, Clock::now()));
+  CHECK_EQUAL(told, 1);
+  CHECK_EQUAL(completion.pendingCount(), 0U);
+}
+
 TEST(aRemovedModelHasNothingUnderWay) {
   Completion completion;
   addModels(completion);
@@ -154,8 +188,8 @@ TEST(aRemovedModelHasNothingUnderWay) {
   CHECK(completion.wait({0, 1}, Clock::now())); // as a waiter finds it that wakes too late
   CHECK(!completion.isPending({0, 1}));
   completion.addModel(0, 1);
-  completion.begin({0, 0});
-  CHECK_EQUAL(completion.pending(0), std::vector<std::uint8_t>{1});
+  completion.announce({0, 0});
+  CHECK_EQUAL(completion.stages(0), std::vector<std::uint8_t>{1});
 }
 
 } // namespace hvd_order

@@ -198,6 +198,9 @@ class HeldTransport final : public Transport {
     held_.emplace_back(key, std::move(done));
     changed_.notify_all();
   }
+  void onEnqueued(Enqueued told) override {
+    enqueued = std::move(told);
+  }
   void abort() noexcept override {
     ++aborts;
   }
@@ -209,6 +212,7 @@ class HeldTransport final : public Transport {
     return std::exchange(held_, {});
   }
 
+  Enqueued enqueued;
   std::atomic<bool> refuses = false;
   std::atomic<int> aborts = 0;
 
@@ -277,6 +281,39 @@ TEST(sumsAreRightAndTheOrderIsOneOnAllRanks) {
       }
       CHECK_EQUAL(times, std::vector<int>(slices, kSteps));
     }
+  }
+}
+
+TEST(aGradientOfTheNextStepWaitsForTheSumThatADeviceStillCarries) {
+  Lonely lonely;
+  lonely.engine->tensorReady({0, 0});
+  auto first = lonely.transport->take(1);
+  CHECK(!lonely.engine->wait({0, 0}, Engine::Clock::now(), Stage::kEnqueued));
+  lonely.transport->enqueued(first[0].first);
+  CHECK(lonely.engine->wait({0, 0}, Engine::Clock::now(), Stage::kEnqueued)); // a reader goes on
+  lonely.engine->announce({0, 0});
+  lonely.engine->tensorReady({0, 0}); // the device's events may come in this order
+  CHECK(!lonely.engine->wait({0, 0}, Engine::Clock::now(), Stage::kEnqueued));
+  first[0].second(nullptr);
+  auto second = lonely.transport->take(1); // issued only now
+  CHECK(!lonely.engine->wait({0, 0}, Engine::Clock::now()));
+  second[0].second(nullptr);
+  CHECK(lonely.engine->wait({0, 0}, Engine::Clock::now() + kForever));
+}
+
+TEST(aTensorIsEnqueuedWithTheLastOfItsSlices) {
+  Lonely lonely;
+  lonely.engine->addModel(
+      1, std::make_shared<SliceLayout>(Tensors{{"large", 192, 0}, {"small", 64, 0}}, 64), {});
+  lonely.engine->tensorReady({1, 0});
+  auto slices = lonely.transport->take(3);
+  for (int i = 0; i < 3; ++i) {
+    CHECK(!lonely.engine->wait({1, 0}, Engine::Clock::now(), Stage::kEnqueued));
+    lonely.transport->enqueued(slices[i].first);
+  }
+  CHECK(lonely.engine->wait({1, 0}, Engine::Clock::now(), Stage::kEnqueued));
+  for (auto& [slice, done] : slices) {
+    done(nullptr);
   }
 }
 

@@ -14,9 +14,9 @@ namespace hvd_order {
 /// Carries slices over a torch.distributed process group of any back end.
 ///
 /// On the CPU a slice is done when the future of its work completes. On a device, work is enqueued
-/// on a stream of its own, and the slice is done when an event after it has happened. Readiness of
-/// a gradient is an event too (`whenReady`), because the hook runs when the kernel is enqueued,
-/// not when it has run.
+/// on a stream of its own, and the slice is done when an event after it has happened; readers need
+/// not wait for that on the host (`orderBehindSums`). Readiness of a gradient is an event too
+/// (`whenReady`), because the hook runs when the kernel is enqueued, not when it has run.
 class C10dTransport final : public TorchTransport,
                             public std::enable_shared_from_this<C10dTransport> {
  public:
@@ -25,7 +25,10 @@ class C10dTransport final : public TorchTransport,
   void abort() noexcept override;
 
  private:
-  void allReduce(const at::Tensor& tensor, const std::string& name, Done done) override;
+  void allReduce(Sum sum) override;
+  [[nodiscard]] bool canIssueAhead() const override {
+    return true;
+  }
   c10::Stream transferStream(const c10::Device& device);
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;

@@ -66,14 +66,15 @@ HorovodTransport::HorovodTransport(const std::string& library, bool gpuOnHost) :
   waitAndClear_ = look<WaitAndClear>(opened, library, kWaitAndClear);
 }
 
-void HorovodTransport::allReduce(const at::Tensor& tensor, const std::string& name, Done done) {
+void HorovodTransport::allReduce(Sum sum) {
+  const at::Tensor& tensor = sum.tensor;
   AllReduce* const start = tensor.device().is_cpu() ? allReduceOnHost_ : allReduceOnDevice_;
-  const int handle = start(tensor, tensor, 1, name, kSum, 1.0, 1.0, kGlobalProcessSet);
+  const int handle = start(tensor, tensor, 1, sum.name, kSum, 1.0, 1.0, kGlobalProcessSet);
   const std::size_t queue = takeQueue();
   handles_.add(
       queue, std::make_unique<Handle>(poll_, handle),
       [self = shared_from_this(), handle, queue, tensor,
-       done = std::move(done)](std::exception_ptr error) {
+       done = std::move(sum.done)](std::exception_ptr error) {
         self->giveBack(queue);
         try {
           if (error) {

@@ -33,7 +33,7 @@ class HorovodTransport final : public TorchTransport,
 
   class Handle;
 
-  void allReduce(const at::Tensor& tensor, const std::string& name, Done done) override;
+  void allReduce(Sum sum) override;
   std::size_t takeQueue();
   void giveBack(std::size_t queue);
 

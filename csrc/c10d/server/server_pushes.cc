@@ -128,14 +128,14 @@ void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
       urgencyOf(header.slice), push, payloadOf(registered.views[header.slice]));
 }
 
-void ServerTransport::allReduce(const at::Tensor& tensor, const std::string& name, Done done) {
-  const std::uint64_t hash = hashOf(name);
+void ServerTransport::allReduce(Sum sum) {
+  const std::uint64_t hash = hashOf(sum.name);
   const std::scoped_lock lock(mutex_);
   if (error_) {
     std::rethrow_exception(error_);
   }
-  HVDO_CHECK(!lines_.empty() && !once_.contains(hash), "two tensors are called ", name);
-  once_[hash] = {tensor, std::move(done)};
+  HVDO_CHECK(!lines_.empty() && !once_.contains(hash), "two tensors are called ", sum.name);
+  once_[hash] = {sum.tensor, std::move(sum.done)};
   // Servers take turns; all workers sum the same tensors in the same order.
   auto line = lines_.begin();
   std::advance(line, onces_++ % lines_.size());
@@ -143,9 +143,9 @@ void ServerTransport::allReduce(const at::Tensor& tensor, const std::string& nam
       1,
       {.kind = FrameKind::kPush,
        .model = kNoModel,
-       .layout = static_cast<std::uint32_t>(elementTypeOf(tensor)),
+       .layout = static_cast<std::uint32_t>(elementTypeOf(sum.tensor)),
        .argument = hash},
-      payloadOf(tensor));
+      payloadOf(sum.tensor));
 }
 
 void ServerTransport::onFrame(ServerId server, const FrameHeader& header, const Payload& payload) {

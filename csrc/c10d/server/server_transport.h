@@ -176,7 +176,7 @@ class ServerTransport final : public TorchTransport,
   void idle(ServerId server);
 
   // server_pushes.cc, with `issue` and `pull`:
-  void allReduce(const at::Tensor& tensor, const std::string& name, Done done) override;
+  void allReduce(Sum sum) override;
   void onFrame(ServerId server, const FrameHeader& header, const Payload& payload);
   void answered(ServerId server, const FrameHeader& header, const Payload& payload);
   void admitted(ServerId server, const FrameHeader& header);

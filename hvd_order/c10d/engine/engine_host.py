@@ -116,6 +116,7 @@ class EngineHost:
             transport=self.transport,
             control=control,
         )
+        self._set_issues_ahead()
         self.copier = native.GradientCopier()
         self.models: set[int] = set()
         self.steps = 0  # steps of all optimizers together
@@ -180,6 +181,14 @@ class EngineHost:
             self._engine_credit(credit_bytes), lead_s,
         )  # fmt: skip
         self.slice_settings = settings
+        self._set_issues_ahead()
+
+    def _set_issues_ahead(self) -> None:
+        """Lets a device wait for gradients of a planned order: the order of issue is known before
+        they are computed.
+        """
+        ahead = self.agreement == "planned" and self.job.config.device_wait == "enqueued"
+        self.transport.set_issues_ahead(ahead)
 
     def end_plan(self, issued: int) -> None:
         """Goes back from a planned order to the leader's, while gradients may be under way.
@@ -193,6 +202,7 @@ class EngineHost:
         self.engine.end_plan(
             issued, native.AgreementKind.LEADER, self._policy(self.slice_settings)
         )  # fmt: skip
+        self._set_issues_ahead()
 
     def _engine_credit(self, credit_bytes: int) -> int:
         """Returns the credit of the engine; unlimited for servers.

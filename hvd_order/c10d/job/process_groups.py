@@ -123,7 +123,7 @@ class OwnGroups:
         group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
         if nccl:
             group._register_backend(
-                torch.device("cuda"), kinds.NCCL, _nccl(store, rank, size, timeout, name, members)
+                torch.device("cuda"), kinds.NCCL, _nccl(store, rank, size, request, name, members)
             )
         else:
             group._register_backend(torch.device("cuda"), kinds.GLOO, gloo)
@@ -175,12 +175,19 @@ class OwnGroups:
         group.shutdown()
 
 
-def _nccl(
-    store: Store, rank: int, size: int, timeout: timedelta, name: str, members: list[int]
-) -> Any:
+def _nccl_options(request: GroupRequest) -> Any:
     options: Any = dist.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = False
-    options._timeout = timeout
+    # NCCL's kernels run on the group's own stream. Those of gradients get free multiprocessors
+    # before the kernels of the training do: the next layers wait for them.
+    options.is_high_priority_stream = request.traffic == "at once"
+    return options
+
+
+def _nccl(
+    store: Store, rank: int, size: int, request: GroupRequest, name: str, members: list[int]
+) -> Any:
+    options = _nccl_options(request)
+    options._timeout = request.timeout
     options.group_name = name  # these two are for NCCL's flight recorder
     options.global_ranks_in_group = members
     nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)
@@ -206,6 +213,7 @@ class JoinedGroups:
             request.ranks,
             timeout=request.timeout,
             backend=request.backend,
+            pg_options=_nccl_options(request) if "nccl" in request.backend else None,
             group_desc=f"hvd_order:{request.purpose}",
         )
         self._listed.append(group)

@@ -105,6 +105,15 @@ class Tuner:
         if choices:
             self.slice_settings, self._steps = next(self._trials)
 
+    @property
+    def is_boundary(self) -> bool:
+        """Whether the next :meth:`step_taken` begins or ends the steps that count in a turn.
+
+        Where a device is ahead of or behind the host, the caller then waits for it first.
+        """
+        steps = len(self._seconds) + (self._last_s is not None)
+        return steps in (_WARM_UP, _WARM_UP + self._steps)
+
     def step_taken(self, now_s: float) -> float | None:
         """Records the end of a step.
 

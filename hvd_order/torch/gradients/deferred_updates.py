@@ -28,6 +28,9 @@ _REACHED = {
 class DeferredUpdates:
     """The deferred updates of one step, applied by the user's optimizer with that step's settings.
 
+    On a device an updated parameter stays armed until the update has run, so that readers on
+    streams other than the first reader's wait for it as well.
+
     The exchange's lock is held in all methods.
     """
 
@@ -91,16 +94,24 @@ class DeferredUpdates:
         entries = list(entries)
         # Readers on other threads find the parameters pending, and wait for the exchange's lock
         # until all is done; this thread bypasses the pending class.
-        with native.CleanRoom(), torch._C.DisableTorchFunctionSubclass():
+        with (
+            native.CleanRoom(),
+            torch._C.DisableTorchFunctionSubclass(),
+            native.OnHomeStreams(self._transfer.streams) as home,
+        ):
             self._transfer.finish(entries)
             for entry in entries:
                 entry.update_pending = False
             self._pending = [entry for entry in self._pending if entry.update_pending]
+            point: native.StreamPoint | None = None
             try:
                 self._update(entries)
+                point = home.point()
             finally:
                 for entry in entries:
-                    disarm_parameter(entry.parameter)
+                    entry.updated = point
+                    if point is None:
+                        disarm_parameter(entry.parameter)
                     entry.begin_step(self._table.passes)
         if not self._pending and recorded is not None:
             optimizer_class.unguard(recorded.optimizer)
@@ -135,7 +146,7 @@ class DeferredUpdates:
         """
         before = self._pending
         arrived = self._transfer.arrived()
-        while not all(map(arrived, wanted)):
+        while not all(map(self._transfer.can_be_taken(), wanted)):
             portion = self._budget.of(filter(arrived, self._pending))
             if not portion:
                 break

@@ -128,7 +128,9 @@ class GradientExchange:
                 otherwise=_hook(weakref.ref(self), weakref.ref(entry)),
             )
             self._hooks.append(entry.parameter.register_post_accumulate_grad_hook(hook))
-        self._device_types = {entry.parameter.device.type for entry in self._table.entries}
+        devices = {entry.parameter.device for entry in self._table.entries}
+        self._device_types = {device.type for device in devices}
+        self._transfer.use_devices(devices)
 
     def add_entries(self, entries: Sequence[ParameterEntry]) -> None:
         """Adds parameters that the optimizer received later. Collective."""
@@ -234,6 +236,7 @@ class GradientExchange:
         with self._lock:
             optimizer = self._optimizer()
             assert optimizer is not None
+            self._transfer.streams.follow()
             if self._server_update is not None:
                 self._server_update.check()
             if self._gradients.fresh:  # no gradient here; other ranks may wait for zeros

@@ -59,7 +59,8 @@ class ExchangeGuard:
                 self._warm_up.was_read(entry)
                 if entry.update_pending:
                     wanted.append(entry)
-                else:
+                elif entry.updated is None or entry.updated.passed():
+                    entry.updated = None
                     disarm_parameter(parameter)
             if wanted:
                 others = self._updates.bring_up_to_date(wanted)
@@ -120,3 +121,5 @@ class ExchangeGuard:
         armed = [p for p in parameters if is_armed(p) and self._table.of(p) is not None]
         if armed:
             self.before_parameter_read(armed)
+            for parameter in armed:
+                disarm_parameter(parameter)  # also if its update is yet to run on the device

@@ -79,6 +79,7 @@ class GradientBuffers:
         entry.wire = native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
         same = sample.dtype == entry.parameter.dtype and sample.shape == entry.parameter.shape
         entry.gradient = entry.wire if same else torch.zeros_like(entry.parameter)
+        entry.on_device = flat.device.type != "cpu"
 
     def recut(self, slice_bytes: int, small_front: bool) -> None:
         """Cuts the same places into other slices."""

@@ -6,11 +6,11 @@ without a gradient sends zeros and a use flag of 0 in its place.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
+from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, timeline
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.process_sets import ProcessSet
@@ -28,12 +28,15 @@ from hvd_order.torch.parameters.read_guard import (
 
 __all__: list[str] = []
 
+_ENDED = int(native.Stage.ENDED)
+
 
 class GradientTransfer:
     """Sends and receives the gradients of one optimizer.
 
     Attributes:
         model: the registered model of the gradients.
+        streams: where sums are unpacked and parameters updated.
     """
 
     def __init__(
@@ -60,6 +63,11 @@ class GradientTransfer:
         self._postscale = postscale
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
+        self.streams = native.HomeStreams([])
+
+    def use_devices(self, devices: Iterable[torch.device]) -> None:
+        """Sets the devices of the parameters; work on them begins with their current streams."""
+        self.streams = native.HomeStreams(sorted(devices, key=str))
 
     # ---- out ----------------------------------------------------------------------------------
 
@@ -89,7 +97,6 @@ class GradientTransfer:
                 "step() and the next backward()"
             )
         entry.sent = True
-        entry.ready_s = time.monotonic()
         done = (
             gradient is not entry.wire
             and entry.gradient is entry.wire
@@ -135,47 +142,62 @@ class GradientTransfer:
         with torch.no_grad():
             entry.wire.zero_()
             entry.use_flag.zero_()
-        entry.ready_s = time.monotonic()
         self.model.hand_over(entry)
 
     # ---- in -----------------------------------------------------------------------------------
 
     def finish(self, entries: Iterable[ParameterEntry]) -> None:
-        """Waits for the sums and puts them into ``.grad``. Raises the engine's failure."""
-        travelling = self.model.travelling()
+        """Waits for the sums and puts them into ``.grad``. Raises the engine's failure.
+
+        On devices the home streams wait and work; the host goes on.
+        """
+        stages = self.model.stages()
+        absent = []
         # Readers on other threads find each gradient in flight until it is complete.
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with (
+            torch.no_grad(),
+            torch._C.DisableTorchFunctionSubclass(),
+            native.OnHomeStreams(self.streams),
+        ):
             for entry in entries:
                 if entry.finished or not entry.sent:
                     continue
-                if entry.placed and travelling(entry):
+                if entry.placed and stages[entry.tensor] != _ENDED:
                     with timeline.span("wait", entry.name):
                         self.model.wait(entry)
-                    travelling = self.model.travelling()  # neighbours in its slice have come, too
-                if not entry.sparse:
-                    try:
-                        self._complete(entry)
-                    finally:
-                        disarm_gradient(entry.gradient)
-                entry.finished = True
+                    stages = self.model.stages()  # neighbours in its slice have come, too
+                if entry.sparse:
+                    entry.finished = True
+                elif entry.absent:
+                    absent.append(entry)
+                else:
+                    self._complete(entry)
+            if absent:
+                for entry, used in zip(absent, self.model.used(absent), strict=True):
+                    entry.used = used or self.model.on_servers
+                    self._complete(entry)
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:
-        """A test whether a gradient can be finished now without a wait."""
-        travelling = self.model.travelling()
-        return lambda entry: entry.finished or not travelling(entry)
+        """A test whether a gradient can be finished now without a wait of host or device."""
+        stages = self.model.stages()
+        return lambda entry: entry.finished or stages[entry.tensor] == _ENDED
+
+    def can_be_taken(self) -> Callable[[ParameterEntry], bool]:
+        """A test whether a gradient can be finished now without a wait of the host."""
+        taken = self.model.can_be_taken()
+        return lambda entry: entry.finished or taken(entry)
 
     def _complete(self, entry: ParameterEntry) -> None:
-        if entry.absent:
-            entry.used = bool(entry.use_flag.item() > 0)
-            if not entry.used and not self.model.on_servers:
-                return
-            entry.used = True
-        if entry.gradient is not entry.wire:
-            entry.gradient.copy_(
-                self._compression.decompress(entry.wire, entry.compression_context)
-            )
-        if self._postscale != 1.0:
-            entry.gradient.mul_(self._postscale)
+        try:
+            if entry.used and entry.gradient is not entry.wire:
+                entry.gradient.copy_(
+                    self._compression.decompress(entry.wire, entry.compression_context)
+                )
+            if entry.used and self._postscale != 1.0:
+                entry.gradient.mul_(self._postscale)
+        finally:
+            disarm_gradient(entry.gradient)
+        entry.finished = True
 
     def find_sparse(self, entries: Sequence[ParameterEntry], absent: bool = False) -> None:
         """Finds the parameters whose gradients are sparse on any rank; collective.

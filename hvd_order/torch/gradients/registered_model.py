@@ -18,10 +18,13 @@ from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.updates.server_update import ServerUpdate
+from hvd_order.torch.devices import synchronize
 
 __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
+_ENQUEUED = native.Stage.ENQUEUED
+_ENDED, _UNDER_WAY = int(native.Stage.ENDED), int(native.Stage.UNDER_WAY)
 
 
 class RegisteredModel:
@@ -52,6 +55,7 @@ class RegisteredModel:
         self._buffers: GradientBuffers
         self._in_order: list[ParameterEntry] = []
         self.server_update: ServerUpdate | None = None
+        self._awaited = _ENQUEUED if host.job.config.device_wait == "enqueued" else native.Stage.ENDED
 
     def register(self, entries: Sequence[ParameterEntry], observed: bool, on_servers: bool) -> None:
         """Lays out the gradients of ``entries`` in the given order, that of rank 0, on all ranks.
@@ -163,9 +167,20 @@ class RegisteredModel:
 
     def _remove(self) -> None:
         if self._forget is not None:
+            self._settle()
             self._forget.detach()
             self._forget = None
             self._host.remove_model(self._model)
+
+    def _settle(self) -> None:
+        """Waits until no device works on the buffers, and takes the times of the last gradients."""
+        engine = self._host.engine
+        for entry in self._in_order:
+            engine.wait(self._model, entry.tensor)
+        for device in {flat.device for flat in self._buffers.flat}:
+            synchronize(device)
+        for entry, ready_s in zip(self._in_order, engine.ready_times(self._model), strict=True):
+            entry.ready_s = ready_s
 
     def _observed_plan(self) -> list[int]:
         """The best order in which the last step could have been sent, from rank 0's times."""
@@ -218,14 +233,33 @@ class RegisteredModel:
         )
 
     def wait(self, entry: ParameterEntry) -> None:
-        """Waits for the sum of a gradient. Raises the engine's failure."""
-        self._host.engine.wait(self._model, entry.tensor)
+        """Waits for the sum of a gradient. Raises the engine's failure.
 
-    def travelling(self) -> Callable[[ParameterEntry], bool]:
-        """Which gradients are in flight at this moment."""
+        On a device only the current stream waits for the sum; the host waits until it is enqueued.
+        """
+        self._host.engine.wait(self._model, entry.tensor, self._awaited)
+        if self._awaited is _ENQUEUED and entry.wire.device.type != "cpu":
+            self._host.transport.order_behind_sums(self._model, entry.tensor, entry.wire.device)
+
+    def stages(self) -> bytes:
+        """The stage of each gradient at this moment, by TensorId: values of `native.Stage`."""
         self._host.copier.release()
-        pending = self._host.engine.pending(self._model)
-        return lambda entry: bool(pending[entry.tensor])
+        return self._host.engine.stages(self._model)
+
+    def can_be_taken(self) -> Callable[[ParameterEntry], bool]:
+        """A test whether `wait` for a gradient would block the host."""
+        stages = self.stages()
+        if self._awaited is _ENQUEUED:
+            return lambda entry: stages[entry.tensor] != _UNDER_WAY
+        return lambda entry: stages[entry.tensor] == _ENDED
+
+    def used(self, entries: Sequence[ParameterEntry]) -> list[bool]:
+        """Whether any rank had a gradient for each entry; they must be finished."""
+        sums = native.read_use_flags(
+            self._host.transport, self._model,
+            [entry.tensor for entry in entries], [entry.use_flag for entry in entries],
+        )  # fmt: skip
+        return [value > 0 for value in sums]
 
 
 def _forget(host: EngineHost, model: int) -> None:

@@ -22,6 +22,7 @@ from hvd_order.plan.link.advice import run_line
 from hvd_order.plan.link.slice_settings import SliceSettings
 from hvd_order.plan.link.tuner import Tuner, candidates, distinct
 from hvd_order.plan.link.watch import Drift, Watch
+from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients import followed_plan
 from hvd_order.torch.gradients.registered_model import RegisteredModel
 
@@ -129,6 +130,8 @@ class Tuning:
         Args:
             flush: finishes all transfers in flight.
         """
+        if self._tuner is not None and self._tuner.is_boundary:
+            synchronize(self._device)
         now_s = time.monotonic()
         if self._shared != self._host.shared:
             flush()

@@ -32,7 +32,8 @@ class ParameterEntry(native.GradientEntry):
         passes_to_go: backward passes until the gradient is sent.
         sent: whether the gradient was passed to the engine in this step.
         late: the update of the last step was still deferred when this step's gradients came.
-        ready_s: when the gradient was passed to the engine, time.monotonic().
+        ready_s: when the gradient was in its buffer, time.monotonic(); set when the model's
+            registration ends (registered_model.py).
         use_flag: see gradient_buffers.py; 1 element.
     """
 
@@ -40,6 +41,7 @@ class ParameterEntry(native.GradientEntry):
     name: str
     use_flag: torch.Tensor = _NOWHERE
     size_bytes: int = field(init=False)  # of the parameter
+    on_device: bool = field(init=False)  # not in the memory of the CPU
 
     compression_context: Any = None
     finished: bool = False  # sent, and summed, and visible in `gradient`
@@ -50,12 +52,15 @@ class ParameterEntry(native.GradientEntry):
     sparse: bool = False  # exchanged by sparse.py instead of the buffers
     placed: bool = False  # has a place in the buffers, required until the ranks find it sparse
     deferrable: bool = False  # the first reader of the parameter in a step is known
+    ready_s: float = 0.0
+    updated: native.StreamPoint | None = None  # on a device: behind the parameter's last update
     _lock: native.StorageLock | None = None
 
     def __post_init__(self) -> None:
         """Creates the native part."""
         super().__init__()
         self.size_bytes = self.parameter.nbytes
+        self.on_device = self.parameter.device.type != "cpu"
 
     def lock(self) -> None:
         """Makes every access to the parameter's memory raise, until :meth:`unlock`."""

@@ -11,6 +11,9 @@ module does at all: the first reader finds an ordinary parameter, up to date.
 Reads of metadata (shape, dtype) finish nothing, nor does ``.grad``, except where only the other
 ranks determine whether it is None.
 
+On a device an update has not run yet when it has been launched. Until it has, the parameter stays
+armed, since readers on other streams must wait for it.
+
 In addition, a lock protects the parameter's memory (:class:`StorageLock`): a reader in C++,
 invisible to Python, gets an error that names the parameter, never an old value. To avoid this
 error in ordinary programs, an update is deferred only if nothing else reaches the parameter's
@@ -132,6 +135,12 @@ def settle(*values: object) -> None:
             guard.before_parameter_read(tensors)
 
 
+def _disarm(tensor: torch.Tensor) -> None:
+    """Finishes a tensor, and makes it ordinary also where a device has yet to run its update."""
+    settle(tensor)
+    disarm_parameter(tensor)
+
+
 @torch._dynamo.disable  # type: ignore[untyped-decorator]
 def _before_grad_attribute(tensor: torch.Tensor) -> None:
     guard: Guard = getattr(tensor, GUARD)
@@ -157,17 +166,17 @@ class _Guarded:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the completed tensor, as an ordinary one."""
-        settle(self)
+        _disarm(self)
         return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles the completed tensor, as an ordinary one."""
-        settle(self)
+        _disarm(self)
         return self.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         """Shows the completed tensor."""
-        settle(self)
+        _disarm(self)
         return repr(self)
 
 
