@@ -33,6 +33,9 @@ class TorchTransport(Transport):
     def set_issues_ahead(self, ahead: bool) -> None:
         """Whether slices are issued before their device has computed the gradients."""
 
+    def order_transfers_behind(self, device: torch.device) -> None:
+        """Makes transfers issued from now on wait for the current stream's work so far."""
+
     def order_behind_sums(self, model: int, tensor: int, device: torch.device) -> None:
         """Makes the current stream wait for the sums of a tensor that are enqueued."""
 

@@ -21,9 +21,9 @@ std::chrono::nanoseconds nanoseconds(double seconds) {
 // Time between two checks for Ctrl-C while a Python thread waits.
 constexpr std::chrono::milliseconds kSignalCheck{100};
 
-void waitInterruptibly(Engine& engine, ModelId model, TensorId tensor) {
+void waitInterruptibly(Engine& engine, ModelId model, TensorId tensor, Stage stage) {
   const py::gil_scoped_release release;
-  while (!engine.wait({model, tensor}, Completion::Clock::now() + kSignalCheck)) {
+  while (!engine.wait({model, tensor}, Completion::Clock::now() + kSignalCheck, stage)) {
     const py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) {
       throw py::error_already_set();

@@ -108,6 +108,7 @@ void bindTransports(py::module_& m) {
           "set_buffers", &TorchTransport::setBuffers, py::arg("model"), py::arg("buffers"),
           py::arg("layout"))
       .def("remove_buffers", &TorchTransport::removeBuffers, py::arg("model"))
+      .def("order_transfers_behind", &TorchTransport::orderTransfersBehind, py::arg("device"))
       .def("set_issues_ahead", &TorchTransport::setIssuesAhead, py::arg("ahead"))
       .def(
           "order_behind_sums",

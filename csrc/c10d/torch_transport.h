@@ -44,6 +44,12 @@ class TorchTransport : public Transport {
   /// Makes the current stream of `device` wait for the sums of a tensor that are enqueued there.
   void orderBehindSums(TensorKey tensor, const c10::Device& device);
 
+  /// Makes all transfers that are issued from now on wait for the work enqueued so far on the current
+  /// stream of `device`.
+  virtual void orderTransfersBehind(const c10::Device& device) {
+    static_cast<void>(device);
+  }
+
   /// Sums the pieces over all ranks, in this order, with up to `inFlight` in flight at a time. No
   /// other transfer may run meanwhile. @return the seconds it took. @throws the first piece's
   /// error.

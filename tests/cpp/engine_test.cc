@@ -449,7 +449,7 @@ TEST(aRankMayRegisterItsModelLate) {
       job.addModel(early, 0, kTwo, 64);
       std::ranges::fill(job.values(early, {0, 0}), 1.0F);
       job.ready(early, {0, 0});
-      CHECK_EQUAL(job.engine(early).pending(0), std::vector<std::uint8_t>{1, 0});
+      CHECK_EQUAL(job.engine(early).stages(0), std::vector<std::uint8_t>{1, 0});
       job.addModel(late, 0, kTwo, 64);
       std::ranges::fill(job.values(late, {0, 0}), 2.0F);
       job.ready(late, {0, 0});
@@ -498,7 +498,7 @@ TEST(aRankThatDiesIsNamedToAllOthers) {
     for (const Rank rank : others) {
       CHECK_THROWS(CollectiveError, job.engine(rank).check());
       CHECK_THROWS(CollectiveError, job.ready(rank, {0, 1}));
-      CHECK_THROWS(CollectiveError, job.engine(rank).pending(0));
+      CHECK_THROWS(CollectiveError, job.engine(rank).stages(0));
       CHECK_THROWS(CollectiveError, job.addModel(rank, 3, kTwo, 64));
     }
   }
@@ -566,14 +566,14 @@ TEST(anAnnouncedTensorIsWaitedFor) {
   Job job(2);
   job.addModelEverywhere(0, kTwo, 64);
   job.engine(0).announce({0, 0});
-  CHECK_EQUAL(job.engine(0).pending(0)[0], 1);
+  CHECK_EQUAL(job.engine(0).stages(0)[0], 1);
   CHECK(!job.engine(0).wait({0, 0}, Clock::now() + 1ms));
   for (const Rank rank : {0, 1}) {
     job.ready(rank, {0, 0});
   }
   for (const Rank rank : {0, 1}) {
     job.wait(rank, {0, 0});
-    CHECK_EQUAL(job.engine(rank).pending(0)[0], 0);
+    CHECK_EQUAL(job.engine(rank).stages(0)[0], 0);
   }
 }
 

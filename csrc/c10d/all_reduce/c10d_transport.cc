@@ -64,6 +64,12 @@ void C10dTransport::allReduce(Sum sum) {
       /*uses_future=*/false);
 }
 
+void C10dTransport::orderTransfersBehind(const c10::Device& device) {
+  if (!device.is_cpu()) {
+    record(currentStream(device))->block(transferStream(device));
+  }
+}
+
 // NCCL's abort calls the device, which may be stuck; so it has a thread of its own, and a deadline.
 void C10dTransport::abort() noexcept {
   try {

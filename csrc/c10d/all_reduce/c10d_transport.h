@@ -22,6 +22,7 @@ class C10dTransport final : public TorchTransport,
  public:
   explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group);
 
+  void orderTransfersBehind(const c10::Device& device) override;
   void abort() noexcept override;
 
  private:

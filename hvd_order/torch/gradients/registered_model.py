@@ -210,6 +210,8 @@ class RegisteredModel:
     def raise_use_flags(self) -> None:
         """Sets the use flag of every gradient to 1."""
         self._buffers.raise_use_flags()
+        for flat in self._buffers.flat:  # their gradients may come on other streams
+            self._host.transport.order_transfers_behind(flat.device)
 
     def put_in_place(self, entries: Sequence[ParameterEntry]) -> bool:
         """Restores places from which the program has moved gradients (``model.float()``).
