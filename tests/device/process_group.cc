@@ -1,0 +1,132 @@
+#include "process_group.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+
+namespace test_device {
+
+namespace {
+
+const c10::Device kDevice(c10::DeviceType::PrivateUse1, 0);
+
+c10::Stream torchStream(std::int64_t id) {
+  return c10::Stream(c10::Stream::UNSAFE, kDevice, id);
+}
+
+/// A view of the device's memory for Gloo. The caller's tensor must live until the work has run, as
+/// with NCCL.
+at::Tensor onCpu(const at::Tensor& tensor) {
+  return at::from_blob(
+      tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(),
+      at::TensorOptions().dtype(tensor.dtype()));
+}
+
+class AsyncWork final : public c10d::Work {
+ public:
+  AsyncWork(int rank, c10d::OpType kind, std::int64_t stream)
+      : Work(rank, kind),
+        end_(c10::DeviceType::PrivateUse1),
+        future_(c10::make_intrusive<c10::ivalue::Future>(
+            c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{kDevice})) {
+    const c10::StreamGuard guard(torchStream(stream));
+    end_.record(torchStream(stream));
+    future_->markCompleted(std::vector<at::Tensor>{});
+  }
+  bool isCompleted() override {
+    return end_.query();
+  }
+  bool isSuccess() const override {
+    return true;
+  }
+  void synchronize() override {
+    end_.block(torchStream(currentStream()));
+  }
+  bool wait(std::chrono::milliseconds /*timeout*/) override {
+    synchronize();
+    return true;
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
+
+ private:
+  c10::Event end_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+} // namespace
+
+AsyncBackend::AsyncBackend(int rank, int size, c10::intrusive_ptr<c10d::Backend> gloo)
+    : Backend(rank, size), gloo_(std::move(gloo)), stream_(Device::get().newStream()) {}
+
+void AsyncBackend::setLink(double latencySeconds, double secondsPerByte) {
+  latencySeconds_ = latencySeconds;
+  secondsPerByte_ = secondsPerByte;
+}
+
+c10::intrusive_ptr<c10d::Work> AsyncBackend::enqueue(
+    c10d::OpType kind,
+    std::int64_t bytes,
+    std::function<c10::intrusive_ptr<c10d::Work>()> start) {
+  Event before;
+  record(before, currentStream());
+  test_device::wait(before, stream_);
+  const std::chrono::duration<double> least(
+      latencySeconds_ + static_cast<double>(bytes) * secondsPerByte_);
+  Device::get().stream(stream_).enqueue([start = std::move(start), least] {
+    const auto end = Clock::now() + least;
+    start()->wait();
+    std::this_thread::sleep_until(end);
+  });
+  return c10::make_intrusive<AsyncWork>(getRank(), kind, stream_);
+}
+
+c10::intrusive_ptr<c10d::Work> AsyncBackend::allreduce(
+    std::vector<at::Tensor>& tensors,
+    const c10d::AllreduceOptions& options) {
+  const std::int64_t bytes = static_cast<std::int64_t>(tensors.at(0).nbytes());
+  return enqueue(
+      c10d::OpType::ALLREDUCE, bytes, [gloo = gloo_, view = onCpu(tensors.at(0)), options] {
+        std::vector<at::Tensor> views{view};
+        return gloo->allreduce(views, options);
+      });
+}
+
+c10::intrusive_ptr<c10d::Work> AsyncBackend::broadcast(
+    std::vector<at::Tensor>& tensors,
+    const c10d::BroadcastOptions& options) {
+  return enqueue(c10d::OpType::BROADCAST, 0, [gloo = gloo_, view = onCpu(tensors.at(0)), options] {
+    std::vector<at::Tensor> views{view};
+    return gloo->broadcast(views, options);
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> AsyncBackend::allgather(
+    std::vector<std::vector<at::Tensor>>& outputs,
+    std::vector<at::Tensor>& inputs,
+    const c10d::AllgatherOptions& options) {
+  std::vector<at::Tensor> targets;
+  for (const at::Tensor& output : outputs.at(0)) {
+    targets.push_back(onCpu(output));
+  }
+  return enqueue(
+      c10d::OpType::ALLGATHER, 0,
+      [gloo = gloo_, targets = std::move(targets), source = onCpu(inputs.at(0)), options] {
+        std::vector<std::vector<at::Tensor>> all{targets};
+        std::vector<at::Tensor> mine{source};
+        return gloo->allgather(all, mine, options);
+      });
+}
+
+c10::intrusive_ptr<c10d::Work> AsyncBackend::barrier(const c10d::BarrierOptions& options) {
+  return enqueue(
+      c10d::OpType::BARRIER, 0, [gloo = gloo_, options] { return gloo->barrier(options); });
+}
+
+void AsyncBackend::abort() {
+  gloo_->abort();
+}
+
+} // namespace test_device

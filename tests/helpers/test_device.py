@@ -1,0 +1,85 @@
+"""Loads the test device (tests/device) into this process, once."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import types
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+NAME = "asyncdev"
+_SOURCES = Path(__file__).resolve().parents[1] / "device"
+_BUILD = Path(__file__).resolve().parents[2] / "build" / "test_device"
+
+
+@functools.cache
+def load() -> Any:
+    """Builds the device if need be (half a minute), and registers it.
+
+    Returns:
+        The extension: ``set_delays``, ``seed``, ``busy``, ``fail``, ``AsyncBackend``.
+    """
+    from torch.utils import cpp_extension
+
+    files = sorted(_SOURCES.glob("*.cc"))
+    content = hashlib.sha256(f"{torch.__version__} {sys.version}".encode())
+    for path in sorted(_SOURCES.iterdir()):
+        content.update(path.read_bytes())
+    folder = _BUILD / content.hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.utils.rename_privateuse1_backend(NAME)
+    built = folder / "hvd_test_device.so"
+    extension: Any = (
+        _imported(built)
+        if built.exists() and not (folder / "lock").exists()
+        else cpp_extension.load(
+            "hvd_test_device",
+            [str(path) for path in files],
+            extra_cflags=["-std=c++20", "-O1"],
+            build_directory=str(folder),
+        )
+    )
+    torch._register_device_module(NAME, _module(extension))
+    torch.utils.generate_methods_for_privateuse1_backend()
+    dist.Backend.register_backend(NAME, _backend, devices=NAME)
+    return extension
+
+
+def _imported(path: Path) -> Any:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("hvd_test_device", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+    return load().AsyncBackend(rank, size, gloo)
+
+
+def _module(extension: Any) -> types.ModuleType:
+    """``torch.<device>``, as far as torch and the tests use it."""
+    module: Any = types.ModuleType(f"torch.{NAME}")
+    device = torch.device(NAME, 0)
+    module.is_available = lambda: True
+    module.is_initialized = lambda: True
+    module.device_count = lambda: 1
+    module.current_device = lambda: 0
+    module.set_device = lambda device: None
+    module.synchronize = lambda device=None: extension.synchronize()
+    module.current_stream = lambda device_=None: torch.accelerator.current_stream(device)
+    module.Stream = lambda: torch.Stream(device=device)
+    module.Event = lambda: torch.Event(device)
+    module._is_in_bad_fork = lambda: False
+    module.manual_seed_all = lambda seed: None
+    module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
+    return module  # type: ignore[no-any-return]
