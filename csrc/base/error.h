@@ -32,6 +32,11 @@ struct TransferTimeout : CollectiveError {
   using CollectiveError::CollectiveError;
 };
 
+/// This rank's device failed; the engine adds the rank.
+struct DeviceFailed : CollectiveError {
+  using CollectiveError::CollectiveError;
+};
+
 /// A bug in this library.
 struct BrokenInvariant : Error {
   using Error::Error;

@@ -60,6 +60,17 @@ class Window {
 
 } // namespace
 
+namespace {
+
+/// Calls `then`, with the class of error that says what failed.
+EventWatcher::Then onDevice(EventWatcher::Then then) {
+  return [then = std::move(then)](const std::exception_ptr& error) {
+    then(error ? std::make_exception_ptr(DeviceFailed(textOf(error))) : nullptr);
+  };
+}
+
+} // namespace
+
 std::exception_ptr collectiveError(const std::string& text) {
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
   if (says("imed out") || says("timeout")) {
@@ -149,7 +160,7 @@ void TorchTransport::whenReady(
     if (ahead) {
       all(nullptr);
     } else {
-      watcher().add(readyQueue(producers[i].stream), ready[i], std::move(all));
+      watcher().add(readyQueue(producers[i].stream), ready[i], onDevice(std::move(all)));
     }
   }
 }
@@ -159,7 +170,7 @@ void TorchTransport::orderBehindSums(TensorKey tensor, const c10::Device& device
 }
 
 void TorchTransport::watch(std::shared_ptr<StreamEvent> event, EventWatcher::Then then) {
-  watcher().add(kDoneQueue, std::move(event), std::move(then));
+  watcher().add(kDoneQueue, std::move(event), onDevice(std::move(then)));
 }
 
 std::shared_ptr<TorchTransport::Model> TorchTransport::modelOf(ModelId model) {

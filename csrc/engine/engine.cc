@@ -446,6 +446,7 @@ void Engine::suspect(std::exception_ptr error) {
 }
 
 void Engine::fail(std::exception_ptr error) {
+  error = withRank(error);
   const std::scoped_lock lock(mutex_);
   if (completion_.fail(error)) {
     untold_ = std::move(error);
@@ -529,10 +530,21 @@ std::exception_ptr Engine::strandedError() const {
       *left_, " ended early and its output says why"));
 }
 
+std::exception_ptr Engine::withRank(const std::exception_ptr& error) const {
+  try {
+    std::rethrow_exception(error);
+  } catch (const DeviceFailed& failed) {
+    return errorOf<CollectiveError>(
+        concat("the device of rank ", options_.rank, " failed: ", failed.what()));
+  } catch (...) {
+    return error;
+  }
+}
+
 // Replaces the error if no rank is known to be gone: the connection itself broke.
 std::exception_ptr Engine::withoutCulprit(const std::exception_ptr& error) const {
   try {
-    std::rethrow_exception(error);
+    std::rethrow_exception(withRank(error));
   } catch (const PeerLost& lost) {
     if (left_ || options_.size == 1) {
       return error;
@@ -543,7 +555,7 @@ std::exception_ptr Engine::withoutCulprit(const std::exception_ptr& error) const
         "ended; look at the network between their hosts (",
         lost.what(), ")"));
   } catch (...) {
-    return error;
+    return std::current_exception();
   }
 }
 

@@ -168,6 +168,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] bool isStranded() const;
   [[nodiscard]] Clock::time_point strandedAt() const;
   [[nodiscard]] std::exception_ptr strandedError() const;
+  [[nodiscard]] std::exception_ptr withRank(const std::exception_ptr& error) const;
   [[nodiscard]] std::exception_ptr withoutCulprit(const std::exception_ptr& error) const;
   void wake();
   void alarm();

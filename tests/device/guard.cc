@@ -62,6 +62,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
               c10::EventFlag /*flag*/) const override {
     if (*event == nullptr) {
       *event = new Event;
+      ++counts().eventsCreated;
     }
     test_device::record(*static_cast<Event*>(*event), stream.id());
   }

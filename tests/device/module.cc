@@ -31,12 +31,21 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         });
       },
       "Occupies the current stream.");
+  m.def("close_gate", &closeGate, py::arg("stream"),
+        "Stops a stream until open_gates().");
+  m.def("open_gates", &openGates);
+  m.def("counts", [] {
+    py::dict all;
+    all["events_created"] = counts().eventsCreated.load();
+    all["pool_streams_taken"] = counts().poolStreamsTaken.load();
+    return all;
+  });
   m.def(
       "fail",
-      [](const std::string& text) {
-        Device::get().stream(currentStream()).enqueue([text] { throw std::runtime_error(text); });
+      [](std::int64_t stream, const std::string& text) {
+        Device::get().stream(stream).enqueue([text] { throw std::runtime_error(text); });
       },
-      "Makes the current stream fail.");
+      py::arg("stream"), py::arg("text"), "Makes a stream fail for ever.");
   py::class_<AsyncBackend, c10d::Backend, c10::intrusive_ptr<AsyncBackend>>(m, "AsyncBackend")
       .def(
           py::init([](int rank, int size, const c10::intrusive_ptr<c10d::Backend>& gloo) {
@@ -44,6 +53,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           }),
           py::arg("rank"), py::arg("size"), py::arg("gloo"))
       .def_property_readonly("stream", &AsyncBackend::stream)
+      .def_property_readonly("all_reduces", &AsyncBackend::allReduces)
       .def("set_link", &AsyncBackend::setLink, py::arg("latency_s"), py::arg("seconds_per_byte"));
 }
 

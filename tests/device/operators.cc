@@ -323,6 +323,10 @@ at::Tensor& setStorage(
   return at::native::set_storage_cpu_(self, std::move(storage), offset, sizes, strides);
 }
 
+at::Tensor& setWhole(at::Tensor& self, at::Storage storage) {
+  return at::native::set_(self, std::move(storage));
+}
+
 at::Tensor& setSource(at::Tensor& self, const at::Tensor& source) {
   return at::native::set_tensor_(self, source);
 }
@@ -341,6 +345,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("resize_", &resize);
   m.impl("set_.source_Storage_storage_offset", &setStorage);
+  m.impl("set_.source_Storage", &setWhole);
   m.impl("set_.source_Tensor", &setSource);
   m.impl("_copy_from", &copyFrom);
   m.impl("_copy_from_and_resize", &copyFromAndResize);

@@ -86,6 +86,7 @@ c10::intrusive_ptr<c10d::Work> AsyncBackend::enqueue(
 c10::intrusive_ptr<c10d::Work> AsyncBackend::allreduce(
     std::vector<at::Tensor>& tensors,
     const c10d::AllreduceOptions& options) {
+  ++allReduces_;
   const std::int64_t bytes = static_cast<std::int64_t>(tensors.at(0).nbytes());
   return enqueue(
       c10d::OpType::ALLREDUCE, bytes, [gloo = gloo_, view = onCpu(tensors.at(0)), options] {

@@ -30,6 +30,9 @@ class AsyncBackend final : public c10d::Backend {
   [[nodiscard]] std::int64_t stream() const {
     return stream_;
   }
+  [[nodiscard]] int allReduces() const {
+    return allReduces_;
+  }
   /// A collective takes at least `latency` and bytes * secondsPerByte on the stream.
   void setLink(double latencySeconds, double secondsPerByte);
 
@@ -41,6 +44,7 @@ class AsyncBackend final : public c10d::Backend {
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
   const std::int64_t stream_;
+  std::atomic<int> allReduces_ = 0;
   std::atomic<double> latencySeconds_ = 0;
   std::atomic<double> secondsPerByte_ = 0;
 };

@@ -93,6 +93,7 @@ std::int64_t Device::newStream() {
 }
 
 std::int64_t Device::poolStream() {
+  ++counts().poolStreamsTaken;
   return 1 + inPool_++ % kPool;
 }
 
@@ -129,6 +130,40 @@ void Device::seed(unsigned value) {
 std::int64_t& currentStream() {
   thread_local std::int64_t current = 0;
   return current;
+}
+
+Counts& counts() {
+  static Counts all;
+  return all;
+}
+
+namespace {
+
+struct Gates {
+  std::mutex mutex;
+  std::condition_variable opened;
+  int number = 0; // of the times that gates were opened
+};
+
+Gates& gates() {
+  static auto* all = new Gates; // tasks may wait until the process ends
+  return *all;
+}
+
+} // namespace
+
+void closeGate(std::int64_t stream) {
+  const std::scoped_lock lock(gates().mutex);
+  Device::get().stream(stream).enqueue([closed = gates().number] {
+    std::unique_lock inside(gates().mutex);
+    gates().opened.wait(inside, [&] { return gates().number > closed; });
+  });
+}
+
+void openGates() {
+  const std::scoped_lock lock(gates().mutex);
+  ++gates().number;
+  gates().opened.notify_all();
 }
 
 void record(Event& event, std::int64_t stream) {

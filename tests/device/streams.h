@@ -92,6 +92,17 @@ class Device {
 
 std::int64_t& currentStream(); ///< of this thread
 
+/// What the program has asked for since the process began.
+struct Counts {
+  std::atomic<int> eventsCreated = 0;
+  std::atomic<int> poolStreamsTaken = 0;
+};
+Counts& counts();
+
+/// Stops a stream until `openGates`: whatever waits for it on the host does not return.
+void closeGate(std::int64_t stream);
+void openGates();
+
 void record(Event& event, std::int64_t stream);
 void wait(const Event& event, std::int64_t stream);
 bool query(const Event& event);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import sys
@@ -63,7 +64,16 @@ def _imported(path: Path) -> Any:
 
 def _backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
-    return load().AsyncBackend(rank, size, gloo)
+    _groups.append(load().AsyncBackend(rank, size, gloo))
+    return _groups[-1]
+
+
+_groups: list[Any] = []
+
+
+def gradient_group() -> Any:
+    """The group that has summed most often."""
+    return max(_groups, key=lambda group: group.all_reduces)
 
 
 def _module(extension: Any) -> types.ModuleType:
@@ -77,9 +87,13 @@ def _module(extension: Any) -> types.ModuleType:
     module.set_device = lambda device: None
     module.synchronize = lambda device=None: extension.synchronize()
     module.current_stream = lambda device_=None: torch.accelerator.current_stream(device)
-    module.Stream = lambda: torch.Stream(device=device)
+    module.Stream = lambda device_=None: torch.Stream(device=device)
     module.Event = lambda: torch.Event(device)
+    module.stream = lambda stream: stream  # a torch.Stream is its own context
+    module.device = lambda device: contextlib.nullcontext()
     module._is_in_bad_fork = lambda: False
     module.manual_seed_all = lambda seed: None
+    module.get_rng_state = lambda device=None: torch.get_rng_state()  # the CPU's generator
+    module.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     return module  # type: ignore[no-any-return]

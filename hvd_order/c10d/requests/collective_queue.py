@@ -113,9 +113,10 @@ class CollectiveQueue:
             HorovodInternalError: an earlier request failed in a way that leaves the ranks out of
                 step.
         """
-        if request.device.type == "cuda":
-            request.ready_event = torch.cuda.Event()
-            request.ready_event.record(torch.cuda.current_stream(request.device))
+        if request.device.type != "cpu":
+            accelerator = torch.get_device_module(request.device)
+            request.ready_event = accelerator.Event()
+            request.ready_event.record(accelerator.current_stream(request.device))
         key = key_of(request.name)
         with self._lock:
             if self._failure is not None:
@@ -182,10 +183,10 @@ class CollectiveQueue:
             raise afresh(request.error)
         if request.done_event is None:
             return request.finish()
-        stream = torch.cuda.current_stream(request.device)
+        stream = torch.get_device_module(request.device).current_stream(request.device)
         stream.wait_event(request.done_event)
         result = request.finish()
-        if isinstance(result, torch.Tensor) and result.is_cuda:
+        if isinstance(result, torch.Tensor) and result.device.type != "cpu":
             result.record_stream(stream)
         return result
 

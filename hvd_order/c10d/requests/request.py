@@ -33,7 +33,7 @@ class Request:
             the collective makes no sense without all ranks.
         lacking: ranks that have not made this request for long, as reported by rank 0.
         decided: rank 0 has scheduled the request.
-        ready_event, done_event: on CUDA, when the inputs and when the outputs are ready.
+        ready_event, done_event: on a device, when the inputs and when the outputs are ready.
     """
 
     name: str
@@ -46,8 +46,8 @@ class Request:
     decided: bool = False
     error: HorovodInternalError | None = None
     done: threading.Event = field(default_factory=threading.Event)
-    ready_event: torch.cuda.Event | None = None
-    done_event: torch.cuda.Event | None = None
+    ready_event: torch.Event | None = None
+    done_event: torch.Event | None = None
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class RequestRunner:
         self._group = group
         self._ranks = ranks
         self._rank = rank
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: dict[torch.device, torch.Stream] = {}
 
     def run(self, decision: Decision, request: Request | None) -> None:
         """Runs the transfer of a request, or the stand-in if this rank has no request.
@@ -74,14 +74,15 @@ class RequestRunner:
             with _device_context(None if request else self.stand_in_device):
                 transfer(self._group)
             return
+        accelerator = torch.get_device_module(request.device)
         stream = self._streams.get(request.device)
         if stream is None:
-            stream = torch.cuda.Stream(request.device)
+            stream = accelerator.Stream(request.device)
             self._streams[request.device] = stream
-        with torch.cuda.device(request.device), torch.cuda.stream(stream):
+        with accelerator.device(request.device), accelerator.stream(stream):
             stream.wait_event(request.ready_event)
             transfer(self._group)
-            request.done_event = torch.cuda.Event()
+            request.done_event = accelerator.Event()
             request.done_event.record(stream)
 
     def _tell_stand_in(self, request: Request | None, absent: list[int]) -> Transfer:

@@ -1,0 +1,74 @@
+"""Scripts of ranks whose tensors lie on the test device."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+
+from helpers.ranks import Completed, run_script
+from helpers.test_device import load
+
+__all__ = ["run_on_device"]
+
+_START = """
+import torch
+import torch.distributed as dist
+from helpers.test_device import NAME, gradient_group, load
+
+device = load()
+dist.init_process_group(f"cpu:gloo,{NAME}:{NAME}")
+import hvd_order.torch as hvd
+hvd.init()
+rank, size = hvd.rank(), hvd.size()
+
+
+def network(layers=4, width=16, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)]).to(NAME)
+
+
+def wrapped(model, **options):
+    return hvd.DistributedOptimizer(
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
+        named_parameters=model.named_parameters(), **options,
+    )
+
+
+def batch(step, width=16):
+    rows = torch.Generator().manual_seed(step)
+    return torch.randn(8, width, generator=rows)[rank::size].to(NAME)
+
+
+def backward(model, optimizer, step):
+    optimizer.zero_grad()
+    model(batch(step)).square().mean().backward()
+
+
+def train(model, optimizer, steps, begin=0):
+    for step in range(begin, begin + steps):
+        backward(model, optimizer, step)
+        optimizer.step()
+
+
+def weights(model):
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+"""
+
+
+def run_on_device(
+    body: str, *, ranks: int = 2, env: Mapping[str, str] | None = None, timeout: float = 60
+) -> list[Completed]:
+    """Runs `body`, a script without indentation, on each rank, and returns how the ranks ended.
+
+    The names of `_START` above are defined there. Trials are off, so that updates are deferred
+    from the third step on.
+    """
+    load()  # builds it, once
+    settings = {"HVD_ORDER_TUNE": "0", "HVD_ORDER_TIMEOUT": "20", **(env or {})}
+    ended = run_script(ranks, _START + textwrap.dedent(body), env=settings, timeout=timeout)
+    for one in ended:
+        assert one.returncode == 0, one.stderr
+    return ended

@@ -1,0 +1,207 @@
+"""Training on a device that runs behind the host, on several streams.
+
+The test device (tests/device) stands for a GPU: it has the rules of CUDA's streams, events and
+caching allocator, and runs in real time on the host, so a missing wait gives other numbers here.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.device_job import run_on_device
+
+pytestmark = pytest.mark.timeout(120)
+
+ALL_WAYS = [
+    {"HVD_ORDER_DEVICE_WAIT": "enqueued"},
+    {"HVD_ORDER_DEVICE_WAIT": "arrived"},
+    {"HVD_ORDER_AGREEMENT": "planned"},
+    {"HVD_ORDER_AGREEMENT": "planned", "HVD_ORDER_DEVICE_WAIT": "arrived"},
+    {"HVD_ORDER_AGREEMENT": "negotiated"},
+    {"HVD_ORDER_SLICE_BYTES": "64"},
+    {"HVD_ORDER_CROSS_ITERATION": "0"},
+]
+
+
+@pytest.mark.parametrize("env", ALL_WAYS, ids=lambda env: " ".join(env.values()))
+def test_weights_are_those_of_one_process(env: dict[str, str]) -> None:
+    run_on_device(
+        """
+        model = network()
+        device.set_delays(-1, random_us=400)
+        train(model, wrapped(model), 8)
+        found = weights(model)
+        alone = network()
+        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+        rank, size = 0, 1
+        train(alone, optimizer, 8)
+        for mine, wanted in zip(found, weights(alone)):
+            torch.testing.assert_close(mine, wanted)
+        """,
+        env=env,
+    )
+
+
+@pytest.mark.parametrize("compression", ["fp16", "bf16"])
+def test_compressed_gradients(compression: str) -> None:
+    run_on_device(
+        f"""
+        def trained(delay_us):
+            device.set_delays(-1, random_us=delay_us)
+            model = network()
+            train(model, wrapped(model, compression=hvd.Compression.{compression}), 8)
+            return weights(model)
+
+        for late, wanted in zip(trained(400), trained(0)):
+            assert torch.equal(late, wanted)
+        """
+    )
+
+
+@pytest.mark.parametrize("wait", ["enqueued", "arrived"])
+def test_what_a_reader_waits_for_on_the_host(wait: str) -> None:
+    """The link is stopped: a reader returns at once, or only when the link goes on."""
+    run_on_device(
+        """
+        import os
+        import threading
+
+        model = network()
+        optimizer = wrapped(model)
+        train(model, optimizer, 4)
+        weights(model)
+        device.close_gate(gradient_group().stream)
+        backward(model, optimizer, 4)
+        optimizer.step()
+        reached = threading.Event()
+
+        def read():
+            model[0].weight.sum()
+            reached.set()
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        ahead = reached.wait(timeout=1)
+        device.open_gates()
+        assert reached.wait(timeout=20)
+        reader.join()
+        assert ahead == (os.environ["HVD_ORDER_DEVICE_WAIT"] == "enqueued")
+        """,
+        env={"HVD_ORDER_DEVICE_WAIT": wait},
+    )
+
+
+SIDE_STREAM = """
+        def trained(delayed, order):
+            device.set_delays(-1, random_us=0)
+            model = network()
+            optimizer = wrapped(model)
+            side = torch.Stream(device=NAME)
+            main = torch.accelerator.current_stream()
+            averages = [torch.zeros_like(p) for p in model.parameters()]
+            device.synchronize()
+            if delayed:
+                device.set_delays(0, constant_us=1000)
+            for step in range(6):
+                backward(model, optimizer, step)
+                main.wait_stream(side)
+                optimizer.step()
+                side.wait_stream(main)  # as in ordinary training: behind the update
+                with torch.no_grad():
+                    for reader in order:
+                        if reader == "main":
+                            total = sum(p.sum() for p in model.parameters())
+                        else:
+                            with side:
+                                torch._foreach_lerp_(averages, list(model.parameters()), 0.5)
+            device.synchronize()
+            device.set_delays(-1, random_us=0)
+            return weights(model) + [average.cpu() for average in averages]
+
+        order = {order}
+        for late, wanted in zip(trained(True, order), trained(False, order)):
+            assert torch.equal(late, wanted)
+"""
+
+
+@pytest.mark.parametrize("order", [["side"], ["side", "main"], ["main", "side"]], ids="-".join)
+def test_a_reader_on_a_side_stream_waits_for_the_update(order: list[str]) -> None:
+    """The updates run late; the side stream is ordered behind step() once, before any read."""
+    run_on_device(SIDE_STREAM.replace("{order}", repr(order)))
+
+
+def test_absent_gradients_wait_for_their_sums_and_for_nothing_else() -> None:
+    run_on_device(
+        """
+        model = network()
+        optimizer = wrapped(model)
+        train(model, optimizer, 4)
+        optimizer.zero_grad()
+        x = batch(4)
+        # Rank 0 leaves out the last layer.
+        (model[:3](x) if rank == 0 else model(x)).square().mean().backward()
+        optimizer.step()
+        device.close_gate(device.current_stream())  # work of the program
+        model[3].weight.sum()  # whether it is updated depends on the other rank's flag
+        device.open_gates()
+        total = sum(p.double().sum() for p in model.parameters()).item()
+        everywhere = hvd.allgather_object(total)
+        assert len(set(everywhere)) == 1, everywhere
+        """
+    )
+
+
+def test_events_and_streams_are_used_again() -> None:
+    run_on_device(
+        """
+        model = network()
+        optimizer = wrapped(model)
+        train(model, optimizer, 10)
+        device.synchronize()
+        before, sums_before = device.counts(), gradient_group().all_reduces
+        train(model, optimizer, 50, begin=10)
+        device.synchronize()
+        after, sums = device.counts(), gradient_group().all_reduces - sums_before
+        assert after["pool_streams_taken"] == before["pool_streams_taken"]
+        # The test device's process group makes some for each sum, as it has no pool.
+        created = after["events_created"] - before["events_created"]
+        assert created <= 2 * sums + 20, (created, sums)
+        """
+    )
+
+
+def test_a_failure_of_the_device_reaches_every_rank() -> None:
+    ended = run_on_device(
+        """
+        import os
+        import time
+
+        model = network()
+        optimizer = wrapped(model)
+        train(model, optimizer, 4)
+        weights(model)
+        if rank == 1:
+            device.fail(gradient_group().stream, "an uncorrectable error")
+        end = time.monotonic() + 20
+        error = None
+        step = 4
+        # At first the device's own error may come, from whatever the program does with it.
+        while not isinstance(error, hvd.HorovodInternalError) and time.monotonic() < end:
+            step += 1
+            try:
+                train(model, optimizer, 1, begin=step)
+            except Exception as raised:
+                error = raised
+        print(repr(error), flush=True)
+        assert isinstance(error, hvd.HorovodInternalError), error
+        for use in (optimizer.step, optimizer.flush, optimizer.state_dict):
+            try:
+                use()
+            except hvd.HorovodInternalError:
+                continue
+            raise AssertionError(f"{use} raised nothing")
+        os._exit(0)  # the streams that failed keep tensors from being freed
+        """
+    )
+    for one in ended:
+        assert "the device of rank 1 failed: an uncorrectable error" in one.stdout
