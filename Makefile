@@ -147,7 +147,8 @@ LOGIC_LOG = build/test-logic.log
 test: dev
 	@$(MAKE) --no-print-directory cpp-test
 	@echo "lint and tests of logic: $(LOGIC_LOG), shown at the end"
-	@{ $(MAKE) --no-print-directory lint && "$(BIN)/python" -m pytest $(LOGIC_TESTS); } \
+	@{ $(MAKE) --no-print-directory lint && "$(BIN)/python" -m pytest $(LOGIC_TESTS) && \
+	  "$(BIN)/python" -m pytest tests/device; } \
 	  > $(LOGIC_LOG) 2>&1 & logic=$$!; trap 'kill $$logic 2> /dev/null || true' EXIT; \
 	jobs=0; "$(BIN)/python" -m pytest $(JOB_TESTS) || jobs=$$?; \
 	lint=0; wait $$logic || lint=$$?; \

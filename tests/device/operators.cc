@@ -177,8 +177,9 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   try {
     const at::AutoDispatchBelowADInplaceOrView below;
     op.callBoxed(&meta);
-  } catch (const c10::NotImplementedError&) {
-    // The shape depends on the numbers: the host waits, as on a real device.
+  } catch (const std::exception&) {
+    // The shape depends on the numbers (nonzero): the host waits, as on a real device. A mistake of
+    // the caller is an error of the CPU's operator as well.
     at::native::cpu_fallback(op, stack);
     return;
   }
@@ -225,7 +226,12 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     for (const Argument& input : inputs) {
       values.push_back(input.value());
     }
-    op.callBoxed(&values);
+    try {
+      op.callBoxed(&values);
+    } catch (const c10::Error& error) {
+      throw std::runtime_error(
+          toString(op.schema().operator_name()) + ": " + error.what_without_backtrace());
+    }
     std::size_t place = 0;
     const auto store = [&](const at::Tensor& value) {
       if (results[place]) {
@@ -338,6 +344,8 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  // By default torch would make its output in the shape of `reduction="none"`, to be resized later.
+  m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &emptyStrided);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
 import textwrap
 from collections.abc import Mapping
-
+from pathlib import Path
 
 from helpers.ranks import Completed, run_script
-from helpers.test_device import load
 
 __all__ = ["run_on_device"]
+
+
+@functools.cache
+def _build() -> None:
+    """Builds the device in another process: here it would be a device for all tests."""
+    command = [sys.executable, "-c", "from helpers.test_device import load; load()"]
+    subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[1])
+
 
 _START = """
 import torch
@@ -66,7 +76,7 @@ def run_on_device(
     The names of `_START` above are defined there. Trials are off, so that updates are deferred
     from the third step on.
     """
-    load()  # builds it, once
+    _build()
     settings = {"HVD_ORDER_TUNE": "0", "HVD_ORDER_TIMEOUT": "20", **(env or {})}
     ended = run_script(ranks, _START + textwrap.dedent(body), env=settings, timeout=timeout)
     for one in ended:

@@ -31,13 +31,18 @@ def batches(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         )
 
 
-def train(program_name: str, optimizer_name: str, distributed: bool) -> dict[str, Any]:
+def train(
+    program_name: str, optimizer_name: str, distributed: bool, device: str = "cpu"
+) -> dict[str, Any]:
     """The weights after 20 steps, and whether updates were ever deferred after step()."""
     torch.manual_seed(1)
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        program: Program = PROGRAMS[program_name]()
+        with torch.device(device):
+            program: Program = PROGRAMS[program_name]()
+        if device != "cpu":  # the initial weights have been drawn when the optimizer is looked at
+            torch.accelerator.synchronize()
     finally:
         torch.set_default_dtype(default)
     named = list(program.trainable())
@@ -50,6 +55,7 @@ def train(program_name: str, optimizer_name: str, distributed: bool) -> dict[str
     ranks = hvd.size()
     deferred = False
     for step, (x, y) in enumerate(batches(seed=3)):
+        x, y = x.to(device), y.to(device)
         rows = torch.arange(ROWS)
         of_first = rows % ranks == 0
         mine = rows % ranks == hvd.rank() if distributed else rows >= 0
@@ -60,7 +66,7 @@ def train(program_name: str, optimizer_name: str, distributed: bool) -> dict[str
             program.zero(optimizer)
             for part in range(program.passes):
                 take = mine & (torch.arange(ROWS) * program.passes // ROWS == part)
-                loss = program.loss(x[take], y[take], of_first[take])
+                loss = program.loss(x[take], y[take], of_first[take].to(device))
                 loss.backward()
             return loss
 
@@ -75,7 +81,7 @@ def train(program_name: str, optimizer_name: str, distributed: bool) -> dict[str
         program.end_of_step()
     return {
         "deferred": deferred,
-        "weights": {name: p.detach().clone() for name, p in named},
+        "weights": {name: p.detach().clone().cpu() for name, p in named},
         "untouched": [name for name, p in named if p.grad is None],
     }
 

@@ -14,11 +14,11 @@ from hvd_order.errors import HvdOrderError
 from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.link.slice_settings import SliceSettings
 from hvd_order.torch.collectives.compression import Compressor
+from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.updates.server_update import ServerUpdate
-from hvd_order.torch.devices import synchronize
 
 __all__: list[str] = []
 
@@ -55,7 +55,9 @@ class RegisteredModel:
         self._buffers: GradientBuffers
         self._in_order: list[ParameterEntry] = []
         self.server_update: ServerUpdate | None = None
-        self._awaited = _ENQUEUED if host.job.config.device_wait == "enqueued" else native.Stage.ENDED
+        self._awaited = (
+            _ENQUEUED if host.job.config.device_wait == "enqueued" else native.Stage.ENDED
+        )
 
     def register(self, entries: Sequence[ParameterEntry], observed: bool, on_servers: bool) -> None:
         """Lays out the gradients of ``entries`` in the given order, that of rank 0, on all ranks.

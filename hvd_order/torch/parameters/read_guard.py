@@ -135,8 +135,8 @@ def settle(*values: object) -> None:
             guard.before_parameter_read(tensors)
 
 
-def _disarm(tensor: torch.Tensor) -> None:
-    """Finishes a tensor, and makes it ordinary also where a device has yet to run its update."""
+def _make_ordinary(tensor: Any) -> None:
+    """Finishes a tensor, and makes it ordinary, also where a device has yet to run its update."""
     settle(tensor)
     disarm_parameter(tensor)
 
@@ -166,17 +166,17 @@ class _Guarded:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the completed tensor, as an ordinary one."""
-        _disarm(self)
+        _make_ordinary(self)
         return copy.deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles the completed tensor, as an ordinary one."""
-        _disarm(self)
+        _make_ordinary(self)
         return self.__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         """Shows the completed tensor."""
-        _disarm(self)
+        _make_ordinary(self)
         return repr(self)
 
 

@@ -7,7 +7,6 @@ caching allocator, and runs in real time on the host, so a missing wait gives ot
 from __future__ import annotations
 
 import pytest
-
 from helpers.device_job import run_on_device
 
 pytestmark = pytest.mark.timeout(120)

@@ -1,0 +1,91 @@
+"""Random schedules of streams, delays and readers have the weights of L0, to the last bit."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.device_job import run_on_device
+
+# Each schedule draws: a delay for each stream, how fast the link is, who reads the parameters
+# after step() and on which stream, whether gradients are clipped, and which layers are used.
+# Programs are few, so that L0's weights are computed once for each; delays change no number.
+BODY = """
+import os
+import random
+
+PROGRAMS = 8
+STEPS = 6
+
+
+def run(program, schedule):
+    drawn = random.Random(program)  # the same on all ranks, and in all schedules
+    model = network(layers=drawn.choice([2, 3, 5]), width=16, seed=program)
+    passes = drawn.choice([1, 1, 2])
+    optimizer = wrapped(model, backward_passes_per_step=passes)
+    side = torch.Stream(device=NAME)
+    main = torch.accelerator.current_stream()
+    average = [torch.zeros_like(p) for p in model.parameters()]
+    device.synchronize()
+    if schedule is not None:
+        late = random.Random(1000 * schedule + rank)
+        device.set_delays(-1, random_us=late.choice([0, 50, 300]))
+        for stream in (0, side.stream_id, gradient_group().stream):
+            device.set_delays(
+                stream,
+                constant_us=late.choice([0, 0, 100, 500]), random_us=late.choice([0, 50, 300]),
+            )
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(passes):
+            rows = batch(step * passes + part)
+            left_out = drawn.random() < 0.2 and step > 2 and len(model) > 2
+            used = model[:-1] if left_out and rank == 0 else model
+            used(rows).square().mean().backward()
+        if drawn.random() < 0.2:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        main.wait_stream(side)
+        optimizer.step()
+        side.wait_stream(main)
+        readers = drawn.choice([[], ["main"], ["side"], ["main", "side"], ["side", "main"]])
+        with torch.no_grad():
+            for reader in readers:
+                with main if reader == "main" else side:
+                    for mean, p in zip(average, model.parameters()):
+                        if reader == "side":
+                            mean.lerp_(p, 0.25)
+                        else:
+                            p.sum()
+    device.synchronize()
+    device.set_delays(-1)
+    return torch.cat([p.detach().cpu().flatten() for p in [*model.parameters(), *average]])
+
+
+def job(wait):
+    hvd.shutdown()
+    os.environ["HVD_ORDER_DEVICE_WAIT"] = wait
+    hvd.init()
+
+
+job("arrived")
+wanted = [run(program, None) for program in range(PROGRAMS)]
+job("enqueued")
+wrong = [
+    schedule
+    for schedule in range(SCHEDULES)
+    if not torch.equal(run(schedule % PROGRAMS, schedule), wanted[schedule % PROGRAMS])
+]
+assert not wrong, f"schedules with other weights: {wrong}"
+"""
+
+
+@pytest.mark.parametrize("agreement", ["leader", "planned"])
+@pytest.mark.parametrize(
+    "schedules",
+    [40, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])],
+)
+def test_any_schedule_has_the_weights_of_a_host_that_waits(schedules: int, agreement: str) -> None:
+    # Several models one after the other, each planned alone.
+    run_on_device(
+        BODY.replace("SCHEDULES", str(schedules)),
+        env={"HVD_ORDER_AGREEMENT": agreement},
+        timeout=60 + schedules,
+    )
