@@ -9,6 +9,7 @@ from helpers.device_job import run_on_device
 # after step() and on which stream, whether gradients are clipped, and which layers are used.
 # Programs are few, so that L0's weights are computed once for each; delays change no number.
 BODY = """
+import gc
 import os
 import random
 
@@ -17,6 +18,7 @@ STEPS = 6
 
 
 def run(program, schedule):
+    gc.collect()  # the optimizer before, whose model would stand beside the planned one
     drawn = random.Random(program)  # the same on all ranks, and in all schedules
     model = network(layers=drawn.choice([2, 3, 5]), width=16, seed=program)
     passes = drawn.choice([1, 1, 2])
@@ -35,12 +37,14 @@ def run(program, schedule):
             )
     for step in range(STEPS):
         optimizer.zero_grad()
+        whole = True  # every rank has every gradient, or they would clip by different norms
         for part in range(passes):
             rows = batch(step * passes + part)
             left_out = drawn.random() < 0.2 and step > 2 and len(model) > 2
+            whole = whole and not left_out
             used = model[:-1] if left_out and rank == 0 else model
             used(rows).square().mean().backward()
-        if drawn.random() < 0.2:
+        if whole and drawn.random() < 0.2:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         main.wait_stream(side)
         optimizer.step()
@@ -80,7 +84,7 @@ assert not wrong, f"schedules with other weights: {wrong}"
 @pytest.mark.parametrize("agreement", ["leader", "planned"])
 @pytest.mark.parametrize(
     "schedules",
-    [40, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])],
+    [20, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])],
 )
 def test_any_schedule_has_the_weights_of_a_host_that_waits(schedules: int, agreement: str) -> None:
     # Several models one after the other, each planned alone.
