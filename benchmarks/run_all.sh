@@ -50,6 +50,7 @@ if "$python" -c "import tensorflow" 2> /dev/null; then
 else
   echo "left out: TensorFlow is not installed"
 fi
+record device_wait device_wait/main --layer-ms 8 --elements 262144
 record overhead overhead/main
 file=overhead-per_parameter
 known+=("$file")

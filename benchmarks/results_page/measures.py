@@ -261,6 +261,19 @@ def agreement_ratio(ranks: int) -> Measure:
     return measure
 
 
+def device_wait(wait: str) -> Measure:
+    """Steps on the test device over the optimum of their chain."""
+
+    def measure(documents: Documents) -> Figure | None:
+        document = documents.newest("device_wait", "seconds")
+        if document is None:
+            return None
+        seconds = document.raw["seconds"][wait]
+        return _ratio(paired_ratio(seconds, document.raw["optimum_s"]), document)
+
+    return measure
+
+
 def _median(values: Sequence[float], source: Document) -> Figure:
     low, high = median_interval(values)
     return Figure(statistics.median(values), low, high, source)

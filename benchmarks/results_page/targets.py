@@ -12,6 +12,7 @@ from results_page.measures import (
     backends,
     balance_gain,
     cost_ratio,
+    device_wait,
     events_per_s,
     failed_gpu_checks,
     link_share,
@@ -121,6 +122,11 @@ TARGETS = [
     ),
     Target("agreement", "leader / DDP's order, 2 ranks on loopback", agreement_ratio(2), None,
            "2026-11-21"),
+    *(
+        Target("device_wait", f"test device, host waits until sums are {wait}: step / optimum",
+               device_wait(wait), bound)
+        for wait, bound in (("enqueued", Bound(1.03)), ("arrived", None), ("planned", None))
+    ),
     Target("backends", "torch.distributed / MPI under TensorFlow", backends, None),
     Target("hosts", "slowest link / what TCP can carry, 1 Gbit/s", link_share,
            Bound(0.99, at_most=False), "2026-11-21"),

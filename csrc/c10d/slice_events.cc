@@ -14,7 +14,7 @@ SliceEvents::SliceEvents(SliceLayout layout, std::shared_ptr<EventPool> events)
 
 // A tensor either shares one slice or has slices of its own, so its first slice stands for all.
 std::vector<SliceEvents::Producer>
-SliceEvents::produced(TensorId tensor, const c10::Stream& stream, Then then) {
+SliceEvents::produced(TensorId tensor, const c10::Stream& stream, Then then, Then computed) {
   const SliceIndex first = layout_.slicesOf(tensor).front();
   const std::scoped_lock lock(mutex_);
   PerSlice& slice = slices_[first];
@@ -22,10 +22,11 @@ SliceEvents::produced(TensorId tensor, const c10::Stream& stream, Then then) {
       slice.producers.begin(), slice.producers.end(),
       [&](const Producer& producer) { return producer.stream == stream; });
   if (known == slice.producers.end()) {
-    slice.producers.push_back({stream, {}});
+    slice.producers.push_back({stream, {}, {}});
     known = std::prev(slice.producers.end());
   }
   known->thens.push_back(std::move(then));
+  known->computed.push_back(std::move(computed));
   if (--slice.toCome > 0) {
     return {};
   }

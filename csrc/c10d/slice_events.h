@@ -22,6 +22,7 @@ class SliceEvents final {
   struct Producer {
     c10::Stream stream;
     std::vector<Then> thens;
+    std::vector<Then> computed; // called when the device has computed the gradients in any case
   };
 
   SliceEvents(SliceLayout layout, std::shared_ptr<EventPool> events);
@@ -29,7 +30,8 @@ class SliceEvents final {
   /// Notes that `stream` produces the gradient of a tensor. A slice needs all of its tensors, so
   /// one event for each stream is enough, behind the last of them.
   /// @return the producers of the tensor's slices if it was the last; else nothing.
-  std::vector<Producer> produced(TensorId tensor, const c10::Stream& stream, Then then);
+  std::vector<Producer>
+  produced(TensorId tensor, const c10::Stream& stream, Then then, Then computed);
 
   /// Sets the events that the next transfer of the tensor's slices must wait for on the device.
   void setReady(TensorId tensor, const std::vector<std::shared_ptr<StreamEvent>>& events);

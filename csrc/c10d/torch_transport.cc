@@ -62,6 +62,14 @@ class Window {
 
 namespace {
 
+EventWatcher::Then all(std::vector<EventWatcher::Then> thens) {
+  return [thens = std::move(thens)](const std::exception_ptr& error) {
+    for (const EventWatcher::Then& each : thens) {
+      each(error);
+    }
+  };
+}
+
 /// Calls `then`, with the class of error that says what failed.
 EventWatcher::Then onDevice(EventWatcher::Then then) {
   return [then = std::move(then)](const std::exception_ptr& error) {
@@ -109,9 +117,9 @@ void TorchTransport::removeBuffers(ModelId model) {
   models_.at(model).reset();
 }
 
-void TorchTransport::onEnqueued(Enqueued enqueued) {
+void TorchTransport::onEnqueued(const Enqueued& enqueued) {
   const std::scoped_lock lock(mutex_);
-  enqueued_ = std::move(enqueued);
+  enqueued_ = enqueued;
 }
 
 void TorchTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
@@ -135,15 +143,16 @@ void TorchTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
 void TorchTransport::whenReady(
     TensorKey tensor,
     const c10::Device& device,
-    EventWatcher::Then then) {
+    EventWatcher::Then then,
+    EventWatcher::Then computed) {
   if (device.is_cpu()) {
     then(nullptr);
     return;
   }
   const std::shared_ptr<Model> model = modelOf(tensor.model);
   const bool ahead = issuesAhead_ && canIssueAhead();
-  std::vector<SliceEvents::Producer> producers =
-      model->events.produced(tensor.tensor, currentStream(device), std::move(then));
+  std::vector<SliceEvents::Producer> producers = model->events.produced(
+      tensor.tensor, currentStream(device), std::move(then), std::move(computed));
   std::vector<std::shared_ptr<StreamEvent>> ready;
   for (const SliceEvents::Producer& producer : producers) {
     ready.push_back(events_->record(producer.stream));
@@ -152,16 +161,13 @@ void TorchTransport::whenReady(
     model->events.setReady(tensor.tensor, ready);
   }
   for (std::size_t i = 0; i < producers.size(); ++i) {
-    EventWatcher::Then all = [thens = std::move(producers[i].thens)](std::exception_ptr error) {
-      for (const EventWatcher::Then& each : thens) {
-        each(error);
-      }
-    };
+    SliceEvents::Producer& producer = producers[i];
     if (ahead) {
-      all(nullptr);
-    } else {
-      watcher().add(readyQueue(producers[i].stream), ready[i], onDevice(std::move(all)));
+      all(std::move(producer.thens))(nullptr);
     }
+    watcher().add(
+        readyQueue(producer.stream), ready[i],
+        onDevice(all(std::move(ahead ? producer.computed : producer.thens))));
   }
 }
 

@@ -28,15 +28,21 @@ class TorchTransport : public Transport {
   virtual void removeBuffers(ModelId model);
 
   void issue(SliceKey key, const Slice& slice, Done done) override;
-  void onEnqueued(Enqueued enqueued) override;
+  void onEnqueued(const Enqueued& enqueued) override;
 
   /// Calls `then` when a tensor's gradient, enqueued on the current stream of `device`, is in its
   /// buffer, or, with `setIssuesAhead`, at once. On a device that happens with the last gradient of
   /// the tensor's slice.
-  void whenReady(TensorKey tensor, const c10::Device& device, EventWatcher::Then then);
+  /// @param computed with `setIssuesAhead`, called when the gradient is in its buffer.
+  void whenReady(
+      TensorKey tensor,
+      const c10::Device& device,
+      EventWatcher::Then then,
+      EventWatcher::Then computed);
 
   /// Whether slices are issued before the device has computed their gradients. The transfer's
-  /// stream then waits for them, so the order of issue must be the order in which they are computed.
+  /// stream then waits for them, so the order of issue must be the order in which they are
+  /// computed.
   void setIssuesAhead(bool ahead) {
     issuesAhead_ = ahead;
   }
@@ -44,11 +50,9 @@ class TorchTransport : public Transport {
   /// Makes the current stream of `device` wait for the sums of a tensor that are enqueued there.
   void orderBehindSums(TensorKey tensor, const c10::Device& device);
 
-  /// Makes all transfers that are issued from now on wait for the work enqueued so far on the current
-  /// stream of `device`.
-  virtual void orderTransfersBehind(const c10::Device& device) {
-    static_cast<void>(device);
-  }
+  /// Makes all transfers that are issued from now on wait for the work enqueued so far on the
+  /// current stream of `device`.
+  virtual void orderTransfersBehind(const c10::Device& /*device*/) {}
 
   /// Sums the pieces over all ranks, in this order, with up to `inFlight` in flight at a time. No
   /// other transfer may run meanwhile. @return the seconds it took. @throws the first piece's

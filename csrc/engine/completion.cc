@@ -57,6 +57,14 @@ void Completion::ready(TensorKey tensor) {
   it.readyAt = now;
 }
 
+void Completion::computed(TensorKey tensor) {
+  const auto now = Clock::now();
+  const std::scoped_lock lock(mutex_);
+  if (find(tensor) != nullptr) {
+    models_[tensor.model][tensor.tensor].readyAt = now;
+  }
+}
+
 void Completion::begin(Tensor& tensor) {
   ++tensor.announced;
   ++pendingCount_;
@@ -208,8 +216,7 @@ std::size_t Completion::pendingCount() const {
 
 // A waiter may wake after its model was removed.
 const Completion::Tensor* Completion::find(TensorKey tensor) const {
-  const bool known =
-      tensor.model < models_.size() && tensor.tensor < models_[tensor.model].size();
+  const bool known = tensor.model < models_.size() && tensor.tensor < models_[tensor.model].size();
   return known ? &models_[tensor.model][tensor.tensor] : nullptr;
 }
 

@@ -39,6 +39,8 @@ class Completion final {
   /// Marks the gradient of `tensor` as being in its buffer; begins the exchange unless it was
   /// announced. @throws the failure, if there is one.
   void ready(TensorKey tensor);
+  /// Corrects the time of `ready`: the device has computed the gradient only now.
+  void computed(TensorKey tensor);
   /// Marks the exchanges of `tensors` as enqueued on a device; wakes the threads that wait for
   /// that.
   void enqueue(const std::vector<TensorKey>& tensors);

@@ -175,7 +175,8 @@ Engine::Counts Engine::takeCounts() {
 }
 
 bool Engine::wait(TensorKey tensor, Clock::time_point deadline, Stage stage) {
-  if (reserved_) {
+  // A host that waits for a launch is ahead of its device, which need not be idle.
+  if (reserved_ && stage == Stage::kEnded) {
     const std::scoped_lock lock(mutex_);
     if (reservation_.someoneWaits()) {
       reservationChanged();
@@ -347,7 +348,8 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   const std::vector<TensorKey>& ended = agreement().sliceDone(slice);
   completion_.complete(ended);
   if (!early_.empty()) {
-    for (const TensorKey tensor : std::vector<TensorKey>(ended)) { // `offer` changes what it refers to
+    for (const TensorKey tensor :
+         std::vector<TensorKey>(ended)) { // `offer` changes what it refers to
       if (std::erase(early_, tensor) > 0) {
         offer(tensor);
       }

@@ -101,6 +101,11 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   /// device still carries the tensor's exchange of the step before, its turn cannot come.
   void tensorReady(TensorKey tensor);
 
+  /// Same as Completion::computed.
+  void computed(TensorKey tensor) {
+    completion_.computed(tensor);
+  }
+
   /// Blocks until the tensor's exchange has come to `stage`, at most until `deadline`.
   /// @return whether it has. @throws the engine's failure.
   bool wait(TensorKey tensor, Clock::time_point deadline, Stage stage = Stage::kEnded);
@@ -189,9 +194,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::set<ModelId> models_;
   EnqueuedSlices enqueued_;
   std::vector<TensorKey> early_; // ready, while the exchange before is still on the device
-  bool dirty_ = false;   // an event has happened since the last decision
-  bool alarmed_ = false; // the engine's thread must check for failures and its wake-up time
-  bool driving_ = false; // a thread is deciding and issuing; it alone uses decisions_
+  bool dirty_ = false;           // an event has happened since the last decision
+  bool alarmed_ = false;         // the engine's thread must check for failures and its wake-up time
+  bool driving_ = false;         // a thread is deciding and issuing; it alone uses decisions_
   bool stop_ = false;
   Decisions decisions_;
 

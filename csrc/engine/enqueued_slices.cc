@@ -7,6 +7,7 @@ void EnqueuedSlices::addModel(ModelId model, std::shared_ptr<const SliceLayout> 
     models_.resize(model + 1);
   }
   std::vector<std::size_t> toGo;
+  toGo.reserve(layout->tensors().size());
   for (TensorId tensor = 0; tensor < layout->tensors().size(); ++tensor) {
     toGo.push_back(layout->slicesOf(tensor).size());
   }

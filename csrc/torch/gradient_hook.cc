@@ -147,8 +147,16 @@ void tensorReady(
   }
   engine->announce({model, tensor});
   transport.whenReady(
-      {model, tensor}, gradient.device(), [engine, model, tensor](const std::exception_ptr& error) {
+      {model, tensor}, gradient.device(),
+      [engine, model, tensor](const std::exception_ptr& error) {
         markReady(*engine, {model, tensor}, error);
+      },
+      [engine, model, tensor](const std::exception_ptr& error) {
+        if (error) {
+          engine->fail(error);
+        } else {
+          engine->computed({model, tensor});
+        }
       });
 }
 

@@ -26,11 +26,9 @@ class Transport {
   /// @throws any exception: the slice then counts as failed, and `done` must not be called.
   virtual void issue(SliceKey key, const Slice& slice, Done done) = 0;
 
-  /// From now on calls `enqueued` for each slice that a device's stream carries, before `done`, once
-  /// another stream can wait for the sum. Most transports know no streams.
-  virtual void onEnqueued(Enqueued enqueued) {
-    static_cast<void>(enqueued);
-  }
+  /// From now on calls `enqueued` for each slice that a device's stream carries, before `done`,
+  /// once another stream can wait for the sum. Most transports know no streams.
+  virtual void onEnqueued(const Enqueued& /*enqueued*/) {}
 
   /// Called in a stall: starts to look for its cause, if the transport can. Must not block.
   virtual void inquire() {}

@@ -198,8 +198,8 @@ class HeldTransport final : public Transport {
     held_.emplace_back(key, std::move(done));
     changed_.notify_all();
   }
-  void onEnqueued(Enqueued told) override {
-    enqueued = std::move(told);
+  void onEnqueued(const Enqueued& told) override {
+    enqueued = told;
   }
   void abort() noexcept override {
     ++aborts;

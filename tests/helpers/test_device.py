@@ -72,6 +72,11 @@ def _backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 _groups: list[Any] = []
 
 
+def groups() -> list[Any]:
+    """The device's process groups, in the order in which they were made."""
+    return _groups
+
+
 def gradient_group() -> Any:
     """The group that has summed most often."""
     return max(_groups, key=lambda group: group.all_reduces)

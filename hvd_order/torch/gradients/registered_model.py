@@ -160,6 +160,8 @@ class RegisteredModel:
         if self.on_servers:
             registration.gather(self._host, None)  # no rank pushes any more
             self.fetch()
+        if self._forget is not None:
+            self._take_ready_times()
         self._remove()
 
     def begin_step(self) -> None:
@@ -174,15 +176,21 @@ class RegisteredModel:
             self._forget = None
             self._host.remove_model(self._model)
 
+    def _take_ready_times(self) -> None:
+        """Keeps when the last gradients came, for the plan of the next registration."""
+        self._settle()
+        times = self._host.engine.ready_times(self._model)
+        for entry, ready_s in zip(self._in_order, times, strict=True):
+            if ready_s > 0:  # a gradient has come since the registration
+                entry.ready_s = ready_s
+
     def _settle(self) -> None:
-        """Waits until no device works on the buffers, and takes the times of the last gradients."""
+        """Waits until no device works on the buffers."""
         engine = self._host.engine
         for entry in self._in_order:
             engine.wait(self._model, entry.tensor)
         for device in {flat.device for flat in self._buffers.flat}:
             synchronize(device)
-        for entry, ready_s in zip(self._in_order, engine.ready_times(self._model), strict=True):
-            entry.ready_s = ready_s
 
     def _observed_plan(self) -> list[int]:
         """The best order in which the last step could have been sent, from rank 0's times."""
@@ -241,8 +249,10 @@ class RegisteredModel:
 
         On a device only the current stream waits for the sum; the host waits until it is enqueued.
         """
-        self._host.engine.wait(self._model, entry.tensor, self._awaited)
-        if self._awaited is _ENQUEUED and entry.wire.device.type != "cpu":
+        if not entry.on_device or self._awaited is not _ENQUEUED:
+            self._host.engine.wait(self._model, entry.tensor)
+        else:
+            self._host.engine.wait(self._model, entry.tensor, _ENQUEUED)
             self._host.transport.order_behind_sums(self._model, entry.tensor, entry.wire.device)
 
     def stages(self) -> bytes:

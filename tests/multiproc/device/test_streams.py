@@ -204,3 +204,38 @@ def test_a_failure_of_the_device_reaches_every_rank() -> None:
     )
     for one in ended:
         assert "the device of rank 1 failed: an uncorrectable error" in one.stdout
+
+
+def test_a_planned_order_follows_the_device_and_not_the_launches() -> None:
+    """The host launches all layers at once; their gradients come one after the other."""
+    run_on_device(
+        """
+        from hvd_order.c10d.engine.engine_host import running_host
+
+        def slow_backward(layer, args, output):
+            output.register_hook(lambda _: device.busy(0.01))
+
+        model = network(layers=4, width=64)
+        for layer in model:
+            layer.register_forward_hook(slow_backward)
+        optimizer = wrapped(model)
+
+        def backward(step):
+            optimizer.zero_grad()
+            model(torch.ones(2, 64, device=NAME)).square().mean().backward()
+            optimizer.step()
+
+        for step in range(4):
+            backward(step)
+        weights(model)
+        host = running_host()
+        host.engine.start_recording()
+        backward(4)
+        weights(model)
+        host.engine.stop_recording()
+        events = sorted(host.engine.take_events(), key=lambda event: event.issued_ns)
+        first = host.layouts[0].slice_name(events[0].slice)
+        assert first.startswith("3."), [host.layouts[0].slice_name(e.slice) for e in events]
+        """,
+        env={"HVD_ORDER_AGREEMENT": "planned", "HVD_ORDER_SLICE_BYTES": "8KiB"},
+    )
