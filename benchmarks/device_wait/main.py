@@ -102,9 +102,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     device.synchronize()
     device.set_delays(0, launch_us=options.launch_us)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())
     local_s = _step_s(model, optimizer, options.steps)
     wire_s = options.ratio * 3 * seconds
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     for group in groups():
         group.set_link(0.0, wire_s / (4 * options.elements))
