@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,7 +146,8 @@ for _ in range(2):
 def test_a_failed_stream_stays_failed() -> None:
     """In a process of its own, whose device is of no more use."""
     command = [sys.executable, "-c", FAILS]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    tests = Path(__file__).resolve().parents[1]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tests)
     assert ended.stdout.count("an uncorrectable error") == 2
 
 
