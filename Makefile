@@ -182,7 +182,7 @@ model-check: build
 	$(CMAKE_DIR)/model_checker --large
 	"$(BIN)/python" tests/model_checker/run_mutants.py $(CMAKE_DIR)/mutants/bin
 
-CPP_FILES = $(shell find csrc tests/cpp tests/fuzz tests/model_checker benchmarks -name '*.cc' -o -name '*.h' | sort)
+CPP_FILES = $(shell find csrc tests/cpp tests/device tests/fuzz tests/model_checker benchmarks -name '*.cc' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
 PURE_FOLDERS = base scheduler simulate simulate/network engine transport server server/arithmetic server/wire server/slice server/admission
 TIDY_FILES = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.cc))

@@ -182,10 +182,8 @@ class OnHomeStreams:
     def point(self) -> StreamPoint | None:
         """The point that the work has come to; None without devices."""
 
-def read_use_flags(
-    transport: TorchTransport, model: int, tensors: Sequence[int], flags: Sequence[torch.Tensor]
-) -> list[float]:
-    """The sums of the use flags of tensors, once they have arrived."""
+def read_use_flags(flags: Sequence[torch.Tensor]) -> list[float]:
+    """The values of use flags whose sums have arrived; waits for no other work of the device."""
 
 def tensor_ready(
     engine: Engine, transport: TorchTransport, model: int, tensor: int, gradient: torch.Tensor

@@ -123,9 +123,12 @@ TARGETS = [
     Target("agreement", "leader / DDP's order, 2 ranks on loopback", agreement_ratio(2), None,
            "2026-11-21"),
     *(
-        Target("device_wait", f"test device, host waits until sums are {wait}: step / optimum",
-               device_wait(wait), bound)
-        for wait, bound in (("enqueued", Bound(1.03)), ("arrived", None), ("planned", None))
+        Target("device_wait", f"test device, {text}: step / optimum", device_wait(wait), bound, "")
+        for wait, text, bound in (
+            ("enqueued", "the host waits until sums are enqueued (L1)", Bound(1.03)),
+            ("arrived", "the host waits until sums have arrived (L0)", None),
+            ("planned", "planned order, issued ahead (P)", None),
+        )
     ),
     Target("backends", "torch.distributed / MPI under TensorFlow", backends, None),
     Target("hosts", "slowest link / what TCP can carry, 1 Gbit/s", link_share,

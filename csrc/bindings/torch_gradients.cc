@@ -31,9 +31,8 @@ void bindStreams(py::module_& m) {
       .def("__exit__", [](OnHomeStreams& context, const py::args& /*error*/) { context.exit(); })
       .def("point", &OnHomeStreams::point);
   m.def(
-      "read_use_flags", &readUseFlags, py::arg("transport"), py::arg("model"), py::arg("tensors"),
-      py::arg("flags"), py::call_guard<py::gil_scoped_release>(),
-      "The sums of the use flags of some tensors, once they have arrived.");
+      "read_use_flags", &readUseFlags, py::arg("flags"), py::call_guard<py::gil_scoped_release>(),
+      "The values of use flags whose sums have arrived.");
 }
 
 } // namespace

@@ -43,8 +43,7 @@ void Completion::announce(TensorKey tensor) {
   begin(models_.at(tensor.model).at(tensor.tensor));
 }
 
-void Completion::ready(TensorKey tensor) {
-  const auto now = Clock::now();
+void Completion::ready(TensorKey tensor, Clock::time_point now) {
   const std::scoped_lock lock(mutex_);
   if (failure_) {
     std::rethrow_exception(failure_);

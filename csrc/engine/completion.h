@@ -38,7 +38,7 @@ class Completion final {
   void announce(TensorKey tensor);
   /// Marks the gradient of `tensor` as being in its buffer; begins the exchange unless it was
   /// announced. @throws the failure, if there is one.
-  void ready(TensorKey tensor);
+  void ready(TensorKey tensor, Clock::time_point now);
   /// Corrects the time of `ready`: the device has computed the gradient only now.
   void computed(TensorKey tensor);
   /// Marks the exchanges of `tensors` as enqueued on a device; wakes the threads that wait for

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/thread_name.h"
+#include "engine/failure_message.h"
 
 // A gradient's path through this file:
 // - `tensorReady` (a hook's thread) marks the gradient and wakes the engine's thread.
@@ -38,40 +39,6 @@ constexpr auto kAnswerTime = 1s;
 template <typename T>
 std::exception_ptr errorOf(const std::string& text) {
   return std::make_exception_ptr(T(text));
-}
-
-// A failure packed into words of a message: its class, which all ranks raise, and its text.
-enum class FailureClass : std::uint32_t { kOther, kPeerLost, kTimeout };
-
-std::vector<std::uint32_t> packFailure(const std::exception_ptr& error) {
-  FailureClass kind{};
-  try {
-    std::rethrow_exception(error);
-  } catch (const PeerLost&) {
-    kind = FailureClass::kPeerLost;
-  } catch (const TransferTimeout&) {
-    kind = FailureClass::kTimeout;
-  } catch (...) {
-    kind = FailureClass::kOther;
-  }
-  std::vector<std::uint32_t> words = packText(textOf(error));
-  words.insert(words.begin(), static_cast<std::uint32_t>(kind));
-  return words;
-}
-
-std::exception_ptr unpackFailure(const std::vector<std::uint32_t>& words) {
-  if (words.empty()) {
-    return errorOf<CollectiveError>("another rank has failed");
-  }
-  const std::string text = unpackText({words.begin() + 1, words.end()});
-  switch (static_cast<FailureClass>(words[0])) {
-    case FailureClass::kPeerLost:
-      return errorOf<PeerLost>(text);
-    case FailureClass::kTimeout:
-      return errorOf<TransferTimeout>(text);
-    default:
-      return errorOf<CollectiveError>(text);
-  }
 }
 
 } // namespace
@@ -212,7 +179,7 @@ bool Engine::offer(TensorKey tensor) {
   for (const SliceKey slice : ready) {
     timeline_.ready(slice);
   }
-  if (reservation_.ready(tensor, ready, Clock::now())) {
+  if (reservation_.ready(tensor, ready, lastProgress_)) {
     reservationChanged();
   }
   return !ready.empty();
@@ -221,14 +188,14 @@ bool Engine::offer(TensorKey tensor) {
 void Engine::tensorReady(TensorKey tensor) {
   std::unique_lock lock(mutex_);
   completion_.check();
+  progress();
   bool offered = false;
   if (completion_.isEnqueued(tensor)) {
     early_.push_back(tensor); // until `sliceDone` has seen the end of the exchange before
   } else {
     offered = offer(tensor);
   }
-  completion_.ready(tensor);
-  progress();
+  completion_.ready(tensor, lastProgress_);
   if (left_) {
     alarm(); // starts the watch for a stranded exchange
   }
@@ -345,19 +312,17 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   if (reservation_.done(slice)) {
     reservationChanged();
   }
-  const std::vector<TensorKey>& ended = agreement().sliceDone(slice);
-  completion_.complete(ended);
-  if (!early_.empty()) {
-    for (const TensorKey tensor :
-         std::vector<TensorKey>(ended)) { // `offer` changes what it refers to
-      if (std::erase(early_, tensor) > 0) {
-        offer(tensor);
-      }
-    }
-  }
+  completion_.complete(agreement().sliceDone(slice));
   const std::vector<Health::Addressed> answers = farewell_.sliceDone();
   partingChanged_.notify_all();
   progress();
+  std::erase_if(early_, [&](TensorKey tensor) {
+    const bool due = !completion_.isEnqueued(tensor);
+    if (due) {
+      offer(tensor);
+    }
+    return due;
+  });
   dirty_ = true;
   drive(lock);
   lock.unlock();

@@ -1,7 +1,6 @@
 #include "engine/health.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 
@@ -27,8 +26,6 @@ namespace {
 // A query is one message; more tensors would not help to find the cause.
 constexpr std::size_t kMaxAsked = 32;
 constexpr std::size_t kMaxNamed = 5;
-constexpr std::size_t kMaxTextBytes = 440;
-constexpr std::size_t kWordBytes = sizeof(std::uint32_t);
 
 std::string nameOf(const Scheduler& scheduler, TensorKey tensor) {
   if (!scheduler.hasModel(tensor.model)) {
@@ -183,26 +180,6 @@ std::string Health::report(const Scheduler& scheduler) const {
     text += "; every rank has produced its gradients, so the network or the backend is stuck";
   }
   return text;
-}
-
-std::vector<std::uint32_t> packText(const std::string& text) {
-  std::size_t size = std::min(text.size(), kMaxTextBytes);
-  // A character of UTF-8 is not cut: its bytes after the first begin with the bits 10.
-  while (0 < size && size < text.size() && (static_cast<unsigned char>(text[size]) >> 6) == 2) {
-    --size;
-  }
-  std::vector<std::uint32_t> words(1 + (size + kWordBytes - 1) / kWordBytes, 0);
-  words[0] = static_cast<std::uint32_t>(size);
-  std::memcpy(words.data() + 1, text.data(), size);
-  return words;
-}
-
-std::string unpackText(const std::vector<std::uint32_t>& words) {
-  if (words.empty()) {
-    return {};
-  }
-  const std::size_t size = std::min<std::size_t>(words[0], (words.size() - 1) * kWordBytes);
-  return {reinterpret_cast<const char*>(words.data() + 1), size};
 }
 
 } // namespace hvd_order

@@ -59,10 +59,4 @@ class Health final {
   std::set<Rank> answered_;
 };
 
-/// Packs a text into words of a control message, truncated to the whole characters of UTF-8 that
-/// one message can hold.
-std::vector<std::uint32_t> packText(const std::string& text);
-/// Reverses packText.
-std::string unpackText(const std::vector<std::uint32_t>& words);
-
 } // namespace hvd_order

@@ -3,14 +3,11 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace hvd_order {
 
-std::vector<double> readUseFlags(
-    TorchTransport& transport,
-    ModelId model,
-    const std::vector<TensorId>& tensors,
-    const std::vector<at::Tensor>& flags) {
+std::vector<double> readUseFlags(const std::vector<at::Tensor>& flags) {
   const at::NoGradGuard noGrad;
   std::vector<double> sums(flags.size(), 0.0);
   std::vector<bool> known(flags.size(), false);
@@ -31,9 +28,6 @@ std::vector<double> readUseFlags(
         known[i] = true;
         places.push_back(i);
         alike.push_back(flags[i]);
-        if (!device.is_cpu()) {
-          transport.orderBehindSums({model, tensors[i]}, device);
-        }
       }
     }
     const at::Tensor values = at::cat(alike).cpu().to(at::kDouble);

@@ -165,7 +165,7 @@ TEST(theEndOfAnEarlierExchangeIsNotTakenForThisOne) {
   Completion completion;
   addModels(completion);
   completion.announce({0, 0});
-  completion.ready({0, 0}); // as announced: no exchange of its own
+  completion.ready({0, 0}, Clock::now()); // as announced: no exchange of its own
   completion.enqueue({{0, 0}});
   completion.announce({0, 0});
   int told = 0;
@@ -174,7 +174,7 @@ TEST(theEndOfAnEarlierExchangeIsNotTakenForThisOne) {
   CHECK(!completion.wait({0, 0}, Clock::now(), Stage::kEnqueued));
   CHECK(completion.isPending({0, 0}));
   CHECK_EQUAL(told, 0);
-  completion.ready({0, 0});
+  completion.ready({0, 0}, Clock::now());
   completion.complete({{0, 0}});
   CHECK(completion.wait({0, 0}, Clock::now()));
   CHECK_EQUAL(told, 1);

@@ -195,23 +195,6 @@ TEST(longListsAreCut) {
   CHECK_CONTAINS(report, "'t4' has not been produced on rank 1; 27 more are missing");
 }
 
-TEST(aTextTravelsInWords) {
-  for (const std::size_t size : {0, 1, 3, 4, 5, 440}) {
-    const std::string text(size, 'x');
-    CHECK_EQUAL(unpackText(packText(text)), text);
-  }
-  CHECK_EQUAL(unpackText(packText(std::string(1000, 'x'))), std::string(440, 'x'));
-  for (std::size_t before = 434; before < 442; ++before) { // Gloo ends its errors with this picture
-    const std::string start(before, 'x');
-    const std::string whole = start + "\U0001F3D6";
-    CHECK_EQUAL(
-        unpackText(packText(whole + "xxxx")),
-        before <= 436 ? (whole + "xxxx").substr(0, 440) : start.substr(0, 440));
-  }
-  CHECK_EQUAL(unpackText({}), std::string());
-  CHECK_EQUAL(unpackText({4000, 0x64636261}), std::string("abcd")); // a size that is not true
-}
-
 } // namespace hvd_order
 
 int main(int argc, char** argv) {

@@ -58,8 +58,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     Device::get().synchronize();
   }
 
-  void record(void** event, const c10::Stream& stream, c10::DeviceIndex /*device*/,
-              c10::EventFlag /*flag*/) const override {
+  void record(
+      void** event,
+      const c10::Stream& stream,
+      c10::DeviceIndex /*device*/,
+      c10::EventFlag /*flag*/) const override {
     if (*event == nullptr) {
       *event = new Event;
       ++counts().eventsCreated;

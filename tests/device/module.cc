@@ -20,8 +20,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       py::arg("stream"), py::kw_only(), py::arg("constant_us") = 0, py::arg("random_us") = 0,
       py::arg("launch_us") = 0);
   m.def("seed", [](unsigned value) { Device::get().seed(value); });
-  m.def("synchronize", [] { Device::get().synchronize(); },
-        py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "synchronize", [] { Device::get().synchronize(); }, py::call_guard<py::gil_scoped_release>());
   m.def("current_stream", [] { return currentStream(); });
   m.def(
       "busy",
@@ -31,8 +31,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         });
       },
       "Occupies the current stream.");
-  m.def("close_gate", &closeGate, py::arg("stream"),
-        "Stops a stream until open_gates().");
+  m.def("close_gate", &closeGate, py::arg("stream"), "Stops a stream until open_gates().");
   m.def("open_gates", &openGates);
   m.def("counts", [] {
     py::dict all;

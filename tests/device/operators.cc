@@ -8,10 +8,10 @@
 #include <ATen/native/CPUFallback.h>
 #include <ATen/native/Resize.h>
 #include <ATen/native/TensorFactories.h>
+#include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
-#include <ATen/ops/_reshape_alias_native.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -87,8 +87,8 @@ struct ToMeta {
     if (!tensor.defined() || (!isOurs(tensor) && tensor.dim() == 0)) {
       return tensor;
     }
-    at::Tensor meta = at::empty_strided(
-        tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+    at::Tensor meta =
+        at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
     if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
       meta.unsafeGetTensorImpl()->set_wrapped_number(true);
     }
@@ -199,8 +199,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
       }
       return argument->second;
     }
-    at::Tensor tensor = at::empty_strided(
-        result.sizes(), result.strides(), result.options().device(kDevice));
+    at::Tensor tensor =
+        at::empty_strided(result.sizes(), result.strides(), result.options().device(kDevice));
     results.emplace_back(View(tensor));
     return tensor;
   };
@@ -279,21 +279,17 @@ at::Tensor copyFrom(const at::Tensor& from, const at::Tensor& to, bool /*nonBloc
   if (to.numel() == 0) {
     return to;
   }
-  const at::Tensor source = from.numel() == to.numel() && from.sizes() == to.sizes()
-      ? from
-      : from.expand_as(to);
+  const at::Tensor source =
+      from.numel() == to.numel() && from.sizes() == to.sizes() ? from : from.expand_as(to);
   if (isOurs(source) && isOurs(to)) {
-    enqueue([source = View(source), target = View(to)] {
-      target.onCpu().copy_(source.onCpu());
-    });
+    enqueue([source = View(source), target = View(to)] { target.onCpu().copy_(source.onCpu()); });
   } else if (isOurs(to)) { // pageable memory: it has been read when the call returns
     enqueue([source = source.clone(), target = View(to)] { target.onCpu().copy_(source); });
   } else {
     Stream& stream = Device::get().stream(currentStream());
     at::Tensor target = to;
-    enqueue([source = View(source), target = View(target)] {
-      target.onCpu().copy_(source.onCpu());
-    });
+    enqueue(
+        [source = View(source), target = View(target)] { target.onCpu().copy_(source.onCpu()); });
     stream.await(stream.enqueued());
   }
   return to;
@@ -309,8 +305,7 @@ at::Scalar localScalar(const at::Tensor& tensor) {
 }
 
 void recordStream(at::Tensor& tensor, c10::Stream stream) {
-  CachingAllocator::get().recordStream(
-      tensor.storage().data_ptr().get_context(), stream.id());
+  CachingAllocator::get().recordStream(tensor.storage().data_ptr().get_context(), stream.id());
 }
 
 const at::Tensor& resize(

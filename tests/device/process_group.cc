@@ -28,8 +28,10 @@ class AsyncWork final : public c10d::Work {
   AsyncWork(int rank, c10d::OpType kind, std::int64_t stream)
       : Work(rank, kind),
         end_(c10::DeviceType::PrivateUse1),
-        future_(c10::make_intrusive<c10::ivalue::Future>(
-            c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{kDevice})) {
+        future_(
+            c10::make_intrusive<c10::ivalue::Future>(
+                c10::ListType::create(c10::TensorType::get()),
+                std::vector<c10::Device>{kDevice})) {
     const c10::StreamGuard guard(torchStream(stream));
     end_.record(torchStream(stream));
     future_->markCompleted(std::vector<at::Tensor>{});

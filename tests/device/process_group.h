@@ -16,10 +16,12 @@ class AsyncBackend final : public c10d::Backend {
   const std::string getBackendName() const override {
     return "asyncdev";
   }
-  c10::intrusive_ptr<c10d::Work>
-  allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
-  c10::intrusive_ptr<c10d::Work>
-  broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> allreduce(
+      std::vector<at::Tensor>& tensors,
+      const c10d::AllreduceOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> broadcast(
+      std::vector<at::Tensor>& tensors,
+      const c10d::BroadcastOptions& options) override;
   c10::intrusive_ptr<c10d::Work> allgather(
       std::vector<std::vector<at::Tensor>>& outputs,
       std::vector<at::Tensor>& inputs,

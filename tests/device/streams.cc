@@ -4,8 +4,7 @@
 
 namespace test_device {
 
-Stream::Stream(std::int64_t id, unsigned seed)
-    : random_(seed + static_cast<unsigned>(id) * 7919U) {
+Stream::Stream(std::int64_t id, unsigned seed) : random_(seed + static_cast<unsigned>(id) * 7919U) {
   std::thread([this] { run(); }).detach(); // until the process ends
 }
 
@@ -52,8 +51,8 @@ void Stream::run() {
     const std::int64_t atMost = delays_.random.count();
     const std::chrono::microseconds extra(
         atMost == 0 ? 0 : std::uniform_int_distribution<std::int64_t>(0, atMost)(random_));
-    const auto start = std::max(Clock::now(), entry.enqueued + delays_.launch) + delays_.constant +
-        extra;
+    const auto start =
+        std::max(Clock::now(), entry.enqueued + delays_.launch) + delays_.constant + extra;
     lock.unlock();
     std::exception_ptr error;
     if (!failed) {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
+import importlib
 import sys
 import types
 from datetime import timedelta
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 NAME = "asyncdev"
+_MODULE = "hvd_test_device"
 _SOURCES = Path(__file__).resolve().parents[1] / "device"
 _BUILD = Path(__file__).resolve().parents[2] / "build" / "test_device"
 
@@ -30,37 +33,32 @@ def load() -> Any:
 
     files = sorted(_SOURCES.glob("*.cc"))
     content = hashlib.sha256(f"{torch.__version__} {sys.version}".encode())
-    for path in sorted(_SOURCES.iterdir()):
+    for path in [*files, *sorted(_SOURCES.glob("*.h"))]:
         content.update(path.read_bytes())
     folder = _BUILD / content.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
     torch.utils.rename_privateuse1_backend(NAME)
-    built = folder / "hvd_test_device.so"
-    extension: Any = (
-        _imported(built)
-        if built.exists() and not (folder / "lock").exists()
-        else cpp_extension.load(
-            "hvd_test_device",
-            [str(path) for path in files],
-            extra_cflags=["-std=c++20", "-O1"],
-            build_directory=str(folder),
-        )
-    )
+    built = folder / "built"
+    with (folder / "builder").open("w") as builder:
+        # Ranks start at once. A lock of the kernel ends with its owner; PyTorch's would stay.
+        fcntl.flock(builder, fcntl.LOCK_EX)
+        if built.exists():
+            sys.path.insert(0, str(folder))
+            extension: Any = importlib.import_module(_MODULE)
+            sys.path.remove(str(folder))
+        else:
+            (folder / "lock").unlink(missing_ok=True)
+            extension = cpp_extension.load(
+                _MODULE,
+                [str(path) for path in files],
+                extra_cflags=["-std=c++20", "-O1"],
+                build_directory=str(folder),
+            )
+            built.touch()
     torch._register_device_module(NAME, _module(extension))
     torch.utils.generate_methods_for_privateuse1_backend()
     dist.Backend.register_backend(NAME, _backend, devices=NAME)
     return extension
-
-
-def _imported(path: Path) -> Any:
-    import importlib.util
-
-    spec = importlib.util.spec_from_file_location("hvd_test_device", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _backend(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -74,13 +74,14 @@ void C10dTransport::orderTransfersBehind(const c10::Device& device) {
 void C10dTransport::abort() noexcept {
   try {
     const auto aborted = std::make_shared<std::promise<void>>();
-    std::thread([group = group_, aborted] {
+    std::thread([group = group_, aborted]() mutable {
       nameThisThread("hvdo abort");
       try {
         group->abort();
       } catch (const std::exception&) { // NOLINT(bugprone-empty-catch)
         // Some back ends cannot abort; their work then ends with the group's own timeout.
       }
+      group.reset(); // before the transport, whose thread waits here, lets go of it
       aborted->set_value();
     }).detach();
     if (aborted->get_future().wait_for(kAbortTime) == std::future_status::timeout) {

@@ -177,6 +177,7 @@ class OwnGroups:
 
 def _nccl_options(request: GroupRequest) -> Any:
     options: Any = dist.ProcessGroupNCCL.Options()
+    options._timeout = request.timeout
     # NCCL's kernels run on the group's own stream. Those of gradients get free multiprocessors
     # before the kernels of the training do: the next layers wait for them.
     options.is_high_priority_stream = request.traffic == "at once"
@@ -187,7 +188,6 @@ def _nccl(
     store: Store, rank: int, size: int, request: GroupRequest, name: str, members: list[int]
 ) -> Any:
     options = _nccl_options(request)
-    options._timeout = request.timeout
     options.group_name = name  # these two are for NCCL's flight recorder
     options.global_ranks_in_group = members
     nccl = dist.ProcessGroupNCCL(PrefixStore("cuda/", store), rank, size, options)

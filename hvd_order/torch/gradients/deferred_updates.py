@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -12,7 +13,13 @@ from hvd_order.c10d.engine import timeline
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
-from hvd_order.torch.parameters.read_guard import Guard, arm_parameter, disarm_parameter
+from hvd_order.torch.parameters.read_guard import (
+    GUARD,
+    Guard,
+    arm_parameter,
+    disarm_parameter,
+    hand_to,
+)
 from hvd_order.torch.updates import optimizer_class, overlap, partial_step
 from hvd_order.torch.updates.update_budget import UpdateBudget
 
@@ -25,6 +32,31 @@ _REACHED = {
 }
 
 
+class _AfterUpdate:
+    """The guard of parameters whose update a device has yet to run.
+
+    It holds nothing of the exchange, so that a dropped optimizer is freed.
+    """
+
+    def __init__(self, lock: threading.RLock, point: native.StreamPoint) -> None:
+        self._lock = lock
+        self._point = point
+
+    def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
+        """Makes the reader's streams wait for the update; disarms once it has run."""
+        with self._lock:
+            if self._point.passed():
+                for parameter in parameters:
+                    if getattr(parameter, GUARD, None) is self:  # else armed again meanwhile
+                        disarm_parameter(parameter)
+
+    def before_grad_attribute(self, parameter: torch.Tensor) -> None:
+        """The update is launched: nothing is pending."""
+
+    def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
+        """Not the guard of any gradient."""
+
+
 class DeferredUpdates:
     """The deferred updates of one step, applied by the user's optimizer with that step's settings.
 
@@ -35,13 +67,19 @@ class DeferredUpdates:
     """
 
     def __init__(
-        self, step: partial_step.InnerStep, transfer: GradientTransfer, table: EntryTable
+        self,
+        lock: threading.RLock,
+        step: partial_step.InnerStep,
+        transfer: GradientTransfer,
+        table: EntryTable,
     ) -> None:
         """Starts without deferred updates.
 
         Args:
+            lock: the exchange's.
             step: the ``step`` of the user's optimizer.
         """
+        self._lock = lock
         self._inner_step = step
         self._transfer = transfer
         self._table = table
@@ -103,15 +141,18 @@ class DeferredUpdates:
             for entry in entries:
                 entry.update_pending = False
             self._pending = [entry for entry in self._pending if entry.update_pending]
-            point: native.StreamPoint | None = None
+            after: _AfterUpdate | None = None
             try:
                 self._update(entries)
                 point = home.point()
+                after = None if point is None else _AfterUpdate(self._lock, point)
             finally:
                 for entry in entries:
-                    entry.updated = point
-                    if point is None:
+                    entry.updated = after
+                    if after is None:
                         disarm_parameter(entry.parameter)
+                    else:
+                        hand_to(entry.parameter, after)
                     entry.begin_step(self._table.passes)
         if not self._pending and recorded is not None:
             optimizer_class.unguard(recorded.optimizer)

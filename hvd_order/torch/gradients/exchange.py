@@ -99,7 +99,7 @@ class GradientExchange:
         enter = _enter(weakref.ref(self))
         self._warm_up = WarmUp(host, transfer, enter, self.separability.separable)
         self._gradients = StepGradients(host, transfer, self._table, self._warm_up, self._log)
-        self._updates = DeferredUpdates(step, transfer, self._table)
+        self._updates = DeferredUpdates(self._lock, step, transfer, self._table)
         self._guard = ExchangeGuard(
             self._lock, self._table, transfer, self._warm_up, self._gradients, self._updates,
             enter,

@@ -15,7 +15,12 @@ from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.compiled_regions import CompiledRegions, Enter
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
-from hvd_order.torch.parameters.read_guard import disarm_gradient, disarm_parameter, is_armed
+from hvd_order.torch.parameters.read_guard import (
+    disarm_gradient,
+    disarm_parameter,
+    hand_to,
+    is_armed,
+)
 
 __all__: list[str] = []
 
@@ -59,9 +64,11 @@ class ExchangeGuard:
                 self._warm_up.was_read(entry)
                 if entry.update_pending:
                     wanted.append(entry)
-                elif entry.updated is None or entry.updated.passed():
-                    entry.updated = None
+                elif entry.updated is None:
                     disarm_parameter(parameter)
+                else:
+                    hand_to(parameter, entry.updated)
+                    entry.updated.before_parameter_read([parameter])
             if wanted:
                 others = self._updates.bring_up_to_date(wanted)
                 self._warm_up.watch_again(others, self)

@@ -67,6 +67,11 @@ class GradientBuffers:
             for places, flat in zip(flags, self.flat, strict=True)
         ]
 
+    @property
+    def devices(self) -> frozenset[torch.device]:
+        """The devices of the buffers."""
+        return frozenset(flat.device for flat in self.flat)
+
     def _offset(self, entry: ParameterEntry) -> int:
         """Offset of the entry in its buffer, in elements."""
         sample = self._samples[entry.tensor]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
 
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, static_plan
@@ -140,7 +142,9 @@ class RegisteredModel:
         )
         if update is not None:
             update.begin(self._model, self._in_order)
-        self._forget = weakref.finalize(self, _forget, self._host, self._model)
+        self._forget = weakref.finalize(
+            self, _forget, self._host, self._model, self._buffers.devices
+        )
         self._forget.atexit = False
 
     @property
@@ -161,6 +165,7 @@ class RegisteredModel:
             registration.gather(self._host, None)  # no rank pushes any more
             self.fetch()
         if self._forget is not None:
+            self._settle()
             self._take_ready_times()
         self._remove()
 
@@ -171,14 +176,12 @@ class RegisteredModel:
 
     def _remove(self) -> None:
         if self._forget is not None:
-            self._settle()
             self._forget.detach()
             self._forget = None
             self._host.remove_model(self._model)
 
     def _take_ready_times(self) -> None:
         """Keeps when the last gradients came, for the plan of the next registration."""
-        self._settle()
         times = self._host.engine.ready_times(self._model)
         for entry, ready_s in zip(self._in_order, times, strict=True):
             if ready_s > 0:  # a gradient has come since the registration
@@ -186,10 +189,9 @@ class RegisteredModel:
 
     def _settle(self) -> None:
         """Waits until no device works on the buffers."""
-        engine = self._host.engine
         for entry in self._in_order:
-            engine.wait(self._model, entry.tensor)
-        for device in {flat.device for flat in self._buffers.flat}:
+            self._wait_for_arrival(entry)
+        for device in self._buffers.devices:
             synchronize(device)
 
     def _observed_plan(self) -> list[int]:
@@ -212,7 +214,7 @@ class RegisteredModel:
         pace = static_plan.seconds_per_byte(
             self._buffers.layout,
             ready=lambda tensor: self.hand_over(self._in_order[tensor]),
-            wait=lambda tensor: self.wait(self._in_order[tensor]),
+            wait=lambda tensor: self._wait_for_arrival(self._in_order[tensor]),
         )
         self._remove()
         return LinkModel(0.0, 0.0, pace)
@@ -220,8 +222,8 @@ class RegisteredModel:
     def raise_use_flags(self) -> None:
         """Sets the use flag of every gradient to 1."""
         self._buffers.raise_use_flags()
-        for flat in self._buffers.flat:  # their gradients may come on other streams
-            self._host.transport.order_transfers_behind(flat.device)
+        for device in self._buffers.devices:  # the gradients may come on other streams
+            self._host.transport.order_transfers_behind(device)
 
     def put_in_place(self, entries: Sequence[ParameterEntry]) -> bool:
         """Restores places from which the program has moved gradients (``model.float()``).
@@ -250,10 +252,13 @@ class RegisteredModel:
         On a device only the current stream waits for the sum; the host waits until it is enqueued.
         """
         if not entry.on_device or self._awaited is not _ENQUEUED:
-            self._host.engine.wait(self._model, entry.tensor)
+            self._wait_for_arrival(entry)
         else:
             self._host.engine.wait(self._model, entry.tensor, _ENQUEUED)
             self._host.transport.order_behind_sums(self._model, entry.tensor, entry.wire.device)
+
+    def _wait_for_arrival(self, entry: ParameterEntry) -> None:
+        self._host.engine.wait(self._model, entry.tensor)
 
     def stages(self) -> bytes:
         """The stage of each gradient at this moment, by TensorId: values of `native.Stage`."""
@@ -268,14 +273,19 @@ class RegisteredModel:
         return lambda entry: stages[entry.tensor] == _ENDED
 
     def used(self, entries: Sequence[ParameterEntry]) -> list[bool]:
-        """Whether any rank had a gradient for each entry; they must be finished."""
-        sums = native.read_use_flags(
-            self._host.transport, self._model,
-            [entry.tensor for entry in entries], [entry.use_flag for entry in entries],
-        )  # fmt: skip
-        return [value > 0 for value in sums]
+        """Waits for the sums of the entries; returns for each whether any rank had a gradient."""
+        for entry in entries:
+            self._wait_for_arrival(entry)
+        return [value > 0 for value in native.read_use_flags([e.use_flag for e in entries])]
 
 
-def _forget(host: EngineHost, model: int) -> None:
+def _forget(host: EngineHost, model: int, devices: Iterable[torch.device]) -> None:
     with contextlib.suppress(HvdOrderError):  # the engine has failed or has been shut down
+        # Devices may still be at work on the last step. Gradients that no update followed, and
+        # that other ranks may never produce, are not waited for.
+        for tensor, stage in enumerate(host.engine.stages(model)):
+            if stage == int(_ENQUEUED):
+                host.engine.wait(model, tensor)
+        for device in devices:
+            synchronize(device)
         host.remove_model(model)

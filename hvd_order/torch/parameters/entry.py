@@ -53,7 +53,7 @@ class ParameterEntry(native.GradientEntry):
     placed: bool = False  # has a place in the buffers, required until the ranks find it sparse
     deferrable: bool = False  # the first reader of the parameter in a step is known
     ready_s: float = 0.0
-    updated: native.StreamPoint | None = None  # on a device: behind the parameter's last update
+    updated: Any = None  # on a device: the guard that waits for the parameter's last update
     _lock: native.StorageLock | None = None
 
     def __post_init__(self) -> None:

@@ -229,6 +229,7 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
         Whether that is possible: a subclass of ``Parameter`` may have a guard of its own kind.
     """
     if is_armed(parameter):
+        setattr(parameter, GUARD, guard)
         return True
     pending = _pending_class(type(parameter))
     if pending is None:

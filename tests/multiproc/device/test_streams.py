@@ -150,6 +150,37 @@ def test_absent_gradients_wait_for_their_sums_and_for_nothing_else() -> None:
     )
 
 
+def test_an_optimizer_may_be_dropped_while_the_device_is_at_work() -> None:
+    run_on_device(
+        """
+        import gc
+        import threading
+        from hvd_order.c10d.engine.engine_host import running_host
+
+        model = network()
+        optimizer = wrapped(model)
+        train(model, optimizer, 4)
+        weights(model)
+        device.close_gate(gradient_group().stream)
+        backward(model, optimizer, 4)
+        optimizer.step()
+        sum(p.sum() for p in model.parameters())  # launched: the sums are still to come
+        threading.Timer(0.3, device.open_gates).start()
+        del optimizer
+        gc.collect()
+        assert running_host().models == set(), "its buffers are kept, and no other can be planned"
+        found = weights(model)
+
+        alone = network()
+        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+        rank, size = 0, 1
+        train(alone, optimizer, 5)
+        for mine, wanted in zip(found, weights(alone)):
+            torch.testing.assert_close(mine, wanted)
+        """
+    )
+
+
 def test_events_and_streams_are_used_again() -> None:
     run_on_device(
         """

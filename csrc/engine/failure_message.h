@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <vector>
+
+namespace hvd_order {
+
+/// Packs a failure into words of a control message: its class, which all ranks raise, and its text,
+/// truncated to the whole characters of UTF-8 that one message can hold.
+std::vector<std::uint32_t> packFailure(const std::exception_ptr& error);
+
+/// Reverses packFailure. Words that it did not make give a CollectiveError.
+std::exception_ptr unpackFailure(const std::vector<std::uint32_t>& words);
+
+} // namespace hvd_order
