@@ -182,6 +182,11 @@ class OnHomeStreams:
     def point(self) -> StreamPoint | None:
         """The point that the work has come to; None without devices."""
 
+def cast_with_feedback(
+    gradient: torch.Tensor, scale: float, residual: torch.Tensor, out: torch.Tensor
+) -> None:
+    """``out = cast(scale * gradient + residual)``; what the cast lost is the new residual."""
+
 def read_use_flags(flags: Sequence[torch.Tensor]) -> list[float]:
     """The values of use flags whose sums have arrived; waits for no other work of the device."""
 

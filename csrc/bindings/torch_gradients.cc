@@ -1,4 +1,5 @@
 #include "bindings/bindings.h"
+#include "torch/error_feedback.h"
 #include "torch/gradient_hook.h"
 #include "torch/home_streams.h"
 #include "torch/use_flags.h"
@@ -30,6 +31,10 @@ void bindStreams(py::module_& m) {
           py::return_value_policy::reference)
       .def("__exit__", [](OnHomeStreams& context, const py::args& /*error*/) { context.exit(); })
       .def("point", &OnHomeStreams::point);
+  m.def(
+      "cast_with_feedback", &castWithFeedback, py::arg("gradient"), py::arg("scale"),
+      py::arg("residual"), py::arg("out"), py::call_guard<py::gil_scoped_release>(),
+      "out = cast(scale * gradient + residual); what the cast has lost is the new residual.");
   m.def(
       "read_use_flags", &readUseFlags, py::arg("flags"), py::call_guard<py::gil_scoped_release>(),
       "The values of use flags whose sums have arrived.");

@@ -72,9 +72,30 @@ class BF16Compressor(Compressor):
         return tensor.to(ctx)
 
 
+class FP16FeedbackCompressor(FP16Compressor):
+    """As `FP16Compressor`; a `DistributedOptimizer` adds what a cast lost to the next gradient."""
+
+
+class BF16FeedbackCompressor(BF16Compressor):
+    """As `BF16Compressor`; a `DistributedOptimizer` adds what a cast lost to the next gradient."""
+
+
 class Compression:
-    """The available compressors: ``compression=hvd.Compression.bf16``."""
+    """The available compressors: ``compression=hvd.Compression.bf16``.
+
+    With error feedback (``fp16_ef``, ``bf16_ef``) a `DistributedOptimizer` keeps, for each
+    parameter, what the cast to 16 bits has lost, and adds it to the next gradient before the cast.
+    Over the steps the sums then differ from those of uncompressed gradients by one rounding error,
+    not by one a step. It costs one tensor of the parameter's size, on its device, on each rank.
+    Checkpoints do not hold these tensors: training goes on with zeros. Outside of a
+    `DistributedOptimizer`, and with ``op=Adasum``, there is no feedback.
+
+    Source:
+        Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    fp16_ef = FP16FeedbackCompressor
+    bf16_ef = BF16FeedbackCompressor

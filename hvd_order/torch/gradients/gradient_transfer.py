@@ -15,7 +15,11 @@ from hvd_order.c10d.engine import registration, timeline
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.process_sets import ProcessSet
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.collectives.compression import Compressor
+from hvd_order.torch.collectives.compression import (
+    BF16FeedbackCompressor,
+    Compressor,
+    FP16FeedbackCompressor,
+)
 from hvd_order.torch.gradients import sparse
 from hvd_order.torch.gradients.registered_model import RegisteredModel
 from hvd_order.torch.parameters.entry import ParameterEntry
@@ -59,6 +63,9 @@ class GradientTransfer:
         self.model = RegisteredModel(host, compression, prescale)
         self._host = host
         self._compression = compression
+        self._feedback = issubclass(
+            compression, (FP16FeedbackCompressor, BF16FeedbackCompressor)
+        )
         self._prescale = prescale
         self._postscale = postscale
         self._sparse_as_dense = sparse_as_dense
@@ -115,6 +122,12 @@ class GradientTransfer:
                 gradient.mul_(self._prescale)
         elif entry.gradient is entry.wire:
             torch.mul(gradient, self._prescale, out=entry.wire)
+        elif self._feedback:
+            residual = entry.residual
+            if residual is None or residual.device != entry.wire.device:
+                residual = entry.residual = torch.zeros_like(entry.gradient)
+            native.cast_with_feedback(gradient, self._prescale, residual, entry.wire)
+            entry.compression_context = entry.gradient.dtype
         else:
             if gradient is not entry.gradient:
                 entry.gradient.copy_(gradient)

@@ -187,8 +187,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         optimizer: any ``torch.optim.Optimizer``.
         named_parameters: the result of ``model.named_parameters()``; must name every parameter of
             the optimizer. Without it the parameters are numbered.
-        compression: how gradients are compressed for transfer: ``Compression.none``, ``.fp16`` or
-            ``.bf16``.
+        compression: how gradients are compressed for transfer: ``Compression.none``, ``.fp16``,
+            ``.bf16``, or with error feedback ``.fp16_ef``, ``.bf16_ef``.
         backward_passes_per_step: number of passes whose gradients add up, without division, before
             they are exchanged.
         op: ``Average`` or ``Sum``; or ``Adasum``, which joins the changes of the ranks' own

@@ -44,6 +44,7 @@ class ParameterEntry(native.GradientEntry):
     on_device: bool = field(init=False)  # not in the memory of the CPU
 
     compression_context: Any = None
+    residual: torch.Tensor | None = None  # what compression has lost, with error feedback
     finished: bool = False  # sent, and summed, and visible in `gradient`
     absent: bool = False  # this rank had no gradient to contribute
     cleared: bool = False  # absent, and its owner has called zero_grad since
