@@ -86,9 +86,9 @@ class Compression:
     With error feedback (``fp16_ef``, ``bf16_ef``) a `DistributedOptimizer` keeps, for each
     parameter, what the cast to 16 bits has lost, and adds it to the next gradient before the cast.
     Over the steps the casts then lose one rounding error, not one a step. The sum over the ranks is
-    rounded to 16 bits as well, which no rank can feed back. It costs one tensor of the parameter's size, on its device, on each rank.
-    Checkpoints do not hold these tensors: training goes on with zeros. Outside of a
-    `DistributedOptimizer`, and with ``op=Adasum``, there is no feedback.
+    rounded to 16 bits as well, which no rank can feed back. It costs one tensor of the parameter's
+    size, on its device, on each rank. Checkpoints do not hold these tensors: training goes on with
+    zeros. Outside of a `DistributedOptimizer`, and with ``op=Adasum``, there is no feedback.
 
     Source:
         Seide et al., "1-bit stochastic gradient descent", Interspeech 2014.
