@@ -45,6 +45,7 @@ DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/dev.txt)
 THIRD_PARTY_STAMP := $(VENV)/.installed-third-party-$(call key,requirements/third_party.txt)
 DOCS_STAMP := $(VENV)/.installed-docs-$(call key,requirements/docs.txt)
 FUZZ_STAMP := $(VENV)/.installed-fuzz-$(call key,requirements/fuzz.txt)
+CUDA_STAMP := $(VENV)/.installed-cuda-$(call key,requirements/cuda.txt)
 TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow-$(call key,requirements/tensorflow.txt)
 PROJECT_STAMP := $(VENV)/.installed-project-$(call key,pyproject.toml setup.py)
 
@@ -86,6 +87,13 @@ $(TENSORFLOW_STAMP): $(RUN_STAMP)
 	@$(PIP) install -r requirements/tensorflow.txt
 	@rm -f "$(VENV)"/.installed-tensorflow-* && touch "$@"
 
+# nvcc, with which the build compiles the kernels for CUDA: seconds, once. The build says so if it
+# goes on without.
+$(CUDA_STAMP): $(RUN_STAMP)
+	@echo "installing requirements/cuda.txt"
+	@$(PIP) install -r requirements/cuda.txt || echo "nvcc could not be installed" >&2
+	@rm -f "$(VENV)"/.installed-cuda-* && touch "$@"
+
 # Half a minute, once. PyTorch stays what it is, so these fit it or are not installed.
 $(THIRD_PARTY_STAMP): $(DEV_STAMP)
 	@echo "installing requirements/third_party.txt"
@@ -115,8 +123,8 @@ build: $(RUN_STAMP)
 	  rm -f "$(VENV)"/.installed-project-* && touch "$(PROJECT_STAMP)"; \
 	fi
 
-# The build looks for TensorFlow, so it comes last.
-dev: $(DEV_STAMP) $(TENSORFLOW_STAMP)
+# The build looks for TensorFlow and nvcc, so it comes last.
+dev: $(DEV_STAMP) $(TENSORFLOW_STAMP) $(CUDA_STAMP)
 	@$(MAKE) --no-print-directory build
 
 demo: build
@@ -182,9 +190,9 @@ model-check: build
 	$(CMAKE_DIR)/model_checker --large
 	"$(BIN)/python" tests/model_checker/run_mutants.py $(CMAKE_DIR)/mutants/bin
 
-CPP_FILES = $(shell find csrc tests/cpp tests/device tests/fuzz tests/model_checker benchmarks -name '*.cc' -o -name '*.h' | sort)
+CPP_FILES = $(shell find csrc tests/cpp tests/device tests/fuzz tests/model_checker benchmarks -name '*.cc' -o -name '*.cu' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
-PURE_FOLDERS = base scheduler simulate simulate/network engine transport server server/arithmetic server/wire server/slice server/admission
+PURE_FOLDERS = base cuda scheduler simulate simulate/network engine transport server server/arithmetic server/wire server/slice server/admission
 TIDY_FILES = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.cc))
 HEADERS = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.h))
 

@@ -1,10 +1,13 @@
 """Builds the native modules through CMake: always ``_core`` and the operators for TensorFlow
-``_tensorflow_ops``; ``_torch`` and ``_tensorflow_ops_cpp`` where PyTorch and TensorFlow are.
+``_tensorflow_ops``; ``_torch`` and ``_tensorflow_ops_cpp`` where PyTorch and TensorFlow are;
+``_cuda`` where PyTorch and nvcc are.
 
-Both are looked for in the environment that runs this file, so ``pip install`` needs
-``--no-build-isolation`` to see them. Environment variables: ``CMAKE_ARGS`` (more arguments for
-CMake), ``CMAKE_BUILD_PARALLEL_LEVEL`` (compilers at once; default: one a core) and
-``HVD_ORDER_BUILD_DIR`` (where CMake works; default: setuptools' own folder in ``build``).
+PyTorch and TensorFlow are looked for in the environment that runs this file, so ``pip install``
+needs ``--no-build-isolation`` to see them. Environment variables: ``CMAKE_ARGS`` (more arguments
+for CMake), ``CMAKE_BUILD_PARALLEL_LEVEL`` (compilers at once; default: one a core),
+``HVD_ORDER_BUILD_DIR`` (where CMake works; default: setuptools' own folder in ``build``) and
+``CUDACXX`` (nvcc; default: of this environment, of ``CUDA_HOME``, in PATH, in /usr/local/cuda;
+empty: none).
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 8)
+OLDEST_NVCC = (12, 1)  # kernels with arguments of 32 KB
+# Cubins for these, as far as nvcc knows them, and PTX of the newest for what comes later.
+CUDA_ARCHITECTURES = (80, 90, 100)
 
 
 def torch_folder() -> Path | None:
@@ -87,6 +93,65 @@ def tensorflow_arguments() -> list[str]:
     ]
 
 
+def nvcc() -> str | None:
+    """Path of nvcc; None, with a line saying why, if there is none that can be used."""
+    without = "building without kernels for CUDA (PyTorch's operators take their place)"
+    wanted = os.environ.get("CUDACXX")
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    spec = importlib.util.find_spec("nvidia")
+    of_pip = [
+        *(f"{folder}/cu{major}/bin" for folder in (spec and spec.submodule_search_locations) or ()
+          for major in (14, 13)),
+    ]  # fmt: skip
+    places = [*of_pip, *([f"{home}/bin"] if home else []), None, "/usr/local/cuda/bin"]
+    found = wanted
+    if wanted is None:
+        found = next(filter(None, (shutil.which("nvcc", path=place) for place in places)), None)
+    if not found:
+        print(f"hvd_order: no nvcc was found; {without}")
+        return None
+    says = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    release = re.search(r"release (\d+)\.(\d+)", says)
+    if release is None or (int(release[1]), int(release[2])) < OLDEST_NVCC:
+        version = f"is {release[1]}.{release[2]}" if release else "does not tell its version"
+        print(
+            f"hvd_order: {found} {version}; {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} is needed; {without}"
+        )
+        return None
+    return found
+
+
+def cuda_arguments(folder: Path) -> list[str]:
+    """What CMake must know about nvcc; nothing, with a line saying why, if it cannot compile."""
+    assert NVCC is not None
+    listed = subprocess.run([NVCC, "--list-gpu-arch"], capture_output=True, text=True, check=True)
+    known = {int(number) for number in re.findall(r"compute_(\d+)", listed.stdout)}
+    kept = [number for number in CUDA_ARCHITECTURES if number in known]
+    codes = [f"-gencode=arch=compute_{n},code=sm_{n}" for n in kept]
+    codes.append(f"-gencode=arch=compute_{kept[-1]},code=compute_{kept[-1]}")
+    trial = folder / "nvcc_trial.cu"
+    trial.write_text("#include <bit>\n__global__ void nothing() {}\n")
+    command = [NVCC, "-std=c++20", *codes, "-c", str(trial), "-o", str(trial.with_suffix(".o"))]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        print(
+            f"hvd_order: {NVCC} cannot compile, building without kernels for CUDA (PyTorch's "
+            f"operators take their place):\n{tried.stdout}{tried.stderr}"
+        )
+        return []
+    # nvcc may be a link or a script; it knows where the toolkit is.
+    told = subprocess.run(
+        [NVCC, "-dryrun", str(trial)], capture_output=True, text=True, check=True
+    ).stderr
+    top = re.search(r"TOP=(\S+)", told)
+    return [
+        f"-DHVD_ORDER_NVCC={NVCC}",
+        f"-DHVD_ORDER_CUDA_HOME={top[1] if top else Path(NVCC).resolve().parents[1]}",
+        f"-DHVD_ORDER_CUDA_CODES={';'.join(codes)}",
+        f"-DHVD_ORDER_CUDA_ARCHITECTURES={' '.join(f'sm_{n}' for n in kept)} and newer",
+    ]
+
+
 def program(name: str) -> str:
     """Path of cmake or ninja: the one installed by pip, else the system's."""
     for folder in (Path(sys.executable).parent, None):
@@ -106,6 +171,8 @@ def program(name: str) -> str:
 class CMakeBuild(build_ext):
     """Lets CMake build all modules at once and puts them where setuptools wants them."""
 
+    CUDA_WORKS = "cuda_works"  # a file that exists if so
+
     def run(self) -> None:
         """Builds, and remembers for whom: setuptools clears ``inplace`` while it builds."""
         self.into_source_tree = bool(self.inplace)
@@ -115,6 +182,8 @@ class CMakeBuild(build_ext):
         """Builds all modules, then copies those that changed."""
         folder = Path(os.environ.get("HVD_ORDER_BUILD_DIR") or self.build_temp).absolute()
         self._configure(folder)
+        if not (folder / self.CUDA_WORKS).exists():
+            self.extensions = [e for e in self.extensions if e.name != "hvd_order._cuda"]
         names = [extension.name.rpartition(".")[2] for extension in self.extensions]
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
         build = [program("cmake"), "--build", str(folder), "--parallel", jobs, "--target", *names]
@@ -131,7 +200,7 @@ class CMakeBuild(build_ext):
         tensorflow = TENSORFLOW and [str(TENSORFLOW), tensorflow_version()]
         told = json.dumps(
             [
-                [str(ROOT), sys.executable, sys.version, torch, tensorflow],
+                [str(ROOT), sys.executable, sys.version, torch, tensorflow, NVCC],
                 Path(__file__).read_text(),
                 [os.environ.get(name) for name in ("CMAKE_ARGS", "CXX", "CXXFLAGS", "LDFLAGS")],
             ]
@@ -141,6 +210,8 @@ class CMakeBuild(build_ext):
             return
         import pybind11
 
+        folder.mkdir(parents=True, exist_ok=True)
+        cuda = cuda_arguments(folder) if NVCC else []
         command = [program("cmake"), "--fresh", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
         command += [
             f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
@@ -148,10 +219,13 @@ class CMakeBuild(build_ext):
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             *(torch_arguments() if TORCH else []),
             *(tensorflow_arguments() if TENSORFLOW else []),
+            *cuda,
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
-        folder.mkdir(parents=True, exist_ok=True)
         subprocess.run(command, check=True)
+        (folder / self.CUDA_WORKS).unlink(missing_ok=True)
+        if cuda:
+            (folder / self.CUDA_WORKS).touch()
         record.write_text(told)
 
     @staticmethod
@@ -214,11 +288,13 @@ class Build(build):
 
 TORCH = torch_folder()
 TENSORFLOW = tensorflow_folder()
+NVCC = nvcc() if TORCH else None
 
 setup(
     ext_modules=[
         Extension("hvd_order._core", []),
         *([Extension("hvd_order._torch", [])] if TORCH else []),
+        *([Extension("hvd_order._cuda", [])] if NVCC else []),
         Extension("hvd_order._tensorflow_ops", []),
         *([Extension("hvd_order._tensorflow_ops_cpp", [])] if TENSORFLOW else []),
     ],

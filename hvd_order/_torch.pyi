@@ -113,6 +113,9 @@ class GradientEntry:
     gradient: torch.Tensor
     @property
     def in_place(self) -> bool: ...
+    residual: torch.Tensor | None
+    casts: bool
+    feedback: bool
     tensor: int
     passes_to_go: int
     sent: bool
@@ -182,10 +185,37 @@ class OnHomeStreams:
     def point(self) -> StreamPoint | None:
         """The point that the work has come to; None without devices."""
 
-def cast_with_feedback(
-    gradient: torch.Tensor, scale: float, residual: torch.Tensor, out: torch.Tensor
+def register_kernels(device_type: str, kernels: object) -> None:
+    """Sets the kernels of a type of device, for the rest of the process.
+
+    Args:
+        kernels: a capsule with a KernelTable (csrc/cuda/kernel_table.h), such as
+            ``hvd_order._cuda.kernels()``.
+
+    Raises:
+        InvalidUsage: they are of another version, or PyTorch does not tell the handles of streams.
+    """
+
+def pack(
+    from_: Sequence[torch.Tensor],
+    to: Sequence[torch.Tensor],
+    scale: float,
+    residuals: Sequence[torch.Tensor | None] = (),
 ) -> None:
-    """``out = cast(scale * gradient + residual)``; what the cast lost is the new residual."""
+    """``to = cast(scale * from + residual)``; what the cast has lost is the new residual.
+
+    Enqueued on the current streams, in one launch where the device has kernels.
+    """
+
+def unpack(
+    from_: Sequence[torch.Tensor], to: Sequence[torch.Tensor], scale: float, squares: bool
+) -> list[torch.Tensor | None]:
+    """``to = scale * from``, for ``from`` of 16 bits. Enqueued on the current streams.
+
+    Returns:
+        For each a float64 tensor whose sum is the sum of squares of ``to``; None without
+        ``squares``, or where the device has no kernels.
+    """
 
 def read_use_flags(flags: Sequence[torch.Tensor]) -> list[float]:
     """The values of use flags whose sums have arrived; waits for no other work of the device."""

@@ -69,6 +69,7 @@ def test_cpp_reads_no_environment() -> None:
     ("room", "allowed"),
     [
         ("base", {"base"}),
+        ("cuda", {"base", "cuda"}),
         ("scheduler", {"base", "scheduler"}),
         ("simulate", {"base", "scheduler", "simulate"}),
         ("server/arithmetic", {"base", "server/arithmetic"}),

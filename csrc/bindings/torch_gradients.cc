@@ -1,5 +1,6 @@
 #include "bindings/bindings.h"
-#include "torch/error_feedback.h"
+#include "packing/device_kernels.h"
+#include "packing/packing.h"
 #include "torch/gradient_hook.h"
 #include "torch/home_streams.h"
 #include "torch/use_flags.h"
@@ -32,18 +33,59 @@ void bindStreams(py::module_& m) {
       .def("__exit__", [](OnHomeStreams& context, const py::args& /*error*/) { context.exit(); })
       .def("point", &OnHomeStreams::point);
   m.def(
-      "cast_with_feedback", &castWithFeedback, py::arg("gradient"), py::arg("scale"),
-      py::arg("residual"), py::arg("out"), py::call_guard<py::gil_scoped_release>(),
-      "out = cast(scale * gradient + residual); what the cast has lost is the new residual.");
-  m.def(
       "read_use_flags", &readUseFlags, py::arg("flags"), py::call_guard<py::gil_scoped_release>(),
       "The values of use flags whose sums have arrived.");
+}
+
+using Tensors = std::vector<at::Tensor>;
+
+void bindPacking(py::module_& m) {
+  m.def(
+      "register_kernels",
+      [](const std::string& type, const py::capsule& kernels) {
+        registerKernels(c10::Device(type).type(), kernels.get_pointer<const KernelTable>());
+      },
+      py::arg("device_type"), py::arg("kernels"), "Sets the kernels of a type of device.");
+  m.def(
+      "pack",
+      [](const Tensors& from, const Tensors& to, double scale,
+         const std::vector<std::optional<at::Tensor>>& residuals) {
+        std::vector<Packing> packings;
+        for (std::size_t i = 0; i < from.size(); ++i) {
+          const bool feedback = i < residuals.size() && residuals[i];
+          packings.push_back({from[i], to.at(i), feedback ? *residuals[i] : at::Tensor(), scale});
+        }
+        const py::gil_scoped_release noGil;
+        pack(packings);
+      },
+      py::arg("from_"), py::arg("to"), py::arg("scale"),
+      py::arg("residuals") = std::vector<std::optional<at::Tensor>>(),
+      "to = cast(scale * from + residual), and what the cast has lost is the new residual.");
+  m.def(
+      "unpack",
+      [](const Tensors& from, const Tensors& to, double scale, bool squares) {
+        std::vector<Unpacking> unpackings;
+        for (std::size_t i = 0; i < from.size(); ++i) {
+          unpackings.push_back({from[i], to.at(i)});
+        }
+        std::vector<std::optional<at::Tensor>> sums;
+        {
+          const py::gil_scoped_release noGil;
+          for (at::Tensor& sum : unpack(unpackings, scale, squares)) {
+            sums.push_back(sum.defined() ? std::optional(std::move(sum)) : std::nullopt);
+          }
+        }
+        return sums;
+      },
+      py::arg("from_"), py::arg("to"), py::arg("scale"), py::arg("squares"),
+      "to = scale * from; returns tensors whose sums are the sums of squares, or None.");
 }
 
 } // namespace
 
 void bindGradients(py::module_& m) {
   bindStreams(m);
+  bindPacking(m);
   py::class_<GradientCopier, std::shared_ptr<GradientCopier>>(
       m, "GradientCopier", py::module_local(),
       "Copies large gradients of the CPU beside the training.")
@@ -63,6 +105,9 @@ void bindGradients(py::module_& m) {
           [](const GradientEntry& entry) {
             return entry.wire.inPlace() && entry.gradient.inPlace();
           })
+      .def_readwrite("residual", &GradientEntry::residual)
+      .def_readwrite("casts", &GradientEntry::casts)
+      .def_readwrite("feedback", &GradientEntry::feedback)
       .def_readwrite("tensor", &GradientEntry::tensor)
       .def_readwrite("passes_to_go", &GradientEntry::passesToGo)
       .def_readwrite("sent", &GradientEntry::sent)
@@ -84,8 +129,7 @@ void bindGradients(py::module_& m) {
       .def(
           "send", &GradientSender::send, py::arg("entry"), py::arg("gradient"),
           "Does entry.wire = scale * gradient and marks the gradient ready, now or soon; false: "
-          "the "
-          "two differ in kind, nothing was done.");
+          "the two differ in kind, nothing was done.");
   py::enum_<Places>(m, "Places", py::module_local(), "Where gradients are.")
       .value("KEPT", Places::KEPT, "Where they were put.")
       .value("LEFT", Places::LEFT, "Some have been given other memory.")

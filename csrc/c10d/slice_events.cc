@@ -13,8 +13,12 @@ SliceEvents::SliceEvents(SliceLayout layout, std::shared_ptr<EventPool> events)
 }
 
 // A tensor either shares one slice or has slices of its own, so its first slice stands for all.
-std::vector<SliceEvents::Producer>
-SliceEvents::produced(TensorId tensor, const c10::Stream& stream, Then then, Then computed) {
+std::vector<SliceEvents::Producer> SliceEvents::produced(
+    TensorId tensor,
+    const c10::Stream& stream,
+    std::optional<Packing> packing,
+    Then then,
+    Then computed) {
   const SliceIndex first = layout_.slicesOf(tensor).front();
   const std::scoped_lock lock(mutex_);
   PerSlice& slice = slices_[first];
@@ -22,8 +26,11 @@ SliceEvents::produced(TensorId tensor, const c10::Stream& stream, Then then, The
       slice.producers.begin(), slice.producers.end(),
       [&](const Producer& producer) { return producer.stream == stream; });
   if (known == slice.producers.end()) {
-    slice.producers.push_back({stream, {}, {}});
+    slice.producers.push_back({stream, {}, {}, {}});
     known = std::prev(slice.producers.end());
+  }
+  if (packing) {
+    known->packings.push_back(*std::move(packing));
   }
   known->thens.push_back(std::move(then));
   known->computed.push_back(std::move(computed));

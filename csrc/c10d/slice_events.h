@@ -2,9 +2,11 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "c10d/stream_event.h"
+#include "packing/packing.h"
 #include "scheduler/slice_layout.h"
 
 namespace hvd_order {
@@ -21,6 +23,7 @@ class SliceEvents final {
   /// A stream that produced gradients of one slice, and what to call when it has.
   struct Producer {
     c10::Stream stream;
+    std::vector<Packing> packings; // still to be enqueued on the stream
     std::vector<Then> thens;
     std::vector<Then> computed; // called when the device has computed the gradients in any case
   };
@@ -29,9 +32,14 @@ class SliceEvents final {
 
   /// Notes that `stream` produces the gradient of a tensor. A slice needs all of its tensors, so
   /// one event for each stream is enough, behind the last of them.
+  /// @param packing what is still to be done on the stream, with the others of the slice.
   /// @return the producers of the tensor's slices if it was the last; else nothing.
-  std::vector<Producer>
-  produced(TensorId tensor, const c10::Stream& stream, Then then, Then computed);
+  std::vector<Producer> produced(
+      TensorId tensor,
+      const c10::Stream& stream,
+      std::optional<Packing> packing,
+      Then then,
+      Then computed);
 
   /// Sets the events that the next transfer of the tensor's slices must wait for on the device.
   void setReady(TensorId tensor, const std::vector<std::shared_ptr<StreamEvent>>& events);

@@ -1,6 +1,7 @@
 #include "c10d/torch_transport.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <chrono>
@@ -143,6 +144,7 @@ void TorchTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
 void TorchTransport::whenReady(
     TensorKey tensor,
     const c10::Device& device,
+    std::optional<Packing> packing,
     EventWatcher::Then then,
     EventWatcher::Then computed) {
   if (device.is_cpu()) {
@@ -152,9 +154,13 @@ void TorchTransport::whenReady(
   const std::shared_ptr<Model> model = modelOf(tensor.model);
   const bool ahead = issuesAhead_ && canIssueAhead();
   std::vector<SliceEvents::Producer> producers = model->events.produced(
-      tensor.tensor, currentStream(device), std::move(then), std::move(computed));
+      tensor.tensor, currentStream(device), std::move(packing), std::move(then),
+      std::move(computed));
   std::vector<std::shared_ptr<StreamEvent>> ready;
-  for (const SliceEvents::Producer& producer : producers) {
+  for (SliceEvents::Producer& producer : producers) {
+    const c10::StreamGuard onItsStream(producer.stream);
+    pack(producer.packings);
+    producer.packings.clear(); // the stream is in order: a gradient's memory may be used again
     ready.push_back(events_->record(producer.stream));
   }
   if (ahead) {

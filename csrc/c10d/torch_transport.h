@@ -33,10 +33,13 @@ class TorchTransport : public Transport {
   /// Calls `then` when a tensor's gradient, enqueued on the current stream of `device`, is in its
   /// buffer, or, with `setIssuesAhead`, at once. On a device that happens with the last gradient of
   /// the tensor's slice.
+  /// @param packing how the gradient still has to get into its buffer: packed with the others of
+  ///   its slice.
   /// @param computed with `setIssuesAhead`, called when the gradient is in its buffer.
   void whenReady(
       TensorKey tensor,
       const c10::Device& device,
+      std::optional<Packing> packing,
       EventWatcher::Then then,
       EventWatcher::Then computed);
 

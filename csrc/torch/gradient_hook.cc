@@ -1,7 +1,6 @@
 #include "torch/gradient_hook.h"
 
 #include <ATen/Functions.h>
-#include <ATen/ScalarOps.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -24,9 +23,38 @@ void markReady(Engine& engine, TensorKey tensor, const std::exception_ptr& error
   }
 }
 
-bool alike(const at::Tensor& wire, const at::Tensor& gradient) {
-  return gradient.layout() == at::kStrided && gradient.device() == wire.device() &&
-      gradient.dtype() == wire.dtype() && gradient.sizes() == wire.sizes();
+/// Whether the gradient becomes what is sent by one pass over memory.
+bool fits(const GradientEntry& entry, const at::Tensor& gradient) {
+  const at::Tensor& wire = entry.wire.get();
+  return canPack(gradient, wire) && (entry.casts || gradient.dtype() == wire.dtype());
+}
+
+/// Returns the residual of an entry, zero at first and after a change of dtype or device.
+const at::Tensor& residualOf(GradientEntry& entry, const at::Tensor& gradient) {
+  const at::Tensor& old = entry.residual;
+  if (!old.defined() || old.dtype() != gradient.dtype() || old.device() != gradient.device()) {
+    entry.residual = at::zeros_like(entry.wire.get(), gradient.options());
+  }
+  return entry.residual;
+}
+
+void whenReady(
+    const std::shared_ptr<Engine>& engine,
+    TorchTransport& transport,
+    TensorKey tensor,
+    const c10::Device& device,
+    std::optional<Packing> packing) {
+  engine->announce(tensor);
+  transport.whenReady(
+      tensor, device, std::move(packing),
+      [engine, tensor](const std::exception_ptr& error) { markReady(*engine, tensor, error); },
+      [engine, tensor](const std::exception_ptr& error) {
+        if (error) {
+          engine->fail(error);
+        } else {
+          engine->computed(tensor);
+        }
+      });
 }
 
 } // namespace
@@ -86,35 +114,42 @@ py::cpp_function GradientSender::hook(
   });
 }
 
-bool GradientSender::send(const GradientEntry& entry, const at::Tensor& gradient) {
-  if (!alike(entry.wire.get(), gradient)) {
+bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
+  if (!fits(entry, gradient)) {
     return false;
   }
   copier_->release();
+  const at::Tensor& wire = entry.wire.get();
+  const TensorKey key{model, entry.tensor};
   const py::gil_scoped_release noGil;
-  if (copiesBeside && GradientCopier::takes(entry.wire.get(), gradient)) {
-    engine_->announce({model, entry.tensor});
+  const at::NoGradGuard noGrad;
+  if (copiesBeside && !entry.casts && GradientCopier::takes(wire, gradient)) {
+    engine_->announce(key);
     copier_->copy(
-        entry.wire.get(), gradient, scale_,
-        [engine = engine_, key = TensorKey{model, entry.tensor}] {
-          markReady(*engine, key, nullptr);
-        });
+        wire, gradient, scale_, [engine = engine_, key] { markReady(*engine, key, nullptr); });
     return true;
   }
-  const at::NoGradGuard noGrad;
-  at::Tensor out = entry.wire.get();
-  at::mul_out(out, gradient, at::native::wrapped_scalar_tensor(scale_));
-  tensorReady(engine_, *transport_, model, entry.tensor, entry.wire.get());
+  Packing packing{gradient, wire, {}, scale_};
+  if (entry.feedback && gradient.dtype() != wire.dtype()) {
+    packing.residual = residualOf(entry, gradient);
+  }
+  if (isBestPackedWithOthers(packing)) {
+    whenReady(engine_, *transport_, key, wire.device(), std::move(packing));
+    return true;
+  }
+  pack({&packing, 1});
+  tensorReady(engine_, *transport_, model, entry.tensor, wire);
   return true;
 }
 
 bool GradientSender::isOrdinary(const GradientEntry& entry, const at::Tensor& parameter) const {
-  if (!inBackward || entry.sent || entry.late || entry.passesToGo < 1 || !entry.wire.inPlace()) {
+  if (!inBackward || entry.sent || entry.late || entry.passesToGo < 1 || !entry.wire.inPlace() ||
+      !entry.gradient.inPlace()) {
     return false;
   }
   const at::Tensor& gradient = parameter.grad();
-  return gradient.defined() && entry.gradient.get().is_same(entry.wire.get()) &&
-      alike(entry.wire.get(), gradient) && gradient.storage().resizable() &&
+  return gradient.defined() && (entry.casts || entry.gradient.get().is_same(entry.wire.get())) &&
+      fits(entry, gradient) && gradient.storage().resizable() &&
       gradient.storage().nbytes() == gradient.nbytes();
 }
 
@@ -145,19 +180,7 @@ void tensorReady(
     engine->tensorReady({model, tensor});
     return;
   }
-  engine->announce({model, tensor});
-  transport.whenReady(
-      {model, tensor}, gradient.device(),
-      [engine, model, tensor](const std::exception_ptr& error) {
-        markReady(*engine, {model, tensor}, error);
-      },
-      [engine, model, tensor](const std::exception_ptr& error) {
-        if (error) {
-          engine->fail(error);
-        } else {
-          engine->computed({model, tensor});
-        }
-      });
+  whenReady(engine, transport, {model, tensor}, gradient.device(), std::nullopt);
 }
 
 at::Tensor placeIn(

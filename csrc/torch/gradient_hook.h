@@ -43,6 +43,9 @@ class PlacedTensor {
 struct GradientEntry {
   PlacedTensor wire{at::empty({0})};
   PlacedTensor gradient{wire.get()};
+  at::Tensor residual;   // see cuda/elements.h; undefined before the first gradient
+  bool casts = false;    // `wire` is a cast of `gradient` to 16 bits
+  bool feedback = false; // what the cast loses is kept
   TensorId tensor = 0;
   int passesToGo = 1;
   bool sent = false;
@@ -79,9 +82,10 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
       pybind11::object guard,
       pybind11::object otherwise);
 
-  /// Sets entry.wire = scale * gradient and marks the gradient ready, now or once it is copied.
-  /// @return false, with no effect, if the two differ in layout, device, dtype or shape.
-  bool send(const GradientEntry& entry, const at::Tensor& gradient);
+  /// Sets entry.wire = scale * gradient, cast if the entry says so, and marks the gradient ready,
+  /// now or once it is copied.
+  /// @return false, with no effect, if `gradient` cannot be packed into the wire (packing.h).
+  bool send(GradientEntry& entry, const at::Tensor& gradient);
 
  private:
   [[nodiscard]] bool isOrdinary(const GradientEntry& entry, const at::Tensor& parameter) const;

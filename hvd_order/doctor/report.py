@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from hvd_order.doctor import surroundings
+from hvd_order.doctor import devices, surroundings
 from hvd_order.doctor.self_test import SelfTest, clean_environment, run_self_test
 
 __all__ = ["examine", "text_of"]
@@ -23,10 +23,11 @@ def examine(timeout_s: float) -> dict[str, Any]:
         timeout_s: seconds for a self-test.
 
     Returns:
-        JSON-able: ``versions``, ``modules``, ``transports``, ``alias``, ``network``,
+        JSON-able: ``versions``, ``modules``, ``devices``, ``transports``, ``alias``, ``network``,
         ``environment``, ``self_test`` (by transport), ``problems`` (sentences) and ``healthy``.
     """
     facts = _probe()
+    gpu = facts.pop("devices")
     network, problems = surroundings.network()
     problems += surroundings.environment_problems()
     versions = surroundings.versions()
@@ -48,6 +49,10 @@ def examine(timeout_s: float) -> dict[str, Any]:
     return {
         "versions": versions,
         "modules": facts,
+        "devices": {
+            "CUDA": devices.cuda_line(facts["torch"], gpu["driver"]),
+            "kernels": devices.kernels_line(facts["torch"], gpu["kernels"]),
+        },
         "transports": _transports(facts["torch"], horovod),
         "alias": alias,
         "network": network,
@@ -78,7 +83,10 @@ def _probe(*arguments: str) -> dict[str, Any]:
         last = done.stderr.strip().split("\n")[-1]
         why = f"importing it ended Python with code {done.returncode}: {last}"
     broken = {"works": False, "why": why}
-    return broken if arguments else {"torch": broken, "core": broken, "extension": broken}
+    if arguments:
+        return broken
+    unknown = {"driver": None, "kernels": {"compiled_for": "", "why_not": why}}
+    return {"torch": broken, "core": broken, "extension": broken, "devices": unknown}
 
 
 def _transports(torch: dict[str, Any], horovod: dict[str, Any] | None) -> dict[str, str]:
@@ -103,7 +111,9 @@ def _transports(torch: dict[str, Any], horovod: dict[str, Any] | None) -> dict[s
 def text_of(report: dict[str, Any]) -> str:
     """Formats the report as text."""
     lines: list[str] = []
-    for section in ("versions", "modules", "transports", "alias", "network", "environment"):
+    for section in (
+        "versions", "modules", "devices", "transports", "alias", "network", "environment",
+    ):  # fmt: skip
         lines.append(section)
         values = report[section] or {"": "none of the project's variables is set"}
         lines += [f"  {name:<20} {_value(value)}".rstrip() for name, value in values.items()]

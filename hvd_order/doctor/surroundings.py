@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
     }
     packages = {}
     for distribution in importlib.metadata.distributions():
-        name = str(distribution.metadata["Name"] or "").lower()
+        name = str(distribution.metadata["Name"] or "").lower().replace("_", "-")
         if _PACKAGES.match(name):
             packages[name] = distribution.version
     for name in ("torch", "horovod", "numpy", "cupy", "tensorflow"):

@@ -5,6 +5,8 @@ Runs in a separate process, since a broken build can crash when it is loaded.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib
 import json
 import sys
@@ -49,6 +51,23 @@ def _torch() -> dict[str, Any]:
     }
 
 
+def _driver() -> int | None:
+    """The newest CUDA that the NVIDIA driver supports: 12040 is 12.4; None: there is none."""
+    version = ctypes.c_int(0)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value or None
+
+
+def _kernels() -> dict[str, Any]:
+    """Whether hvd_order's kernels for CUDA run."""
+    try:
+        kernels = importlib.import_module("hvd_order.torch.kernels").kernels_for("cuda")
+    except Exception as error:  # whatever a broken build raises
+        return {"compiled_for": "", "why_not": str(error).strip().split("\n")[0]}
+    return {"compiled_for": kernels.compiled_for, "why_not": kernels.why_not}
+
+
 def _horovod() -> dict[str, Any]:
     """What the installed Horovod was built with."""
     try:
@@ -64,11 +83,12 @@ def _horovod() -> dict[str, Any]:
 def main() -> None:
     """Prints the facts; ``horovod`` as argument asks for Horovod alone."""
     if sys.argv[1:] == ["horovod"]:
-        facts = _horovod()
+        facts: dict[str, Any] = _horovod()
     else:
         # PyTorch first: its libraries must be there before the extension is loaded.
         facts = {"torch": _torch(), "core": _native("hvd_order._core")}
         facts["extension"] = _native("hvd_order._torch")
+        facts["devices"] = {"driver": _driver(), "kernels": _kernels()}
     sys.stdout.write("\n" + json.dumps(facts) + "\n")
 
 

@@ -46,6 +46,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override {
     return streamOf(std::exchange(currentStream(), stream.id()));
   }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return reinterpret_cast<void*>(static_cast<std::intptr_t>(stream.id() + 1));
+  }
   bool queryStream(const c10::Stream& stream) const override {
     Stream& it = Device::get().stream(stream.id());
     return it.reached(it.enqueued());

@@ -1,6 +1,7 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "kernels.h"
 #include "process_group.h"
 
 namespace py = pybind11;
@@ -37,6 +38,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     py::dict all;
     all["events_created"] = counts().eventsCreated.load();
     all["pool_streams_taken"] = counts().poolStreamsTaken.load();
+    all["kernel_launches"] = counts().kernelLaunches.load();
     return all;
   });
   m.def(
@@ -45,6 +47,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         Device::get().stream(stream).enqueue([text] { throw std::runtime_error(text); });
       },
       py::arg("stream"), py::arg("text"), "Makes a stream fail for ever.");
+  m.def(
+      "kernels", [] { return py::capsule(&kernels(), hvd_order::KernelTable::kCapsule); },
+      "The kernels of hvd_order, for register_kernels().");
   py::class_<AsyncBackend, c10d::Backend, c10::intrusive_ptr<AsyncBackend>>(m, "AsyncBackend")
       .def(
           py::init([](int rank, int size, const c10::intrusive_ptr<c10d::Backend>& gloo) {

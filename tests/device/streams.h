@@ -96,6 +96,7 @@ std::int64_t& currentStream(); ///< of this thread
 struct Counts {
   std::atomic<int> eventsCreated = 0;
   std::atomic<int> poolStreamsTaken = 0;
+  std::atomic<int> kernelLaunches = 0;
 };
 Counts& counts();
 

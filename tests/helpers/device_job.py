@@ -29,6 +29,9 @@ from helpers.test_device import NAME, gradient_group, load
 device = load()
 dist.init_process_group(f"cpu:gloo,{NAME}:{NAME}")
 import hvd_order.torch as hvd
+from hvd_order import _torch as native
+if KERNELS:
+    native.register_kernels(NAME, device.kernels())
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
 
@@ -69,16 +72,24 @@ def weights(model):
 
 
 def run_on_device(
-    body: str, *, ranks: int = 2, env: Mapping[str, str] | None = None, timeout: float = 60
+    body: str,
+    *,
+    ranks: int = 2,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+    kernels: bool = True,
 ) -> list[Completed]:
     """Runs `body`, a script without indentation, on each rank, and returns how the ranks ended.
+
+    Without ``kernels`` torch operators take their place, as on a machine where nvcc was not found.
 
     The names of `_START` above are defined there. Trials are off, so that updates are deferred
     from the third step on.
     """
     _build()
     settings = {"HVD_ORDER_TUNE": "0", "HVD_ORDER_TIMEOUT": "20", **(env or {})}
-    ended = run_script(ranks, _START + textwrap.dedent(body), env=settings, timeout=timeout)
+    script = f"KERNELS = {kernels}\n" + _START + textwrap.dedent(body)
+    ended = run_script(ranks, script, env=settings, timeout=timeout)
     for one in ended:
         assert one.returncode == 0, one.stderr
     return ended

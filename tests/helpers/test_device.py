@@ -19,6 +19,7 @@ import torch.distributed as dist
 NAME = "asyncdev"
 _MODULE = "hvd_test_device"
 _SOURCES = Path(__file__).resolve().parents[1] / "device"
+_CSRC = Path(__file__).resolve().parents[2] / "csrc"
 _BUILD = Path(__file__).resolve().parents[2] / "build" / "test_device"
 
 
@@ -31,9 +32,10 @@ def load() -> Any:
     """
     from torch.utils import cpp_extension
 
-    files = sorted(_SOURCES.glob("*.cc"))
+    files = [*sorted(_SOURCES.glob("*.cc")), _CSRC / "cuda" / "host_kernels.cc"]
+    headers = [*_SOURCES.glob("*.h"), *(_CSRC / "cuda").glob("*.h"), *(_CSRC / "base").glob("*.h")]
     content = hashlib.sha256(f"{torch.__version__} {sys.version}".encode())
-    for path in [*files, *sorted(_SOURCES.glob("*.h"))]:
+    for path in [*files, *sorted(headers)]:
         content.update(path.read_bytes())
     folder = _BUILD / content.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +53,8 @@ def load() -> Any:
             extension = cpp_extension.load(
                 _MODULE,
                 [str(path) for path in files],
-                extra_cflags=["-std=c++20", "-O1"],
+                extra_cflags=["-std=c++20", "-O1", "-ffp-contract=off"],
+                extra_include_paths=[str(_CSRC)],
                 build_directory=str(folder),
             )
             built.touch()

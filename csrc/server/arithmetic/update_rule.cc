@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "server/arithmetic/vector_loops.h"
+#include "base/vector_loops.h"
 
 // The optimizers of torch.optim as loops over the numbers of a slice.
 //

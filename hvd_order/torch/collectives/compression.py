@@ -99,3 +99,8 @@ class Compression:
     bf16 = BF16Compressor
     fp16_ef = FP16FeedbackCompressor
     bf16_ef = BF16FeedbackCompressor
+
+
+# What native code does in one pass, for these classes and not for those derived from them.
+CASTS_WITH_FEEDBACK = frozenset({FP16FeedbackCompressor, BF16FeedbackCompressor})
+CASTS = CASTS_WITH_FEEDBACK | {FP16Compressor, BF16Compressor}

@@ -28,7 +28,7 @@ from hvd_order.c10d.engine import live_exchanges, registration, timeline
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.requests.step_log import StepLogs
 from hvd_order.errors import InvalidUsage, StaleRead
-from hvd_order.torch.gradients import conflicts
+from hvd_order.torch.gradients import clipping, conflicts
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
@@ -218,6 +218,19 @@ class GradientExchange:
                 self.flush()
             elif not self._gradients.synchronized:
                 self._finish_step()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Finishes the gradients and clips them by the norm of all."""
+        with self._lock:
+            # Whoever reads a gradient, to change it, finishes it.
+            untouched = {entry for entry in self._table.entries if not entry.finished}
+            self._transfer.adds_squares = True
+            try:
+                self.synchronize()
+            finally:
+                self._transfer.adds_squares = False
+            with torch.no_grad():
+                return clipping.clip_grad_norm_(self._table.entries, untouched, max_norm)
 
     def _finish_step(self) -> None:
         if self._gradients.fresh:

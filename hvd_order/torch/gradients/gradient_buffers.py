@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_order import _torch as native
-from hvd_order.torch.collectives.compression import Compressor
+from hvd_order.torch.collectives.compression import CASTS, CASTS_WITH_FEEDBACK, Compressor
 from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
@@ -40,6 +40,8 @@ class GradientBuffers:
         Args:
             slice_bytes, small_front: as in SliceSettings.
         """
+        self._casts = compression in CASTS
+        self._feedback = compression in CASTS_WITH_FEEDBACK
         samples = [_wire_sample(entry.parameter, compression) for entry in entries]
         kinds: dict[tuple[torch.device, torch.dtype], int] = {}
         tensors = []
@@ -84,6 +86,8 @@ class GradientBuffers:
         entry.wire = native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
         same = sample.dtype == entry.parameter.dtype and sample.shape == entry.parameter.shape
         entry.gradient = entry.wire if same else torch.zeros_like(entry.parameter)
+        entry.casts = self._casts and not same
+        entry.feedback = self._feedback and not same
         entry.on_device = flat.device.type != "cpu"
 
     def recut(self, slice_bytes: int, small_front: bool) -> None:

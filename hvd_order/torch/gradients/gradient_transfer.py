@@ -15,13 +15,10 @@ from hvd_order.c10d.engine import registration, timeline
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.process_sets import ProcessSet
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.collectives.compression import (
-    BF16FeedbackCompressor,
-    Compressor,
-    FP16FeedbackCompressor,
-)
+from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.gradients import sparse
 from hvd_order.torch.gradients.registered_model import RegisteredModel
+from hvd_order.torch.kernels import use_kernels
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import (
     Guard,
@@ -32,7 +29,7 @@ from hvd_order.torch.parameters.read_guard import (
 
 __all__: list[str] = []
 
-_ENDED = int(native.Stage.ENDED)
+_ENDED, _UNDER_WAY = int(native.Stage.ENDED), int(native.Stage.UNDER_WAY)
 
 
 class GradientTransfer:
@@ -41,6 +38,7 @@ class GradientTransfer:
     Attributes:
         model: the registered model of the gradients.
         streams: where sums are unpacked and parameters updated.
+        adds_squares: whether the squares of sums are added up while they are unpacked.
     """
 
     def __init__(
@@ -63,17 +61,18 @@ class GradientTransfer:
         self.model = RegisteredModel(host, compression, prescale)
         self._host = host
         self._compression = compression
-        self._feedback = issubclass(
-            compression, (FP16FeedbackCompressor, BF16FeedbackCompressor)
-        )
         self._prescale = prescale
         self._postscale = postscale
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self.streams = native.HomeStreams([])
+        self.adds_squares = False
 
     def use_devices(self, devices: Iterable[torch.device]) -> None:
         """Sets the devices of the parameters; work on them begins with their current streams."""
+        devices = list(devices)
+        for device in devices:
+            use_kernels(device.type)
         self.streams = native.HomeStreams(sorted(devices, key=str))
 
     # ---- out ----------------------------------------------------------------------------------
@@ -106,7 +105,7 @@ class GradientTransfer:
         entry.sent = True
         done = (
             gradient is not entry.wire
-            and entry.gradient is entry.wire
+            and (entry.casts or entry.gradient is entry.wire)
             and self.model.sender.send(entry, gradient)
         )
         if not done:
@@ -122,12 +121,6 @@ class GradientTransfer:
                 gradient.mul_(self._prescale)
         elif entry.gradient is entry.wire:
             torch.mul(gradient, self._prescale, out=entry.wire)
-        elif self._feedback:
-            residual = entry.residual
-            if residual is None or residual.device != entry.wire.device:
-                residual = entry.residual = torch.zeros_like(entry.gradient)
-            native.cast_with_feedback(gradient, self._prescale, residual, entry.wire)
-            entry.compression_context = entry.gradient.dtype
         else:
             if gradient is not entry.gradient:
                 entry.gradient.copy_(gradient)
@@ -165,6 +158,7 @@ class GradientTransfer:
         On devices the home streams wait and work; the host goes on.
         """
         stages = self.model.stages()
+        arrived: list[ParameterEntry] = []
         absent = []
         # Readers on other threads find each gradient in flight until it is complete.
         with (
@@ -176,6 +170,9 @@ class GradientTransfer:
                 if entry.finished or not entry.sent:
                     continue
                 if entry.placed and stages[entry.tensor] != _ENDED:
+                    if stages[entry.tensor] == _UNDER_WAY:  # the host waits: not with idle hands
+                        self._complete(arrived)
+                        arrived.clear()
                     with timeline.span("wait", entry.name):
                         self.model.wait(entry)
                     stages = self.model.stages()  # neighbours in its slice have come, too
@@ -184,11 +181,12 @@ class GradientTransfer:
                 elif entry.absent:
                     absent.append(entry)
                 else:
-                    self._complete(entry)
+                    arrived.append(entry)
             if absent:
                 for entry, used in zip(absent, self.model.used(absent), strict=True):
                     entry.used = used or self.model.on_servers
-                    self._complete(entry)
+                    arrived.append(entry)
+            self._complete(arrived)
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of host or device."""
@@ -200,17 +198,36 @@ class GradientTransfer:
         taken = self.model.can_be_taken()
         return lambda entry: entry.finished or taken(entry)
 
-    def _complete(self, entry: ParameterEntry) -> None:
+    def _complete(self, entries: Sequence[ParameterEntry]) -> None:
+        """Puts sums that have arrived into ``.grad``."""
         try:
-            if entry.used and entry.gradient is not entry.wire:
-                entry.gradient.copy_(
-                    self._compression.decompress(entry.wire, entry.compression_context)
-                )
-            if entry.used and self._postscale != 1.0:
-                entry.gradient.mul_(self._postscale)
+            self._unpack([entry for entry in entries if entry.used and entry.casts])
+            for entry in entries:
+                if not entry.used or entry.casts:
+                    continue
+                if entry.gradient is not entry.wire:
+                    entry.gradient.copy_(
+                        self._compression.decompress(entry.wire, entry.compression_context)
+                    )
+                if self._postscale != 1.0:
+                    entry.gradient.mul_(self._postscale)
         finally:
-            disarm_gradient(entry.gradient)
-        entry.finished = True
+            for entry in entries:
+                disarm_gradient(entry.gradient)
+        for entry in entries:
+            entry.finished = True
+
+    def _unpack(self, entries: Sequence[ParameterEntry]) -> None:
+        if not entries:
+            return
+        squares = native.unpack(
+            [entry.wire for entry in entries],
+            [entry.gradient for entry in entries],
+            self._postscale,
+            self.adds_squares,
+        )
+        for entry, of_it in zip(entries, squares, strict=True):
+            entry.squares = of_it
 
     def find_sparse(self, entries: Sequence[ParameterEntry], absent: bool = False) -> None:
         """Finds the parameters whose gradients are sparse on any rank; collective.

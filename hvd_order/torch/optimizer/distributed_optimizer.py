@@ -70,6 +70,23 @@ class _Distributed:
         if self._hvd_exchange is not None:
             self._hvd_exchange.synchronize()
 
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scales the averaged gradients so that the 2-norm of all of them is at most ``max_norm``.
+
+        Same as ``torch.nn.utils.clip_grad_norm_`` for this optimizer's parameters. With
+        ``compression`` it saves a pass over the gradients: their squares are added up while the
+        sums are unpacked.
+
+        Returns:
+            The norm before, one element.
+        """
+        if self._hvd_exchange is not None:
+            return self._hvd_exchange.clip_grad_norm_(max_norm)
+        groups = cast("Any", self).param_groups
+        return torch.nn.utils.clip_grad_norm_(
+            [p for group in groups for p in group["params"]], max_norm
+        )
+
     def flush(self) -> None:
         """Applies every deferred update; for readers of parameters that Python cannot see."""
         if self._hvd_exchange is not None:

@@ -28,6 +28,9 @@ class ParameterEntry(native.GradientEntry):
         wire: the gradient's place in its buffer, as it is sent (compressed or not).
         gradient: the tensor that becomes ``parameter.grad``; the same tensor as ``wire`` unless
             compressed.
+        casts: ``wire`` is a cast of ``gradient`` to 16 bits, which native code makes in one pass.
+        feedback: what that cast loses is added to the next gradient.
+        residual: what it has lost; None before the first gradient.
         tensor: TensorId, the place in consumption order.
         passes_to_go: backward passes until the gradient is sent.
         sent: whether the gradient was passed to the engine in this step.
@@ -44,7 +47,7 @@ class ParameterEntry(native.GradientEntry):
     on_device: bool = field(init=False)  # not in the memory of the CPU
 
     compression_context: Any = None
-    residual: torch.Tensor | None = None  # what compression has lost, with error feedback
+    squares: torch.Tensor | None = None  # their sum is the sum of squares of `gradient`
     finished: bool = False  # sent, and summed, and visible in `gradient`
     absent: bool = False  # this rank had no gradient to contribute
     cleared: bool = False  # absent, and its owner has called zero_grad since
@@ -78,6 +81,7 @@ class ParameterEntry(native.GradientEntry):
         self.passes_to_go = passes
         self.sent = False
         self.late = False
+        self.squares = None
         self.finished = False
         self.absent = False
         self.cleared = False

@@ -6,7 +6,8 @@ import pytest
 from helpers.device_job import run_on_device
 
 # Each schedule draws: a delay for each stream, how fast the link is, who reads the parameters
-# after step() and on which stream, whether gradients are clipped, and which layers are used.
+# after step() and on which stream, whether gradients are clipped or compressed, and which layers
+# are used.
 # Programs are few, so that L0's weights are computed once for each; delays change no number.
 BODY = """
 import gc
@@ -22,7 +23,8 @@ def run(program, schedule):
     drawn = random.Random(program)  # the same on all ranks, and in all schedules
     model = network(layers=drawn.choice([2, 3, 5]), width=16, seed=program)
     passes = drawn.choice([1, 1, 2])
-    optimizer = wrapped(model, backward_passes_per_step=passes)
+    compression = drawn.choice([hvd.Compression.none] * 2 + [hvd.Compression.bf16_ef])
+    optimizer = wrapped(model, backward_passes_per_step=passes, compression=compression)
     side = torch.Stream(device=NAME)
     main = torch.accelerator.current_stream()
     average = [torch.zeros_like(p) for p in model.parameters()]

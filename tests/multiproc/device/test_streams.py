@@ -41,19 +41,49 @@ def test_weights_are_those_of_one_process(env: dict[str, str]) -> None:
     )
 
 
-@pytest.mark.parametrize("compression", ["fp16", "bf16"])
-def test_compressed_gradients(compression: str) -> None:
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16_ef"])
+def test_kernels_have_the_weights_of_operators(compression: str) -> None:
+    """Late or not, on the device or on the CPU."""
     run_on_device(
         f"""
-        def trained(delay_us):
+        def trained(where, delay_us):
             device.set_delays(-1, random_us=delay_us)
-            model = network()
-            train(model, wrapped(model, compression=hvd.Compression.{compression}), 8)
+            model = network().to(where)
+            optimizer = wrapped(model, compression=hvd.Compression.{compression})
+            for step in range(8):
+                optimizer.zero_grad()
+                model(batch(step).to(where)).square().mean().backward()
+                optimizer.step()
             return weights(model)
 
-        for late, wanted in zip(trained(400), trained(0)):
-            assert torch.equal(late, wanted)
+        wanted = trained("cpu", 0)
+        assert device.counts()["kernel_launches"] == 0
+        without = trained(NAME, 0)
+        assert device.counts()["kernel_launches"] == 0
+        native.register_kernels(NAME, device.kernels())
+        for delay_us in (0, 400):
+            assert all(map(torch.equal, trained(NAME, delay_us), without))
+        assert device.counts()["kernel_launches"] > 0
+        for mine, cpu in zip(without, wanted):
+            torch.testing.assert_close(mine, cpu)
+        """,
+        kernels=False,
+    )
+
+
+def test_small_gradients_of_a_slice_are_packed_by_one_launch() -> None:
+    run_on_device(
         """
+        model = network(layers=6)
+        optimizer = wrapped(model)
+        train(model, optimizer, 4)
+        weights(model)
+        before = device.counts()["kernel_launches"]
+        train(model, optimizer, 3, begin=4)
+        weights(model)
+        assert device.counts()["kernel_launches"] - before == 3, device.counts()
+        """,
+        env={"HVD_ORDER_SLICE_BYTES": "1000000"},
     )
 
 
@@ -230,6 +260,7 @@ def test_a_failure_of_the_device_reaches_every_rank() -> None:
             pass
         else:
             raise AssertionError("step() raised nothing")
+        hvd.shutdown()  # as at the end of Python
         os._exit(0)  # the streams that failed keep tensors from being freed
         """
     )

@@ -47,6 +47,8 @@ def test_a_healthy_host() -> None:
     for native in ("core", "extension"):
         assert Path(report["modules"][native]["file"]).exists()
     assert set(report["transports"]) == {"gloo", "nccl", "mpi", "ucc", "horovod"}
+    assert report["devices"]["CUDA"]
+    assert report["devices"]["kernels"]
     assert report["transports"]["gloo"] == "yes"
     assert "127.0.0.1" in report["network"]["interfaces"].values()
     assert report["environment"]["HOROVOD_SECRET_KEY"] == "(hidden)"

@@ -8,7 +8,11 @@
 // files that use these loops, on any machine: results must not depend on the width of vectors, nor
 // on where the tail of a loop begins.
 
+#ifdef __CUDACC__
+#define HVDO_INLINE __host__ __device__ __attribute__((always_inline)) // kernels call the functions
+#else
 #define HVDO_INLINE __attribute__((always_inline))
+#endif
 
 namespace hvd_order {
 

@@ -1,0 +1,59 @@
+// The kernels of hvd_order on this device: tasks of a stream that run the element functions of CUDA
+// on the host. A stream's id plus one is its handle.
+
+#include "kernels.h"
+
+#include <vector>
+
+#include "cuda/host_kernels.h"
+#include "streams.h"
+
+namespace test_device {
+
+namespace {
+
+using namespace hvd_order;
+
+template <typename Function>
+const char* enqueue(const Piece* pieces, std::size_t count, void* stream, Function&& each) {
+  ++counts().kernelLaunches;
+  const auto id = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(stream)) - 1;
+  Device::get().stream(id).enqueue([pieces = std::vector(pieces, pieces + count),
+                                    each = std::forward<Function>(each)]() mutable {
+    for (const Piece& piece : pieces) {
+      each(piece);
+    }
+  });
+  return nullptr;
+}
+
+const char*
+pack(const Piece* pieces, std::size_t count, Format from, Format to, float scale, void* stream) {
+  return enqueue(pieces, count, stream, [=](const Piece& piece) {
+    packOnHost(piece, 0, piece.count, from, to, scale);
+  });
+}
+
+const char* unpack(
+    const Piece* pieces,
+    std::size_t count,
+    Format from,
+    float scale,
+    double* squares,
+    void* stream) {
+  return enqueue(pieces, count, stream, [=](const Piece& piece) mutable {
+    for (std::int64_t chunk = 0; chunk < chunksOf(piece.count); ++chunk) {
+      unpackOnHost(piece, chunk, from, scale, squares);
+      squares += squares == nullptr ? 0 : 1;
+    }
+  });
+}
+
+} // namespace
+
+const KernelTable& kernels() {
+  static constexpr KernelTable kTable{KernelTable::kVersion, &pack, &unpack};
+  return kTable;
+}
+
+} // namespace test_device

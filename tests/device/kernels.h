@@ -1,0 +1,9 @@
+#pragma once
+
+#include "cuda/kernel_table.h"
+
+namespace test_device {
+
+const hvd_order::KernelTable& kernels();
+
+} // namespace test_device
