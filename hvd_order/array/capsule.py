@@ -11,7 +11,10 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Exported", "exported"]
+__all__ = ["HAVE_STREAMS", "Exported", "exported"]
+
+# Types of devices for which DLPack defines the argument `stream`: CUDA, ROCm, managed memory.
+HAVE_STREAMS = (2, 10, 13)
 
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 _COPIED = 2  # DLPACK_FLAG_BITMASK_IS_COPIED
@@ -69,13 +72,17 @@ class Exported:
 def exported(array: Any) -> Exported:
     """Requests a capsule from an array's library, reads it and leaves it unused.
 
+    Nobody reads the array's values here, so no stream is made to wait for them.
+
     Raises:
         BufferError: the library cannot export this array.
     """
+    # Without a stream the library would order CUDA's legacy default stream behind its own.
+    options = {"stream": -1} if array.__dlpack_device__()[0] in HAVE_STREAMS else {}
     try:
-        capsule = array.__dlpack__(max_version=(1, 0))
+        capsule = array.__dlpack__(max_version=(1, 0), **options)
     except TypeError:  # an exporter of DLPack 0.x
-        capsule = array.__dlpack__()
+        capsule = array.__dlpack__(**options)
     if _is_valid(capsule, b"dltensor_versioned"):
         versioned = _Versioned.from_address(_get_pointer(capsule, b"dltensor_versioned"))
         tensor, shared = versioned.tensor, not versioned.flags & (_READ_ONLY | _COPIED)

@@ -13,7 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hvd_order.torch as hvd
-from hvd_order.array.dlpack import Array, back_to, settle, to_tensor, to_writable_tensor
+from hvd_order.array.dlpack import (
+    Array,
+    back_to,
+    hand_to,
+    order_behind,
+    to_tensor,
+    to_writable_tensor,
+)
 from hvd_order.c10d.job import process
 from hvd_order.c10d.job.job import Job
 
@@ -265,8 +272,12 @@ def alltoall_async(
     tensor, back = to_tensor(array), back_to(array)
     counts = splits if splits is None or isinstance(splits, Sequence) else to_tensor(splits)
     handle = hvd.alltoall_async(tensor, counts, name, process_set)
-    settle(tensor)
-    return _remember(handle, lambda both: (back(both[0]), back(both[1].to(tensor.device))))
+    order_behind(array, tensor)
+
+    def deliver(both: tuple[torch.Tensor, torch.Tensor]) -> tuple[Any, Any]:
+        return hand_to(back, both[0]), hand_to(back, both[1].to(tensor.device))
+
+    return _remember(handle, deliver)
 
 
 def reducescatter(
@@ -370,8 +381,8 @@ def _start(array: Array, collective: Callable[[torch.Tensor], int]) -> int:
     """Starts a collective that reads the array at once and returns a new one."""
     tensor, back = to_tensor(array), back_to(array)
     handle = collective(tensor)
-    settle(tensor)
-    return _remember(handle, back)
+    order_behind(array, tensor)
+    return _remember(handle, lambda result: hand_to(back, result))
 
 
 def _start_in_place(array: Array, collective: Callable[[torch.Tensor], int]) -> int:
@@ -386,7 +397,7 @@ def _remember(handle: int, deliver: Callable[[Any], Any]) -> int:
 
 def _written(array: Array) -> Callable[[Any], Any]:
     def deliver(tensor: Any) -> Array:
-        settle(tensor)
+        order_behind(array, tensor)
         return array
 
     return deliver

@@ -13,10 +13,18 @@ from typing import Any, Protocol
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from hvd_order.array.capsule import exported
+from hvd_order.array.capsule import HAVE_STREAMS, exported
 from hvd_order.errors import InvalidUsage
 
-__all__ = ["Array", "FromTensor", "back_to", "settle", "to_tensor", "to_writable_tensor"]
+__all__ = [
+    "Array",
+    "FromTensor",
+    "back_to",
+    "hand_to",
+    "order_behind",
+    "to_tensor",
+    "to_writable_tensor",
+]
 
 
 class Array(Protocol):
@@ -109,15 +117,67 @@ def back_to(array: Any) -> FromTensor:
     )
 
 
-def settle(tensor: torch.Tensor) -> None:
-    """Waits until the device has finished all work queued so far on `tensor`.
+class Handed:
+    """A tensor on its way to another library, which sees whether the library names its stream.
 
-    DLPack orders a consumer's stream after the producer's, but never the producer's after the
-    consumer's. A library with a stream of its own could otherwise overwrite memory that is still
-    being read, or read memory that is still being written.
+    Attributes:
+        ordered: the library's stream waits for what the current stream has been given to do.
     """
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        """The tensor's device has streams, or the tensor is on the CPU."""
+        self._tensor = tensor
+        self.ordered = False
+
+    def __dlpack_device__(self) -> tuple[Any, int]:
+        """As the tensor's."""
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, *, stream: int | None = None, **options: Any) -> Any:
+        """As the tensor's. PyTorch 2.13 does not wait if no stream is given; DLPack says that this
+        is the legacy default stream.
+        """
+        if self._tensor.__dlpack_device__()[0] not in HAVE_STREAMS:
+            return self._tensor.__dlpack__(**options)
+        self.ordered = stream != -1
+        with torch.cuda.device(self._tensor.device):
+            return self._tensor.__dlpack__(stream=stream, **options)
+
+
+def hand_to(library: FromTensor, tensor: torch.Tensor) -> Any:
+    """An array of a library with the memory of a tensor, behind the current stream's work.
+
+    The host waits only if the library does not name its stream.
+    """
+    if tensor.device.type == "cpu":
+        return library(tensor)
+    handed: Any = Handed(tensor)
+    array = library(handed)
+    if not handed.ordered:
+        _finish(tensor.device)
+    return array
+
+
+def order_behind(array: Any, tensor: torch.Tensor) -> None:
+    """Orders the stream of an array's library behind the work on the array's memory, `tensor`.
+
+    DLPack orders a consumer's stream behind the producer's, but never the producer's behind the
+    consumer's. The library could otherwise overwrite memory that is still being read, or read
+    memory that is still being written. So it is made a consumer as well.
+    """
+    if tensor.device.type == "cpu":
+        return
+    try:
+        library = back_to(array)
+    except InvalidUsage:
+        _finish(tensor.device)
+    else:
+        hand_to(library, tensor)
+
+
+def _finish(device: torch.device) -> None:
+    """Waits on the host for all work of the current stream."""
+    torch.get_device_module(device).current_stream(device).synchronize()
 
 
 def _in_byte_order(array: Any, order: str) -> Any:
