@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Everything that needs a CUDA GPU, in one script: bash benchmarks/gpu_check.sh
+# Everything that needs a CUDA GPU, in at most ten minutes: bash benchmarks/gpu_check.sh
 #
 # One GPU is enough; what needs two is skipped with a line. Builds first, with `make build` where
 # packages can be installed, else with the PyTorch, cmake, ninja and pybind11 of $PYTHON. One line
 # PASS, FAIL or SKIP a check; exit status 0 when nothing failed (also when there is no GPU).
-# Settings: PYTHON (default python3), QUICK=1 (checks without the benchmarks).
+# Settings: PYTHON (default python3), FULL=1 (also the benchmarks overhead and throughput).
+# Arguments go to benchmarks/gpu/main.py: --check NAME, --minutes N.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
+PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin # compute-sanitizer
 
 has_cuda() {
   "$1" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2> /dev/null
@@ -31,11 +33,12 @@ else
   echo "SKIP  all GPU checks: torch.cuda.is_available() is False for $PYTHON and for .venv"
   exit 0
 fi
+grep -i "kernels for CUDA" "$log" || true
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 failed=0
-"$python" benchmarks/gpu/main.py || failed=1
-if [ "${QUICK:-0}" = 0 ]; then
+"$python" benchmarks/gpu/main.py "$@" || failed=1
+if [ "${FULL:-0}" = 1 ]; then
   for benchmark in overhead throughput; do
     if "$python" "benchmarks/$benchmark/main.py" --device cuda; then
       echo "PASS  benchmark $benchmark: ran, results right"

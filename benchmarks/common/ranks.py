@@ -92,5 +92,5 @@ def seconds_of(work: Callable[[], None], device: torch.device) -> float:
 
 def finish(device: torch.device) -> None:
     """Waits for everything enqueued on the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,12 +1,61 @@
-"""Keeping a device busy for a known time, so that what is enqueued behind it runs late."""
+"""The device of a rank, and keeping it busy for a known time."""
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 import time
+from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 _CYCLES = 20_000_000
+
+
+def open_device(kind: str, backend: str = "") -> torch.device:
+    """The device of this rank.
+
+    Args:
+        kind: "cuda"; "cpu" and "test" (tests/device) try the checks where there is no GPU.
+        backend: what carries CUDA tensors, where hvd_order would choose another.
+    """
+    if kind == "test":
+        device = test_device()
+        from hvd_order import _torch as native
+
+        native.register_kernels(device.type, test_extension().kernels())
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            dist.init_process_group(f"cpu:gloo,{device.type}:{device.type}")
+        return device
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device(
+        "cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    )
+    torch.cuda.set_device(device)
+    if backend:
+        dist.init_process_group(f"cpu:gloo,cuda:{backend}")
+    return device
+
+
+@functools.cache
+def test_extension() -> Any:
+    """The module of the test device, built if need be."""
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+    from helpers.test_device import load
+
+    return load()
+
+
+def test_device() -> torch.device:
+    """The test device."""
+    test_extension()
+    from helpers.test_device import NAME
+
+    return torch.device(NAME, 0)
 
 
 class Busy:
@@ -14,7 +63,7 @@ class Busy:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        if device.type == "cpu":
+        if device.type != "cuda":
             return
         times = []
         for _ in range(3):
@@ -30,5 +79,7 @@ class Busy:
         """On the CPU, where nothing is enqueued, it sleeps."""
         if self._device.type == "cpu":
             time.sleep(seconds)
-        else:
+        elif self._device.type == "cuda":
             torch.cuda._sleep(int(seconds * self._cycles_per_s))
+        else:
+            test_extension().busy(seconds)

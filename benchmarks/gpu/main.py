@@ -1,149 +1,146 @@
-"""Does everything that differs on a GPU work? Run it through benchmarks/gpu_check.sh."""
+"""Does everything that differs on a GPU work, and how fast? Run it through gpu_check.sh."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import faulthandler
+import json
 import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from alone import check_readiness
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
+from busy import open_device
+from checks import CHECKS, Check, backend_of, variables_of, why_not
 from common.environment import describe, environment
-from common.ranks import WORKER_OPTION, run_as_rank, run_ranks
+from common.ranks import WORKER_OPTION, run_ranks
 from common.record import add_out_option, settings_of, write_record
-from together import check_final_data, check_training
+from finding import Finding
 
+import hvd_order.torch as hvd
 from hvd_order.c10d.job import process
+from hvd_order.torch.kernels import use_kernels
 
-TIMEOUT_S = 60  # a hang ends with an error after this
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the outcome.
-
-    Attributes:
-        run: called in every rank, with its device; returns a note, raises AssertionError.
-        ranks: how many.
-        backend: what must carry CUDA tensors; with "gloo" all ranks share the first GPU.
-    """
-
-    what: str
-    run: Callable[[torch.device], str]
-    ranks: int
-    backend: str
-
-
-CHECKS = {
-    "readiness": Check(
-        "a gradient is ready when its kernel has run, not when the hook fires",
-        check_readiness, 1, "nccl",
-    ),
-    "final-data-gloo": Check(
-        "the all-reduce sees what a slow kernel writes last", check_final_data, 2, "gloo"
-    ),
-    "training-gloo": Check(
-        "2 ranks train the same weights as one process", check_training, 2, "gloo"
-    ),
-    "final-data-nccl": Check(
-        "the all-reduce sees what a slow kernel writes last", check_final_data, 2, "nccl"
-    ),
-    "training-nccl": Check(
-        "2 ranks train the same weights as one process", check_training, 2, "nccl"
-    ),
-}  # fmt: skip
+_GRACE_S = 15  # a rank ends itself at its limit; its launcher is given up this much later
 
 
 def main() -> None:
     options = _options()
     if options.worker:
-        run_worker(CHECKS[options.check], options)
+        check = CHECKS[options.check[0]]
+        faulthandler.dump_traceback_later(check.limit_s, exit=True)
+        run_worker(check, options)
         return
     if options.device == "cuda" and not torch.cuda.is_available():
         print("SKIP  all GPU checks: torch.cuda.is_available() is False")
         return
+    if options.device == "test":
+        open_device("test")  # builds it
     found = environment()
     print(describe(found))
-    outcomes = {
-        name: run_check(name, check, options)
-        for name, check in CHECKS.items()
-        if options.check in (None, name)
-    }
+    until = time.monotonic() + 60 * options.minutes
+    outcomes = {name: run_check(name, CHECKS[name], options, until) for name in options.check}
     failed = [name for name, outcome in outcomes.items() if outcome["outcome"] == "FAIL"]
     write_record("gpu", found, settings_of(options), {"checks": outcomes}, {"failed": failed},
                  options.out)  # fmt: skip
     raise SystemExit(1 if failed else 0)
 
 
-def run_check(name: str, check: Check, options: argparse.Namespace) -> dict[str, Any]:
+def run_check(name: str, check: Check, options: argparse.Namespace, until: float) -> dict[str, Any]:
     """Runs one check in processes of its own, prints its line and returns its outcome."""
-    title = f"{name} ({check.backend}, {check.ranks} ranks): {check.what}"
-    reason = why_not(check, options)
-    if reason:
+    title = f"{name} ({check.ranks} rank{'s' if check.ranks > 1 else ''}): {check.what}"
+    reason = why_not(check, options.device)
+    if reason is None and time.monotonic() > until:
+        reason = f"{options.minutes:g} minutes are over; --minutes allows more"
+    if reason is not None:
         print(f"SKIP  {title}: {reason}", flush=True)
         return {"outcome": "SKIP", "reason": reason}
     begin = time.monotonic()
-    arguments = ["--check", name, "--device", options.device]
-    try:
-        note = run_ranks(check.ranks, arguments, rank_environment(check))
-    except SystemExit:
-        print(f"FAIL  {title}; the error is above", flush=True)
-        return {"outcome": "FAIL", "seconds": time.monotonic() - begin}
+    backend = backend_of(check, options.device)
+    found: dict[str, Finding] = {}
+    for variant in check.variables:
+        if variant == "DDP" and options.device == "test":
+            continue  # it crashes on devices that it does not know
+        arguments = ["--check", name, "--variant", variant, "--device", options.device]
+        variables = variables_of(check, backend, variant)
+        answer = _run(check, [*arguments, "--backend", backend], variables)
+        if answer is None:
+            which = f" ({variant})" if variant else ""
+            print(f"FAIL  {title}{which}; the error is above", flush=True)
+            return {"outcome": "FAIL", "seconds": time.monotonic() - begin, "variant": variant}
+        found[variant] = Finding(**answer)
+    finding = check.judge(found)
     seconds = time.monotonic() - begin
-    print(f"PASS  {title}; {note} ({seconds:.0f} s)", flush=True)
-    return {"outcome": "PASS", "note": note, "seconds": seconds}
+    outcome = "FAIL" if finding.missed else "PASS"
+    missed = f"missed: {finding.missed}; " if finding.missed else ""
+    over = f", over {backend}" if backend else ""
+    print(f"{outcome}  {title}; {missed}{finding.text} ({seconds:.0f} s{over})", flush=True)
+    return {"outcome": outcome, "backend": backend, "seconds": seconds,
+            **dataclasses.asdict(finding)}  # fmt: skip
 
 
-def why_not(check: Check, options: argparse.Namespace) -> str | None:
-    """Why a check cannot run here."""
-    if options.device == "cpu":
-        return "needs a GPU" if check.backend == "nccl" else None
-    if check.backend == "nccl" and not torch.distributed.is_nccl_available():
-        return "this PyTorch has no NCCL"
-    if check.backend == "nccl" and torch.cuda.device_count() < check.ranks:
-        return f"NCCL needs a GPU a rank, {torch.cuda.device_count()} found"
-    return None
-
-
-def rank_environment(check: Check) -> Mapping[str, str]:
-    env = {"HVD_ORDER_TIMEOUT": str(TIMEOUT_S), "HVD_ORDER_STALL_WARNING": "10"}
-    if check.backend == "gloo":  # the same device for all: init() then takes Gloo for it
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-        env["CUDA_VISIBLE_DEVICES"] = visible or "0"
-    return env
+def _run(check: Check, arguments: list[str], variables: Mapping[str, str]) -> Any:
+    """What rank 0 found; None: a rank failed, and has said why."""
+    if check.ranks > 1:
+        try:
+            return run_ranks(check.ranks, arguments, variables)
+        except SystemExit:
+            return None
+    with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
+        path = Path(folder) / "result.json"
+        command = [*check.under, sys.executable, __file__, *arguments, WORKER_OPTION, str(path)]
+        try:
+            ended = subprocess.run(command, env={**os.environ, **variables},
+                                   timeout=check.limit_s + _GRACE_S)  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            print(error)
+            return None
+        return json.loads(path.read_text()) if ended.returncode == 0 else None
 
 
 def run_worker(check: Check, options: argparse.Namespace) -> None:
-    def run(device: torch.device) -> Any:
-        used = process.current().backend
-        nccl = "nccl" in used
-        assert nccl == (check.backend == "nccl"), f"expected {check.backend}, init() took {used}"
-        return check.run(device)
-
-    if check.ranks == 1:  # hvd_order needs no process group for one rank; this check brings one
-        note = check.run(torch.device(options.device, 0))
-        Path(options.worker).write_text(f'"{note}"')
+    """One rank of a check."""
+    torch.set_num_threads(1)
+    nccl = options.backend == "nccl"
+    device = open_device(options.device, "nccl" if nccl and check.ranks > 1 else "")
+    use_kernels(device.type)
+    if check.ranks == 1:  # hvd_order needs no process group for one rank; a check brings its own
+        finding = check.call(options.variant, device)
+        Path(options.worker).write_text(json.dumps(finding.to_json()))
         return
-    run_as_rank(run, options.worker, options.device)
+    hvd.init()
+    used = process.current().backend
+    assert options.device != "cuda" or nccl == ("nccl" in used), (
+        f"expected {options.backend}, init() took {used}"
+    )
+    finding = check.call(options.variant, device)
+    if hvd.rank() == 0:
+        Path(options.worker).write_text(json.dumps(finding.to_json()))
+    hvd.barrier()
+    hvd.shutdown()
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", choices=CHECKS, help="only this one")
+    parser.add_argument("--check", choices=CHECKS, nargs="+", default=list(CHECKS))
+    parser.add_argument("--minutes", type=float, default=8.0, help="no check begins after")
     parser.add_argument(
         "--device",
-        choices=("cuda", "cpu"),
+        choices=("cuda", "cpu", "test"),
         default="cuda",
-        help="cpu: to try the checks",
+        help="cpu, and test for the device of tests/device: to try the checks",
     )
     add_out_option(parser)
+    parser.add_argument("--variant", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--backend", default="", help=argparse.SUPPRESS)
     parser.add_argument(WORKER_OPTION, help=argparse.SUPPRESS)
     return parser.parse_args()
 

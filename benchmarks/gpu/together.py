@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable
 
 import torch
 from busy import Busy
 from common.ranks import finish, new_host
+from finding import Finding
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -21,7 +23,7 @@ _TENSOR_BYTES = 3 * 2**20  # slices of 2 MiB: some hold parts of two tensors
 _TOLERANCE = 1e-6  # relative, in float64
 
 
-def check_final_data(device: torch.device) -> str:
+def check_final_data(device: torch.device) -> Finding:
     """Slow kernels write the gradients long after the hooks; the sums hold what they wrote.
 
     Whoever waits then sees the sums, with every agreement.
@@ -34,7 +36,7 @@ def check_final_data(device: torch.device) -> str:
     pattern = (torch.arange(flat.numel(), device=device) % 1021).float()
     layout = native.SliceLayout([(f"t{i}", _TENSOR_BYTES, 0) for i in range(_TENSORS)], 2 * 2**20)
     # A stream that nothing else orders: only what the engine has really finished is right there.
-    reader = torch.cuda.Stream(device) if device.type == "cuda" else None
+    reader = torch.Stream(device) if device.type != "cpu" else contextlib.nullcontext()
     for agreement in ("leader", "negotiated", "planned"):
         host = new_host(agreement=agreement)
         plan = list(range(len(layout.slices)))[::-1] if agreement == "planned" else []
@@ -53,19 +55,19 @@ def check_final_data(device: torch.device) -> str:
                 host.engine.wait(0, tensor)
                 # Compared as soon as the engine says so, while later tensors still travel.
                 right = expected[tensor * elements : (tensor + 1) * elements]
-                with torch.cuda.stream(reader):
+                with reader:
                     wrong = int((views[tensor] != right).sum())
                 assert wrong == 0, (
                     f"{agreement}, round {number}, tensor {tensor}: {wrong} of {elements} elements "
                     f"are wrong on rank {rank} when the engine says that they are summed"
                 )
-    return f"{3 * _ROUNDS} rounds of {_TENSORS} tensors right"
+    return Finding(f"{3 * _ROUNDS} rounds of {_TENSORS} tensors right")
 
 
 Make = Callable[[Iterable[Tensor]], Optimizer]
 
 
-def check_training(device: torch.device) -> str:
+def check_training(device: torch.device) -> Finding:
     """The weights of 2 ranks equal each other's to the bit, and one process's to 1e-6."""
     optimizers: dict[str, Make] = {
         "SGD": lambda p: SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
@@ -86,7 +88,8 @@ def check_training(device: torch.device) -> str:
             digests = hvd.allgather_object(_digest(ours))
             assert len(set(digests)) == 1, f"{case}: the ranks' weights differ"
             largest = max(largest, error)
-    return f"{2 * len(optimizers)} cases, largest relative difference {largest:.1e}"
+    text = f"{2 * len(optimizers)} cases, largest relative difference {largest:.1e} (at most 1e-6)"
+    return Finding(text, {"largest_difference": largest})
 
 
 def _train(device: torch.device, make: Make, clip: bool, *, distributed: bool) -> list[Tensor]:

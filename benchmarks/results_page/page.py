@@ -40,7 +40,8 @@ def page(
                   f"({benchmark}/README.md)."]  # fmt: skip
         runs = [one for one in documents.all() if one.content["benchmark"] == benchmark]
         if not runs:
-            lines += ["", "No data on file; see [HISTORY.md](HISTORY.md)."]
+            unseen = "Not measured on a GPU" if benchmark == "gpu" else "No data on file"
+            lines += ["", f"{unseen}; see [HISTORY.md](HISTORY.md)."]
         for run in runs:
             lines += ["", _run(run, machines)]
         for path in pictures.get(benchmark, ()):

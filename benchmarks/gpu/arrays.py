@@ -1,0 +1,36 @@
+"""cupy's arrays, whose kernels run on a stream of cupy's own."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from busy import Busy
+from finding import Finding
+
+import hvd_order.array as arrays
+import hvd_order.torch as hvd
+
+_ROUNDS = 20
+
+
+def check_arrays(device: torch.device) -> Finding:
+    """A sum sees what cupy's stream writes last before the call, and nothing of what follows."""
+    cupy: Any = importlib.import_module("cupy")
+    size, rank = hvd.size(), hvd.rank()
+    expected = size * (size + 1) / 2
+    busy = Busy(device)
+    own = cupy.cuda.Stream(non_blocking=True)
+    with own:
+        array = cupy.zeros(2**20, dtype=cupy.float32)
+        for number in range(_ROUNDS):
+            with torch.cuda.stream(torch.cuda.ExternalStream(own.ptr)):
+                busy.enqueue(0.002)  # what follows is late
+            array.fill((rank + 1) * (number + 1))
+            handle = arrays.allreduce_async(array, op=hvd.Sum)
+            array.fill(-1)
+            found = arrays.synchronize(handle)
+            wrong = int((found != expected * (number + 1)).sum())
+            assert wrong == 0, f"round {number}: {wrong} of {array.size} elements are wrong"
+    return Finding(f"{_ROUNDS} rounds right, cupy {cupy.__version__}")

@@ -1,0 +1,38 @@
+"""Time that work takes on a device, and time that it takes the host."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from common.ranks import finish
+
+
+def device_seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Seconds between two events around ``work``; on devices without timed events, of the host."""
+    finish(device)
+    if device.type == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
+    started = time.perf_counter()
+    work()
+    finish(device)
+    return time.perf_counter() - started
+
+
+def host_seconds(work: Callable[[], None], device: torch.device, rounds: int) -> float:
+    """Median seconds until ``work`` returns, when the device has nothing else to do."""
+    taken = []
+    for _ in range(rounds):
+        finish(device)
+        begin = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - begin)
+    finish(device)
+    return statistics.median(taken)

@@ -1,0 +1,101 @@
+"""A rank that is killed: what the other one sees, and how soon.
+
+As a script it is one rank, ``death.py DEVICE RESULT``; check_death starts two of them without a
+launcher, which would end the survivor.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from finding import Finding
+
+_TIMEOUT_S = 10
+_KILLED_IN_STEP = 5
+
+
+def check_death(device: torch.device) -> Finding:
+    """The survivor's call raises, names the lost rank, and leaves a usable process."""
+    from common.ports import free_port
+
+    kind = device.type if device.type in ("cuda", "cpu") else "test"
+    with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
+        result = Path(folder) / "result.json"
+        env = {
+            **os.environ,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2", "HVD_ORDER_TIMEOUT": str(_TIMEOUT_S),
+            "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+        ranks = [
+            subprocess.Popen([sys.executable, __file__, kind, str(result)],
+                             env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(2)
+        ]  # fmt: skip
+        try:
+            codes = [rank.wait(timeout=50) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+        assert codes == [0, -signal.SIGKILL], f"the ranks ended with {codes}"
+        found = json.loads(result.read_text())
+    late = found["seconds"] > _TIMEOUT_S + 2
+    text = (
+        f"raised {found['seconds']:.1f} s after the step of the kill began (at most "
+        f"{_TIMEOUT_S + 2} s) and names rank 1; then the device was idle and usable, "
+        f"{found['kept_bytes'] / 2**20:.0f} of {found['used_bytes'] / 2**20:.0f} MiB "
+        "were not freed, and the process ended by itself"
+    )
+    return Finding(text, found, "the time to the error" if late else "")
+
+
+def _rank(device_type: str, result: Path) -> None:
+    from busy import open_device
+
+    import hvd_order.torch as hvd
+
+    device = open_device(device_type)
+    hvd.init()
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).to(device)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    began, step, used, kept = 0.0, 0, 0, 0
+    try:
+        for step in range(100):
+            began = time.monotonic()
+            model(torch.randn(64, 512, device=device)).square().mean().backward()
+            if hvd.rank() == 1 and step == _KILLED_IN_STEP:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.flush()
+        raise SystemExit("the training went on without rank 1")
+    except hvd.HorovodInternalError as error:
+        seconds, text = time.monotonic() - began, str(error)
+    assert step == _KILLED_IN_STEP, f"an error in step {step}: {text}"
+    assert "rank 1" in text, f"the error does not name rank 1: {text}"
+    hvd.shutdown()
+    if device.type == "cuda":  # CUDA's streams go on; a stream of the test device stays failed
+        torch.cuda.synchronize()
+        used = torch.cuda.memory_allocated()
+    del model, optimizer
+    gc.collect()
+    if device.type == "cuda":
+        kept = torch.cuda.memory_allocated()
+        assert torch.ones(2**20, device=device).sum().item() == 2**20
+    result.write_text(json.dumps({"seconds": seconds, "used_bytes": used, "kept_bytes": kept}))
+
+
+if __name__ == "__main__":
+    _rank(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,154 @@
+"""The kernels that pack gradients and unpack sums: the CPU's bits, and the memory's bandwidth."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from clock import device_seconds
+from common.ranks import finish
+from finding import Finding
+from torch import Tensor
+
+from hvd_order import _torch as native
+from hvd_order.torch.kernels import kernels_for
+
+_NARROW = (torch.bfloat16, torch.float16)
+_MIB = 2**20
+_CACHE_BYTES = 512 * _MIB  # of all buffers together: far more than a device's cache holds
+_SMALL = 200  # gradients in a slice
+_SHARE = 0.85  # of the rate of a copy, for slices of 64 MiB and more
+
+
+def check_kernels(device: torch.device) -> Finding:
+    """The numbers of the CPU, bit for bit: special values, several pieces, odd lengths."""
+    _require_kernels(device)
+    cases = 0
+    for dtype in _NARROW:
+        for scale in (1.0, 0.5, 1 / 3):
+            for pieces in (_special(dtype).split(1_000_003), _odd_lengths()):
+                _compare(pieces, dtype, scale, device)
+                cases += 1
+    return Finding(f"{cases} cases equal the CPU's numbers to the bit", {"cases": cases})
+
+
+def _require_kernels(device: torch.device) -> None:
+    if device.type == "cuda":
+        assert not (why_not := kernels_for("cuda").why_not), f"there are no kernels: {why_not}"
+
+
+def _special(dtype: torch.dtype) -> Tensor:
+    """Every value of 16 bits as float32, the neighbours of each, and ties between two of them."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    bits = every.view(torch.int32)
+    half = 2 ** (15 if dtype == torch.bfloat16 else 12)
+    return torch.cat([bits + off for off in (0, 1, -1, half, half + 1)]).view(torch.float32)
+
+
+def _odd_lengths() -> list[Tensor]:
+    random = torch.Generator().manual_seed(1)
+    lengths = [1, 3, 7, 8, 9, 255, 4095, 4096, 4097, 65_537]
+    # Views with an odd start: their addresses are not those of an allocation.
+    return [torch.randn(n + 1, generator=random)[1:] for n in lengths for _ in range(20)]
+
+
+def _compare(pieces: Sequence[Tensor], dtype: torch.dtype, scale: float, on: torch.device) -> None:
+    def results(device: torch.device) -> list[Tensor]:
+        gradients = [piece.to(device, copy=True) for piece in pieces]
+        places = [torch.empty(len(piece), dtype=dtype, device=device) for piece in pieces]
+        residuals = [torch.full_like(gradient, 1e-3) for gradient in gradients]
+        native.pack(gradients, places, scale, residuals)
+        plain = [torch.empty_like(place) for place in places]
+        native.pack(gradients, plain, scale)
+        back = [torch.empty_like(gradient) for gradient in gradients]
+        squares = native.unpack(places, back, scale, squares=True)
+        assert all(square is not None for square in squares)
+        found = [*places, *residuals, *plain, *back, *(s for s in squares if s is not None)]
+        return [each.cpu() for each in found]
+
+    here, there = results(torch.device("cpu")), results(on)
+    for number, (a, b) in enumerate(zip(here, there, strict=True)):
+        same = (a == b) & (a.signbit() == b.signbit()) | a.isnan() & b.isnan()
+        assert same.all(), (
+            f"{dtype}, scale {scale:g}, result {number}: {int((~same).sum())} of {len(a)} elements "
+            f"differ from the CPU's"
+        )
+
+
+def check_bandwidth(
+    device: torch.device, sizes_mib: Sequence[int] = (1, 4, 16, 64, 256)
+) -> Finding:
+    """Rates of copy, scale, cast, cast with feedback, unpack and packing of small gradients."""
+    _require_kernels(device)
+    figures: dict[str, float] = {}
+    for mib in sizes_mib if device.type == "cuda" else sizes_mib[:2]:
+        for name, (work, moved) in _jobs(mib * _MIB, device).items():
+            calls = max(8, min(256, _CACHE_BYTES // (mib * _MIB)))
+            _repeat(work, 2)
+            seconds = device_seconds(functools.partial(_repeat, work, calls), device) / calls
+            figures[f"{name}_{mib}mib_s"] = seconds
+            figures[f"{name}_{mib}mib_bytes_per_s"] = moved / seconds
+    largest = max(int(name.split("_")[1][:-3]) for name in figures if name.startswith("copy_"))
+    limit = figures[f"copy_{largest}mib_bytes_per_s"]
+    texts, missed = [f"copy {limit / 1e12:.2f} TB/s"], []
+    for name in ("scale", "cast", "feedback", "unpack", "small"):
+        for mib in (64, 256):
+            share = figures.get(f"{name}_{mib}mib_bytes_per_s", limit) / limit
+            if share < _SHARE and name != "small" and device.type == "cuda":
+                missed.append(f"{name} of {mib} MiB at {share:.0%} of a copy's rate")
+        share = figures[f"{name}_{largest}mib_bytes_per_s"] / limit
+        texts.append(f"{name} {share:.0%} of it")
+    texts.append(
+        f"{_SMALL} gradients in 1 MiB: {1e6 * figures['small_1mib_s']:.0f} us in one launch, "
+        f"{1e6 * figures['operators_1mib_s']:.0f} us by operators"
+    )
+    return Finding("; ".join(texts), figures, "; ".join(missed))
+
+
+def _repeat(work: Callable[[int], object], calls: int) -> None:
+    for number in range(calls):
+        work(number)
+
+
+def _jobs(size: int, device: torch.device) -> dict[str, tuple[Callable[[int], object], float]]:
+    """By name: a job on float32 of ``size`` bytes in the buffers of that number, bytes it moves.
+
+    The buffers take turns, or else the cache would answer in place of the memory.
+    """
+    elements = size // 4
+    sets = max(2, min(64, _CACHE_BYTES // (2 * size))) if device.type == "cuda" else 2
+
+    def buffers(dtype: torch.dtype) -> list[Tensor]:
+        return [torch.zeros(elements, dtype=dtype, device=device) for _ in range(sets)]
+
+    gradients, wide, residuals = (buffers(torch.float32) for _ in range(3))
+    narrow = buffers(torch.bfloat16)
+    small = [[list(of[i].tensor_split(_SMALL)) for i in range(sets)] for of in (gradients, wide)]
+
+    def unpack(i: int) -> None:
+        native.unpack([narrow[i % sets]], [wide[i % sets]], 0.5, squares=True)
+
+    def pack_small(i: int) -> None:
+        native.pack(small[0][i % sets], small[1][i % sets], 0.5)
+
+    def operators(i: int) -> None:
+        for gradient, place in zip(small[0][i % sets], small[1][i % sets], strict=True):
+            torch.mul(gradient, 0.5, out=place)
+
+    def pack(i: int, residual: bool) -> None:
+        kept = [residuals[i % sets]] if residual else []
+        native.pack([gradients[i % sets]], [narrow[i % sets]], 0.5, kept)
+
+    finish(device)
+    return {
+        "copy": (lambda i: wide[i % sets].copy_(gradients[i % sets]), 8.0 * elements),
+        "scale": (
+            lambda i: torch.mul(gradients[i % sets], 0.5, out=wide[i % sets]), 8.0 * elements
+        ),
+        "cast": (functools.partial(pack, residual=False), 6.0 * elements),
+        "feedback": (functools.partial(pack, residual=True), 14.0 * elements),
+        "unpack": (unpack, 6.0 * elements),
+        "small": (pack_small, 8.0 * elements),
+        "operators": (operators, 8.0 * elements),
+    }  # fmt: skip
