@@ -95,7 +95,7 @@ def test_another_streams_use_is_waited_for_only_if_it_was_recorded(device: Any) 
         del x
         y = torch.zeros(2048, device=NAME)
         assert (y.data_ptr() != address) == record
-        torch.accelerator.current_stream().synchronize()  # the zeros are there before the sum is made
+        torch.accelerator.current_stream().synchronize()  # zeros before the sum
         device.open_gates()
         with side:
             assert (total.item() == 2048) == record
