@@ -10,6 +10,7 @@
 # make check    = make test                       make clean    remove what was built, keep .venv
 # make test-long  what takes too long for every change
 # make test-third-party  training by Lightning, Accelerate, Trainer, timm and Ignite
+# make test-torch TORCH=2.8  the tests of logic and of the optimizer with another PyTorch
 # make horovod  real Horovod in .venv, to test and measure against; builds it once, for minutes
 #
 # Settings: PYTHON (interpreter to make the environment with), VENV (where), JOBS (compilers at once),
@@ -33,7 +34,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs test test-long test-third-party chaos check lint lint-python lint-cpp format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs test test-long test-third-party test-torch chaos check lint lint-python lint-cpp format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -166,6 +167,11 @@ test: dev
 test-third-party: $(THIRD_PARTY_STAMP) dev
 	"$(BIN)/python" -m pytest tests/third_party
 	"$(BIN)/python" -m pytest tests/parity/test_separability.py -k timm
+
+# The oldest PyTorch that the project promises; minutes, and gigabytes where pip finds no CPU build.
+TORCH ?= 2.8
+test-torch:
+	bash scripts/test_with_torch.sh $(TORCH)
 
 test-long: dev
 	"$(BIN)/python" -m pytest tests -m long

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/version.h>
 
 #include <memory>
 #include <optional>
@@ -124,6 +125,27 @@ std::vector<bool> statePrivate(const py::object& optimizer, const py::sequence& 
 
 // ---- the lock --------------------------------------------------------------------------------
 
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
+// Before 2.12 PyTorch has no function that ends the error. The arguments of an explicit
+// instantiation may name private members.
+template <auto kThrows, auto kRefresh>
+struct AccessError {
+  friend void clearAccessError(c10::StorageImpl& storage) {
+    storage.*kThrows = false;
+    storage.get_extra_meta().custom_data_ptr_error_msg_.reset();
+    (storage.*kRefresh)();
+  }
+};
+template struct AccessError<
+    &c10::StorageImpl::throw_on_immutable_data_ptr_,
+    &c10::StorageImpl::refresh_has_data_ptr_check>;
+void clearAccessError(c10::StorageImpl& storage);
+#else
+void clearAccessError(c10::StorageImpl& storage) {
+  storage.clear_data_ptr_access_error_msg_();
+}
+#endif
+
 // Makes every access to a tensor's memory raise, until it is opened.
 class StorageLock {
  public:
@@ -139,7 +161,7 @@ class StorageLock {
 
   void open() {
     if (storage_) {
-      storage_.unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+      clearAccessError(*storage_.unsafeGetStorageImpl());
       storage_ = {};
     }
   }

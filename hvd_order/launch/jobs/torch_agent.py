@@ -112,6 +112,12 @@ def run_workers(
                 logging.getLogger(name).setLevel(logging.CRITICAL)
     rendezvous, files = _Rendezvous(source), _RankFiles(output_folder)
     program, *arguments = kill_with_parent(command)
+    # Without logs_specs it makes a folder for logs, which would remain.
+    config = LaunchConfig(1, 1, process_count, logs_specs=files)
+    # PyTorch 2.9 and newer bind workers to the NUMA nodes of their GPUs.
+    numa: dict[str, Any] = {}
+    if hasattr(config, "numa_options"):
+        numa["numa_options"] = config.numa_options
     spec = WorkerSpec(
         role="worker",
         local_world_size=process_count,
@@ -120,8 +126,7 @@ def run_workers(
         # The agent would expand "$name" in them as its macros.
         args=tuple(argument.replace("$", "$$") for argument in arguments),
         max_restarts=_NOT_LIMITED if restart else 0,
-        # Without logs_specs it makes a folder for logs, which would remain.
-        numa_options=LaunchConfig(1, 1, process_count, logs_specs=files).numa_options,
+        **numa,
     )
     rendezvous.spec = spec
     agent = _Agent(spec, source, rendezvous, files)
