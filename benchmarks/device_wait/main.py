@@ -6,6 +6,7 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,17 @@ from common.turns import turns
 from helpers.test_device import NAME, groups, load
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.engine import engine_host
 from hvd_order.plan.bounds.bound import chain_optimum_s
 
-SYSTEMS = {
+SYSTEMS: Mapping[str, Mapping[str, str]] = {
     "enqueued": {"HVD_ORDER_DEVICE_WAIT": "enqueued"},
     "arrived": {"HVD_ORDER_DEVICE_WAIT": "arrived"},
     "planned": {"HVD_ORDER_DEVICE_WAIT": "enqueued", "HVD_ORDER_AGREEMENT": "planned"},
+    "as installed": {"HVD_ORDER_TUNE": "1"},  # enqueued, and what the trials of a job choose
 }
 _WARM_UP = 6  # steps; the order of readers is known after two
+_LONGEST_TRIALS = 400  # steps
 
 
 class Layer(torch.nn.Module):
@@ -74,9 +78,11 @@ def main() -> None:
     print(describe(found))
     systems: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     optimum_s: list[float] = []
+    settings: dict[str, list[str]] = {name: [] for name in SYSTEMS}
     for _, name in turns(list(SYSTEMS), options.rounds):
         result = run_ranks(2, sys.argv[1:], {"HVD_ORDER_TUNE": "0", **SYSTEMS[name]})
         systems[name].append(result["step_s"])
+        settings[name].append(result["settings"])
         if name == "enqueued":
             optimum_s.append(result["optimum_s"])
     rows = []
@@ -89,7 +95,8 @@ def main() -> None:
     print(table(["wait", "step ms", "95 %", "/ optimum", "/ enqueued"], rows))
     over = {name: paired_ratio(seconds, optimum_s).to_json() for name, seconds in systems.items()}
     write_record("device_wait", found, settings_of(options),
-                 {"seconds": systems, "optimum_s": optimum_s}, {"over_optimum": over},
+                 {"seconds": systems, "optimum_s": optimum_s, "settings": settings},
+                 {"over_optimum": over},
                  options.out)  # fmt: skip
 
 
@@ -107,28 +114,51 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     wire_s = options.ratio * 3 * seconds
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     wrapped = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    host = engine_host.running_host()
+    assert host is not None
     for group in groups():
         group.set_link(0.0, wire_s / (4 * options.elements))
-    step_s = _step_s(model, wrapped, options.steps)
+    step_s = _step_s(model, wrapped, options.steps, settled=lambda: host.settled)
     part_s = local_s / options.layers
     optimum_s = chain_optimum_s(
         [part_s / 3] * options.layers, [2 * part_s / 3] * options.layers,
         [wire_s] * options.layers,
     )  # fmt: skip
-    return {"step_s": step_s, "optimum_s": optimum_s, "local_s": local_s}
+    return {
+        "step_s": step_s,
+        "optimum_s": optimum_s,
+        "local_s": local_s,
+        "settings": str(host.slice_settings),
+    }
 
 
-def _step_s(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> float:
-    """Seconds of a step on the slower rank: of all steps together, as the host runs ahead."""
+def _step_s(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    settled: Callable[[], bool] = lambda: True,
+) -> float:
+    """Seconds of a step on the slower rank: of all steps together, as the host runs ahead.
+
+    Args:
+        settled: whether trials of settings are over; the same on all ranks after the same step.
+    """
     x = torch.zeros(1, device=NAME, requires_grad=True)
-    begin_s = 0.0
-    for step in range(_WARM_UP + steps):
-        if step == _WARM_UP:
-            load().synchronize()
-            begin_s = time.monotonic()
+
+    def step() -> None:
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
+
+    warm_up = 0
+    while warm_up < _WARM_UP or not settled():
+        step()
+        warm_up += 1
+        assert warm_up < _LONGEST_TRIALS, "the trials do not end"
+    load().synchronize()
+    begin_s = time.monotonic()
+    for _ in range(steps):
+        step()
     load().synchronize()
     return slowest([(time.monotonic() - begin_s) / steps])[0]
 

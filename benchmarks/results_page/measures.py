@@ -266,7 +266,7 @@ def device_wait(wait: str) -> Measure:
 
     def measure(documents: Documents) -> Figure | None:
         document = documents.newest("device_wait", "seconds")
-        if document is None:
+        if document is None or wait not in document.raw["seconds"]:
             return None
         seconds = document.raw["seconds"][wait]
         return _ratio(paired_ratio(seconds, document.raw["optimum_s"]), document)

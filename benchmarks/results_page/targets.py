@@ -128,6 +128,7 @@ TARGETS = [
             ("enqueued", "the host waits until sums are enqueued (L1)", Bound(1.03)),
             ("arrived", "the host waits until sums have arrived (L0)", None),
             ("planned", "planned order, issued ahead (P)", None),
+            ("as installed", "L1 with the settings that trials choose", Bound(1.03)),
         )
     ),
     Target("backends", "torch.distributed / MPI under TensorFlow", backends, None),
