@@ -162,6 +162,7 @@ def test_every_module_of_the_table_exists_and_others_say_why_not() -> None:
         absent.append("horovod.torch.sync_batch_norm")  # not written yet
     modules = list(MODULES)
     if importlib.util.find_spec("tensorflow") is None:
+        absent.remove("horovod.tensorflow.util")  # whose package needs TensorFlow
         modules = [name for name in modules if not {"tensorflow", "keras"} & set(name.split("."))]
     env = os.environ | {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
@@ -181,7 +182,7 @@ def test_every_module_of_the_table_exists_and_others_say_why_not() -> None:
         assert message.startswith(f"no module named {module!r}: hvd_order stands in for Horovod")
         assert module == name or name in lines or name.startswith(module)
     assert "hvd-order run or torchrun instead of Spark" in missing["horovod.spark"][2]
-    assert "docs/horovod.md lists what there is" in missing["horovod.tensorflow.util"][2]
+    assert "docs/horovod.md lists what there is" in missing["horovod.torch.mpi_lib_v2"][2]
 
 
 def test_it_comes_too_late_after_horovod_itself(tmp_path: Path) -> None:
