@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+from common.device_waits import WAITS
 from common.environment import describe, environment
 from common.ranks import WORKER_OPTION, run_as_rank, run_ranks, slowest
 from common.record import add_out_option, settings_of, write_record
@@ -28,9 +29,7 @@ from hvd_order.c10d.engine import engine_host
 from hvd_order.plan.bounds.bound import chain_optimum_s
 
 SYSTEMS: Mapping[str, Mapping[str, str]] = {
-    "enqueued": {"HVD_ORDER_DEVICE_WAIT": "enqueued"},
-    "arrived": {"HVD_ORDER_DEVICE_WAIT": "arrived"},
-    "planned": {"HVD_ORDER_DEVICE_WAIT": "enqueued", "HVD_ORDER_AGREEMENT": "planned"},
+    **WAITS,
     "as installed": {"HVD_ORDER_TUNE": "1"},  # enqueued, and what the trials of a job choose
 }
 _WARM_UP = 6  # steps; the order of readers is known after two

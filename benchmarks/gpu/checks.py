@@ -14,6 +14,7 @@ import steps
 import torch
 from alone import check_issue_cost, check_readiness
 from arrays import check_arrays
+from common.device_waits import WAITS
 from death import check_death
 from driver import check_driver
 from finding import Finding
@@ -66,11 +67,11 @@ class Check:
 
 _SANITIZER = ("compute-sanitizer", "--error-exitcode", "9", "--tool")
 _FAST = {"HVD_ORDER_TUNE": "0"}  # no trials of other settings while steps are timed
-_WAITS = {name: {**_FAST, **equal.DETERMINISTIC, **way} for name, way in equal.WAITS.items()}
+_WAITS = {name: {**_FAST, **equal.DETERMINISTIC, **way} for name, way in WAITS.items()}
 _STEPS = {
     "none": ({}, steps.train_alone),
     "DDP": ({}, steps.train_ddp),
-    **{name: (variables, steps.train_ours) for name, variables in equal.WAITS.items()},
+    **{name: (variables, steps.train_ours) for name, variables in WAITS.items()},
 }
 
 CHECKS = {

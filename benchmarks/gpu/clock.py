@@ -1,8 +1,7 @@
-"""Time that work takes on a device, and time that it takes the host."""
+"""Time that work takes on a device."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 
@@ -24,15 +23,3 @@ def device_seconds(work: Callable[[], None], device: torch.device) -> float:
     work()
     finish(device)
     return time.perf_counter() - started
-
-
-def host_seconds(work: Callable[[], None], device: torch.device, rounds: int) -> float:
-    """Median seconds until ``work`` returns, when the device has nothing else to do."""
-    taken = []
-    for _ in range(rounds):
-        finish(device)
-        begin = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - begin)
-    finish(device)
-    return statistics.median(taken)

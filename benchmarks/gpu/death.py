@@ -6,6 +6,7 @@ launcher, which would end the survivor.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -20,6 +21,7 @@ import torch
 from finding import Finding
 
 _TIMEOUT_S = 10
+_LIMIT_S = 45  # of a rank; less than the check's own, which ends no other process
 _KILLED_IN_STEP = 5
 
 
@@ -42,7 +44,7 @@ def check_death(device: torch.device) -> Finding:
             for rank in range(2)
         ]  # fmt: skip
         try:
-            codes = [rank.wait(timeout=50) for rank in ranks]
+            codes = [rank.wait(timeout=_LIMIT_S + 5) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()
@@ -51,10 +53,13 @@ def check_death(device: torch.device) -> Finding:
     late = found["seconds"] > _TIMEOUT_S + 2
     text = (
         f"raised {found['seconds']:.1f} s after the step of the kill began (at most "
-        f"{_TIMEOUT_S + 2} s) and names rank 1; then the device was idle and usable, "
-        f"{found['kept_bytes'] / 2**20:.0f} of {found['used_bytes'] / 2**20:.0f} MiB "
-        "were not freed, and the process ended by itself"
+        f"{_TIMEOUT_S + 2} s), names rank 1, and the process ended by itself"
     )
+    if device.type == "cuda":
+        text += (
+            f"; the device was usable, {found['kept_bytes'] / 2**20:.0f} of "
+            f"{found['used_bytes'] / 2**20:.0f} MiB were not freed"
+        )
     return Finding(text, found, "the time to the error" if late else "")
 
 
@@ -63,6 +68,7 @@ def _rank(device_type: str, result: Path) -> None:
 
     import hvd_order.torch as hvd
 
+    faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
     device = open_device(device_type)
     hvd.init()
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).to(device)

@@ -32,7 +32,7 @@ def check_driver(device: torch.device) -> Finding:
 
 
 def _calls(device: torch.device) -> dict[str, Callable[[], object]]:
-    """Calls by name, for the thread that asks: each on a stream of its own."""
+    """Calls by name, with a stream and an event of their own; launches go to the current stream."""
     stream = torch.Stream(device)
     x = torch.zeros(1, device=device)
     event = torch.Event(device)

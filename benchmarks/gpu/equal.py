@@ -12,13 +12,6 @@ from torch import nn
 
 import hvd_order.torch as hvd
 
-WAITS: Mapping[str, Mapping[str, str]] = {
-    "arrived": {"HVD_ORDER_DEVICE_WAIT": "arrived"},
-    "enqueued": {"HVD_ORDER_DEVICE_WAIT": "enqueued"},
-    "planned": {"HVD_ORDER_DEVICE_WAIT": "enqueued", "HVD_ORDER_AGREEMENT": "planned"},
-}
-"""Variables of the ways to wait: L0, L1 and P of docs/decisions/device-waiting.md."""
-
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _STEPS = 25
 

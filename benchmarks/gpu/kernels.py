@@ -82,14 +82,15 @@ def check_bandwidth(
     """Rates of copy, scale, cast, cast with feedback, unpack and packing of small gradients."""
     _require_kernels(device)
     figures: dict[str, float] = {}
-    for mib in sizes_mib if device.type == "cuda" else sizes_mib[:2]:
+    sizes = sizes_mib if device.type == "cuda" else sizes_mib[:2]
+    largest = max(sizes)
+    for mib in sizes:
         for name, (work, moved) in _jobs(mib * _MIB, device).items():
             calls = max(8, min(256, _CACHE_BYTES // (mib * _MIB)))
             _repeat(work, 2)
             seconds = device_seconds(functools.partial(_repeat, work, calls), device) / calls
             figures[f"{name}_{mib}mib_s"] = seconds
             figures[f"{name}_{mib}mib_bytes_per_s"] = moved / seconds
-    largest = max(int(name.split("_")[1][:-3]) for name in figures if name.startswith("copy_"))
     limit = figures[f"copy_{largest}mib_bytes_per_s"]
     texts, missed = [f"copy {limit / 1e12:.2f} TB/s"], []
     for name in ("scale", "cast", "feedback", "unpack", "small"):

@@ -29,7 +29,9 @@ import hvd_order.torch as hvd
 from hvd_order.c10d.job import process
 from hvd_order.torch.kernels import use_kernels
 
-_GRACE_S = 15  # a rank ends itself at its limit; its launcher is given up this much later
+_GRACE_S = 15  # a rank ends itself at its limit; a single one is killed this much later
+
+_INTERRUPTED = 130  # of the launcher, after Ctrl-C
 
 
 def main() -> None:
@@ -69,6 +71,10 @@ def run_check(name: str, check: Check, options: argparse.Namespace, until: float
     for variant in check.variables:
         if variant == "DDP" and options.device == "test":
             continue  # it crashes on devices that it does not know
+        if found and time.monotonic() > until:
+            reason = f"{options.minutes:g} minutes were over before its run {variant!r}"
+            print(f"SKIP  {title}: {reason}", flush=True)
+            return {"outcome": "SKIP", "reason": reason}
         arguments = ["--check", name, "--variant", variant, "--device", options.device]
         variables = variables_of(check, backend, variant)
         answer = _run(check, [*arguments, "--backend", backend], variables)
@@ -92,7 +98,9 @@ def _run(check: Check, arguments: list[str], variables: Mapping[str, str]) -> An
     if check.ranks > 1:
         try:
             return run_ranks(check.ranks, arguments, variables)
-        except SystemExit:
+        except SystemExit as ended:
+            if ended.code == _INTERRUPTED:
+                raise
             return None
     with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
         path = Path(folder) / "result.json"

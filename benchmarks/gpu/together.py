@@ -88,7 +88,10 @@ def check_training(device: torch.device) -> Finding:
             digests = hvd.allgather_object(_digest(ours))
             assert len(set(digests)) == 1, f"{case}: the ranks' weights differ"
             largest = max(largest, error)
-    text = f"{2 * len(optimizers)} cases, largest relative difference {largest:.1e} (at most 1e-6)"
+    text = (
+        f"{2 * len(optimizers)} cases, largest relative difference {largest:.1e} (at most "
+        f"{_TOLERANCE:g})"
+    )
     return Finding(text, {"largest_difference": largest})
 
 
