@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The data files of benchmarks/results: all of them (`make bench`, 107 minutes), or those named without ".json".
+# The data files of benchmarks/results: all of them (`make bench`, 119 minutes), or those named without ".json".
 # Leave the machine alone meanwhile. What needs a GPU: gpu_check.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,7 +33,7 @@ record side_by_side-vgg16 side_by_side/main --models vgg16 --rate-mbit 2000 \
 record side_by_side-gpt2_small side_by_side/main --models gpt2_small --rate-mbit 2000 \
   --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
 record side_by_side-real side_by_side/main --models small_cnn demo_gpt \
-  --systems ddp_tuned hvd_order --rounds 4
+  --systems ddp_tuned hvd_order --rounds 12
 record side_by_side-resnet50-bound side_by_side/main --models resnet50 \
   --systems no_waiting ddp_tuned hvd_order --rounds 4
 record side_by_side-densenet121-bound side_by_side/main --models densenet121 \
@@ -43,8 +43,8 @@ record side_by_side-densenet121-2000 side_by_side/main --models densenet121 --ra
 both=(--systems ddp hvd_order)
 record one_host-small one_host/main --ranks 2 4 8 "${both[@]}" --rounds 60 --steps 60
 record one_host-many one_host/main --ranks 16 32 "${both[@]}" --rounds 12 --steps 20
-record one_host-demo_gpt one_host/main --model demo_gpt --ranks 2 "${both[@]}" --rounds 20 --steps 10
-record one_host-small_cnn one_host/main --model small_cnn --ranks 2 "${both[@]}" --rounds 20 --steps 10
+record one_host-demo_gpt one_host/main --model demo_gpt --ranks 2 "${both[@]}" --rounds 60 --steps 10
+record one_host-small_cnn one_host/main --model small_cnn --ranks 2 "${both[@]}" --rounds 60 --steps 10
 if "$python" -c "import tensorflow" 2> /dev/null; then
   record side_by_side-tensorflow side_by_side/main --framework tensorflow --models resnet50 --rounds 2
 else
