@@ -7,8 +7,10 @@ timeout it asks the store to cancel the wait, and waits for that answer without 
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
@@ -18,6 +20,8 @@ __all__ = ["answer_s", "within"]
 Answer = TypeVar("Answer")
 
 _LONGEST_ANSWER_S = 20.0
+_LONGEST_EXIT_S = 3.0
+_left_behind: list[threading.Thread] = []
 
 
 def answer_s(timeout: timedelta) -> float:
@@ -45,11 +49,24 @@ def within(seconds: float, call: Callable[[], Answer]) -> Answer:
         except Exception as error:
             done.put((None, error))
 
-    threading.Thread(target=run, name="hvd_order store", daemon=True).start()
+    thread = threading.Thread(target=run, name="hvd_order store", daemon=True)
+    thread.start()
     try:
         answer, error = done.get(timeout=seconds)
     except queue.Empty:
+        _left_behind.append(thread)
         raise TimeoutError(f"no answer within {seconds:g} s") from None
     if error is not None:
         raise error
     return answer  # type: ignore[return-value]
+
+
+@atexit.register
+def _await_threads() -> None:
+    """Lets threads end that are about to.
+
+    A thread that comes back from native code while the interpreter ends would abort the process.
+    """
+    until = time.monotonic() + _LONGEST_EXIT_S
+    for thread in _left_behind:
+        thread.join(max(0.0, until - time.monotonic()))
