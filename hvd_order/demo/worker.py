@@ -11,13 +11,13 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.job.group_collectives import bytes_of
 from hvd_order.demo.corpus import VOCABULARY, Batches, Corpus, load_corpus
 from hvd_order.demo.gpt import GptConfig, next_token_loss
 from hvd_order.demo.progress import ProgressBar
@@ -156,10 +156,11 @@ def _equal_on_all_ranks(model: nn.Module) -> bool:
     """Whether every bit of every weight is the same on every rank."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        digest.update(parameter.detach().contiguous().numpy().tobytes())
-    digests: list[Any] = [None] * hvd.size()
-    dist.all_gather_object(digests, digest.hexdigest())
-    return len(set(digests)) == 1
+        digest.update(bytes_of(parameter.detach().contiguous()))
+    mine = int.from_bytes(digest.digest()[:7], "big")
+    largest = torch.tensor([mine, -mine])
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest[0].item() == -largest[1].item()
 
 
 def _say(text: str) -> None:

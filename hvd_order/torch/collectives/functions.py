@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.c10d.job import process
+from hvd_order.c10d.job.group_collectives import bytes_of
 from hvd_order.c10d.process_sets import (
     ProcessSet,
     check_root,
@@ -124,7 +125,7 @@ def broadcast_object(
     broadcast_(length, root_rank, f"{name}.length", process_set)
     data = _byte_tensor(message) if is_root else torch.empty(int(length), dtype=torch.uint8)
     broadcast_(data, root_rank, f"{name}.bytes", process_set)
-    return _unpack(message if is_root else _bytes_of(data), root_rank, obj if is_root else None)
+    return _unpack(message if is_root else bytes_of(data), root_rank, obj if is_root else None)
 
 
 def allgather_object(
@@ -146,7 +147,7 @@ def allgather_object(
     name = name or "object"
     message = _pack(obj)
     lengths = allgather(torch.tensor([len(message)]), f"{name}.lengths", process_set).tolist()
-    gathered = _bytes_of(allgather(_byte_tensor(message), f"{name}.bytes", process_set))
+    gathered = bytes_of(allgather(_byte_tensor(message), f"{name}.bytes", process_set))
     objects = []
     start = 0
     for rank, length in zip(process_set.ranks, lengths, strict=True):
@@ -401,7 +402,3 @@ def _unpack(message: bytes, rank: int, own: Any) -> Any:
 
 def _byte_tensor(message: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(message), dtype=torch.uint8)
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.numpy().tobytes()
