@@ -3,7 +3,7 @@
 The names here need no framework; ``import hvd_order.torch as hvd`` is the drop-in for PyTorch.
 """
 
-from hvd_order import moved
+from hvd_order import moved, torch_engines
 from hvd_order.errors import (
     BrokenInvariant,
     HorovodInternalError,
@@ -19,6 +19,7 @@ from hvd_order.errors import (
 __version__ = "0.1.0"
 
 moved.install()
+torch_engines.install()
 
 __all__ = [
     "BrokenInvariant",

