@@ -40,7 +40,7 @@ from hvd_order.predict.workload import workload_of
 __all__ = ["BYTE_SCHEDULER", "DEFAULT_ORDER", "Outcome", "Setting", "Tuned", "tune"]
 
 DEFAULT_ORDER = "due_date"
-_ORDERS = (DEFAULT_ORDER, "tac", "tic")
+_ORDERS = (DEFAULT_ORDER, "tac", "tic", "search")
 _AGREEMENTS: tuple[AgreementName, ...] = ("leader", "planned", "negotiated")  # simple ones first
 
 _MIB = 2**20

@@ -480,7 +480,7 @@ def test_every_order_ranks_every_parameter(name: str) -> None:
 
 
 def test_unknown_names_get_the_list() -> None:
-    with pytest.raises(InvalidUsage, match=r"'best'.*arrival, due_date, random, tac, tic"):
+    with pytest.raises(InvalidUsage, match=r"'best'.*arrival, due_date, random, search, tac, tic"):
         order("best", GRAPH, SECONDS)
     with pytest.raises(InvalidUsage, match=r"'thin'.*best_merge, mg_wfbp, p3, whole"):
         slices("thin", GRAPH, SECONDS, {})

@@ -1,19 +1,7 @@
 """Lower bound on a step that pulls its parameters over one channel.
 
-With one compute resource that never idles while an op could run, the order of ops does not matter.
-Only the time at which work is unlocked does. If S(k) are the first k transfers, T(S) their time,
-U(S) the work of all ops that need no other transfer, and W all work, then the makespan is
-
-    max over k of  T(S(k)) + W - U(S(k-1))
-
-since the k-th transfer ends at T(S(k)) and all work not unlocked before it still has to run. k
-starts at 0, where the term is W alone. Moving several parameters at a time gains nothing, because
-each would arrive later. So the best order is the path through the subsets whose largest term is
-least. This is minimising the largest cumulative cost under precedence, which is NP-hard.
-
-Source:
-    Abdel-Wahab, Kameda, "Scheduling to minimize maximum cumulative cost subject to series-parallel
-    precedence constraints", Operations Research 26, 1978, for the problem.
+Where an order with the shortest step can be found (`hvd_order.plan.orders.search`), its step is the
+bound. Moving several parameters at a time gains nothing, because each would arrive later.
 """
 
 from __future__ import annotations
@@ -24,11 +12,10 @@ from dataclasses import dataclass
 
 from hvd_order.plan.graph.graph import Graph, members
 from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.orders.search import exact_order, pull_step_s
 from hvd_order.plan.steps.delivery import transfer_s
 
 __all__ = ["PullBound", "pull_bound"]
-
-_MOST_SEARCHED = 14  # transfers; 2^14 subsets take about 0.2 s
 
 
 @dataclass(frozen=True)
@@ -55,48 +42,10 @@ def pull_bound(graph: Graph, link: LinkModel) -> PullBound:
     """
     times = [transfer_s(parameter.size_bytes, link) for parameter in graph.parameters]
     if len(graph.resources) <= 1:
-        classes = _alike(graph)
-        if len(classes) <= _MOST_SEARCHED:
-            return PullBound(_search(graph, classes, times), exact=True)
+        best = exact_order(graph, link)
+        if best is not None:
+            return PullBound(pull_step_s(graph, best, link), exact=True)
     return PullBound(_relaxed(graph, times), exact=False)
-
-
-def _alike(graph: Graph) -> list[int]:
-    """Sets of parameters that the same ops need; they unlock work only when all have arrived."""
-    needed_by: defaultdict[int, int] = defaultdict(int)
-    for k, mask in enumerate(dict.fromkeys(graph.needs)):
-        for i in members(mask):
-            needed_by[i] |= 1 << k  # the k-th of the different sets that ops need
-    classes: defaultdict[int, int] = defaultdict(int)
-    for i in range(len(graph.parameters)):
-        classes[needed_by[i]] |= 1 << i
-    return list(classes.values())
-
-
-def _search(graph: Graph, classes: list[int], times: list[float]) -> float:
-    count = len(classes)
-    subsets = 1 << count
-    class_s = [math.fsum(times[i] for i in members(mask)) for mask in classes]
-    unlocked = [0.0] * subsets
-    for op, needs in zip(graph.ops, graph.needs, strict=True):
-        subset = sum(1 << c for c in range(count) if classes[c] & needs)
-        unlocked[subset] += op.duration_s
-    for c in range(count):  # adds to each subset what its subsets unlock
-        for subset in range(subsets):
-            if subset >> c & 1:
-                unlocked[subset] += unlocked[subset ^ (1 << c)]
-    work = graph.compute_s
-    arrived = [0.0] * subsets
-    least = [work] * subsets
-    for subset in range(1, subsets):
-        low = subset & -subset
-        arrived[subset] = arrived[subset ^ low] + class_s[low.bit_length() - 1]
-        least[subset] = min(
-            max(least[subset ^ (1 << c)], arrived[subset] + work - unlocked[subset ^ (1 << c)])
-            for c in range(count)
-            if subset >> c & 1
-        )
-    return least[-1]
 
 
 def _relaxed(graph: Graph, times: list[float]) -> float:

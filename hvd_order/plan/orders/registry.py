@@ -11,6 +11,7 @@ from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.orders.baselines import arrival, random_order
 from hvd_order.plan.orders.due_date import due_date
 from hvd_order.plan.orders.merge import best_merge, mg_wfbp
+from hvd_order.plan.orders.search import search
 from hvd_order.plan.orders.slicing import Slice, p3, whole_tensors
 from hvd_order.plan.orders.tac import tac
 from hvd_order.plan.orders.tic import tic
@@ -21,6 +22,7 @@ ORDERS: dict[str, Callable[[Graph, LinkModel], Priorities]] = {
     "arrival": arrival,
     "due_date": due_date,
     "random": random_order,
+    "search": search,
     "tac": tac,
     "tic": tic,
 }
