@@ -94,7 +94,10 @@ def _machine() -> dict[str, Any]:
 
 
 def commit_of(tree: Path) -> tuple[str, bool]:
-    """Short hash of a checkout, and whether sources or benchmarks differ from it."""
+    """Short hash of a checkout, and whether sources or benchmarks differ from it.
+
+    Where there is no checkout, in a container image, ``SOURCE_COMMIT`` names the commit.
+    """
 
     def git(*arguments: str) -> str:
         return subprocess.run(
@@ -106,7 +109,7 @@ def commit_of(tree: Path) -> tuple[str, bool]:
                       "csrc", "hvd_order", "benchmarks/*.py")  # fmt: skip
         return git("rev-parse", "--short=12", "HEAD"), bool(changed)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown", False
+        return os.environ.get("SOURCE_COMMIT", "unknown"), False
 
 
 def _cpu() -> str:

@@ -119,7 +119,8 @@ def _timeline(parsed: argparse.Namespace) -> int:
 
 def _bench(arguments: Sequence[str]) -> int:
     # Benchmarks are no part of the installed package: they need the checkout and its peers.
-    inside = Path("benchmarks", "side_by_side", "main.py")
+    real = any(a == "-np" or a.startswith("-H") for a in arguments)
+    inside = Path("benchmarks", "nodes" if real else "side_by_side", "main.py")
     script = next(
         (p for root in (Path(__file__).parents[2], Path.cwd()) if (p := root / inside).exists()),
         None,
@@ -164,7 +165,7 @@ class _Command:
 
 _WITH_OWN_PARSER = {
     "demo": "train a small GPT on two workers and compare with DDP",
-    "bench": "compare with DDP and Horovod on emulated hosts",
+    "bench": "compare with DDP and Horovod: on emulated hosts, or with -H or -np on real ones",
 }
 _COMMANDS = {
     "run": _Command(

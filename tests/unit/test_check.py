@@ -342,8 +342,9 @@ def test_our_own_programs_are_quiet() -> None:
         REPOSITORY / name for name in ("examples", "benchmarks", "hvd_order", "tests/parity")
     ]
     found = check_paths(folders)
-    assert [str(one) for one in found if not RULES[one.code].note] == []
-    assert len(found) <= 4  # learning rates of benchmarks, which compare with others
+    # Benchmarks compare with others at one learning rate.
+    expected = [one for one in found if one.code == "HVD601" and "/benchmarks/" in one.path]
+    assert [str(one) for one in found if one not in expected] == []
 
 
 def test_any_file_that_python_reads_is_read(tmp_path: Path) -> None:

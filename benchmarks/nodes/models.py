@@ -1,0 +1,165 @@
+"""Models that people train, with random weights and synthetic data.
+
+Shapes come from torchvision and transformers; nothing is downloaded. `small_cnn` and `demo_gpt`
+need neither library and suit a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hvd_order.demo.gpt import Gpt, GptConfig, next_token_loss
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model and how it is trained.
+
+    Attributes:
+        model: maps a batch to its loss.
+        batch: of one rank.
+        optimizer: makes the optimizer that the model is usually trained with.
+        clip_norm: largest norm of all gradients together; None: they are not clipped.
+    """
+
+    model: nn.Module
+    batch: Any
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+    clip_norm: float | None = None
+
+
+def build(name: str, device: torch.device, rank: int, batch_size: int | None) -> Workload:
+    """A workload by name, with the same weights on all ranks and other data on each.
+
+    Args:
+        batch_size: samples a rank; None: what fits most accelerators.
+
+    Raises:
+        SystemExit: the library that has the model is not installed.
+    """
+    make, usual = WORKLOADS[name]
+    torch.manual_seed(1)
+    try:
+        work = make(batch_size or usual, torch.Generator().manual_seed(1 + rank))
+    except ImportError as error:
+        raise SystemExit(
+            f"{name} needs {error.name}; install it with: pip install {error.name}"
+        ) from None
+    move = torch.utils._pytree.tree_map
+    return Workload(
+        work.model.to(device),
+        move(lambda t: t.to(device), work.batch),
+        work.optimizer,
+        work.clip_norm,
+    )
+
+
+class _Images(nn.Module):
+    """A classifier with its loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        images, labels = batch
+        return functional.cross_entropy(self.model(images), labels)
+
+
+class _Tokens(nn.Module):
+    """A language model of transformers with its loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(input_ids=batch, labels=batch).loss
+        return loss
+
+
+class _DemoGpt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Gpt(GptConfig())
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return next_token_loss(self.model(batch[:, :-1]), batch[:, 1:])
+
+
+def _momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+
+
+def _adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-5)
+
+
+def _vision(name: str) -> Callable[[int, torch.Generator], Workload]:
+    def make(size: int, generator: torch.Generator) -> Workload:
+        import torchvision
+
+        images = torch.randn(size, 3, 224, 224, generator=generator)
+        labels = torch.randint(1000, (size,), generator=generator)
+        return Workload(_Images(torchvision.models.get_model(name)), (images, labels), _momentum)
+
+    return make
+
+
+def _language(
+    family: str, auto: str, context: int, **shape: int
+) -> Callable[[int, torch.Generator], Workload]:
+    def make(size: int, generator: torch.Generator) -> Workload:
+        import transformers
+
+        config = transformers.AutoConfig.for_model(family, **shape)
+        model = getattr(transformers, auto).from_config(config)
+        tokens = torch.randint(config.vocab_size, (size, context), generator=generator)
+        return Workload(_Tokens(model), tokens, _adamw, clip_norm=1.0)
+
+    return make
+
+
+def _small_cnn(size: int, generator: torch.Generator) -> Workload:
+    widths = [3, 64, 128, 256, 512]
+    layers: list[nn.Module] = []
+    for i in range(4):
+        stride = 1 if i == 0 else 2
+        layers += [nn.Conv2d(widths[i], widths[i + 1], 3, stride, padding=1), nn.ReLU()]
+    layers += [nn.Flatten(), nn.Linear(512 * 4 * 4, 512), nn.ReLU(), nn.Linear(512, 10)]
+    images = torch.randn(size, 3, 32, 32, generator=generator)
+    labels = torch.randint(10, (size,), generator=generator)
+    return Workload(_Images(nn.Sequential(*layers)), (images, labels), _momentum)
+
+
+def _demo_gpt(size: int, generator: torch.Generator) -> Workload:
+    config = GptConfig()
+    text = torch.randint(config.vocabulary, (size, config.context + 1), generator=generator)
+    return Workload(_DemoGpt(), text, _adamw, clip_norm=1.0)
+
+
+WORKLOADS: dict[str, tuple[Callable[[int, torch.Generator], Workload], int]] = {
+    "resnet50": (_vision("resnet50"), 64),
+    "vgg16": (_vision("vgg16"), 64),
+    "gpt2_medium": (
+        _language("gpt2", "AutoModelForCausalLM", 1024, n_layer=24, n_head=16, n_embd=1024), 4
+    ),
+    "bert_large": (
+        _language("bert", "AutoModelForMaskedLM", 512, num_hidden_layers=24, num_attention_heads=16,
+                  hidden_size=1024, intermediate_size=4096), 8,
+    ),
+    "llama_1b": (
+        _language("llama", "AutoModelForCausalLM", 1024, num_hidden_layers=16,
+                  num_attention_heads=32, num_key_value_heads=8, hidden_size=2048,
+                  intermediate_size=8192, vocab_size=128256), 2,
+    ),
+    "small_cnn": (_small_cnn, 16),
+    "demo_gpt": (_demo_gpt, 4),
+}  # fmt: skip
+"""How to make each workload, and its usual number of samples a rank."""

@@ -1,0 +1,80 @@
+"""The benchmark of real nodes: its whole machinery runs, and its arithmetic is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "nodes")]
+
+from measure import exposed_seconds  # noqa: E402
+
+BENCH = [sys.executable, "-m", "hvd_order.cli", "bench"]
+
+
+@pytest.mark.timeout(300)
+def test_the_command_compares_systems_on_two_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    done = subprocess.run(
+        [*BENCH, "-np", "2", "--device", "cpu", "--models", "small_cnn", "demo_gpt",
+         "--systems", "ddp_tuned", "fsdp2", "hvd_order", "--rounds", "2", "--steps", "2",
+         "--settle", "10", "--out", out],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    document = json.loads(out.read_text("utf-8"))
+    assert document["settings"]["ranks"] == 2
+    assert document["summary"]["link_gbit"] > 0
+    for row, model in zip(document["summary"]["rows"], ["small_cnn", "demo_gpt"], strict=True):
+        assert row["model"] == model
+        assert set(row["systems"]) == {"ddp_tuned", "fsdp2", "hvd_order"}
+        assert row["against"]["system"] in {"ddp_tuned", "fsdp2"}
+        assert f"| {model}" in out.with_suffix(".md").read_text("utf-8")
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_launcher_it_says_how_to_start_it() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/nodes/main.py"],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "-H node1:8,node2:8" in done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_a_model_of_a_library_that_is_missing_names_it(tmp_path: Path) -> None:
+    (tmp_path / "torchvision.py").write_text("raise ModuleNotFoundError(name='torchvision')")
+    done = subprocess.run(
+        [*BENCH, "-np", "1", "--device", "cpu", "--models", "resnet50"],
+        cwd=ROOT, capture_output=True, text=True, timeout=100, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "resnet50 needs torchvision; install it with: pip install torchvision" in (
+        done.stdout + done.stderr
+    )
+
+
+spans = st.lists(
+    st.tuples(st.integers(0, 30), st.integers(0, 10)).map(lambda s: (s[0], s[0] + s[1])), max_size=8
+)
+
+
+@given(spans, spans)
+def test_exposed_communication_is_what_a_clock_would_count(
+    communication: list[tuple[int, int]], computation: list[tuple[int, int]]
+) -> None:
+    def busy(tick: int, kernels: list[tuple[int, int]]) -> bool:
+        return any(begin <= tick < end for begin, end in kernels)
+
+    counted = sum(busy(t, communication) and not busy(t, computation) for t in range(50))
+    assert exposed_seconds(communication, computation) == counted
