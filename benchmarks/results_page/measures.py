@@ -274,6 +274,28 @@ def device_wait(wait: str) -> Measure:
     return measure
 
 
+def search_over_best(which: str) -> Measure:
+    """Steps in the search's order over the shortest of all orders, mean or worst."""
+
+    def measure(documents: Documents) -> Figure | None:
+        document = documents.newest("planning", "over_best")
+        if document is None:
+            return None
+        ratios = document.raw["over_best"]["search"]
+        return _exact(statistics.mean(ratios) if which == "mean" else max(ratios), document)
+
+    return measure
+
+
+def agreement_share(documents: Documents) -> Figure | None:
+    """What leader agreement adds to a step of 1,024 ranks, the worst of models and links."""
+    document = documents.newest("scale", "steps")
+    if document is None:
+        return None
+    rows = [r for r in document.raw["steps"] if (r["ranks"], r["agreement"]) == (1024, "leader")]
+    return _exact(max(row["added_s"] / row["step_s"] for row in rows), document)
+
+
 def _median(values: Sequence[float], source: Document) -> Figure:
     low, high = median_interval(values)
     return Figure(statistics.median(values), low, high, source)

@@ -9,6 +9,7 @@ from results_page.measures import (
     CellOf,
     Measure,
     agreement_ratio,
+    agreement_share,
     backends,
     balance_gain,
     cost_ratio,
@@ -24,6 +25,7 @@ from results_page.measures import (
     prediction_error,
     raw_share,
     restart,
+    search_over_best,
     seconds_of,
     step_ratio,
     throughput,
@@ -122,6 +124,8 @@ TARGETS = [
     ),
     Target("agreement", "leader / DDP's order, 2 ranks on loopback", agreement_ratio(2), None,
            "2026-11-21"),
+    Target("scale", "leader agreement / step, 1,024 simulated ranks, the worst case",
+           agreement_share, Bound(0.01), ""),
     *(
         Target("device_wait", f"test device, {text}: step / optimum", device_wait(wait), bound, "")
         for wait, text, bound in (
@@ -144,6 +148,12 @@ TARGETS = [
     ),
     Target("planning", "TIC on ResNet-152's graph, s", seconds_of("planning", "tic"), Bound(0.1)),
     Target("planning", "TAC on ResNet-152's graph, s", seconds_of("planning", "tac"), Bound(1.0)),
+    Target("planning", "search on ResNet-152's graph, s", seconds_of("planning", "search"),
+           Bound(2.0), ""),
+    Target("planning", "search / shortest of all orders, random graphs, mean",
+           search_over_best("mean"), Bound(1.002), ""),
+    Target("planning", "search / shortest of all orders, random graphs, worst",
+           search_over_best("worst"), Bound(1.02), ""),
     Target("parameter_server", "in order / as pushes come, resnet50", ordered_servers,
            Bound(0.8)),
     Target("parameter_server", "raw push and pull / full-duplex bound", raw_share,

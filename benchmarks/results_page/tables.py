@@ -1,0 +1,100 @@
+"""Tables of the page that show more than the targets, by benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from results_page.documents import Document
+
+
+def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[str]:
+    """Lines of a Markdown table."""
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def _cells(runs: Sequence[Document]) -> list[str]:
+    """Seconds a step of each cell, system by system."""
+    rows = []
+    for run in runs:
+        for cell, summary in zip(run.raw["cells"], run.content["summary"]["cells"], strict=True):
+            setting = cell["setting"]
+            for name, system in summary["systems"].items():
+                measured = cell["systems"][name]
+                seconds = measured["seconds"]
+                rows.append([
+                    f"{setting['model']}, {setting['hosts']}, {setting['rate_mbit']:g}",
+                    f"{summary['local_s']:.3f}", f"{summary['wire_s']:.3f}",
+                    f"{summary['optimum_s']:.3f}",
+                    f"{name} ({measured['note']})" if measured["note"] else name,
+                    f"{system['step_s']:.3f}", f"{min(seconds):.3f} to {max(seconds):.3f}",
+                    f"{system['over_optimum']:.3f}", f"{100 * system['link_use']:.0f} %",
+                    run.commit,
+                ])  # fmt: skip
+    header = ("model, hosts, Mbit/s", "local s", "wire s", "optimum s", "system", "step s",
+              "range", "/ optimum", "link", "commit")  # fmt: skip
+    return table(rows, header)
+
+
+def _ranks_of_one_host(runs: Sequence[Document]) -> list[str]:
+    """Step, processor time, context switches, messages and threads of each system."""
+    rows = []
+    for run in runs:
+        model = run.content["settings"]["model"]
+        for summary in run.content["summary"]["rows"]:
+            ranks = summary["ranks"]
+            for name, system in summary["systems"].items():
+                ratio = system["over_ddp"]
+                threads = system["threads"]
+                rows.append([
+                    f"{model}, {ranks}", name, f"{1e3 * system['step_s']:.1f}",
+                    "" if name == "ddp" else f"{ratio['median']:.3f}",
+                    "" if name == "ddp" else f"{ratio['low']:.3f} to {ratio['high']:.3f}",
+                    f"{1e3 * system['cpu_s'] / ranks:.1f}", f"{system['switches'] / ranks:.0f}",
+                    f"{system['messages']:.1f}", f"{threads[0]}, {threads[-1]}", system["note"],
+                    run.commit,
+                ])  # fmt: skip
+    header = ("model, ranks", "system", "step ms", "/ DDP", "interval", "processor ms a rank",
+              "switches a rank", "messages", "threads of rank 0, last", "settings",
+              "commit")  # fmt: skip
+    return table(rows, header)
+
+
+def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
+    """Simulated jobs of 1,024 ranks, then real ones on this machine."""
+    steps = [
+        [f"{row['model']}, {row['rate_gbit']:g} Gbit/s", row["agreement"],
+         f"{1e3 * row['step_s']:.1f}", f"{1e3 * row['added_s']:.2f}",
+         f"{100 * row['added_s'] / row['step_s']:.2f} %", f"{1e3 * row['decision_s']:.2f}",
+         str(row["fan_out"]), f"{row['busiest_messages']:.0f}",
+         f"{row['busiest_bytes'] / 1024:.0f}", run.commit]
+        for run in runs
+        for row in run.raw.get("steps", ())
+        if row["ranks"] == 1024
+    ]  # fmt: skip
+    jobs = [
+        [ranks, f"{job['imported_s']:.1f}", f"{job['initialized_s']:.1f}",
+         f"{job['stepped_s']:.1f}",
+         f"{job['rss_bytes'] / 2**20:.0f}", f"{job['private_bytes'] / 2**20:.0f}",
+         f"{job['rank_0_threads']}, {job['last_rank_threads']}", run.commit]
+        for run in runs
+        for ranks, job in run.content["summary"].get("processes", {}).items()
+    ]  # fmt: skip
+    return [
+        "Simulated, 1,024 ranks:",
+        "",
+        *table(steps, ("model, link", "agreement", "step ms", "added ms", "of the step",
+                       "decision ms", "fan-out", "busiest rank's messages", "KiB", "commit")),
+        "",
+        "Real processes on this machine's cores:",
+        "",
+        *table(jobs, ("ranks", "imported s", "initialized s", "first step s", "resident MiB a rank",
+                      "private MiB a rank", "threads of rank 0, last", "commit")),
+    ]  # fmt: skip
+
+
+TABLES: Mapping[str, Callable[[Sequence[Document]], list[str]]] = {
+    "one_host": _ranks_of_one_host,
+    "scale": _simulated_jobs,
+    "side_by_side": _cells,
+}
+"""Makes the table from the benchmark's result files, newest first."""
