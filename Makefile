@@ -9,6 +9,8 @@
 # make docs     the documentation as a site, in out/site
 # make check    = make test                       make clean    remove what was built, keep .venv
 # make test-long  what takes too long for every change
+# make wheels   wheels and the sdist, in dist/     make test-wheel  installs them into an empty environment
+# make test-containers  the images of docker/, built and run by podman
 # make test-third-party  training by Lightning, Accelerate, Trainer, timm and Ignite
 # make test-torch TORCH=2.8  the tests of logic and of the optimizer with another PyTorch
 # make horovod  real Horovod in .venv, to test and measure against; builds it once, for minutes
@@ -34,14 +36,14 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs test test-long test-third-party test-torch chaos check lint lint-python lint-cpp format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs wheels test test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
 # A stamp is named after the content of the files it stands for, so a changed pin installs again and
 # a mere checkout does not.
 key = $(shell cat $(1) | cksum | cut -d' ' -f1)
-RUN_STAMP := $(VENV)/.installed-run-$(call key,requirements/run.txt requirements/torch.txt)
+RUN_STAMP := $(VENV)/.installed-run-$(call key,requirements/run.txt requirements/build.txt requirements/torch.txt)
 DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/dev.txt)
 THIRD_PARTY_STAMP := $(VENV)/.installed-third-party-$(call key,requirements/third_party.txt)
 DOCS_STAMP := $(VENV)/.installed-docs-$(call key,requirements/docs.txt)
@@ -136,6 +138,11 @@ docs: $(DOCS_STAMP)
 	@NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --quiet
 	@echo out/site/index.html
 
+# For each Python from 3.10 to 3.13 that this machine has, with engines for each PyTorch release: the
+# first time fetches gigabytes. WHEEL_OPTIONS: see scripts/build_wheels.py --help.
+wheels: $(RUN_STAMP)
+	"$(BIN)/python" scripts/build_wheels.py $(WHEEL_OPTIONS)
+
 bench: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_benchmarks
 	PATH="$(abspath $(BIN)):$$PATH" bash benchmarks/run_all.sh
@@ -159,10 +166,17 @@ test: dev
 	@{ $(MAKE) --no-print-directory lint && "$(BIN)/python" -m pytest $(LOGIC_TESTS) && \
 	  "$(BIN)/python" -m pytest tests/device; } \
 	  > $(LOGIC_LOG) 2>&1 & logic=$$!; trap 'kill $$logic 2> /dev/null || true' EXIT; \
-	jobs=0; "$(BIN)/python" -m pytest $(JOB_TESTS) || jobs=$$?; \
+	jobs=0; "$(BIN)/python" -m pytest --durations=25 --durations-min=5 $(JOB_TESTS) || jobs=$$?; \
 	lint=0; wait $$logic || lint=$$?; \
 	if [ $$lint -eq 0 ]; then tail -n 1 $(LOGIC_LOG); else cat $(LOGIC_LOG); fi; \
 	exit $$((jobs > lint ? jobs : lint))
+
+test-wheel: $(DEV_STAMP)
+	"$(BIN)/python" -m pytest tests/wheel
+
+# Skips, and says so, without root and Debian's podman, runc and mmdebstrap.
+test-containers: $(DEV_STAMP)
+	"$(BIN)/python" -m pytest tests/containers
 
 test-third-party: $(THIRD_PARTY_STAMP) dev
 	"$(BIN)/python" -m pytest tests/third_party
@@ -267,5 +281,5 @@ build/fuzz/%: tests/fuzz/%.cc $(FUZZ_SOURCES) $(HEADERS)
 	"$(CLANGXX)" $(FUZZ_FLAGS) $< $(FUZZ_SOURCES) -o $@
 
 clean:
-	rm -rf build out ./*.egg-info hvd_order/*.so
+	rm -rf build dist out ./*.egg-info hvd_order/*.so hvd_order/_torch_engines
 	rm -f "$(VENV)"/.installed-project-*
