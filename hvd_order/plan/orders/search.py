@@ -40,7 +40,7 @@ __all__ = ["exact_order", "pull_step_s", "search"]
 
 _MOST_CLASSES = 14  # sets of transfers; 2^14 subsets take about 0.2 s
 _MOST_PERMUTED = 6  # transfers, where several resources compute
-_OP_RUNS = 400_000  # ops that the judge may run in all: about a second
+_OP_RUNS = 120_000  # ops that the judge may run in all: about 0.7 s
 
 
 def search(graph: Graph, link: LinkModel) -> Priorities:
