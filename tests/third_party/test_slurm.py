@@ -90,7 +90,8 @@ class Slurm:
             f"SlurmctldPidFile={folder}/slurmctld.pid\nSlurmdPidFile={folder}/slurmd.pid\n"
             "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nMpiDefault=none\n"
             "JobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n"
-            "SchedulerType=sched/builtin\nReturnToService=2\nMinJobAge=300\nKillWait=60\n"
+            "SchedulerType=sched/builtin\nSchedulerParameters=sched_interval=2\n"
+            "ReturnToService=2\nMinJobAge=300\nKillWait=60\n"
             f"NodeName={host} NodeAddr=127.0.0.1 CPUs={os.cpu_count()} State=UNKNOWN\n"
             f"PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP\n"
         )
@@ -161,9 +162,10 @@ def test_a_preempted_job_goes_on_where_it_was(slurm: Slurm) -> None:
     Path(f"{halfway}.go").touch()
     slurm.call("scancel", "--batch", "--signal=TERM", job)  # as before the end of its time
     wait_until(lambda: "PENDING" in slurm.call("scontrol", "show", "job", job), 90, slurm.logs)
-    # Slurm lets a job that was queued again wait for two minutes.
-    slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now")
-    wait_until(lambda: "begins at 20" in output.read_text(), 90, slurm.logs)
+    # Slurm lets a job that was queued again wait for two minutes. In the second in which it ended,
+    # slurmd would refuse it: "Job credential revoked".
+    slurm.call("scontrol", "update", f"JobId={job}", "StartTime=now+10")
+    wait_until(lambda: "begins at 20" in output.read_text(), 120, slurm.logs)
     wait_until(lambda: output.read_text().count("equal ") == 2, 90, slurm.logs)
     text = output.read_text()
     assert "rank 0 of 2 begins at 0" in text
