@@ -36,7 +36,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs wheels test test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs wheels test test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-docker format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -217,7 +217,7 @@ TIDY_FILES = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.cc))
 HEADERS = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.h))
 
 lint: dev
-	@$(MAKE) --no-print-directory lint-python lint-cpp
+	@$(MAKE) --no-print-directory lint-python lint-cpp lint-docker
 
 lint-python:
 	"$(BIN)/ruff" check
@@ -229,6 +229,10 @@ lint-cpp:
 	@echo clang-format
 	@"$(BIN)/clang-format" --dry-run -Werror $(CPP_FILES)
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(TIDY_FILES:%=build/lint/%.tidy)
+
+lint-docker:
+	@if [ -x "$(BIN)/hadolint" ]; then "$(BIN)/hadolint" docker/Dockerfile docker/Dockerfile.cuda; \
+	else echo "hadolint has no package for this machine; docker/ is not checked"; fi
 
 # One stamp a file: what has not changed since it passed is not read again.
 build/lint/%.tidy: % $(HEADERS) .clang-tidy requirements/dev.txt

@@ -134,6 +134,12 @@ def test_the_image_passes_doctor_as_another_user_on_a_read_only_system(
     assert podman.run("run", *HARDENED, runtime, "id", "-u").strip() == "10001"
 
 
+def test_the_image_lists_what_it_holds(podman: Podman, runtime: str) -> None:
+    listed = podman.run("run", *HARDENED, runtime, "cat", "/opt/hvd_order/sbom.json")
+    names = {component["name"] for component in json.loads(listed)["components"]}
+    assert {"torch", "numpy", "hvd_order"} <= {name.replace("-", "_") for name in names}
+
+
 def test_the_image_trains_and_has_no_compiler(podman: Podman, runtime: str) -> None:
     for compiler in ("g++", "cc", "cmake", "ninja"):
         podman.run("run", *HARDENED, runtime, "which", compiler, code=1)
