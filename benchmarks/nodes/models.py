@@ -157,7 +157,7 @@ WORKLOADS: dict[str, tuple[Callable[[int, torch.Generator], Workload], int]] = {
     "llama_1b": (
         _language("llama", "AutoModelForCausalLM", 1024, num_hidden_layers=16,
                   num_attention_heads=32, num_key_value_heads=8, hidden_size=2048,
-                  intermediate_size=8192, vocab_size=128256), 2,
+                  intermediate_size=8192, vocab_size=128256, tie_word_embeddings=True), 2,
     ),
     "small_cnn": (_small_cnn, 16),
     "demo_gpt": (_demo_gpt, 4),
