@@ -2,7 +2,8 @@
 # A node of compose.yaml: shapes its link, then runs its ranks of the benchmark.
 #
 # NODE, NODES: this node's number, and how many there are; node 0 is reached as "node0".
-# RANKS: ranks of each node. BENCHMARK: options of the benchmark. RATE: of the link in each direction, as tc takes it; empty: as it is.
+# RANKS: ranks of each node. BENCHMARK: options of the benchmark.
+# RATE: of the link in each direction, as tc takes it; empty: as it is.
 set -eu
 interface=$(ip -o route show default | sed -n 's/.* dev \([^ ]*\).*/\1/p' | head -n 1)
 interface=${interface:-eth0}
