@@ -172,7 +172,10 @@ class RayExecutor:
 
         Raises:
             HorovodInternalError: the cluster has no room for the workers, or they did not start.
+            InvalidUsage: workers run already.
         """
+        if self._workers:
+            raise InvalidUsage("workers run already; call shutdown() first")
         self._start = (
             executable_cls, executable_args or (), executable_kwargs or {}, extra_env_vars or {}
         )  # fmt: skip
@@ -297,18 +300,11 @@ class RayExecutor:
             for i in range(size)
         ]
         self._workers = started
-        try:
-            places = ray.get([w.place.remote() for w in started], timeout=self._settings.timeout_s)
-        except (GetTimeoutError, RayActorError) as error:
-            self._end_workers()
-            raise HorovodInternalError(
-                f"{size} workers did not start in {self._settings.timeout_s:g} s "
-                f"(create_settings(timeout_s=...)): {error}"
-            ) from error
+        places = self._answers([worker.place.remote() for worker in started])
         nodes = list(dict.fromkeys(node for node, _ in places))
         order = sorted(range(size), key=lambda i: nodes.index(places[i][0]))
         self._workers = [started[i] for i in order]
-        address, port = ray.get(self._workers[0].meeting_place.remote())
+        ((address, port),) = self._answers([self._workers[0].meeting_place.remote()])
         local = dict.fromkeys(nodes, 0)
         calls = []
         for rank, i in enumerate(order):
@@ -320,17 +316,35 @@ class RayExecutor:
                 "GROUP_RANK": str(nodes.index(node)), "GROUP_WORLD_SIZE": str(len(nodes)),
                 "MASTER_ADDR": address, "MASTER_PORT": str(port),
             }  # fmt: skip
-            if here[0]:  # all GPUs of the node's workers, so that cuda:LOCAL_RANK is this worker's
-                told["CUDA_VISIBLE_DEVICES"] = ",".join(gpu for gpus in here for gpu in gpus)
+            if here[0]:  # all GPUs of the node's workers; cuda:LOCAL_RANK is this worker's first
+                firsts, others = [gpus[:1] for gpus in here], [gpus[1:] for gpus in here]
+                visible = [gpu for gpus in (*firsts, *others) for gpu in gpus]
+                told["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
             if self._limits:
                 told["TORCHELASTIC_RUN_ID"] = self._job  # commits are kept, and failures reported
                 told["HVD_ORDER_ELASTIC_DIR"] = str(self._commits())
             local[node] += 1
             calls.append(self._workers[rank].set_environment.remote({**told, **variables}))
-        ray.get(calls)
+        self._answers(calls)
         if executable is not None:
             made = [w.make_executable.remote(executable, args, kwargs) for w in self._workers]
-            ray.get(made)
+            try:
+                self._results(made)  # without a limit of time: it is the user's code
+            except Exception:
+                self._end_workers()
+                raise
+
+    def _answers(self, references: Sequence[Any]) -> list[Any]:
+        """What workers answer while they start."""
+        try:
+            return list(ray.get(list(references), timeout=self._settings.timeout_s))
+        except (GetTimeoutError, RayActorError) as error:
+            workers = len(self._workers)
+            self._end_workers()
+            raise HorovodInternalError(
+                f"{workers} workers did not start in {self._settings.timeout_s:g} s "
+                f"(create_settings(timeout_s=...)): {error}"
+            ) from error
 
     def _commits(self) -> Path:
         return Path(tempfile.gettempdir()) / self._job

@@ -14,6 +14,8 @@ import torch
 from helpers.ranks import REPOSITORY
 from helpers.small_problem import alone, equal
 
+from hvd_order.errors import InvalidUsage
+
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(300)
 
@@ -96,6 +98,8 @@ def test_objects_of_the_workers_keep_their_state(executor: Callable[..., Any]) -
     assert workers.execute(lambda counter: counter.add()) == [12, 14]
     assert workers.execute_single(lambda counter: counter.value) == 12
     assert workers.run(lambda: os.environ["MINE"]) == ["yes", "yes"]
+    with pytest.raises(InvalidUsage, match="workers run already"):
+        workers.start()
 
 
 def fail_on_rank_1() -> None:
