@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
+
+from hvd_order.plan.steps.efficiency import busy_s
 
 Span = tuple[float, float]
 _LINK_BYTES = 32 << 20
@@ -59,10 +61,8 @@ def exposed_seconds(communication: Iterable[Span], computation: Iterable[Span]) 
     Args:
         communication, computation: begin and end of each kernel, in seconds.
     """
-    computing = _union(computation)
-    return sum(
-        end - begin - _covered(begin, end, computing) for begin, end in _union(communication)
-    )
+    computing = list(computation)
+    return busy_s([*communication, *computing]) - busy_s(computing)
 
 
 def profiled_exposed(step: Callable[[], None], device: torch.device) -> float | None:
@@ -83,21 +83,6 @@ def profiled_exposed(step: Callable[[], None], device: torch.device) -> float | 
             spans = communication if "nccl" in event.name.lower() else computation
             spans.append((event.time_range.start / 1e6, event.time_range.end / 1e6))
     return exposed_seconds(communication, computation) / _PROFILED_STEPS
-
-
-def _union(spans: Iterable[Span]) -> list[Span]:
-    """The same time in spans that do not overlap, sorted."""
-    merged: list[Span] = []
-    for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def _covered(begin: float, end: float, spans: Sequence[Span]) -> float:
-    return sum(max(0.0, min(end, e) - max(begin, b)) for b, e in spans)
 
 
 def _finish(device: torch.device) -> None:
