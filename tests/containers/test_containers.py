@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from helpers.installed import TRAIN, weights_in
 
 REPOSITORY = Path(__file__).parents[2]
 BASE = "localhost/hvd_order_test_base:bookworm"
@@ -143,18 +144,12 @@ def test_the_image_lists_what_it_holds(podman: Podman, runtime: str) -> None:
 def test_the_image_trains_and_has_no_compiler(podman: Podman, runtime: str) -> None:
     for compiler in ("g++", "cc", "cmake", "ninja"):
         podman.run("run", *HARDENED, runtime, "which", compiler, code=1)
-    train = REPOSITORY / "tests/wheel/train.py"
-    mount = ["-v", f"{train}:/train.py:ro"]
+    mount = ["-v", f"{TRAIN}:/train.py:ro"]
     one = podman.run("run", *HARDENED, *mount, runtime, "python", "/train.py")
     two = podman.run(
         "run", *HARDENED, *mount, runtime, "hvd-order", "run", "-np", "2", "python", "/train.py"
     )
-    assert _weights(two) == pytest.approx(_weights(one), abs=1e-6)
-
-
-def _weights(output: str) -> list[float]:
-    (line,) = [line for line in output.splitlines() if "weights " in line]
-    return [float(number) for number in line.partition("weights ")[2].split()]
+    assert weights_in(two) == pytest.approx(weights_in(one), abs=1e-6)
 
 
 def test_two_nodes_run_the_benchmark_over_a_shaped_link(

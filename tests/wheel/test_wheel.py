@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.installed import TRAIN, weights_in
 
 REPOSITORY = Path(__file__).parents[2]
-TRAIN = Path(__file__).with_name("train.py")
 ENGINE = "torch_{}_{}".format(*torch.__version__.split(".")[:2])
 pytestmark = pytest.mark.timeout(900)
 
@@ -69,11 +69,6 @@ def only(built: Path, pattern: str) -> Path:
     return file
 
 
-def weights(output: str) -> list[float]:
-    (line,) = [line for line in output.splitlines() if "weights " in line]
-    return [float(number) for number in line.partition("weights ")[2].split()]
-
-
 def test_the_wheel_holds_modules_types_and_license(built: Path) -> None:
     wheel = only(built, "*.whl")
     assert "manylinux" in wheel.name
@@ -104,7 +99,7 @@ def test_the_wheel_trains_where_there_is_no_compiler(built: Path, venv: Path) ->
     two = run(
         [venv / "bin/hvd-order", "run", "-np", "2", venv / "bin/python", TRAIN], alone, folder=venv
     )
-    assert weights(two) == pytest.approx(weights(one), abs=1e-6)
+    assert weights_in(two) == pytest.approx(weights_in(one), abs=1e-6)
 
 
 def test_the_sdist_builds_for_the_installed_pytorch(built: Path, venv: Path) -> None:
