@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import re
@@ -89,8 +90,21 @@ def _machine() -> dict[str, Any]:
         found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         found["cuda"] = torch.version.cuda
         if torch.distributed.is_nccl_available():
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+            found["nccl"] = ".".join(map(str, nccl_version()))
     return found
+
+
+def nccl_version() -> tuple[int, int, int]:
+    """Of the NCCL that is loaded; PyTorch tells the one that it was compiled with."""
+    import torch
+
+    version = ctypes.c_int()
+    try:
+        ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):  # linked into PyTorch
+        compiled: tuple[int, int, int] = torch.cuda.nccl.version()
+        return compiled
+    return version.value // 10_000, version.value // 100 % 100, version.value % 100
 
 
 def commit_of(tree: Path) -> tuple[str, bool]:

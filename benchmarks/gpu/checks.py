@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import equal
 import steps
@@ -15,6 +14,7 @@ import torch
 from alone import check_issue_cost, check_readiness
 from arrays import check_arrays
 from common.device_waits import WAITS
+from common.environment import nccl_version
 from death import check_death
 from driver import check_driver
 from finding import Finding
@@ -134,7 +134,7 @@ def why_not(check: Check, device: str) -> str | None:
     if check.backend == "nccl" and not torch.distributed.is_nccl_available():
         return "this PyTorch has no NCCL"
     if check.backend == "nccl" and check.ranks > 1 and not _nccl_for_two():
-        version = ".".join(map(str, torch.cuda.nccl.version()))
+        version = ".".join(map(str, nccl_version()))
         return f"one GPU, and NCCL {version}: two ranks on one GPU need NCCL 2.30"
     if check.needs and importlib.util.find_spec(check.needs) is None:
         return f"{check.needs} is not installed"
@@ -153,8 +153,7 @@ def backend_of(check: Check, device: str) -> str:
 
 
 def _nccl_for_two() -> bool:
-    version: tuple[Any, ...] = torch.cuda.nccl.version()
-    return torch.cuda.device_count() > 1 or version[:2] >= _SHARED_GPU
+    return torch.cuda.device_count() > 1 or nccl_version()[:2] >= _SHARED_GPU
 
 
 def variables_of(check: Check, backend: str, variant: str) -> dict[str, str]:
