@@ -125,7 +125,9 @@ def _jobs(size: int, device: torch.device) -> dict[str, tuple[Callable[[int], ob
 
     gradients, wide, residuals = (buffers(torch.float32) for _ in range(3))
     narrow = buffers(torch.bfloat16)
-    small = [[list(of[i].tensor_split(_SMALL)) for i in range(sets)] for of in (gradients, wide)]
+    # As in a layout, where each gradient starts at a multiple of 64 bytes.
+    apart = -(-elements // _SMALL // 16) * 16
+    small = [[list(of[i].split(apart)) for i in range(sets)] for of in (gradients, wide)]
 
     def unpack(i: int) -> None:
         native.unpack([narrow[i % sets]], [wide[i % sets]], 0.5, squares=True)

@@ -117,12 +117,13 @@ def _device(kind: str) -> torch.device:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
         return torch.device("cpu")
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if local_rank >= torch.cuda.device_count():
+    local_rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if local_rank >= gpus and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
         raise SystemExit(
-            f"local rank {local_rank} has no GPU: this node has {torch.cuda.device_count()}"
+            f"local rank {local_rank} has no GPU: this node has {gpus}. From NCCL 2.30 on, two "
+            "ranks can share one, to try the benchmark: NCCL_MULTI_RANK_GPU_ENABLE=1"
         )
-    device = torch.device("cuda", local_rank)
+    device = torch.device("cuda", local_rank % gpus)
     torch.cuda.set_device(device)
     return device
 

@@ -13,6 +13,7 @@ namespace hvd_order {
 namespace {
 
 constexpr int kGroupsPerChunk = kChunkElements / kGroup;
+constexpr int kWarp = 32;
 // The table of pieces is an argument of the kernel, so no copy precedes the launch. Small launches
 // are common, and a launch copies the whole argument.
 constexpr int kFew = 32;
@@ -105,13 +106,23 @@ __global__ void __launch_bounds__(kLanes)
   const auto chunk = chunkOf<Source, Target>(table, static_cast<int>(blockIdx.x));
   const bool words =
       aligned(chunk.from) && aligned(chunk.to) && (!kFeedback || aligned(chunk.residual));
+  if (!words) { // neighbouring threads take neighbouring elements, so that the reads are joined
+    for (int i = static_cast<int>(threadIdx.x); i < chunk.elements; i += kLanes) {
+      if constexpr (kFeedback) {
+        chunk.to[i] = withFeedback<To>(chunk.from[i], scale, chunk.residual[i]);
+      } else {
+        chunk.to[i] = scaled<From, To>(chunk.from[i], scale);
+      }
+    }
+    return;
+  }
   for (int group = static_cast<int>(threadIdx.x); group < kGroupsPerChunk; group += kLanes) {
     const int begin = group * kGroup;
     const int count = min(kGroup, chunk.elements - begin);
     if (count <= 0) {
       break;
     }
-    const bool whole = words && count == kGroup;
+    const bool whole = count == kGroup;
     const Group<Source> from = load(chunk.from + begin, count, whole);
     Group<Target> to;
     if constexpr (kFeedback) {
@@ -157,16 +168,32 @@ __global__ void __launch_bounds__(kLanes)
   if (squares == nullptr) {
     return;
   }
+  // The order of elements.h: the first warp adds what is a warp or more apart, and its threads
+  // add the rest among themselves, without a barrier.
   __shared__ double lanes[kLanes];
   lanes[threadIdx.x] = sum;
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < half) {
-      lanes[threadIdx.x] += lanes[threadIdx.x + half];
+  __syncthreads();
+  if (threadIdx.x >= kWarp) {
+    return;
+  }
+  double parts[kLanes / kWarp];
+#pragma unroll
+  for (int i = 0; i < kLanes / kWarp; ++i) {
+    parts[i] = lanes[threadIdx.x + i * kWarp];
+  }
+#pragma unroll
+  for (int half = kLanes / kWarp / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      parts[i] += parts[i + half];
     }
   }
+  sum = parts[0];
+  for (int half = kWarp / 2; half > 0; half /= 2) {
+    sum += __shfl_down_sync(0xffffffff, sum, half);
+  }
   if (threadIdx.x == 0) {
-    squares[blockIdx.x] = lanes[0];
+    squares[blockIdx.x] = sum;
   }
 }
 
