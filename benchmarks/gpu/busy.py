@@ -37,8 +37,17 @@ def open_device(kind: str, backend: str = "") -> torch.device:
     )
     torch.cuda.set_device(device)
     if backend:
+        if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count():
+            share_gpu()
         dist.init_process_group(f"cpu:gloo,cuda:{backend}")
     return device
+
+
+def share_gpu() -> None:
+    """Lets NCCL take several ranks on one GPU: they pass as hosts, with sockets between them."""
+    os.environ["NCCL_HOSTID"] = f"rank {os.environ['RANK']}"
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # NCCL 2.30 looks at the GPU as well
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
@@ -14,15 +15,12 @@ import torch
 from alone import check_issue_cost, check_readiness
 from arrays import check_arrays
 from common.device_waits import WAITS
-from common.environment import nccl_version
 from death import check_death
 from driver import check_driver
 from finding import Finding
 from hooks import check_hooks
 from kernels import check_bandwidth, check_kernels
 from together import check_final_data, check_training
-
-_SHARED_GPU = (2, 30)  # NCCL that accepts two ranks on one GPU, experimentally
 
 
 def _only(found: Mapping[str, Finding]) -> Finding:
@@ -109,7 +107,11 @@ CHECKS = {
         {name: run for name, (_, run) in _STEPS.items()}, 2, "fastest",
         {name: {**_FAST, **variables} for name, (variables, _) in _STEPS.items()}, steps.judge,
     ),
-    "death": Check("a rank that is killed", check_death),
+    "death-gloo": Check("a rank that is killed", functools.partial(check_death, backend="")),
+    "death-nccl": Check(
+        "a rank that is killed", functools.partial(check_death, backend="nccl"), backend="nccl",
+        only_device=True,
+    ),
     "cupy": Check(
         "sums of cupy's arrays on a stream of cupy's own", check_arrays, 2, "fastest",
         needs="cupy",
@@ -133,9 +135,6 @@ def why_not(check: Check, device: str) -> str | None:
         return "needs a GPU" if cuda else None
     if check.backend == "nccl" and not torch.distributed.is_nccl_available():
         return "this PyTorch has no NCCL"
-    if check.backend == "nccl" and check.ranks > 1 and not _nccl_for_two():
-        version = ".".join(map(str, nccl_version()))
-        return f"one GPU, and NCCL {version}: two ranks on one GPU need NCCL 2.30"
     if check.needs and importlib.util.find_spec(check.needs) is None:
         return f"{check.needs} is not installed"
     if check.under and shutil.which(check.under[0]) is None:
@@ -149,19 +148,12 @@ def backend_of(check: Check, device: str) -> str:
         return "" if check.ranks == 1 else "gloo"
     if check.backend != "fastest":
         return check.backend
-    return "nccl" if torch.distributed.is_nccl_available() and _nccl_for_two() else "gloo"
-
-
-def _nccl_for_two() -> bool:
-    return torch.cuda.device_count() > 1 or nccl_version()[:2] >= _SHARED_GPU
+    return "nccl" if torch.distributed.is_nccl_available() else "gloo"
 
 
 def variables_of(check: Check, backend: str, variant: str) -> dict[str, str]:
     """Variables of the environment of a run."""
     found = {"HVD_ORDER_TIMEOUT": str(check.limit_s - 10), "HVD_ORDER_STALL_WARNING": "10"}
-    if torch.cuda.is_available() and torch.cuda.device_count() == 1 and backend == "nccl":
-        # Without it NCCL refuses a second rank on a GPU.
-        found["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
     if backend == "gloo":  # the same device for all: init() then takes Gloo for it
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
         found["CUDA_VISIBLE_DEVICES"] = visible or "0"

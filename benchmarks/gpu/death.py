@@ -1,7 +1,7 @@
 """A rank that is killed: what the other one sees, and how soon.
 
-As a script it is one rank, ``death.py DEVICE RESULT``; check_death starts two of them without a
-launcher, which would end the survivor.
+As a script it is one rank, ``death.py DEVICE BACKEND RESULT``; check_death starts two of them
+without a launcher, which would end the survivor.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ _LIMIT_S = 45  # of a rank; less than the check's own, which ends no other proce
 _KILLED_IN_STEP = 5
 
 
-def check_death(device: torch.device) -> Finding:
-    """The survivor's call raises, names the lost rank, and leaves a usable process."""
+def check_death(device: torch.device, backend: str) -> Finding:
+    """The survivor's call raises, names the lost rank, and leaves a usable process.
+
+    Args:
+        backend: what carries CUDA tensors, where hvd_order would choose another.
+    """
     from common.ports import free_port
 
     kind = device.type if device.type in ("cuda", "cpu") else "test"
@@ -39,7 +43,7 @@ def check_death(device: torch.device) -> Finding:
             "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         ranks = [
-            subprocess.Popen([sys.executable, __file__, kind, str(result)],
+            subprocess.Popen([sys.executable, __file__, kind, backend, str(result)],
                              env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(2)
         ]  # fmt: skip
@@ -63,13 +67,13 @@ def check_death(device: torch.device) -> Finding:
     return Finding(text, found, "the time to the error" if late else "")
 
 
-def _rank(device_type: str, result: Path) -> None:
+def _rank(device_type: str, backend: str, result: Path) -> None:
     from busy import open_device
 
     import hvd_order.torch as hvd
 
     faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
-    device = open_device(device_type)
+    device = open_device(device_type, backend)
     hvd.init()
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).to(device)
     optimizer = hvd.DistributedOptimizer(
@@ -104,4 +108,4 @@ def _rank(device_type: str, result: Path) -> None:
 
 
 if __name__ == "__main__":
-    _rank(sys.argv[1], Path(sys.argv[2]))
+    _rank(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

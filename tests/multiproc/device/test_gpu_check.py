@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(240)
 
 _ROOT = Path(__file__).resolve().parents[3]
-_CHECKS = ["kernels", "driver", "readiness", "issue", "waits-bf16_ef", "death", "memcheck"]
+_CHECKS = ["kernels", "driver", "readiness", "issue", "waits-bf16_ef", "death-gloo", "memcheck"]
 
 
 def test_checks_pass_on_the_test_device(tmp_path: Path) -> None:
