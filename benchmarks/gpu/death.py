@@ -56,7 +56,7 @@ def check_death(device: torch.device, backend: str) -> Finding:
         found = json.loads(result.read_text())
     late = found["seconds"] > _TIMEOUT_S + 2
     text = (
-        f"raised {found['seconds']:.1f} s after the step of the kill began (at most "
+        f"raised {found['seconds']:.1f} s after its step began (at most "
         f"{_TIMEOUT_S + 2} s), names rank 1, and the process ended by itself"
     )
     if device.type == "cuda":
@@ -93,7 +93,8 @@ def _rank(device_type: str, backend: str, result: Path) -> None:
         raise SystemExit("the training went on without rank 1")
     except hvd.HorovodInternalError as error:
         seconds, text = time.monotonic() - began, str(error)
-    assert step == _KILLED_IN_STEP, f"an error in step {step}: {text}"
+    # The killed rank's host may have been a step ahead of this one's.
+    assert step in (_KILLED_IN_STEP - 1, _KILLED_IN_STEP), f"an error in step {step}: {text}"
     assert "rank 1" in text, f"the error does not name rank 1: {text}"
     hvd.shutdown()
     if device.type == "cuda":  # CUDA's streams go on; a stream of the test device stays failed

@@ -224,11 +224,40 @@ def wrong_trials(documents: Documents) -> Figure | None:
 
 
 def failed_gpu_checks(documents: Documents) -> Figure | None:
-    document = documents.newest("gpu", "checks")
-    if document is None:
+    """How many checks failed when they ran last."""
+    runs = list(documents.of("gpu", "checks"))
+    if not runs:
         return None
-    checks = document.raw["checks"].values()
-    return _exact(sum(check["outcome"] == "FAIL" for check in checks), document)
+    outcomes = last_outcomes(runs)
+    return _exact(sum(one["outcome"] == "FAIL" for one, _ in outcomes.values()), runs[0])
+
+
+def last_outcomes(runs: Sequence[Document]) -> dict[str, tuple[dict[str, Any], Document]]:
+    """Of each check the newest outcome, but one that was skipped, and its file.
+
+    Args:
+        runs: the newest first.
+    """
+    found: dict[str, tuple[dict[str, Any], Document]] = {}
+    for run in runs:
+        for name, outcome in run.raw["checks"].items():
+            if outcome["outcome"] != "SKIP":
+                found.setdefault(name, (outcome, run))
+    return found
+
+
+def node_ratio(model: str) -> Measure:
+    """hvd_order's step over the fastest other system's, on real nodes."""
+
+    def measure(documents: Documents) -> Figure | None:
+        for document in documents.of("nodes", "rows"):
+            for summary in document.content["summary"]["rows"]:
+                if summary["model"] == model and "against" in summary:
+                    ratio = summary["against"]["ratio"]
+                    return Figure(ratio["median"], ratio["low"], ratio["high"], document)
+        return None
+
+    return measure
 
 
 def backends(documents: Documents) -> Figure | None:

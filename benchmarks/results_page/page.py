@@ -46,8 +46,7 @@ def page(
                   f"({benchmark}/README.md)."]  # fmt: skip
         runs = [one for one in documents.all() if one.content["benchmark"] == benchmark]
         if not runs:
-            unseen = "Not measured on a GPU" if benchmark == "gpu" else "No data on file"
-            lines += ["", f"{unseen}; see [HISTORY.md](HISTORY.md)."]
+            lines += ["", "No data on file; see [HISTORY.md](HISTORY.md)."]
         for run in runs:
             lines += ["", _run(run, machines)]
         for path in pictures.get(benchmark, ()):
@@ -94,9 +93,10 @@ def _machines(documents: Documents) -> dict[str, str]:
 
 def _machine(document: Document) -> str:
     machine = document.content["machine"]
+    gpus = "".join(f"{name}, " for name in machine.get("gpus", ()))
     return (
-        f"{machine['cpu']}, {machine['usable_cores']} cores, {machine['memory_gib']} GiB, Linux "
-        f"{machine['kernel']}, Python {machine['python']}, torch {machine['torch']}"
+        f"{gpus}{machine['cpu']}, {machine['usable_cores']} cores, {machine['memory_gib']} GiB, "
+        f"Linux {machine['kernel']}, Python {machine['python']}, torch {machine['torch']}"
     )
 
 

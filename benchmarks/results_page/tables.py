@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from results_page.documents import Document
+from results_page.measures import last_outcomes
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[str]:
@@ -92,7 +93,39 @@ def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
     ]  # fmt: skip
 
 
+def _gpu_checks(runs: Sequence[Document]) -> list[str]:
+    """What each check said when it ran last."""
+    rows = []
+    for name, (one, run) in last_outcomes(runs).items():
+        missed = f"missed: {one['missed']}; " if one.get("missed") else ""
+        said = missed + one["text"] if "text" in one else "an error"
+        rows.append([name, one["outcome"], said, one.get("backend") or "", run.commit])
+    return table(rows, ("check", "outcome", "what it found", "over", "commit"))
+
+
+def _nodes(runs: Sequence[Document]) -> list[str]:
+    """Step and communication that nothing hides, of each system."""
+    rows = []
+    for run in runs:
+        gpus = ", ".join(run.content["machine"].get("gpus", ["CPU"]))
+        ranks = run.content["settings"]["ranks"]
+        for summary in run.content["summary"]["rows"]:
+            for name, system in summary["systems"].items():
+                rows.append([
+                    f"{summary['model']}, {ranks}, {gpus}",
+                    f"{run.content['summary']['link_gbit']:.0f}",
+                    f"{name} ({system['note']})" if system["note"] else name,
+                    f"{1e3 * system['step_s']:.1f}", f"{system['over_local']:.3f}",
+                    f"{1e3 * system['exposed_s']:.1f}", run.commit,
+                ])  # fmt: skip
+    header = ("model, ranks, device", "link Gbit/s", "system", "step ms", "/ local",
+              "not hidden ms", "commit")  # fmt: skip
+    return table(rows, header)
+
+
 TABLES: Mapping[str, Callable[[Sequence[Document]], list[str]]] = {
+    "gpu": _gpu_checks,
+    "nodes": _nodes,
     "one_host": _ranks_of_one_host,
     "scale": _simulated_jobs,
     "side_by_side": _cells,

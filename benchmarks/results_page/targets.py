@@ -18,6 +18,7 @@ from results_page.measures import (
     failed_gpu_checks,
     link_share,
     longest_pause,
+    node_ratio,
     one_host,
     ordered_servers,
     over_optimum,
@@ -176,4 +177,6 @@ TARGETS = [
         for benchmark in ("overhead", "throughput", "scheduler_events")
     ),
     Target("gpu", "failed checks", failed_gpu_checks, Bound(0.0), ""),
+    Target("nodes", "resnet50, two ranks on one H100 / fastest other system",
+           node_ratio("resnet50"), Bound(1.0), ""),
 ]  # fmt: skip

@@ -13,7 +13,6 @@ namespace hvd_order {
 namespace {
 
 constexpr int kGroupsPerChunk = kChunkElements / kGroup;
-constexpr int kGroupsPerLane = kGroupsPerChunk / kLanes;
 constexpr int kWarp = 32;
 // The table of pieces is an argument of the kernel, so no copy precedes the launch. Small launches
 // are common, and a launch copies the whole argument.
@@ -147,26 +146,22 @@ __global__ void __launch_bounds__(kLanes)
   using Source = typename From::Stored;
   const auto chunk = chunkOf<Source, float>(table, static_cast<int>(blockIdx.x));
   const bool words = aligned(chunk.from) && aligned(chunk.to);
-  // All reads come first: the additions of one group would delay the reads of the next.
-  Group<Source> from[kGroupsPerLane];
-#pragma unroll
-  for (int i = 0; i < kGroupsPerLane; ++i) {
-    const int begin = (static_cast<int>(threadIdx.x) + i * kLanes) * kGroup;
-    const int count = min(kGroup, chunk.elements - begin);
-    from[i] = load(chunk.from + begin, count, words && count == kGroup);
-  }
   double sum = 0.0;
-#pragma unroll
-  for (int i = 0; i < kGroupsPerLane; ++i) {
-    const int begin = (static_cast<int>(threadIdx.x) + i * kLanes) * kGroup;
+  for (int group = static_cast<int>(threadIdx.x); group < kGroupsPerChunk; group += kLanes) {
+    const int begin = group * kGroup;
     const int count = min(kGroup, chunk.elements - begin);
-    Group<float> to;
-    for (int j = 0; j < kGroup; ++j) {
-      to.value[j] = scaled<From, Float32>(from[i].value[j], scale);
+    if (count <= 0) {
+      break;
     }
-    store(chunk.to + begin, to, count, words && count == kGroup);
-    for (int j = 0; j < count; ++j) {
-      const double value = to.value[j];
+    const bool whole = words && count == kGroup;
+    const Group<Source> from = load(chunk.from + begin, count, whole);
+    Group<float> to;
+    for (int i = 0; i < kGroup; ++i) {
+      to.value[i] = scaled<From, Float32>(from.value[i], scale);
+    }
+    store(chunk.to + begin, to, count, whole);
+    for (int i = 0; i < count; ++i) {
+      const double value = to.value[i];
       sum += value * value;
     }
   }
