@@ -268,6 +268,130 @@ def simulate(
         InvalidUsage: the scenario is impossible, or makes no more progress.
     """
 
+class _Choice:
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+@final
+class SampledKind(_Choice):
+    """What a piece of a sampled step is."""
+
+    COMPUTE: SampledKind
+    PULL: SampledKind
+    PUSH: SampledKind
+
+@final
+class Turns(_Choice):
+    """How a connection takes turns among the transfers that wait."""
+
+    WHOLE: Turns
+    WINDOW: Turns
+    PRIORITY: Turns
+
+@final
+class Sharing(_Choice):
+    """How the connections of a link share it."""
+
+    FAIR: Sharing
+    FIFO: Sharing
+
+@final
+class SampledStepEnd(_Choice):
+    """What a worker's next step waits for, beside its computations and pulls."""
+
+    COMPUTED: SampledStepEnd
+    PUSHED: SampledStepEnd
+    UPDATED: SampledStepEnd
+
+@final
+class SampledStep:
+    """A worker's step whose durations were measured several times."""
+
+    def __init__(
+        self,
+        ops: list[tuple[str, SampledKind, list[int], int, int, int]],
+        tensor_bytes: list[int],
+        seconds: list[list[float]],
+    ) -> None:
+        """Takes ops as (name, kind, inputs, stream, tensor, priority), and durations by measured
+        step and op.
+
+        Raises:
+            InvalidUsage: a negative time, an unknown number, or a circle.
+        """
+
+@final
+class Transmission:
+    """How tensors get from one process to another."""
+
+    def __init__(
+        self,
+        *,
+        turns: Turns,
+        window_bytes: float,
+        cold_window_bytes: float,
+        cold_s: float,
+        sharing: Sharing,
+        latency_s: float,
+        send_seconds_per_byte: float,
+        send_seconds: float,
+        receive_seconds_per_byte: float,
+        receive_seconds: float,
+    ) -> None: ...
+
+@final
+class SampledResult:
+    """Record of a sampled training; times are seconds since its start."""
+
+    @property
+    def step_ends_s(self) -> list[list[float]]:
+        """By worker and step."""
+
+    @property
+    def op_ends_s(self) -> list[list[float]]:
+        """By worker: recorded step and op, flattened."""
+
+    @property
+    def pull_busy_s(self) -> list[float]: ...
+    @property
+    def push_busy_s(self) -> list[float]: ...
+    @property
+    def update_busy_s(self) -> list[float]: ...
+    @property
+    def end_s(self) -> float: ...
+
+def simulate_sampled(
+    step: SampledStep,
+    *,
+    slowness: list[float],
+    servers: int,
+    server_of: list[int],
+    worker_bytes_per_s: float,
+    server_bytes_per_s: float,
+    pull: Transmission,
+    push: Transmission,
+    sync: bool,
+    pulls_are_answers: bool,
+    step_end: SampledStepEnd,
+    staleness: int | None,
+    update_seconds_per_byte: float,
+    update_seconds: float,
+    update_lanes: int,
+    program_order: bool,
+    starts_s: list[float],
+    spread_s: float,
+    seed: int,
+    steps: int,
+    recorded: int,
+) -> SampledResult:
+    """Trains workers and servers in virtual time; runs without the GIL.
+
+    Raises:
+        InvalidUsage: the scenario is impossible, or makes no more progress.
+    """
+
 class Transport:
     """Adapter to an engine that moves bytes."""
 

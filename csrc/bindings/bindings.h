@@ -8,6 +8,7 @@ namespace hvd_order {
 void bindErrors(pybind11::module_& m);
 void bindScheduler(pybind11::module_& m);
 void bindSimulate(pybind11::module_& m);
+void bindSampled(pybind11::module_& m);
 void bindEngine(pybind11::module_& m);
 void bindOpGradientQueue(pybind11::module_& m);
 void bindPolled(pybind11::module_& m);

@@ -5,6 +5,7 @@ PYBIND11_MODULE(_core, m) {
   hvd_order::bindErrors(m);
   hvd_order::bindScheduler(m);
   hvd_order::bindSimulate(m);
+  hvd_order::bindSampled(m);
   hvd_order::bindEngine(m);
   hvd_order::bindOpGradientQueue(m);
   hvd_order::bindPolled(m);

@@ -15,6 +15,9 @@ struct Event {
     kLatencyOver,        ///< transfer number a begins to use the link
     kReservationExpires, ///< the link reservation of round a has lasted long enough
     kServerDone,         ///< the servers have summed and applied slice a
+    // Of sampled training (simulate/sampled):
+    kWorkerBegins, ///< worker a begins its first step
+    kStageEnd,     ///< the stage number a of a transfer or an update is over
   };
   double atS;
   std::uint64_t number; ///< in the order in which events were announced
@@ -51,8 +54,16 @@ class Clock final {
     nowS_ = event.atS;
     return event;
   }
+  /// Advances to a moment that no event precedes; those of that moment are still to come.
+  void moveTo(double atS) {
+    nowS_ = atS;
+  }
   [[nodiscard]] bool empty() const {
     return events_.empty();
+  }
+  /// Time of the next event; there must be one.
+  [[nodiscard]] double nextS() const {
+    return events_.front().atS;
   }
 
  private:

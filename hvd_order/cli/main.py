@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hvd_order.check.command
+import hvd_order.cli.predict
 import hvd_order.cli.profile
 import hvd_order.cli.servers
 import hvd_order.cli.tune
@@ -60,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="subcommand",
         metavar="run | check | doctor | demo | bench | timeline | profile | advise | plan | tune "
-        "| serve | servers",
+        "| predict | serve | servers",
     )
     for name, command in _COMMANDS.items():
         command.add_options(
@@ -214,6 +215,12 @@ _COMMANDS = {
         "Compares today's order of transfers with the planned one: table and picture.",
         hvd_order.cli.what_if.add_plan_options,
         hvd_order.cli.what_if.plan_main,
+    ),
+    "predict": _Command(
+        "the throughput of N workers, with servers or all-reduce, from the profile of one",
+        "Simulates a job of many workers from one worker's steps. docs/throughput.md says more.",
+        hvd_order.cli.predict.add_options,
+        hvd_order.cli.predict.main,
     ),
     "serve": _Command(
         "be a parameter server of a job; hvd-order run --servers N starts N of them",

@@ -17,7 +17,7 @@ from hvd_order.predict.units import parse_duration, parse_rate
 if TYPE_CHECKING:
     from hvd_order.predict.network import Network
 
-__all__ = ["add_network_options", "network_from"]
+__all__ = ["add_network_options", "as_option", "network_from"]
 
 T = TypeVar("T")
 
@@ -26,14 +26,14 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
     """Adds what `network_from` reads."""
     parser.add_argument(
         "--bandwidth",
-        type=_option(parse_rate),
+        type=as_option(parse_rate),
         metavar="RATE",
         help="of each worker's link, each way, as payload gets it: 10gbit, 1.2GB/s "
         "(default: as measured in the profile)",
     )
     parser.add_argument(
         "--latency",
-        type=_option(parse_duration),
+        type=as_option(parse_duration),
         metavar="TIME",
         help="of one message between two workers: 50us, 0.2ms (default: as measured, or 50us)",
     )
@@ -72,7 +72,7 @@ def network_from(parsed: argparse.Namespace, profile: Profile) -> Network:
     return Network.of_ring(ranks, rate, usual_s, lanes)
 
 
-def _option(parse: Callable[[str], T]) -> Callable[[str], T]:
+def as_option(parse: Callable[[str], T]) -> Callable[[str], T]:
     """For argparse, which shows the message of its own kind of error only."""
 
     def parsed(text: str) -> T:

@@ -104,7 +104,7 @@ def text_of(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page_of(report: Report, figure: Figure) -> str:
+def page_of(report: Report, figure: Figure, picture_is: str = "Gantt picture of the steps") -> str:
     """HTML with the picture inside: one file, nothing to load."""
     picture = io.BytesIO()
     figure.savefig(picture, dpi=110, format="png")
@@ -116,7 +116,7 @@ def page_of(report: Report, figure: Figure) -> str:
         _html_row("th", head),
         *(_html_row("td", row) for row in body),
         "</table>",
-        '<p><img alt="Gantt picture of the steps" src="data:image/png;base64,'
+        f'<p><img alt="{_escaped(picture_is)}" src="data:image/png;base64,'
         f'{base64.b64encode(picture.getvalue()).decode()}"></p>',
     ]
     for section in report.sections:

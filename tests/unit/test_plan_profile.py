@@ -46,8 +46,9 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_runs_are_summed_up() -> None:
-    timing = Timing.of([5.0, 1.0, 2.0, 3.0, 100.0])
-    assert timing == Timing(runs=5, minimum_s=1.0, median_s=3.0, spread_s=3.0)
+    seconds = (5.0, 1.0, 2.0, 3.0, 100.0)
+    timing = Timing.of(seconds)
+    assert timing == Timing(5, minimum_s=1.0, median_s=3.0, spread_s=3.0, seconds=seconds)
     for few in ([], [1.0] * 4):
         with pytest.raises(InvalidUsage, match="at least 5"):
             Timing.of(few)
@@ -82,7 +83,7 @@ def changed(document: Any, path: list[Any], value: Any) -> str:
     ("path", "value", "message"),
     [
         (["format"], "other", "no profile"),
-        (["version"], 2, "version 2 of the format, this hvd_order reads 1"),
+        (["version"], 1, "version 1 of the format, this hvd_order reads 2"),
         (["model"], None, 'the profile lacks "model"'),
         (["colour"], "red", 'unknown fields: "colour"'),
         (["clock"], "sundial", "\"clock\": 'sundial'; expected one of wall, cuda_event"),

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _KIND = "profile"
-VERSION = 1
+VERSION = 2
 LEAST_RUNS = 5
 
 Clock = Literal["wall", "cuda_event"]
@@ -44,6 +44,8 @@ class Timing:
         minimum_s: the duration on a dedicated resource, as in TicTac's time oracle.
         median_s: the expected duration of a run.
         spread_s: interquartile range.
+        seconds: the duration in each step, in the order of the steps; empty where only the summary
+            is known.
 
     Raises:
         InvalidUsage: too few runs, or impossible numbers.
@@ -53,6 +55,7 @@ class Timing:
     minimum_s: float
     median_s: float
     spread_s: float
+    seconds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.runs < LEAST_RUNS:
@@ -63,6 +66,14 @@ class Timing:
                 f"minimum {self.minimum_s} s, median {self.median_s} s, spread {self.spread_s} s; "
                 "expected finite numbers with 0 <= minimum <= median and 0 <= spread"
             )
+        if self.seconds and not (
+            len(self.seconds) == self.runs
+            and all(math.isfinite(x) and x >= 0 for x in self.seconds)
+        ):
+            raise InvalidUsage(
+                f"{len(self.seconds)} durations of {self.runs} runs; expected one each, not "
+                "negative"
+            )
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
@@ -72,7 +83,7 @@ class Timing:
         ordered = sorted(seconds)
         last = len(ordered) - 1
         spread = ordered[last - last // 4] - ordered[last // 4]
-        return cls(len(ordered), ordered[0], ordered[last // 2], spread)
+        return cls(len(ordered), ordered[0], ordered[last // 2], spread, tuple(seconds))
 
 
 @dataclass(frozen=True)
@@ -212,9 +223,12 @@ def parameter_from(content: Any, place: str) -> Parameter:
 def _op(content: Any, number: int) -> tuple[Op, Timing]:
     fields = Fields(content, f"op {number}")
     runs = fields.take("runs", int)
-    seconds = [fields.take(key, float) for key in ("minimum_s", "median_s", "spread_s")]
+    low, median, spread = (fields.take(k, float) for k in ("minimum_s", "median_s", "spread_s"))
+    seconds = fields.take("seconds", list)
+    if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in seconds):
+        raise InvalidUsage(f'{fields.where} has "seconds": {seconds!r}; expected numbers')
     try:
-        timing = Timing(runs, *seconds)
+        timing = Timing(runs, low, median, spread, tuple(seconds))
     except InvalidUsage as error:
         raise InvalidUsage(f"{fields.where}: {error}") from None
     op = Op(
