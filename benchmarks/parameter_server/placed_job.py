@@ -22,8 +22,12 @@ _LIMIT_S = 600
 class PlacedJob:
     """Hosts 0 to workers - 1 have a worker each, those behind them a server each."""
 
-    def __init__(self, hosts: EmulatedHosts, workers: int, servers: int) -> None:
+    def __init__(
+        self, hosts: EmulatedHosts, workers: int, servers: int, script: Path = _JOB
+    ) -> None:
+        """``script``: what each worker runs, with the job as its argument."""
         self._hosts = hosts
+        self._script = script
         self._workers = workers
         self._servers = servers
 
@@ -39,7 +43,7 @@ class PlacedJob:
         """One job from its start to its end.
 
         Args:
-            job: what job.py is told.
+            job: what the script is told.
             knobs: settings of hvd_order.
             busy: a server whose host has its processor taken by something else.
 
@@ -70,7 +74,7 @@ class PlacedJob:
         ranks = [
             self._hosts.popen(
                 rank,
-                [sys.executable, str(_JOB), json.dumps(job)],
+                [sys.executable, str(self._script), json.dumps(job)],
                 env={
                     **env,
                     **self._hosts.rank_environment(rank),

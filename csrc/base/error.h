@@ -27,6 +27,11 @@ struct PeerLost : CollectiveError {
   using CollectiveError::CollectiveError;
 };
 
+/// A parameter server is gone; the text names it.
+struct ServerLost : PeerLost {
+  using PeerLost::PeerLost;
+};
+
 /// Nothing moved for longer than the configured time.
 struct TransferTimeout : CollectiveError {
   using CollectiveError::CollectiveError;

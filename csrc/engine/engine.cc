@@ -512,6 +512,8 @@ std::exception_ptr Engine::withRank(const std::exception_ptr& error) const {
 std::exception_ptr Engine::withoutCulprit(const std::exception_ptr& error) const {
   try {
     std::rethrow_exception(withRank(error));
+  } catch (const ServerLost&) {
+    return error; // it names the server
   } catch (const PeerLost& lost) {
     if (left_ || options_.size == 1) {
       return error;

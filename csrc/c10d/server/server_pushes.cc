@@ -182,7 +182,7 @@ void ServerTransport::onFrame(ServerId server, const FrameHeader& header, const 
     }
     case FrameKind::kLost:
       return fail(
-          std::make_exception_ptr(PeerLost(
+          std::make_exception_ptr(ServerLost(
               std::string(reinterpret_cast<const char*>(payload.data()), payload.sizeBytes))));
     case FrameKind::kGone:
       return giveUp(

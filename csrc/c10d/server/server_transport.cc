@@ -487,14 +487,14 @@ bool ServerTransport::isLost(const Placement& place) const {
       (place.replica == kNoServer || lost_.contains(place.replica));
 }
 
-PeerLost ServerTransport::lossOf(const Placement& place) const {
+ServerLost ServerTransport::lossOf(const Placement& place) const {
   const std::string& why = lost_.at(place.owner);
   if (place.replica != kNoServer) {
-    return PeerLost(concat(
+    return ServerLost(concat(
         "server ", place.owner, " is gone (seen by rank ", rank_, ": ", why, "), and server ",
         place.replica, ", which has the copy of its slices, too (", lost_.at(place.replica), ")"));
   }
-  return PeerLost(concat(
+  return ServerLost(concat(
       "server ", place.owner, " is gone, and nobody has a copy of its slices (seen by rank ", rank_,
       ": ", why, "); HVD_ORDER_PS_REPLICAS=1 keeps one on another server"));
 }

@@ -21,7 +21,7 @@ namespace hvd_order {
 /// Carries slices to parameter servers and their answers back: the sum over the workers, or the
 /// updated parameters.
 ///
-/// Each worker pushes in its own order. A map, the same on all workers, assigns slices to servers;
+/// Asynchronous workers push in orders of their own. A map, the same on all workers, assigns slices to servers;
 /// it changes when servers join, leave or slow down (server_core.h describes how slices move).
 /// When a server is lost, pushes under way to it are sent again to the next owner.
 ///
@@ -171,7 +171,7 @@ class ServerTransport final : public TorchTransport,
   Line& lineFor(ServerId server);
   [[nodiscard]] bool isLost(const Placement& place) const;
   [[nodiscard]] std::optional<Placement> lostForGood() const;
-  [[nodiscard]] PeerLost lossOf(const Placement& place) const;
+  [[nodiscard]] ServerLost lossOf(const Placement& place) const;
   void busy(Line& line);
   void idle(ServerId server);
 

@@ -90,10 +90,11 @@ class EngineHost:
         # Horovod accepts new work once a cycle: with two in flight, it would accept one slice at a
         # time.
         self.in_flight = 3 if isinstance(self.transport, native.HorovodTransport) else 2
-        # Slices sent to servers need no common order, so each rank's engine runs alone, as its own
-        # leader.
-        alone = self.servers is not None
-        if alone:
+        # Asynchronous workers have no step in common, so each one's engine runs alone, as its own
+        # leader. Synchronous ones agree on an order, although servers need none: a slice is
+        # complete when all workers have pushed it (docs/decisions/order-on-servers.md).
+        alone = self.servers is not None and job.config.ps_mode == "async"
+        if self.servers is not None:
             agreement = "leader"
         control = None if alone else native.C10dControl(groups["control"], self.rank, self.size)
         slice_bytes = config.slice_bytes or min(
@@ -205,13 +206,16 @@ class EngineHost:
         self._set_issues_ahead()
 
     def _engine_credit(self, credit_bytes: int) -> int:
-        """Returns the credit of the engine; unlimited for servers.
+        """Returns the credit of the engine.
 
-        Workers push in orders of their own. If each waited for the sums of the slices it has sent,
-        workers could wait for each other. The connections to the servers apply order and credit
-        instead.
+        With servers each of them has its own, since their lines are apart. Asynchronous workers
+        push in orders of their own, so for them only the connections apply order and credit.
         """
-        return credit_bytes if self.servers is None else _ALL_BYTES
+        if self.servers is None:
+            return credit_bytes
+        if self.job.config.ps_mode == "async":
+            return _ALL_BYTES
+        return credit_bytes * max(1, len(self.servers.transport.servers()))
 
     @property
     def agreement(self) -> Agreement:

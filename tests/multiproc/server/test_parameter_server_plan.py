@@ -137,7 +137,9 @@ def body_orders(env: Mapping[str, str], servers: Sequence[int], trace: str) -> d
         optimizer.flush()
         hvd.stop_timeline()
         owners = [owner for owner, _ in host.servers.transport.places(number)]
-        answered = _of_step(trace.replace("{rank}", str(hvd.rank())), names)
+        # The credit, a slice for each server, admits what comes first, whatever its urgency.
+        mine = trace.replace("{rank}", str(hvd.rank()))
+        answered = _of_step(mine, names, early=len(servers))
         return {"names": names, "owners": owners, "pulled": pulled, "answered": answered}
 
 
@@ -156,14 +158,15 @@ def _all(processes: Sequence[int], what: signal.Signals, states: str) -> None:
     hvd.barrier()
 
 
-def _of_step(trace: str, names: Sequence[str]) -> list[int]:
-    """Slices in the order in which their answers came."""
+def _of_step(trace: str, names: Sequence[str], early: int) -> list[int]:
+    """Slices in the order in which their answers came, but those that were issued first."""
     spans = [
         event
         for event in json.loads(Path(trace).read_text())["traceEvents"]
         if event.get("cat") == "transfer"
     ]
-    ended = sorted(spans, key=lambda event: event["ts"] + event["dur"])
+    issued = sorted(spans, key=lambda event: event["ts"])
+    ended = sorted(issued[early:], key=lambda event: event["ts"] + event["dur"])
     return [names.index(event["name"]) for event in ended]
 
 
@@ -173,7 +176,10 @@ def _of_step(trace: str, names: Sequence[str]) -> list[int]:
 def run(
     ranks: RankPool, folder: Path, heuristic: str | None, more: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    env = {"HVD_ORDER_SLICE_BYTES": str(SLICE_BYTES), "HVD_ORDER_PS_BALANCE": "0", **more}
+    env = {
+        "HVD_ORDER_SLICE_BYTES": str(SLICE_BYTES), "HVD_ORDER_CREDIT_BYTES": str(SLICE_BYTES),
+        "HVD_ORDER_PS_BALANCE": "0", **more,
+    }  # fmt: skip
     if heuristic is not None:
         file = folder / "plan.json"
         write_plan(file, heuristic)
@@ -202,6 +208,12 @@ def tensors(names: Sequence[str]) -> list[str]:
     return found
 
 
+def is_part_of(found: Sequence[str], whole: Sequence[str]) -> bool:
+    """Whether ``found`` is ``whole`` with some tensors left out."""
+    left = iter(whole)
+    return all(name in left for name in found)
+
+
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("heuristic", [pytest.param("tic", marks=pytest.mark.long), "tac"])
 def test_pulls_pushes_and_answers_follow_the_plan(
@@ -222,7 +234,7 @@ def test_pulls_pushes_and_answers_follow_the_plan(
                 assert tensors([result["names"][i] for i in line]) == planned
                 assert inversions(line) == 0
         for line in by_line(result["answered"], result["owners"]):
-            assert tensors([result["names"][i] for i in line]) == planned
+            assert is_part_of(tensors([result["names"][i] for i in line]), planned)
             assert inversions(line) == 0
 
 

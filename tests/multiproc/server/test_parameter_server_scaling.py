@@ -20,7 +20,7 @@ from torch.optim import Adam
 import hvd_order.torch as hvd
 from hvd_order.c10d.engine import engine_host
 from hvd_order.c10d.parameter_server import connections, coordinator
-from hvd_order.errors import HorovodInternalError, PeerLost
+from hvd_order.errors import HorovodInternalError
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.servers import job_servers as launch_servers
 from hvd_order.launch.servers.server_processes import ServerProcesses
@@ -221,7 +221,6 @@ def test_a_server_that_dies_while_it_leaves(two_ranks: RankPool, copies: bool) -
             assert result["apart"] == {}, "it differs from an undisturbed run"
         assert results[0]["removal"] == [""]
     else:
-        assert "server 0 is gone" in results[0]["raised"]
-        assert "HVD_ORDER_PS_REPLICAS=1" in results[0]["raised"]
-        assert "rank 0" in results[1]["raised"]
-        assert results[1]["raised"].startswith(PeerLost.__name__)
+        for result in results:
+            assert "server 0 is gone" in result["raised"]
+            assert "HVD_ORDER_PS_REPLICAS=1" in result["raised"]
