@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The data files of benchmarks/results: all of them (`make bench`, 119 minutes), or those named without ".json".
+# The data files of benchmarks/results: all of them (`make bench`, 127 minutes), or those named without ".json".
 # Leave the machine alone meanwhile. What needs a GPU: gpu_check.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -72,6 +72,7 @@ record scale scale/main
 record planning planning/main
 record simulate simulate/main
 record simulate-predict simulate/predict
+record prediction prediction/main --models resnet50 densenet121 --rates-mbit 1000
 record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8
 record parameter_server-straggler parameter_server/main --only straggler --stragglers 1
 record parameter_server-elastic parameter_server/main --only elastic --events 10
