@@ -260,6 +260,21 @@ def node_ratio(model: str) -> Measure:
     return measure
 
 
+def throughput_error(share: float) -> Measure:
+    """The error of the predicted throughput that this share of the cells stays below."""
+
+    def measure(documents: Documents) -> Figure | None:
+        document = documents.newest("prediction", "cells")
+        if document is None:
+            return None
+        errors = sorted(abs(cell["error"]) for cell in document.raw["cells"])
+        if share == 0.5:
+            return _median(errors, document)
+        return _exact(errors[min(len(errors) - 1, int(share * len(errors)))], document)
+
+    return measure
+
+
 def backends(documents: Documents) -> Figure | None:
     document = documents.newest("backends", "seconds")
     if document is None:

@@ -123,10 +123,27 @@ def _nodes(runs: Sequence[Document]) -> list[str]:
     return table(rows, header)
 
 
+def _predictions(runs: Sequence[Document]) -> list[str]:
+    """Predicted and measured steps/s of all workers, and the closed forms."""
+    rows = []
+    for run in runs:
+        for cell in run.raw["cells"]:
+            forms = (cell["mean_value"], cell["bound"], cell["optimus"])
+            rows.append([
+                f"{cell['model']}, {cell['rate_mbit']:g}", cell["mode"], str(cell["workers"]),
+                f"{cell['measured']:.2f}", f"{cell['predicted']:.2f}", f"{cell['error']:+.1%}",
+                *("" if form is None else f"{form:.2f}" for form in forms), run.commit,
+            ])  # fmt: skip
+    header = ("model, Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
+              "bound", "Optimus", "commit")  # fmt: skip
+    return table(rows, header)
+
+
 TABLES: Mapping[str, Callable[[Sequence[Document]], list[str]]] = {
     "gpu": _gpu_checks,
     "nodes": _nodes,
     "one_host": _ranks_of_one_host,
+    "prediction": _predictions,
     "scale": _simulated_jobs,
     "side_by_side": _cells,
 }

@@ -30,6 +30,7 @@ from results_page.measures import (
     seconds_of,
     step_ratio,
     throughput,
+    throughput_error,
     wrong_trials,
 )
 
@@ -146,6 +147,11 @@ TARGETS = [
                Bound(limit))
         for kind in ("ddp", "hvd_order")
         for text, worst, limit in (("median error", False, 0.05), ("largest error", True, 0.10))
+    ),
+    *(
+        Target("prediction", f"predicted throughput: {text} error", throughput_error(share),
+               Bound(limit), "")
+        for text, share, limit in (("median", 0.5, 0.05), ("90 %", 0.9, 0.10), ("worst", 1.0, 0.15))
     ),
     Target("planning", "TIC on ResNet-152's graph, s", seconds_of("planning", "tic"), Bound(0.1)),
     Target("planning", "TAC on ResNet-152's graph, s", seconds_of("planning", "tac"), Bound(1.0)),
