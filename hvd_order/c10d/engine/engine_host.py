@@ -93,8 +93,9 @@ class EngineHost:
         # Asynchronous workers have no step in common, so each one's engine runs alone, as its own
         # leader. Synchronous ones agree on an order, although servers need none: a slice is
         # complete when all workers have pushed it (docs/decisions/order-on-servers.md).
-        alone = self.servers is not None and job.config.ps_mode == "async"
-        if self.servers is not None:
+        on_servers = self.process_set == 0 and comm == "ps"
+        alone = on_servers and job.config.ps_mode == "async"
+        if on_servers:
             agreement = "leader"
         control = None if alone else native.C10dControl(groups["control"], self.rank, self.size)
         slice_bytes = config.slice_bytes or min(
