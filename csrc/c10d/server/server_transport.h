@@ -21,8 +21,9 @@ namespace hvd_order {
 /// Carries slices to parameter servers and their answers back: the sum over the workers, or the
 /// updated parameters.
 ///
-/// Asynchronous workers push in orders of their own. A map, the same on all workers, assigns slices to servers;
-/// it changes when servers join, leave or slow down (server_core.h describes how slices move).
+/// Asynchronous workers push in orders of their own. A map, the same on all workers, assigns slices
+/// to servers; it changes when servers join, leave or slow down (server_core.h describes how slices
+/// move).
 /// When a server is lost, pushes under way to it are sent again to the next owner.
 ///
 /// Thread safety: same as TorchTransport.
