@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
@@ -87,7 +87,7 @@ def _row(cell: dict[str, Any]) -> list[str]:
 
 
 def _cells(
-    name: str, rate_mbit: float, mode: str, options: argparse.Namespace
+    name: str, rate_mbit: float, mode: Literal["async", "sync"], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """One worker measured and profiled, the others predicted and measured."""
     rate = _measured_rate(rate_mbit)
@@ -108,7 +108,7 @@ def _cells(
     few = sorted(measured)[:2]
     cells = []
     for workers, steps_per_s in measured.items():
-        predicted = predict_servers(step, cluster, workers, 1, mode)  # type: ignore[arg-type]
+        predicted = predict_servers(step, cluster, workers, 1, mode)
         if mode == "async":
             optimus = fit_optimus_async([(w, 1, measured[w]) for w in few]).steps_per_s(workers, 1)
         else:

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("profile", type=Path, help="file that hvd-order profile wrote, of one worker")
     add("--workers", default="1-16", metavar="N", help="1,2,4 or 1-64 (default: %(default)s)")
-    add("--servers", default="1", metavar="N", help="parameter servers, the same way (default: 1)")
+    add("--servers", metavar="N", help="parameter servers, the same way (default: 1)")
     add("--mode", choices=["async", "sync", "allreduce"], default="async",
         help="servers apply each gradient at once, or those of a step together; or no servers "
         "(default: %(default)s)")  # fmt: skip
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of each server's link (default: the same)")  # fmt: skip
     add("--latency", type=as_option(parse_duration), default=50e-6, metavar="TIME",
         help="of one message: 50us, 0.2ms (default: 50us)")  # fmt: skip
-    add("--system", choices=["hvd_order", "tensorflow"], default="hvd_order",
+    add("--system", choices=["hvd_order", "tensorflow"],
         help="who asks for parameters: nobody, servers send them when they have applied a gradient "
         "(hvd_order); the worker when its step begins, which waits for its updates (TensorFlow's "
         "ParameterServerStrategy) (default: %(default)s)")  # fmt: skip
@@ -79,7 +79,8 @@ def main(parsed: argparse.Namespace) -> int:
     from hvd_order.report.what_if import page_of, text_of
 
     workers = parse_counts(parsed.workers, "--workers")
-    servers = parse_counts(parsed.servers, "--servers")
+    _refuse_without_effect(parsed)
+    servers = parse_counts(parsed.servers or "1", "--servers")
     for name in ("batch", "seeds", "slice_bytes"):
         value = getattr(parsed, name)
         if value is not None and value < 1:
@@ -107,6 +108,18 @@ def main(parsed: argparse.Namespace) -> int:
         parsed.html.write_text(page_of(report, figure, "throughput by workers"), encoding="utf-8")
         sys.stdout.write(f"{parsed.html}\n")
     return 0
+
+
+def _refuse_without_effect(parsed: argparse.Namespace) -> None:
+    """Refuses options that another one leaves without effect."""
+    of_servers = ("servers", "server_bandwidth", "system", "transmission", "order", "slice_bytes",
+                  "staleness", "update_rate", "copy_rate")  # fmt: skip
+    given = [f"--{n.replace('_', '-')}" for n in of_servers if getattr(parsed, n) is not None]
+    if parsed.mode == "allreduce" and given:
+        raise InvalidUsage(f"{given[0]} is for parameter servers: --mode async or sync")
+    way = parsed.transmission or ("round_robin" if parsed.system == "tensorflow" else "ordered")
+    if parsed.order is not None and way != "ordered":
+        raise InvalidUsage(f"--order has no effect with --transmission {way}")
 
 
 def _cluster(parsed: argparse.Namespace) -> Cluster:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_order import _core
+from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, Timing, read_profile
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
@@ -402,6 +403,11 @@ def test_impossible_jobs_are_refused() -> None:
         predict_servers(step, Cluster(1e9), 2, 0)
     with pytest.raises(InvalidUsage, match="0 workers; at least 1"):
         predict_servers(step, Cluster(1e9), 0, 1)
+    for staleness, mode in ((-1, "async"), (2, "sync")):
+        with pytest.raises(InvalidUsage, match="a staleness of"):
+            predict_servers(step, Cluster(1e9, staleness=staleness), 2, 1, mode)  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsage, match="3 steps of each worker; at least 10"):
+        predict_servers(step, Cluster(1e9), 2, 1, steps=3)
     with pytest.raises(InvalidUsage, match="a bandwidth of 0"):
         predict_servers(step, Cluster(0.0), 2, 1)
     with pytest.raises(InvalidUsage, match=r"all measured steps .* the same time"):
@@ -412,6 +418,39 @@ def test_impossible_jobs_are_refused() -> None:
     timings = {name: Timing(5, 1e-3, 2e-3, 1e-4) for name in bare.timings}
     with pytest.raises(InvalidUsage, match="no durations of single steps"):
         WorkerStep.from_profile(Profile("p", {}, bare.parameters, bare.ops, timings))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--mode", "allreduce", "--servers", "2"], "--servers is for parameter servers"),
+        (["--mode", "sync", "--staleness", "1"], "a staleness of 1 steps, sync"),
+        (["--transmission", "fifo", "--order", "tic"], "--order has no effect"),
+        (["--servers", "0"], "--servers is '0'"),
+        (["--batch", "0"], "--batch is 0"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    options: list[str], says: str, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command ends with 2 and one line, and nothing else."""
+    profile().write(tmp_path / "p.json")
+    command = ["predict", str(tmp_path / "p.json"), "--bandwidth", "1gbit", "--workers", "1,2"]
+    assert main([*command, *options]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert says in shown.err
+
+
+def test_the_command_prints_a_table_and_writes_a_page(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile().write(tmp_path / "p.json")
+    page = tmp_path / "page.html"
+    options = ["--bandwidth", "1gbit", "--workers", "1,2", "--price", "2", "--html", str(page)]
+    assert main(["predict", str(tmp_path / "p.json"), *options]) == 0
+    assert "two layers: predicted throughput" in capsys.readouterr().out
+    assert "throughput by workers" in page.read_text("utf-8")
 
 
 def test_a_truncated_profile_is_named(tmp_path: Any) -> None:

@@ -209,14 +209,16 @@ class EngineHost:
     def _engine_credit(self, credit_bytes: int) -> int:
         """Returns the credit of the engine.
 
-        With servers each of them has its own, since their lines are apart. Asynchronous workers
-        push in orders of their own, so for them only the connections apply order and credit.
+        With servers each of them has its own, since their lines are apart: each that the job was
+        started with, because the credit must be the same on all ranks while servers come and go.
+        Asynchronous workers push in orders of their own, so for them only the connections apply
+        order and credit.
         """
         if self.servers is None:
             return credit_bytes
         if self.job.config.ps_mode == "async":
             return _ALL_BYTES
-        return credit_bytes * max(1, len(self.servers.transport.servers()))
+        return credit_bytes * (self.job.config.servers or 1)
 
     @property
     def agreement(self) -> Agreement:

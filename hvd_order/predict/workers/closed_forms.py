@@ -7,7 +7,7 @@ overlap of transfers with computation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from hvd_order.errors import InvalidUsage
 
@@ -58,6 +58,10 @@ def upper_bound(think_s: float, stations_s: Sequence[float], workers: int) -> fl
     return min(workers / (think_s + sum(stations_s)), 1 / max([*stations_s, 1e-300]))
 
 
+def _weighted(coefficients: Sequence[float], terms: Sequence[float]) -> float:
+    return sum(k * t for k, t in zip(coefficients, terms, strict=True))
+
+
 @dataclass(frozen=True)
 class OptimusAsync:
     """Steps/s of asynchronous workers: w / (a + b w/p + c w + d p).
@@ -77,9 +81,8 @@ class OptimusAsync:
 
     def steps_per_s(self, workers: int, servers: int) -> float:
         """Of all workers together."""
-        coefficients = (self.a, self.b, self.c, self.d)
         terms = self.terms(workers, servers)
-        return workers / sum(k * t for k, t in zip(coefficients, terms, strict=True))
+        return workers / _weighted(astuple(self), terms)
 
 
 @dataclass(frozen=True)
@@ -102,9 +105,8 @@ class OptimusSync:
 
     def steps_per_s(self, workers: int, servers: int, global_batch: float) -> float:
         """Of the job."""
-        coefficients = (self.a, self.b, self.c, self.d, self.e)
         terms = self.terms(workers, servers, global_batch)
-        return 1 / sum(k * t for k, t in zip(coefficients, terms, strict=True))
+        return 1 / _weighted(astuple(self), terms)
 
 
 @dataclass(frozen=True)

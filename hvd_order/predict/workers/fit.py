@@ -98,7 +98,8 @@ def fit_pollux(measured: Sequence[tuple[float, int, int, float]]) -> Pollux:
                     rows.append([1.0, workers - 2.0])
                     targets.append(rest ** (1 / gamma))
             if rows:
-                sync[one_node] = tuple(least_squares(rows, targets))  # type: ignore[assignment]
+                alpha, beta = least_squares(rows, targets)
+                sync[one_node] = (alpha, beta)
         tried = Pollux(ac, bc, *sync[False], gamma, *sync[True])
         error = _error(tried, measured)
         if error < least:

@@ -29,6 +29,7 @@ Mode = Literal["async", "sync", "allreduce"]
 
 _SEEDS = 5
 _LEAST_STEPS = 40  # of each worker
+_FEWEST_STEPS = 10  # that a caller may ask for
 _ALL_STEPS = 400  # of all workers, at least
 _DRAWS = 12  # of the ranks' speeds, all-reduce
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond, the normal one serves.
@@ -121,6 +122,13 @@ def predict_servers(
         raise InvalidUsage("0 workers; at least 1 is needed")
     if servers < 1:
         raise InvalidUsage(f"{servers} servers; at least 1 is needed")
+    if cluster.staleness is not None and (cluster.staleness < 0 or mode == "sync"):
+        raise InvalidUsage(
+            f"a staleness of {cluster.staleness} steps, {mode}; expected 0 or more, and "
+            "asynchronous workers"
+        )
+    if steps is not None and steps < _FEWEST_STEPS:
+        raise InvalidUsage(f"{steps} steps of each worker; at least {_FEWEST_STEPS} are needed")
     if not cluster.worker_bytes_per_s > 0:
         raise InvalidUsage(f"a bandwidth of {cluster.worker_bytes_per_s} bytes/s; expected more")
     count = steps or max(_LEAST_STEPS, _ALL_STEPS // len(slowness))
