@@ -127,7 +127,7 @@ def _predictions(runs: Sequence[Document]) -> list[str]:
     """Predicted and measured steps/s of all workers, and the closed forms."""
     rows = []
     for run in runs:
-        for cell in run.raw["cells"]:
+        for cell in run.raw.get("cells", ()):
             forms = (cell["mean_value"], cell["bound"], cell["optimus"])
             rows.append([
                 f"{cell['model']}, {cell['rate_mbit']:g}", cell["mode"], str(cell["workers"]),
