@@ -1,0 +1,1 @@
+"""Machines, jobs, how fast jobs run, and what their completion is worth."""

@@ -1,0 +1,1 @@
+"""Policies: which job gets what, and when. None knows the simulator."""

@@ -1,0 +1,1 @@
+"""Virtual time for policies and jobs, and what it measures."""

@@ -1,0 +1,1 @@
+"""Jobs over time: public traces, and random ones."""
