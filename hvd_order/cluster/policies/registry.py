@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import Policy
+from hvd_order.cluster.policies.oasis import Oasis
+from hvd_order.cluster.policies.pd_ors import PdOrs
+from hvd_order.cluster.pricing.one_slot import Solver
+from hvd_order.cluster.pricing.prices import limits_for
 from hvd_order.errors import InvalidUsage
 
 __all__ = ["POLICIES", "Known", "policy"]
@@ -33,8 +40,53 @@ class Known:
     seed: int = 0
 
 
+def _slots(known: Known) -> tuple[float, int]:
+    """Length and number of the slots.
+
+    Raises:
+        InvalidUsage: the run has none, or no end.
+    """
+    if known.slot_s is None or not math.isfinite(known.until_s):
+        raise InvalidUsage(
+            "this policy sells slots of a run with an end: give a slot length and an end "
+            "of the run (--slot, --until)"
+        )
+    return known.slot_s, math.ceil(known.until_s / known.slot_s - 1e-9)
+
+
+def _pd_ors(known: Known, solver: Solver) -> Policy:
+    slot_s, slots = _slots(known)
+    prices = limits_for(known.examples, known.machines, slot_s, slots)
+    return PdOrs(known.machines, slots, prices, solver=solver, seed=known.seed)
+
+
+def _oasis(known: Known) -> Policy:
+    """Half of the machines hold servers, as in the paper's evaluation; none if no job has any."""
+    slot_s, slots = _slots(known)
+    machines = known.machines
+    serve = any(job.workers_per_server is not None for job in known.examples)
+    if serve and len(machines) < 2:
+        raise InvalidUsage(
+            "oasis keeps workers and servers apart; at least two machines are needed"
+        )
+    server_machines = len(machines) // 2 if serve else 0
+    for_servers = np.arange(len(machines)) >= len(machines) - server_machines
+    worker_prices = server_prices = limits_for(
+        known.examples, machines, slot_s, slots, 0.25, servers=False, of=~for_servers
+    )
+    if serve:
+        server_prices = limits_for(
+            known.examples, machines, slot_s, slots, 0.25, workers=False, of=for_servers
+        )
+    return Oasis(machines, slots, worker_prices, server_prices, server_machines)
+
+
 POLICIES: dict[str, Callable[[Known], Policy]] = {
     "fifo": lambda _: Fifo(),
+    "oasis": _oasis,
+    "pd-ors": lambda known: _pd_ors(known, "rounding"),
+    "pd-ors-exact": lambda known: _pd_ors(known, "exact"),
+    "pd-ors-greedy": lambda known: _pd_ors(known, "greedy"),
 }
 """Makes a policy for one run."""
 
