@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from helpers.small_cluster import compare_with_optimum, speed
 
 from hvd_order.cluster.model.job import Job
-from hvd_order.cluster.model.machines import Amounts, Machine, Machines
+from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Part
 from hvd_order.cluster.model.speed import LocalitySpeed
 from hvd_order.cluster.model.utility import Constant, Steps
@@ -21,17 +21,11 @@ from hvd_order.cluster.pricing.offline import offline_optimum
 from hvd_order.cluster.pricing.one_slot import Demand, OneSlot, _solve
 from hvd_order.cluster.pricing.prices import Prices, limits_for
 from hvd_order.cluster.pricing.rounding import covering_factor, packing_factor, round_randomly
-from hvd_order.cluster.pricing.schedule import Offer, Schedule
 from hvd_order.cluster.simulate.outcome import Outcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.errors import InvalidUsage
 
 TWO = Machines.alike(2, {"gpu": 4})
-
-
-def speed(inside_s: float, outside_s: float) -> LocalitySpeed:
-    """Worker-slots of a unit of work, on one machine and on several."""
-    return LocalitySpeed(inside_s, outside_s - inside_s, math.inf, 1.0)
 
 
 def job(name: str, quanta: int, inside: float, outside: float, worth: list[float]) -> Job:
@@ -192,89 +186,10 @@ def test_without_slots_the_policy_says_what_to_do() -> None:
         run(PdOrs(TWO, 3, Prices(1.0, np.array([16.0])), 6), [A], TWO, Rules())
 
 
-def small_instance(seed: int) -> tuple[Machines, list[Job], int]:
-    """Two or three machines, up to five jobs, three to five slots."""
-    random = np.random.default_rng(seed)
-    machines = Machines(
-        [Machine(f"m{i}", {"gpu": int(random.integers(2, 5)), "cpu": int(random.integers(4, 9))})
-         for i in range(random.integers(2, 4))]
-    )  # fmt: skip
-    slots = int(random.integers(3, 6))
-    jobs = []
-    for i in range(int(random.integers(2, 6))):
-        inside = float(random.uniform(0.3, 0.8))
-        worth = np.sort(random.uniform(1, 20, slots))[::-1]
-        jobs.append(
-            Job(
-                f"j{i}", float(random.integers(0, slots - 1)), 4.0,
-                speed(inside, inside * float(random.uniform(1.0, 2.5))),
-                {"gpu": 1, "cpu": int(random.integers(1, 3))}, {"cpu": int(random.integers(1, 3))},
-                workers_per_server=int(random.integers(1, 4)), requested=1, most=6, batch=6,
-                utility=Steps([float(w) for w in worth]),
-            )
-        )  # fmt: skip
-    return machines, sorted(jobs, key=lambda one: one.arrival_s), slots
-
-
-class Recorder(PdOrs):
-    """Keeps the largest payoff of each job without regard to what is sold: the dual variable."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self.duals: dict[str, float] = {}
-        self._whole = False
-
-    def _best(self, state: JobState, view: View, slot: int) -> Schedule | None:
-        if state.job.name not in self.duals:
-            self._whole = True
-            best = super()._best(state, view, slot)
-            self._whole = False
-            self.duals[state.job.name] = max(best.payoff, 0.0) if best is not None else 0.0
-        return super()._best(state, view, slot)
-
-    def _sell(self, state: JobState, schedule: Schedule) -> None:
-        before = np.stack([self.prices(used) for used in self.used])
-        super()._sell(state, schedule)
-        assert (np.stack([self.prices(used) for used in self.used]) >= before).all()
-
-    def offers(
-        self,
-        state: JobState,
-        prices: Amounts,
-        free: Amounts,
-        needed: Mapping[bool, list[int | None]],
-    ) -> list[Offer]:
-        return super().offers(
-            state, prices, self._machines.capacity if self._whole else free, needed
-        )
-
-
-def check_instance(seed: int) -> float:
-    """Checks what must hold of an instance; returns the optimum over what PD-ORS got."""
-    machines, jobs, slots = small_instance(seed)
-    policy = Recorder(machines, slots, limits_for(jobs, machines, 1.0, slots), 4, "exact")
-    accepted = run(policy, jobs, machines, Rules(slot_s=1.0, until_s=float(slots)))
-    assert (policy.used <= machines.capacity + 1e-9).all()
-    assert all(outcome.ended_s is not None for outcome in accepted if not outcome.rejected)
-    worth = sum(outcome.utility for outcome in accepted)
-    best = offline_optimum(jobs, machines, slots, 4)
-    prices = np.stack([policy.prices(used) for used in policy.used])
-    dual = sum(policy.duals.values()) + float((prices * machines.capacity).sum())
-    assert dual >= best - 1e-6
-    assert worth <= best + 1e-6
-    return best / worth if worth > 0 else math.inf
-
-
+@pytest.mark.timeout(300)
 def test_random_instances_against_the_optimum() -> None:
     for seed in range(25):
-        check_instance(seed)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_a_thousand_random_instances_against_the_optimum() -> None:
-    for seed in range(1000):
-        check_instance(seed)
+        compare_with_optimum(seed)
 
 
 def test_greedy_and_rounding_are_never_below_exact() -> None:
