@@ -1,0 +1,93 @@
+"""What decisions cost: jobs a second, seconds a job, memory of a long trace. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.environment import describe, environment
+from common.record import add_out_option, settings_of, write_record
+
+from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.machines import Machines
+from hvd_order.cluster.model.speed import TableSpeed
+from hvd_order.cluster.policies.fifo import Fifo
+from hvd_order.cluster.policies.pd_ors import PdOrs
+from hvd_order.cluster.pricing.prices import limits_for
+from hvd_order.cluster.simulate.simulator import Rules, simulate
+from hvd_order.cluster.workloads.random_jobs import Ranges, paper_machines, random_jobs
+
+_SLOT_S = 3600.0
+_SLOTS = 20
+_QUANTA = 30
+_MACHINES = (10, 30, 100, 300, 1000)
+_JOBS = 50
+_FIFO_JOBS = (20_000, 100_000)
+_LOAD = 0.9  # of 64 machines with 8 GPUs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_out_option(parser)
+    parser.add_argument("--fifo", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.fifo is not None:
+        _fifo(options.fifo)
+        return
+    found = environment()
+    print(describe(found) + "\n")
+    raw: dict[str, object] = {}
+    for count in _FIFO_JOBS:
+        done = subprocess.run([sys.executable, __file__, "--fifo", str(count)],
+                              capture_output=True, text=True, check=True, timeout=600)  # fmt: skip
+        seconds, kib = map(float, done.stdout.split())
+        raw[f"fifo, {count} jobs"] = {"seconds": seconds, "peak_kib": kib}
+        print(f"fifo, {count:7} jobs: {count / seconds:6.0f} jobs/s, {kib / 1024:.0f} MiB at most")
+    for solver in ("rounding", "exact", "greedy"):
+        for machines in _MACHINES if solver != "exact" else _MACHINES[:3]:
+            jobs = list(random_jobs(_JOBS, 0, slots=_SLOTS, slot_s=_SLOT_S,
+                                    ranges=Ranges(epoch_samples=(1_000, 25_000))))  # fmt: skip
+            cluster = paper_machines(machines)
+            prices = limits_for(jobs, cluster, _SLOT_S, _SLOTS)
+            policy = PdOrs(cluster, _SLOTS, prices, _QUANTA, solver)  # type: ignore[arg-type]
+            rules = Rules(slot_s=_SLOT_S, until_s=_SLOTS * _SLOT_S)
+            begin = time.process_time()
+            result = simulate(jobs, cluster, policy, rules)
+            seconds = (time.process_time() - begin) / _JOBS
+            raw[f"pd-ors, {solver}, {machines} machines"] = {"seconds_a_job": seconds}
+            print(f"pd-ors, {solver:8}, {machines:4} machines: {seconds:7.4f} s a job, "
+                  f"utility {result.utility:.0f}", flush=True)  # fmt: skip
+    write_record("cluster", found, settings_of(options), raw, {}, options.out)
+
+
+def _fifo(count: int) -> None:
+    begin = time.process_time()
+    summary = simulate(_stream(count), Machines.alike(64, {"gpu": 8, "cpu": 64}), Fifo())
+    seconds = time.process_time() - begin
+    assert summary.completed == count
+    print(seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+
+
+def _stream(count: int) -> Iterator[Job]:
+    """Jobs of 1 to 8 GPUs that take an hour in the mean."""
+    draw = random.Random(0)
+    sizes = (1, 1, 1, 2, 4, 8)
+    gap_s = 3600 * sum(sizes) / len(sizes) / (64 * 8 * _LOAD)
+    speeds = {size: TableSpeed({size: float(size)}) for size in sizes}
+    now_s = 0.0
+    for i in range(count):
+        now_s += draw.expovariate(1 / gap_s)
+        size = draw.choice(sizes)
+        yield Job(f"job-{i}", now_s, size * draw.expovariate(1 / 3600) + 1, speeds[size],
+                  {"gpu": 1}, requested=size, most=size)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
