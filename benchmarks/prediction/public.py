@@ -1,0 +1,111 @@
+"""How far are formulas from the measurements that others published?
+
+Fits from few points and predicts the others. Pollux' measurements: the excerpt that is shipped, or
+all of them with --pollux DIR (simulator/traces of petuum/adaptdl, branch osdi21-artifact). DL2's:
+with --dl2 FILE (config_speed.txt of pengyanghua/DL2; it has no licence and is not shipped).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.report import table
+
+from hvd_order.cluster.workloads.load import DATA
+from hvd_order.predict.measurements.dl2 import Served, read_dl2
+from hvd_order.predict.measurements.pollux import Measured, read_pollux
+from hvd_order.predict.measurements.ring import fit_ring
+from hvd_order.predict.workers.fit import fit_optimus_sync, fit_pollux
+
+_POINTS = 8  # of DL2's, as Optimus collects
+
+# Medians in %, measured before with the whole data: Pollux' linear term, and the volume of a ring
+# without shared links. Of some only the range over all applications was kept.
+_KNOWN = {
+    "1-4 -> 6-16": ("3.8-14.1", {}, "4.9-12.6"),
+    "1-2 -> 6-16": ("78-197", {"imagenet": 8.1, "cifar10": 9.9, "deepspeech2": 15.3,
+                               "yolov3": 36.0, "bert": 46.0, "ncf": 61.0}, ""),
+}  # fmt: skip
+_SPLITS = {"1-4 -> 6-16": (4, 6), "1-2 -> 6-16": (2, 6), "1-2 -> 3-4": (2, 3), "1-3 -> 4": (3, 4)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pollux", metavar="PATH",
+                        default=os.path.join(DATA, "pollux-measurements.csv"))  # fmt: skip
+    parser.add_argument("--dl2", metavar="FILE")
+    parser.add_argument("--seeds", type=int, default=20, help="choices of DL2's points")
+    options = parser.parse_args()
+    rows = []
+    for application, measured in read_pollux(options.pollux).items():
+        rows += _pollux_rows(application, measured)
+    print("Pollux: errors in %, median / 90 %; numbers of nodes\n")
+    print(table(("application", "fit -> predict", "points", "Pollux", "ring, shared link",
+                 "before: Pollux", "before: ring"), rows))  # fmt: skip
+    if options.dl2:
+        print(f"\nDL2, synchronous: errors in % of Optimus' formula, fitted to {_POINTS} points; "
+              "before: median 3.4 to 11.2, 90 % 14 to 36\n")  # fmt: skip
+        print(table(("model", "batch", "points", "median / 90 %"),
+                    _dl2_rows(list(read_dl2(options.dl2)), options.seeds)))  # fmt: skip
+    return 0
+
+
+def _errors(predicted: Sequence[float], measured: Sequence[float]) -> str:
+    errors = 100 * np.abs(np.array(predicted) / np.array(measured) - 1)
+    return f"{np.median(errors):.1f} / {np.quantile(errors, 0.9):.0f}"
+
+
+def _pollux_rows(application: str, measured: Sequence[Measured]) -> list[list[str]]:
+    rows = []
+    for split, (most, least) in _SPLITS.items():
+        upper = most + 2 if least < 6 else 1 << 30
+        few = [m.row for m in measured if m.nodes <= most]
+        rest = [m.row for m in measured if least <= m.nodes <= upper]
+        if not rest or not any(workers == 1 for _, workers, _, _ in few):
+            continue
+        steps = [step_s for *_, step_s in rest]
+        found = [
+            _errors([formula.step_s(batch, workers, nodes) for batch, workers, nodes, _ in rest],
+                    steps)
+            for formula in (fit_pollux(few), fit_ring(few))
+        ]  # fmt: skip
+        linear, by_application, ring = _KNOWN.get(split, ("", {}, ""))
+        before = str(by_application.get(application, ring))
+        rows.append([application, split, f"{len(few)} -> {len(rest)}", *found, linear, before])
+    return rows
+
+
+def _dl2_rows(measured: Sequence[Served], seeds: int) -> list[list[str]]:
+    groups: dict[tuple[str, int], list[Served]] = defaultdict(list)
+    for each in measured:
+        if each.synchronous:
+            groups[each.model, each.batch].append(each)
+    rows = []
+    for (model, batch), all_ in sorted(groups.items()):
+        if len(all_) <= _POINTS:
+            continue
+        predicted: list[float] = []
+        wanted: list[float] = []
+        for seed in range(seeds):
+            few = random.Random(seed).sample(all_, _POINTS)
+            formula = fit_optimus_sync(
+                [(m.workers, m.servers, batch, m.samples_per_s / batch) for m in few]
+            )
+            rest = [m for m in all_ if m not in few]
+            predicted += [batch * formula.steps_per_s(m.workers, m.servers, batch) for m in rest]
+            wanted += [m.samples_per_s for m in rest]
+        rows.append([model, str(batch), str(len(all_)), _errors(predicted, wanted)])
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,254 @@
+"""The project's own table of jobs. A user with four machines may write it by hand:
+
+    name,arrival_s,workers,duration_s,worker
+    resnet,0,4,3600,gpu:1 cpu:4
+    bert,600,8,7200,gpu:1 cpu:4
+
+Columns, in any order; those that are not needed may be missing or empty:
+
+| column | meaning | without it |
+| --- | --- | --- |
+| name | of the job; no other has it | needed |
+| arrival_s | when it is submitted, seconds | needed |
+| workers | that its user asks for | needed |
+| duration_s | how long it takes alone with so many workers | ``samples`` and ``speed`` |
+| samples | to train, of all epochs | seconds of workers |
+| speed | samples/s alone, by workers: ``1:100 2:190 4:350`` | from ``duration_s`` |
+| speed_apart | the same with the workers on several machines | as ``speed`` |
+| least, most | workers that it can run with | 1, ``workers`` |
+| worker | what a worker takes: ``gpu:1 cpu:4 memory_gb:16`` | ``gpu:1`` |
+| server | what a parameter server takes | nothing |
+| workers_per_server | workers that share a server | no servers |
+| batch, most_batch | samples of a step, and the most that training stands | 1, ``batch`` |
+| noise_scale | gradient noise scale, samples | samples are worth the same in any batch |
+| epoch_samples | samples of an epoch | infinite |
+| value | worth of its completion | 1 |
+| due_s, slope | half of it is lost ``due_s`` after the arrival; slope per second | lost never |
+| model | what it trains, for reports | empty |
+
+Speeds between two numbers of workers lie on a straight line, below the smallest they go down in
+proportion, and beyond the largest they stay (``TableSpeed``). So a job of known duration is slower
+with fewer workers than asked for, and no faster with more.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.speed import TableSpeed
+from hvd_order.cluster.model.utility import Constant, Sigmoid, Utility
+from hvd_order.cluster.workloads.numbered import Numbered
+from hvd_order.errors import InvalidUsage
+from hvd_order.predict.measurements.lines import Line, Path, read_lines
+
+__all__ = ["COLUMNS", "amounts_of", "read_own", "write_jobs"]
+
+NEEDED = ("name", "arrival_s", "workers")
+COLUMNS = (
+    *NEEDED, "duration_s", "samples", "speed", "speed_apart", "least", "most", "worker", "server",
+    "workers_per_server", "batch", "most_batch", "noise_scale", "epoch_samples", "value", "due_s",
+    "slope", "model",
+)  # fmt: skip
+
+
+def amounts_of(text: str, separator: str | None = None) -> dict[str, float]:
+    """Reads ``gpu:1 cpu:4``.
+
+    Raises:
+        InvalidUsage: a part is no name and number, or a name occurs twice.
+    """
+    found: dict[str, float] = {}
+    for part in text.split(separator):
+        name, colon, amount = part.strip().partition(":")
+        try:
+            value = float(amount)
+        except ValueError:
+            value = math.nan
+        if not name or not colon or not 0 <= value < math.inf:
+            raise InvalidUsage(f"{part.strip()!r} in {text!r}; expected a name and a number of at "
+                               "least 0, such as gpu:1")  # fmt: skip
+        if name in found:
+            raise InvalidUsage(f"{name!r} twice in {text!r}")
+        found[name] = value
+    return found
+
+
+def read_own(path: Path) -> Numbered:
+    """Reads the jobs.
+
+    Raises:
+        InvalidUsage: a line is no job, or a column is unknown.
+    """
+    for line in read_lines(path, NEEDED):
+        if unknown := [column for column in line.fields if column not in COLUMNS]:
+            raise line.wrong(f"unknown column {unknown[0]!r}; known are {', '.join(COLUMNS)}")
+        try:
+            yield line, _job(_Optional(line))
+        except InvalidUsage as error:
+            if str(error).startswith(line.path):
+                raise
+            raise line.wrong(str(error)) from None
+
+
+class _Optional:
+    """A line whose empty columns are None."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+
+    def has(self, column: str) -> bool:
+        return bool(self.line.fields.get(column))
+
+    def number(self, column: str, *, above: float | None = None) -> float | None:
+        return self.line.number_of(column, above=above) if self.has(column) else None
+
+    def whole(self, column: str) -> int | None:
+        return self.line.whole(column, 1) if self.has(column) else None
+
+    def amounts(self, column: str, without: Mapping[str, float]) -> Mapping[str, float]:
+        return amounts_of(self.line.fields[column]) if self.has(column) else without
+
+    def speeds(self, column: str) -> dict[int, float] | None:
+        if not self.has(column):
+            return None
+        table = self.amounts(column, {})
+        if any(not count.isdecimal() or int(count) < 1 for count in table):
+            raise self.line.wrong(f"{column} is {self.line.fields[column]!r}; expected samples/s "
+                                  "by workers, such as 1:100 2:190")  # fmt: skip
+        return {int(count): rate for count, rate in table.items()}
+
+
+def _job(line: _Optional) -> Job:
+    workers = line.line.whole("workers", 1)
+    duration_s = line.number("duration_s", above=0)
+    samples = line.number("samples", above=0)
+    speeds = line.speeds("speed")
+    if duration_s is not None and speeds is not None:
+        raise line.line.wrong("both duration_s and speed; expected one of them")
+    if duration_s is not None:
+        samples = samples or duration_s * workers
+        speeds = {workers: samples / duration_s}
+    if samples is None or speeds is None:
+        raise line.line.wrong("no duration_s; expected it, or samples and speed")
+    batch = line.whole("batch") or 1
+    return Job(
+        line.line.text("name"),
+        line.line.number_of("arrival_s"),
+        samples,
+        TableSpeed(speeds, line.speeds("speed_apart")),
+        line.amounts("worker", {"gpu": 1.0}),
+        line.amounts("server", {}),
+        line.whole("workers_per_server"),
+        requested=workers,
+        least=line.whole("least") or 1,
+        most=line.whole("most") or workers,
+        batch=batch,
+        most_batch=line.whole("most_batch"),
+        noise_scale=line.number("noise_scale"),
+        epoch_samples=line.number("epoch_samples", above=0) or math.inf,
+        utility=_utility(line),
+        model=line.line.fields.get("model", ""),
+    )
+
+
+def _utility(line: _Optional) -> Utility:
+    value, due_s, slope = line.number("value"), line.number("due_s"), line.number("slope")
+    if (due_s is None) != (slope is None):
+        raise line.line.wrong("due_s and slope belong together; expected both or none")
+    worth = 1.0 if value is None else value
+    return Constant(worth) if due_s is None or slope is None else Sigmoid(worth, slope, due_s)
+
+
+def write_jobs(path: Path, jobs: Iterable[Job]) -> int:
+    """Writes jobs as this table, all or none.
+
+    Speeds become tables at the least, the requested and the most workers and at powers of two, with
+    the user's batch: jobs with other than table speeds lose how they depend on batch, servers and
+    number of machines.
+
+    Returns:
+        how many.
+
+    Raises:
+        InvalidUsage: a utility is neither constant nor a sigmoid, or the file cannot be written.
+    """
+    name = os.fspath(path)
+    part = f"{name}.part"
+    count = 0
+    try:
+        try:
+            with open(part, "w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
+                writer.writeheader()
+                for job in jobs:
+                    writer.writerow(_fields(job))
+                    count += 1
+            os.replace(part, name)
+        finally:
+            if os.path.exists(part):
+                os.unlink(part)
+    except OSError as error:
+        raise InvalidUsage(f"{name} cannot be written: {error.strerror}") from None
+    return count
+
+
+def _fields(job: Job) -> dict[str, str]:
+    fields = {
+        "name": job.name,
+        "arrival_s": repr(job.arrival_s),
+        "workers": str(job.requested),
+        "samples": repr(job.samples),
+        "speed": _speeds(job, 1),
+        "least": str(job.least),
+        "most": str(job.most),
+        "worker": _amounts(job.worker),
+        "server": _amounts(job.server),
+        "batch": str(job.batch),
+        "model": job.model,
+    }
+    if (apart := _speeds(job, 2)) != fields["speed"]:
+        fields["speed_apart"] = apart
+    if job.workers_per_server is not None:
+        fields["workers_per_server"] = str(job.workers_per_server)
+    if job.most_batch is not None:
+        fields["most_batch"] = str(job.most_batch)
+    if job.noise_scale is not None:
+        fields["noise_scale"] = repr(float(job.noise_scale))
+    if job.epoch_samples < math.inf:
+        fields["epoch_samples"] = repr(float(job.epoch_samples))
+    match job.utility:
+        case Constant(value):
+            fields["value"] = repr(float(value))
+        case Sigmoid(value, slope, due_s):
+            fields["value"], fields["slope"] = repr(float(value)), repr(float(slope))
+            fields["due_s"] = repr(float(due_s))
+        case _:
+            raise InvalidUsage(f"job {job.name!r}: a table of jobs cannot hold the utility "
+                               f"{job.utility!r}; expected a Constant or a Sigmoid")  # fmt: skip
+    return fields
+
+
+def _amounts(demand: Mapping[str, float]) -> str:
+    return " ".join(f"{name}:{float(amount)!r}" for name, amount in demand.items())
+
+
+def _counts(job: Job, machines: int) -> Iterator[int]:
+    if isinstance(job.speed, TableSpeed):
+        table = job.speed.together if machines == 1 else job.speed.apart or job.speed.together
+        yield from table
+        return
+    counts = {job.least, job.requested, job.most}
+    counts |= {1 << i for i in range(job.most.bit_length())}
+    yield from sorted(count for count in counts if job.least <= count <= job.most)
+
+
+def _speeds(job: Job, machines: int) -> str:
+    rates = {
+        count: job.speed.samples_per_s(count, job.servers_for(count), machines, job.batch)
+        for count in _counts(job, machines)
+    }
+    return " ".join(f"{count}:{rate!r}" for count, rate in rates.items())

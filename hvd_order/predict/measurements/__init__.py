@@ -1,0 +1,1 @@
+"""Measurements of others: read from their files, and fitted."""
