@@ -156,20 +156,22 @@ horovod: build
 	@VENV="$(VENV)" JOBS="$(JOBS)" bash scripts/build_horovod.sh
 
 # ------------------------------------------------------------------------------ checks
-# Tests of jobs mostly wait, so lint and the tests of logic run beside them.
+# Tests of jobs mostly wait, so two streams of checks run side by side. The second is shown at the end.
 LOGIC_TESTS = tests/unit tests/property tests/test_import_rules.py tests/test_stub_matches.py
-JOB_TESTS = tests/chaos tests/hosts tests/multiproc tests/parity tests/random_programs tests/reference
-LOGIC_LOG = build/test-logic.log
+JOB_TESTS = tests/multiproc
+MORE_JOB_TESTS = tests/chaos tests/hosts tests/parity tests/random_programs tests/reference
+SECOND_LOG = build/test-second.log
+PYTEST_JOBS = "$(BIN)/python" -m pytest --durations=25 --durations-min=5
 test: dev
 	@$(MAKE) --no-print-directory cpp-test
-	@echo "lint and tests of logic: $(LOGIC_LOG), shown at the end"
+	@echo "lint, tests of logic and more tests of jobs: $(SECOND_LOG), shown at the end"
 	@{ $(MAKE) --no-print-directory lint && "$(BIN)/python" -m pytest $(LOGIC_TESTS) && \
-	  "$(BIN)/python" -m pytest tests/device; } \
-	  > $(LOGIC_LOG) 2>&1 & logic=$$!; trap 'kill $$logic 2> /dev/null || true' EXIT; \
-	jobs=0; "$(BIN)/python" -m pytest --durations=25 --durations-min=5 $(JOB_TESTS) || jobs=$$?; \
-	lint=0; wait $$logic || lint=$$?; \
-	if [ $$lint -eq 0 ]; then tail -n 1 $(LOGIC_LOG); else cat $(LOGIC_LOG); fi; \
-	exit $$((jobs > lint ? jobs : lint))
+	  "$(BIN)/python" -m pytest tests/device && $(PYTEST_JOBS) $(MORE_JOB_TESTS); } \
+	  > $(SECOND_LOG) 2>&1 & second=$$!; trap 'kill $$second 2> /dev/null || true' EXIT; \
+	jobs=0; $(PYTEST_JOBS) $(JOB_TESTS) || jobs=$$?; \
+	more=0; wait $$second || more=$$?; \
+	if [ $$more -eq 0 ]; then grep -E '^=+ .* (passed|failed).* =+$$' $(SECOND_LOG); else cat $(SECOND_LOG); fi; \
+	exit $$((jobs > more ? jobs : more))
 
 test-wheel: $(DEV_STAMP)
 	"$(BIN)/python" -m pytest tests/wheel

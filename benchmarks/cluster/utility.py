@@ -21,7 +21,7 @@ _MACHINES = (25, 50, 100, 200)
 _JOBS = (25, 50, 100)
 _INSIDE = (1.0, 2.0, 10.0, 50.0)  # rate within a machine over that of the network
 _POLICIES = ("fifo", "drf", "dorm", "oasis", "pd-ors")
-# A twentieth of an epoch's samples: with the papers' own numbers a job takes 1,500 worker-slots, and
+# A twentieth of the papers' samples: with all of them a job takes 1,500 worker-slots, and
 # a hundred machines could hold a handful of jobs.
 _EPOCH_SAMPLES = (1_000, 25_000)
 
