@@ -11,7 +11,7 @@ from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import Policy
 from hvd_order.errors import InvalidUsage
 
-__all__ = ["POLICIES", "Known", "policy"]
+__all__ = ["POLICIES", "RANDOM", "Known", "policy"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ POLICIES: dict[str, Callable[[Known], Policy]] = {
     "fifo": lambda _: Fifo(),
 }
 """Makes a policy for one run."""
+
+RANDOM: frozenset[str] = frozenset()
+"""Names of those that draw: another ``Known.seed`` may give another result."""
 
 
 def policy(name: str, known: Known) -> Policy:
