@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hvd_order.check.command
+import hvd_order.cli.cluster
 import hvd_order.cli.predict
 import hvd_order.cli.profile
 import hvd_order.cli.servers
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(
         dest="subcommand",
         metavar="run | check | doctor | demo | bench | timeline | profile | advise | plan | tune "
-        "| predict | serve | servers",
+        "| predict | cluster | serve | servers",
     )
     for name, command in _COMMANDS.items():
         command.add_options(
@@ -221,6 +222,12 @@ _COMMANDS = {
         "Simulates a job of many workers from one worker's steps. docs/throughput.md says more.",
         hvd_order.cli.predict.add_options,
         hvd_order.cli.predict.main,
+    ),
+    "cluster": _Command(
+        "schedule many training jobs on the machines of a cluster, simulated",
+        "Runs training jobs on the machines of a cluster. docs/cluster.md says more.",
+        hvd_order.cli.cluster.add_options,
+        hvd_order.cli.cluster.main,
     ),
     "serve": _Command(
         "be a parameter server of a job; hvd-order run --servers N starts N of them",

@@ -10,7 +10,7 @@ _RATE_UNITS = {"bit": 1 / 8, "b": 1.0, "byte": 1.0}
 _PREFIXES = {
     "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30
 }  # fmt: skip
-_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_rate(text: str) -> float:
@@ -37,14 +37,19 @@ def parse_rate(text: str) -> float:
 
 
 def parse_duration(text: str) -> float:
-    """Reads a time such as ``"50us"``, ``"0.2ms"`` or ``"1e-4"`` (seconds), in seconds.
+    """Reads a time such as ``"50us"``, ``"0.2ms"``, ``"1e-4"`` (seconds), ``"20min"`` or ``"2d"``.
+
+    Returns:
+        Seconds.
 
     Raises:
         ValueError: the text is no time.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e[-+]?\d+)?)\s*(s|ms|us|ns)?\s*", text)
-    if match is None:
-        raise ValueError(f"expected a time such as 50us, 0.2ms or 1e-4 (seconds), got {text!r}")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:e[-+]?\d+)?)\s*([a-z]+)?\s*", text)
+    if match is None or (match[2] or "s") not in _TIME_UNITS:
+        raise ValueError(
+            f"expected a time such as 50us, 0.2ms, 1e-4 (seconds) or 20min, got {text!r}"
+        )
     return float(match[1]) * _TIME_UNITS[match[2] or "s"]
 
 

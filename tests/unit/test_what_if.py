@@ -57,11 +57,12 @@ def test_bandwidths_are_read_or_refused(text: str, bytes_per_s: float | None) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("50us", 5e-5), ("0.2ms", 2e-4), ("1e-4", 1e-4), ("2 s", 2.0)]
+    ("text", "seconds"),
+    [("50us", 5e-5), ("0.2ms", 2e-4), ("1e-4", 1e-4), ("2 s", 2.0), ("20min", 1200), ("1d", 86400)],
 )
 def test_times_are_read(text: str, seconds: float) -> None:
     assert parse_duration(text) == pytest.approx(seconds)
-    for wrong in (f"{text} ago", "-1ms", "1 min"):
+    for wrong in (f"{text} ago", "-1ms", "1 week"):
         with pytest.raises(ValueError, match="expected a time"):
             parse_duration(wrong)
 

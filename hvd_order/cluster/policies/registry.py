@@ -18,7 +18,7 @@ from hvd_order.cluster.pricing.one_slot import Solver
 from hvd_order.cluster.pricing.prices import limits_for
 from hvd_order.errors import InvalidUsage
 
-__all__ = ["POLICIES", "Known", "policy"]
+__all__ = ["POLICIES", "RANDOM", "Known", "policy"]
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,9 @@ POLICIES: dict[str, Callable[[Known], Policy]] = {
     "pd-ors-greedy": lambda known: _pd_ors(known, "greedy"),
 }
 """Makes a policy for one run."""
+
+RANDOM: frozenset[str] = frozenset()
+"""Names of those that draw: another ``Known.seed`` may give another result."""
 
 
 def policy(name: str, known: Known) -> Policy:
