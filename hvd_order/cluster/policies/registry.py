@@ -90,7 +90,7 @@ POLICIES: dict[str, Callable[[Known], Policy]] = {
 }
 """Makes a policy for one run."""
 
-RANDOM: frozenset[str] = frozenset()
+RANDOM = frozenset({"ones", "pd-ors"})
 """Names of those that draw: another ``Known.seed`` may give another result."""
 
 

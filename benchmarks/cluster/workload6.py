@@ -1,0 +1,56 @@
+"""Elastic policies on Pollux' workload 6: mean completion time. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.environment import describe, environment
+from common.record import add_out_option, settings_of, write_record
+
+from hvd_order.cluster.policies.registry import RANDOM, Known, policy
+from hvd_order.cluster.simulate.simulator import Rules, simulate
+from hvd_order.cluster.workloads.load import DATA, load_jobs
+from hvd_order.cluster.workloads.machines import parse_machines
+
+_MACHINES = "16x4gpu"  # as Pollux' evaluation has them
+_RESIZE_S = 30.0  # Pollux' own assumption for a restart
+_POLICIES = ("fifo", "srtf", "finish-time", "optimus", "tiresias", "ones")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_out_option(parser)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--policies", nargs="+", default=_POLICIES)
+    options = parser.parse_args()
+    found = environment()
+    print(describe(found) + "\n")
+    machines = parse_machines(_MACHINES)
+    jobs = list(load_jobs(os.path.join(DATA, "pollux-workload-6.csv")))
+    raw: dict[str, dict[str, list[float]]] = {}
+    for name in options.policies:
+        raw[name] = {
+            "completion_mean_s": [],
+            "completion_p99_s": [],
+            "makespan_s": [],
+            "changes": [],
+        }
+        for seed in range(options.seeds if name in RANDOM else 1):
+            chosen = policy(name, Known(machines, None, float("inf"), jobs, seed))
+            rules = Rules(start_s=_RESIZE_S, resize_s=_RESIZE_S)
+            metrics = simulate(jobs, machines, chosen, rules).metrics()
+            for key, values in raw[name].items():
+                values.append(metrics[key])
+        mean = {key: statistics.fmean(values) for key, values in raw[name].items()}
+        print(f"{name:12} " + ", ".join(f"{key} {value:.0f}" for key, value in mean.items()),
+              flush=True)  # fmt: skip
+    write_record("cluster", found, settings_of(options), raw, {}, options.out)
+
+
+if __name__ == "__main__":
+    main()
