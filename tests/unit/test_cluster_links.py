@@ -79,6 +79,16 @@ def test_the_end_of_one_transfer_speeds_up_the_other() -> None:
     assert long.sent == [(10, 12, 0.5), (12, 14, 1.0)]
 
 
+def test_an_iteration_under_way_counts_when_it_takes_long() -> None:
+    # The first job sends all the time: the second half of an iteration hides the first half's.
+    greedy = job("a", Step((0.0, 1.0), (Transfer(1, 0, 0), Transfer(1, 1, 1))), 0)
+    starved = job("b", barrier(0.5, 0.5), 0)
+    traces = by_priority([greedy, starved], 0, 20)
+    assert traces[0].iteration_s == pytest.approx(2)
+    assert traces[1].starts_s == [0]
+    assert traces[1].iteration_s == pytest.approx(20)
+
+
 def test_a_lower_level_gets_what_is_left() -> None:
     # On link 0 the first job leaves nothing, on link 1 half.
     assert shares([{0: 1.0, 1: 0.5}, {0: 1.0}, {1: 1.0}], [0, 1, 1], [1, 1]) == [1, 0, 0.5]

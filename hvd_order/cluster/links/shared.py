@@ -60,11 +60,13 @@ class Trace:
     """What a job did.
 
     Attributes:
+        end_s: of the simulation.
         starts_s: of its iterations.
         busy_s: time in which it computed.
         sent: (begin, end, bytes of gradient a second), where it is not 0; neighbours differ.
     """
 
+    end_s: float
     starts_s: list[float] = field(default_factory=list)
     busy_s: float = 0.0
     sent: list[tuple[float, float, float]] = field(default_factory=list)
@@ -76,12 +78,20 @@ class Trace:
 
     @property
     def iteration_s(self) -> float:
-        """Mean over the later two thirds of the iterations; infinity with less than two."""
+        """Mean over the later two thirds of the iterations; infinity if none began.
+
+        The one under way counts as ended if it already takes longer than the others: else a job
+        that waits for ever would be as fast as it was before.
+        """
         last = len(self.starts_s) - 1
-        if last < 1:
+        if last < 0:
             return math.inf
         first = last // 3
-        return (self.starts_s[last] - self.starts_s[first]) / (last - first)
+        under_way_s = self.end_s - self.starts_s[last]
+        ended_s = self.starts_s[last] - self.starts_s[first]
+        if last == first or under_way_s * (last - first) > ended_s:
+            return (ended_s + under_way_s) / (last - first + 1)
+        return ended_s / (last - first)
 
 
 def simulate_shared(
@@ -171,7 +181,7 @@ class _Shared:
                 if job.load and one.size_bytes > 0:
                     after[one.after].append(i)
             self._jobs.append(
-                _Running(len(self._jobs), job, Trace(), [0] * len(after), after, begin_s, every_s,
+                _Running(len(self._jobs), job, Trace(until_s), [0] * len(after), after, begin_s, every_s,
                          event_s=begin_s)
             )  # fmt: skip
         self._due_s = [one.event_s for one in self._jobs]
