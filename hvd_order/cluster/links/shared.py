@@ -181,9 +181,17 @@ class _Shared:
                 if job.load and one.size_bytes > 0:
                     after[one.after].append(i)
             self._jobs.append(
-                _Running(len(self._jobs), job, Trace(until_s), [0] * len(after), after, begin_s, every_s,
-                         event_s=begin_s)
-            )  # fmt: skip
+                _Running(
+                    number=len(self._jobs),
+                    job=job,
+                    trace=Trace(until_s),
+                    missing=[0] * len(after),
+                    after=after,
+                    begin_s=begin_s,
+                    every_s=every_s,
+                    event_s=begin_s,
+                )
+            )
         self._due_s = [one.event_s for one in self._jobs]
 
     def run(self) -> list[Trace]:
