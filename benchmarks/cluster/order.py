@@ -20,8 +20,9 @@ from profiles import PROFILES
 
 from hvd_order.cluster.links.between import Between, sharing_of
 from hvd_order.cluster.links.cassini import shifts_of
+from hvd_order.cluster.links.jobs import LinkJob
 from hvd_order.cluster.links.load import load_of
-from hvd_order.cluster.links.shared import LinkJob, alone_s, simulate_shared
+from hvd_order.cluster.links.shared import alone_s, simulate_shared
 from hvd_order.cluster.links.step import Inside, step_of
 from hvd_order.cluster.model.placement import Placement
 from hvd_order.plan.graph.graph import Graph

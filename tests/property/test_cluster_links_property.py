@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_order.cluster.links.fairness import shares
-from hvd_order.cluster.links.shared import LinkJob, Sharing, alone_s, simulate_shared
+from hvd_order.cluster.links.jobs import LinkJob, Sharing
+from hvd_order.cluster.links.shared import alone_s, simulate_shared
 from hvd_order.cluster.links.step import Inside, step_of
 from hvd_order.plan.graph.synthetic import chain
 

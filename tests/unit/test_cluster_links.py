@@ -13,10 +13,11 @@ from hvd_order.cluster.links.cassini import demand_of, shifts_of, time_shifts
 from hvd_order.cluster.links.circle import Demand, best_rotations, score
 from hvd_order.cluster.links.crux import correction, crux_levels, crux_priorities, intensity
 from hvd_order.cluster.links.fairness import shares
+from hvd_order.cluster.links.jobs import LinkJob, Sharing, Trace
 from hvd_order.cluster.links.levels import compress, cut
 from hvd_order.cluster.links.load import load_of
 from hvd_order.cluster.links.rates import SharedLinks
-from hvd_order.cluster.links.shared import LinkJob, Sharing, Trace, alone_s, simulate_shared
+from hvd_order.cluster.links.shared import alone_s, simulate_shared
 from hvd_order.cluster.links.step import Inside, Step, Transfer, step_of
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines

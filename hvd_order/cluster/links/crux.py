@@ -11,8 +11,9 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 
+from hvd_order.cluster.links.jobs import LinkJob, Sharing
 from hvd_order.cluster.links.levels import compress
-from hvd_order.cluster.links.shared import LinkJob, Sharing, simulate_shared
+from hvd_order.cluster.links.shared import simulate_shared
 from hvd_order.cluster.links.step import Step
 
 __all__ = ["correction", "crux_levels", "crux_priorities", "intensity"]

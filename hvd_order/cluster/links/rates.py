@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hvd_order.cluster.links.between import Between, sharing_of
 from hvd_order.cluster.links.fairness import shares
+from hvd_order.cluster.links.jobs import LinkJob
 from hvd_order.cluster.links.load import load_of
-from hvd_order.cluster.links.shared import LinkJob, alone_s, simulate_shared
+from hvd_order.cluster.links.shared import alone_s, simulate_shared
 from hvd_order.cluster.links.step import Inside, Step, step_of
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
