@@ -60,14 +60,20 @@ def graph_of(model: str, speed: float) -> Graph:
     )
 
 
-def draw_mix(seed: int, count: int, machines: int, slots: int) -> Mix | None:
-    """Jobs of 2 to 4 workers on different machines; None: they do not fit."""
+def draw_mix(seed: int, count: int, machines: int, slots: int, alike: bool) -> Mix | None:
+    """Jobs of 2 to 4 workers on different machines; None: they do not fit.
+
+    Args:
+        alike: all jobs are the same one, so their iterations take equally long.
+    """
     draw = random.Random(seed)
+    kinds = [(draw.choice(MODELS), draw.choice(SPEEDS), draw.randint(2, 4)) for _ in range(count)]
+    if alike:
+        kinds = kinds[:1] * count
     free = [slots] * machines
     graphs, placements = [], []
-    for _ in range(count):
-        graphs.append(graph_of(draw.choice(MODELS), draw.choice(SPEEDS)))
-        workers = draw.randint(2, 4)
+    for model, speed, workers in kinds:
+        graphs.append(graph_of(model, speed))
         room = [machine for machine in range(machines) if free[machine]]
         if len(room) < workers:
             return None
@@ -119,6 +125,7 @@ def main() -> None:
     parser.add_argument("--machines", type=int, default=8)
     parser.add_argument("--slots", type=int, default=2, help="workers of a machine")
     parser.add_argument("--gbit", type=float, nargs="+", default=[10.0, 25.0, 50.0])
+    parser.add_argument("--alike", action="store_true", help="all jobs of a mix are the same one")
     add_out_option(parser)
     options = parser.parse_args()
     found = environment()
@@ -130,7 +137,7 @@ def main() -> None:
         begin = time.process_time()
         mixes, seed = [], 0
         while len(mixes) < options.mixes:
-            mix = draw_mix(seed, options.jobs, options.machines, options.slots)
+            mix = draw_mix(seed, options.jobs, options.machines, options.slots, options.alike)
             if mix is not None and accepted(mix, capacity):
                 mixes.append(mix)
             seed += 1
