@@ -1,0 +1,53 @@
+"""Orders between jobs, by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from hvd_order.cluster.links.cassini import shifts_of
+from hvd_order.cluster.links.crux import crux_levels
+from hvd_order.cluster.links.jobs import LinkJob, Sharing
+from hvd_order.cluster.links.shared import alone_s
+from hvd_order.errors import InvalidUsage
+
+__all__ = ["Between", "sharing_of"]
+
+Between = Literal["fair", "crux", "cassini"]
+"""Order of the transfers of different jobs.
+
+fair: max-min fair sharing, as connections do.
+crux: strict priorities by Crux, on 8 levels.
+cassini: fair sharing, and time shifts by CASSINI. Where CASSINI does not take the placement, none.
+"""
+
+_INTERVALS = 50  # of the shortest iteration
+
+
+def sharing_of(
+    between: Between, jobs: Sequence[LinkJob], capacity: Sequence[float], seed: int = 0
+) -> Sharing:
+    """The order between these jobs.
+
+    Args:
+        seed: of the moments at which jobs begin, within their iterations, unless shifts set them,
+            and of Crux' sampled orders.
+
+    Raises:
+        InvalidUsage: there is no such order.
+    """
+    if between not in get_args(Between):
+        raise InvalidUsage(f"an order between jobs of {between!r}; expected one of "
+                           f"{', '.join(get_args(Between))}")  # fmt: skip
+    draw = random.Random(seed)
+    iterations_s = [alone_s(job.step, job.link_s(capacity) / job.step.size_bytes)
+                    if job.load else job.step.compute_s for job in jobs]  # fmt: skip
+    begin_s = [draw.random() * seconds for seconds in iterations_s]
+    fair = Sharing.fair(len(jobs), begin_s)
+    if between == "crux":
+        return Sharing(crux_levels(jobs, capacity, seed=seed), begin_s, fair.every_s)
+    if between == "cassini":
+        shifts = shifts_of(jobs, capacity, min(iterations_s) / _INTERVALS)
+        return fair if shifts is None else shifts.sharing()
+    return fair
