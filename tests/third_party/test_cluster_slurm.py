@@ -53,7 +53,7 @@ def test_a_job_changes_at_a_commit_and_a_wrong_one_is_reported(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     jobs, log = slurm.folder / "jobs.csv", slurm.folder / "state" / "jobs" / "job" / "log"
     train = [sys.executable, elastic_training.__file__, "40", "0", "20:2"]
-    jobs.write_text(f"job,command,samples,most\njob,{shlex.join(train)},40,2\n")
+    jobs.write_text(f"name,command,workers,duration_s,most\njob,{shlex.join(train)},1,40,2\n")
     machines = Machines([Machine(socket.gethostname(), {"slot": 2})])
     state = slurm.folder / "state"
     scheduler = Scheduler(
@@ -67,7 +67,7 @@ def test_a_job_changes_at_a_commit_and_a_wrong_one_is_reported(
     try:
         wait_until(lambda: log.exists() and "waits at 20" in log.read_text(), 90, slurm.logs)
         with jobs.open("a") as file:
-            file.write("wrong,no-such-command,1,1\n")
+            file.write("wrong,no-such-command,1,1,1\n")
         running.join(240)
         assert not running.is_alive(), slurm.logs() + log.read_text()
     finally:

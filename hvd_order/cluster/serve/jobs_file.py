@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -19,9 +20,12 @@ __all__ = ["COLUMNS", "SLOT", "ServedJob", "job_of", "read_jobs"]
 SLOT = "slot"
 """The resource of which a worker takes one."""
 
-COLUMNS = ("job", "command", "samples", "samples_per_s", "arrival_s", "requested", "least", "most",
-           "batch", "epoch_samples", "model", "value", "slope", "due_s")  # fmt: skip
-_NEEDED = ("job", "command", "samples")
+_NEEDED = ("name", "command", "workers")
+COLUMNS = (
+    *_NEEDED, "arrival_s", "duration_s", "samples", "speed", "speed_apart", "least", "most",
+    "worker", "batch", "most_batch", "noise_scale", "epoch_samples", "value", "due_s", "slope",
+    "model",
+)  # fmt: skip
 _NAME = re.compile(r"\w[\w.-]*")  # it is a folder's name as well
 
 
@@ -40,11 +44,12 @@ class ServedJob:
 def read_jobs(path: Path) -> list[tuple[Mapping[str, str], ServedJob]]:
     """Reads a table of jobs: CSV with a line of column names.
 
-    Needed are ``job``, ``command`` and ``samples``. ``samples_per_s`` is one number, of each
-    worker (default: 1, which makes samples seconds of a worker), or pairs such as
-    ``1:10 2:19 4:36`` of numbers of workers and the speed of all of them. ``requested``, ``least``
-    and ``most`` are workers (default: ``requested``, which is 1). ``value``, ``slope`` and
-    ``due_s`` are those of `Sigmoid`; without a slope the completion is worth ``value`` (1).
+    Needed are ``name``, ``command``, ``workers`` (that its user asks for), and ``duration_s`` (how
+    long it takes alone with so many), or ``samples`` and ``speed`` (samples/s by workers, such as
+    ``1:10 2:19 4:36``; ``speed_apart`` the same over several machines). ``arrival_s`` counts from
+    the scheduler's first start (0). ``least`` and ``most`` are workers that it can run with
+    (1, ``workers``). ``value``, ``slope`` and ``due_s`` are those of `Sigmoid`; without a slope the
+    completion is worth ``value`` (1). A worker takes a slot, whatever ``worker`` says.
 
     Returns:
         For each job its columns, to be kept, and the job.
@@ -83,7 +88,7 @@ def job_of(row: Mapping[str, str]) -> ServedJob:
     Raises:
         InvalidUsage: a field is wrong.
     """
-    name = row["job"].strip()
+    name = row["name"].strip()
     if not _NAME.fullmatch(name):
         raise InvalidUsage(f"a job called {name!r}; expected letters, digits, '_', '-' and '.'")
     try:
@@ -92,25 +97,30 @@ def job_of(row: Mapping[str, str]) -> ServedJob:
         raise InvalidUsage(f"the command of job {name!r}: {error}") from None
     if not command:
         raise InvalidUsage(f"job {name!r} has no command")
-    requested = int(_number(row, "requested", 1, whole=True))
-    least = int(_number(row, "least", requested, whole=True))
-    most = int(_number(row, "most", requested, whole=True))
+    workers = int(_number(row, "workers", None, whole=True))
     batch = int(_number(row, "batch", 1, whole=True))
+    samples, speed = _work(row, workers)
     job = Job(
         name,
         _number(row, "arrival_s", 0.0),
-        _number(row, "samples", None),
-        _speed(row, max(most, 1)),
+        samples,
+        speed,
         worker={SLOT: 1.0},
-        requested=requested,
-        least=least,
-        most=most,
+        requested=workers,
+        least=int(_number(row, "least", 1, whole=True)),
+        most=int(_number(row, "most", workers, whole=True)),
         batch=batch,
-        epoch_samples=_number(row, "epoch_samples", float("inf")),
+        most_batch=int(_number(row, "most_batch", batch, whole=True)),
+        noise_scale=_number(row, "noise_scale", math.nan) if _has(row, "noise_scale") else None,
+        epoch_samples=_number(row, "epoch_samples", math.inf),
         utility=_utility(row),
         model=row.get("model", ""),
     )
     return ServedJob(job, command)
+
+
+def _has(row: Mapping[str, str], name: str) -> bool:
+    return bool(row.get(name, "").strip())
 
 
 def _number(row: Mapping[str, str], name: str, default: float | None, whole: bool = False) -> float:
@@ -124,21 +134,34 @@ def _number(row: Mapping[str, str], name: str, default: float | None, whole: boo
         raise InvalidUsage(f"{name} is {text!r}; expected {kind}") from None
 
 
-def _speed(row: Mapping[str, str], most: int) -> TableSpeed:
-    text = row.get("samples_per_s", "").strip()
-    if ":" not in text:
-        each = _number(row, "samples_per_s", 1.0)
-        return TableSpeed({1: each, most: each * most})
+def _work(row: Mapping[str, str], workers: int) -> tuple[float, TableSpeed]:
+    """Samples and speed."""
+    if _has(row, "duration_s"):
+        if _has(row, "speed"):
+            raise InvalidUsage("both duration_s and speed; expected one of them")
+        duration_s = _number(row, "duration_s", None)
+        samples = _number(row, "samples", duration_s * workers)
+        if not duration_s > 0:
+            raise InvalidUsage(f"duration_s is {duration_s}; expected more than 0")
+        return samples, TableSpeed({workers: samples / duration_s})
+    if not _has(row, "speed") or not _has(row, "samples"):
+        raise InvalidUsage("no duration_s; expected it, or samples and speed")
+    apart = _speeds(row, "speed_apart") if _has(row, "speed_apart") else None
+    return _number(row, "samples", None), TableSpeed(_speeds(row, "speed"), apart)
+
+
+def _speeds(row: Mapping[str, str], name: str) -> dict[int, float]:
+    text = row[name]
     try:
         pairs = [pair.split(":") for pair in text.split()]
-        return TableSpeed({int(workers): float(rate) for workers, rate in pairs})
+        return {int(workers): float(rate) for workers, rate in pairs}
     except ValueError:
-        raise InvalidUsage(f"samples_per_s is {text!r}; expected a number, or pairs such as "
-                           "'1:10 2:19' of workers and samples/s") from None  # fmt: skip
+        raise InvalidUsage(f"{name} is {text!r}; expected pairs such as '1:10 2:19' of workers and "
+                           "samples/s") from None  # fmt: skip
 
 
 def _utility(row: Mapping[str, str]) -> Utility:
     value = _number(row, "value", 1.0)
-    if not row.get("slope", "").strip():
+    if not _has(row, "slope"):
         return Constant(value)
     return Sigmoid(value, _number(row, "slope", None), _number(row, "due_s", None))

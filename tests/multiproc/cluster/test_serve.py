@@ -44,8 +44,8 @@ def write_jobs(folder: Path, *jobs: tuple[str, list[str], int]) -> None:
     """Writes a file of jobs: name, command, most workers."""
     with (folder / "jobs.csv").open("w", newline="") as file:
         rows = csv.writer(file)
-        rows.writerow(("job", "command", "samples", "most"))
-        rows.writerows((name, shlex.join(command), 60, most) for name, command, most in jobs)
+        rows.writerow(("name", "command", "workers", "duration_s", "most"))
+        rows.writerows((name, shlex.join(command), 1, 60, most) for name, command, most in jobs)
 
 
 def train(steps: int, pace_s: float) -> list[str]:
