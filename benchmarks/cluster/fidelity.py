@@ -43,11 +43,12 @@ _HOSTS = ("localhost", "127.0.0.1")  # both are this host, without ssh
 _SLOTS = 3
 _BATCH = 12
 _SAMPLE_S = 0.05
-_PHASES = (1, 2, 3, 1)  # workers of the job that is measured
+_PHASES = (1, 2, 3, 0, 1)  # workers of the job that is measured
 _STEPS_OF_CHANGE = 12  # room for steps between a decision and the change
 _STEP = re.compile(r"step (\d+) of (\d+) (\S+)$", re.MULTILINE)
 # Arrival in seconds, workers asked for, and steps of one worker, each 0.6 s of waiting.
-_JOBS = ((0, 2, 130), (4, 1, 80), (8, 2, 110), (12, 1, 50), (16, 2, 80), (20, 2, 60))
+_JOBS = ((0, 2, 170), (6, 1, 100), (12, 2, 130), (18, 1, 70), (24, 2, 90), (30, 2, 70))
+_STOPS = ("fifo", "srtf")  # policies that stop jobs, and do not change how many workers they have
 
 
 def main() -> None:
@@ -76,12 +77,14 @@ def main() -> None:
         "start_s": costs.starts_s,
         "end_s": costs.ends_s,
         "resize_s": costs.resizes_s,
+        "resume_s": costs.resumes_s,
     }
     summary = {
         "worst_error": worst,
         "errors": {run["policy"]: run["error"] for run in runs},
         "start_s": costs.start_s,
-        "resize_s": costs.resize_s,
+        "resize_s": costs.change_s("optimus"),
+        "resume_s": costs.change_s("srtf"),
     }
     write_record("cluster", found, settings_of(options), raw, summary, options.out)
 
@@ -98,27 +101,29 @@ class Costs:
         starts_s: from the decision to where training would have begun at that rate.
         ends_s: from the last step to when the scheduler knows it.
         resizes_s: what a job loses by each change: see `_lost_s`.
+        resumes_s: the same of a job that was stopped.
     """
 
     rates: Mapping[int, float]
     starts_s: Sequence[float]
     ends_s: Sequence[float]
     resizes_s: Sequence[float]
+    resumes_s: Sequence[float]
 
     @property
     def start_s(self) -> float:
         """Of a job: its start, and its end, which the simulator does not know."""
         return statistics.mean(self.starts_s) + statistics.mean(self.ends_s)
 
-    @property
-    def resize_s(self) -> float:
-        return statistics.mean(self.resizes_s)
+    def change_s(self, policy_name: str) -> float:
+        """Of a change, of the kind that a policy makes."""
+        return statistics.mean(self.resumes_s if policy_name in _STOPS else self.resizes_s)
 
     def __str__(self) -> str:
         rates = ", ".join(f"{rate:.2f} with {n}" for n, rate in self.rates.items())
         return (
             f"samples/s: {rates}; a start and an end cost {self.start_s:.2f} s, a resize "
-            f"{self.resize_s:.2f} s ({', '.join(f'{each:.2f}' for each in self.resizes_s)})"
+            f"{self.change_s('optimus'):.2f} s, a resume {self.change_s('srtf'):.2f} s"
         )
 
 
@@ -129,7 +134,6 @@ class _Phases:
         self.log = log
         self.steps = steps
         self.phase = -1
-        self.until = 0
         self.asked_s: list[float] = []  # when each phase was decided
 
     def decide(self, view: View) -> Decision:
@@ -139,13 +143,16 @@ class _Phases:
                 continue
             self.phase += 1
             count = _PHASES[self.phase]
-            decision.place[name] = Placement.of([(machine, 1, 0) for machine in (0, 1, 0)[:count]])
+            parts = [(machine, 1, 0) for machine in (0, 1, 0)[:count]]
+            decision.place[name] = Placement.of(parts) if parts else None
             self.asked_s.append(view.now_s)
         return decision
 
     def _over(self) -> bool:
         if self.phase < 0:
             return True
+        if _PHASES[self.phase] == 0:
+            return (self.log.parent / "code").exists()
         steps = _steps(self.log)
         same = 0
         while same < len(steps) and steps[-1 - same][1] == _PHASES[self.phase]:
@@ -160,8 +167,8 @@ def _steps(log: Path) -> list[tuple[int, int, float]]:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> Costs:
-    """Runs one job with 1, 2, 3 and 1 workers."""
-    count = (options.phase_steps + _STEPS_OF_CHANGE) * len(_PHASES)
+    """Runs one job with 1, 2 and 3 workers, stops it, and goes on with 1."""
+    count = (options.phase_steps + _STEPS_OF_CHANGE) * (len(_PHASES) - 1)
     jobs = [(0.0, 1, count)]
     policy_object = _Phases(folder / "jobs" / "job0" / "log", options.phase_steps)
     ended = serve(folder, jobs, policy_object, {1: 20.0}, 10.0, options.limit)
@@ -178,12 +185,13 @@ def measure(folder: Path, options: argparse.Namespace) -> Costs:
                          "running?")  # fmt: skip
     first = steps[0]
     start_s = first[2] - asked[0] - _BATCH / rates[1]
-    changes = [
-        _lost_s(steps, asked[phase], _PHASES[phase - 1], _PHASES[phase], rates)
-        for phase in range(1, len(_PHASES))
-    ]
+    resizes, resumes = [], []
+    for phase, (before, after) in enumerate(itertools.pairwise(_PHASES), 1):
+        if after:
+            lost_s = _lost_s(steps, asked[phase], before, after, rates)
+            (resizes if before else resumes).append(lost_s)
     end_s = origin + float(ended["job0"]["ended_s"]) - steps[-1][2]
-    return Costs(rates, [start_s], [end_s], changes)
+    return Costs(rates, [start_s], [end_s], resizes, resumes)
 
 
 def _lost_s(
@@ -198,7 +206,7 @@ def _lost_s(
     """
     done = max(step for step, _, end in steps if end <= asked)
     at_s = max(end for step, _, end in steps if step == done)
-    begun = done + (asked - at_s) * rates[before] / _BATCH
+    begun = done + (asked - at_s) * rates.get(before, 0.0) / _BATCH
     number, end = next((s, e) for s, workers, e in steps if e > asked and workers == after)
     return (end - asked) - (number - begun) * _BATCH / rates[after]
 
@@ -253,12 +261,13 @@ def compare(name: str, folder: Path, costs: Costs, options: argparse.Namespace) 
     print(f"{name}:", flush=True)
     machines = _machines()
     known = Known(machines, None, float("inf"), [])
-    ended = serve(folder, jobs, policy(name, known), costs.rates, costs.resize_s, options.limit)
+    change_s = costs.change_s(name)
+    ended = serve(folder, jobs, policy(name, known), costs.rates, change_s, options.limit)
     same: list[Job] = [served.job for _, served in read_jobs(folder / "jobs.csv")]
     outcomes: dict[str, Outcome] = {}
     simulate(
         same, machines, policy(name, known),
-        Rules(start_s=costs.start_s, resize_s=costs.resize_s),
+        Rules(start_s=costs.start_s, resize_s=change_s),
         ended=lambda outcome: outcomes.update({outcome.name: outcome}),
     )  # fmt: skip
     real = {each: float(row["completion_s"]) for each, row in ended.items()}

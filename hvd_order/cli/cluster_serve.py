@@ -42,8 +42,8 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         help="what a job loses by a start or a change, for the policy (default: 10)")  # fmt: skip
     add("--restarts", type=int, default=2, metavar="N",
         help="start a job that failed again N times (default: 2)")  # fmt: skip
-    add("--patience", type=float, default=60.0, metavar="S",
-        help="end a job that does not stop or let slots go in that time (default: 60)")  # fmt: skip
+    add("--patience", type=float, default=120.0, metavar="S",
+        help="end a job that does not stop or let slots go by then (default: 120)")  # fmt: skip
     add("--host-timeout", type=float, default=60.0, metavar="S",
         help="longest wait of a job for its hosts (default: 60)")  # fmt: skip
     add("--run-options", default="", metavar="OPTIONS",

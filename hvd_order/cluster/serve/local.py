@@ -126,7 +126,7 @@ class LocalRunner:
     def _settled(self, name: str) -> bool:
         formed = read_formation(self._folder / name / "formation")
         if formed is None:
-            return True
+            return False  # the launcher may still begin with what it was given first
         given = self._given(name)
         inside = all(set(numbers) <= set(given.get(host, ()))
                      for host, numbers in formed.devices.items())  # fmt: skip

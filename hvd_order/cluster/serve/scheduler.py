@@ -46,7 +46,7 @@ class ServeRules:
     slot_s: float | None = None
     resize_s: float = 10.0
     restarts: int = 2
-    patience_s: float = 60.0
+    patience_s: float = 120.0
     once: bool = False
 
     def __post_init__(self) -> None:
