@@ -71,6 +71,11 @@ class Ledger:
         return View(now_s, self._machines, self._free, self.waiting, self.running, arrived,
                     self._slot_s, self._resize_s)  # fmt: skip
 
+    def changed_by(self, decision: Decision) -> bool:
+        """Whether a decision gives or takes anything."""
+        states = ((self.state(name), placement) for name, placement in decision.place.items())
+        return any(state is None or state.placement != place for state, place in states)
+
     def apply(self, decision: Decision, now_s: float) -> None:
         """Takes a decision down.
 

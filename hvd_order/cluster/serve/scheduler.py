@@ -204,8 +204,11 @@ class Scheduler:
         now_s = self._now()
         self._news = False
         told = self._read_progress()
-        decision = self._policy.decide(self._ledger.view(now_s))
-        self._journal.add("asked", now_s, progress=told, **noted(decision))
+        view = self._ledger.view(now_s)
+        decision = self._policy.decide(view)
+        if view.arrived or decision.reject or self._ledger.changed_by(decision):
+            # A policy may want to be asked every second; what changes nothing is not kept.
+            self._journal.add("asked", now_s, progress=told, **noted(decision))
         self._ledger.apply(decision, now_s)
         self._wake_s = math.inf if decision.wake_s is None else decision.wake_s
         if self._wake_s <= now_s - _EARLY_S:
