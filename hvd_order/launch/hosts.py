@@ -38,10 +38,15 @@ _SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
 @dataclass(frozen=True)
 class Host:
-    """A host and its number of slots."""
+    """A host and its number of slots.
+
+    Attributes:
+        devices: that the processes there may use, one a slot; empty: all that the host has.
+    """
 
     name: str
     slots: int
+    devices: tuple[int, ...] = ()
 
 
 def parse_hosts(text: str) -> list[Host]:
@@ -89,6 +94,8 @@ def _read_text(path: Path) -> str:
 def discover_hosts(script: str, default_slots: int) -> list[Host]:
     """Runs a host discovery script, which prints ``host`` or ``host:slots`` lines.
 
+    ``host:2 devices=0,3`` also says which of the host's devices the processes may use.
+
     Args:
         script: path of an executable, or a command line, as in horovodrun.
         default_slots: slots of a host without a number.
@@ -123,7 +130,7 @@ def discover_hosts(script: str, default_slots: int) -> list[Host]:
             f"{script} failed with exit code {asked.returncode}: {complaint or 'no output'}"
         )
     lines = [line for line in said.splitlines() if line.strip()]
-    return _checked([_parse_host(line, default_slots, script) for line in lines], script)
+    return _checked([_parse_line(line, default_slots, script) for line in lines], script)
 
 
 def _text_of(file: IO[bytes]) -> str:
@@ -153,7 +160,7 @@ def share(hosts: Sequence[Host], limit: int | None) -> list[Host]:
     for host in hosts:
         count = min(host.slots, left)
         if count:
-            dealt.append(Host(host.name, count))
+            dealt.append(Host(host.name, count, host.devices[:count]))
         left -= count
     return dealt
 
@@ -197,9 +204,23 @@ def _parse_host(text: str, default_slots: int, where: str) -> Host:
     return Host(name, int(slots))
 
 
+def _parse_line(text: str, default_slots: int, where: str) -> Host:
+    """Reads a line of a discovery script."""
+    place, given, devices = text.strip().partition(" devices=")
+    host = _parse_host(place, default_slots, where)
+    if not given:
+        return host
+    if not re.fullmatch(r"\d+(,\d+)*", devices) or devices.count(",") + 1 != host.slots:
+        raise InvalidUsage(
+            f"{where}: expected as many devices as slots, host:2 devices=0,1, got {text.strip()!r}"
+        )
+    return Host(host.name, host.slots, tuple(int(number) for number in devices.split(",")))
+
+
 def _checked(hosts: list[Host], where: str) -> list[Host]:
     """Merges hosts of the same name."""
-    slots: dict[str, int] = {}
+    found: dict[str, Host] = {}
     for host in hosts:
-        slots[host.name] = slots.get(host.name, 0) + host.slots
-    return [Host(name, count) for name, count in slots.items()]
+        before = found.get(host.name, Host(host.name, 0))
+        found[host.name] = Host(host.name, before.slots + host.slots, before.devices + host.devices)
+    return list(found.values())

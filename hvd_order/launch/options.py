@@ -125,6 +125,8 @@ def _add_elastic(parser: argparse.ArgumentParser) -> None:
         help="seconds to wait for hosts (default: HOROVOD_ELASTIC_TIMEOUT or 600)")  # fmt: skip
     add("--blacklist-cooldown-range", type=float, nargs=2, metavar=("MIN", "MAX"),
         help="use a host that failed again after MIN seconds (default: never)")  # fmt: skip
+    add("--formation-file", type=Path, metavar="F",
+        help="write which hosts the job uses, as JSON, whenever that changes")  # fmt: skip
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -213,6 +215,7 @@ def _rules(parsed: argparse.Namespace, count: int) -> ElasticRules:
         reset_limit=parsed.reset_limit,
         timeout_s=_seconds(parsed.elastic_timeout, "HOROVOD_ELASTIC_TIMEOUT", 600.0),
         cooldown_s=cooldown[0] if cooldown else None,
+        formation_file=parsed.formation_file,
     )
 
 

@@ -24,6 +24,7 @@ class ElasticRules:
         reset_limit: how often the job may form anew; None: no limit while it progresses.
         timeout_s: longest wait for enough hosts.
         cooldown_s: seconds for which a failed host is excluded; None: forever.
+        formation_file: file for the hosts that the job uses; None: none is written.
     """
 
     min_count: int
@@ -33,6 +34,7 @@ class ElasticRules:
     reset_limit: int | None = None
     timeout_s: float = 600.0
     cooldown_s: float | None = None
+    formation_file: Path | None = None
 
 
 @dataclass(frozen=True)

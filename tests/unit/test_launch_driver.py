@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from hvd_order.launch.hosts import Host
 from hvd_order.launch.jobs import driver as module
 from hvd_order.launch.jobs.driver import Driver, explain
+from hvd_order.launch.jobs.formation_file import read_formation
 from hvd_order.launch.jobs.formations import Failure
 from hvd_order.launch.request import ElasticRules, LaunchRequest
 
@@ -70,6 +74,9 @@ class Agent:
         if self._agents.impatient:
             self._agents.impatient = False
             raise KeyboardInterrupt
+
+    def leave(self) -> None:
+        self._agents.told.append((self.host, "leave"))
 
     def kill(self) -> None:
         self._agents.told.append((self.host, "kill"))
@@ -245,3 +252,39 @@ def test_a_host_that_ends_before_the_others_have_finished_is_lost(
 def test_signals_without_a_name_are_numbered() -> None:
     assert explain(Failure(3, -9)) == "rank 3 was ended by SIGKILL"
     assert explain(Failure(3, -40)) == "rank 3 was ended by signal 40"
+
+
+def test_sigterm_lets_a_job_that_keeps_its_commits_reach_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def end(host: str, now: Message) -> list[Message]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return []
+
+    for directory, order in ((tmp_path, "leave"), (None, "stop")):
+        if directory is None:
+            monkeypatch.delenv("HVD_ORDER_ELASTIC_DIR")
+        else:
+            monkeypatch.setenv("HVD_ORDER_ELASTIC_DIR", str(directory))
+        agents = Agents(end)
+        assert run(monkeypatch, agents, 2, [A], ElasticRules(1)) == 128 + signal.SIGTERM
+        assert agents.told[-1] == ("a", order)
+
+
+def test_a_file_says_what_the_job_uses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "formation"
+    seen = []
+
+    def look(host: str, now: Message) -> list[Message]:
+        seen.append(read_formation(path))
+        return [{"what": "began", "formation": now["number"]}, *succeed(host, now)]
+
+    rules = ElasticRules(1, formation_file=path)
+    assert run(monkeypatch, Agents(look), 3, [Host("a", 2, (0, 3)), B], rules) == 0
+    assert seen[-1] is None or not seen[-1].began
+    formed = read_formation(path)
+    assert formed is not None
+    assert formed.slots == {"a": 2, "b": 1} or formed.slots == {"a": 2, "b": 2}
+    assert formed.devices == {"a": [0, 3]}
+    assert formed.leaving == []
+    assert formed.began

@@ -83,6 +83,8 @@ def test_hostfiles(tmp_path: Path) -> None:
 
 def test_discovery_scripts() -> None:
     assert discover_hosts("printf 'a:2\\nb\\n'", 4) == [Host("a", 2), Host("b", 4)]
+    assert discover_hosts("echo 'a:2 devices=0,3'", 1) == [Host("a", 2, (0, 3))]
+    assert share([Host("a", 2, (0, 3))], 1) == [Host("a", 1, (0,))]
     assert discover_hosts("true", 4) == []
     with pytest.raises(InvalidUsage, match="failed with exit code 3: oh"):
         discover_hosts("echo oh >&2; exit 3", 1)

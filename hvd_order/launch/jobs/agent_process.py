@@ -115,6 +115,12 @@ class AgentProcess:
         if not self._answered:  # it has no workers, and may never read
             self._process.terminate()
 
+    def leave(self) -> None:
+        """Ends the agent when its workers have reached their next commit, or after 30 s."""
+        self.send({"what": "leave"})
+        if not self._answered:
+            self._process.terminate()
+
     def kill(self) -> None:
         """After `stop`: makes the agent end the workers at once."""
         self.send({"what": "kill"})

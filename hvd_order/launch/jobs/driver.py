@@ -22,6 +22,7 @@ from typing import Any
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.hosts import Host, discover_hosts, share
 from hvd_order.launch.jobs.agent_process import AgentProcess, Event
+from hvd_order.launch.jobs.formation_file import note_formation
 from hvd_order.launch.jobs.formations import Failure
 from hvd_order.launch.request import LaunchRequest
 
@@ -117,7 +118,10 @@ class Driver:
             processes = [*self._left, *(member.process for member in self._members.values())]
             try:
                 for process in processes:
-                    process.stop()
+                    if self._is_preempted():
+                        process.leave()
+                    else:
+                        process.stop()
                 for process in processes:
                     process.wait(_STOP_S)
             except KeyboardInterrupt:  # a second Ctrl-C ends the job at once
@@ -144,6 +148,10 @@ class Driver:
             self._adapt()
         elif what == "discovery failed":
             _say(message["text"])
+        elif sender in self._left:
+            if what == "ended":
+                self._left.remove(sender)
+                self._note(began=self._all_began())
         elif sender is not None:
             member = self._members.get(sender.host)
             if member is not None and member.process is sender:
@@ -164,6 +172,7 @@ class Driver:
                 self._announce(message["port"])
         elif what == "began" and message["formation"] == self._formation:
             member.deadline = None
+            self._note(began=self._all_began())
         elif what == "finished" and message["formation"] == self._formation:
             self._finished.add(host)
             if self._finished >= {each.name for each in self._in_formation}:
@@ -286,9 +295,11 @@ class Driver:
                 "size": size,
                 "address": address,
                 "port": port,
+                "devices": host.devices,
             }
             first_rank += host.slots
             self._members[host.name].process.send({"what": "formation", "formation": numbers})
+        self._note(began=False)
 
     def _worker_failed(self, host: str, failure: Failure) -> None:
         self._last_code = failure.code if failure.code > 0 else 128 - failure.code
@@ -326,7 +337,25 @@ class Driver:
         _say(f"going on without {host}" + ("" if cooldown is None else f" for {cooldown:g} s"))
         self._adapt()
 
+    def _note(self, *, began: bool) -> None:
+        """Writes what the job uses to the file that the user named."""
+        if self._rules is not None and self._rules.formation_file is not None:
+            leaving = [process.host for process in self._left]
+            try:
+                note_formation(self._rules.formation_file, self._in_formation, leaving, began=began)
+            except OSError as error:  # a full disk must not end training
+                _say(f"{self._rules.formation_file} cannot be written: {error.strerror}")
+
     # ---- queries ----
+
+    def _is_preempted(self) -> bool:
+        """Whether SIGTERM ends a job that can go on later, from the commit that it now makes."""
+        elastic = self._rules is not None and self._keeps_state_elsewhere()
+        return elastic and self.stopped_by == signal.SIGTERM
+
+    def _all_began(self) -> bool:
+        members = (self._members.get(host.name) for host in self._in_formation)
+        return all(member is not None and member.deadline is None for member in members)
 
     def _most(self) -> int | None:
         return self._request.process_count if self._rules is None else self._rules.max_count

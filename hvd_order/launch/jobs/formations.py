@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Failure", "Formation", "FormationInbox", "JobEnded", "OnlyFormation", "Stopped"]
@@ -21,6 +21,7 @@ class Formation:
         process_count: number of workers on this host.
         size: number of workers on all hosts.
         address, port: address of the workers' store.
+        devices: that this host's workers may use; empty: all.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Formation:
     size: int
     address: str
     port: int
+    devices: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -172,6 +172,8 @@ class _Rendezvous(RendezvousHandler):
         if not self._threads_given:
             threads = max(1, (os.cpu_count() or 1) // now.process_count)
             os.environ["OMP_NUM_THREADS"] = str(threads)
+        if now.devices:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(str(number) for number in now.devices)
         # Agents exchange nothing, so each has its own store.
         place = RendezvousStoreInfo(now.address, now.port)
         return RendezvousInfo(HashStore(), now.place, now.host_count, place)
