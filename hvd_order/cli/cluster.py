@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import hvd_order.cli.cluster_run
+import hvd_order.cli.cluster_serve
 
 __all__ = ["add_options", "main"]
 
@@ -26,6 +27,11 @@ _COMMANDS = {
         "simulate a trace of jobs under one or several policies, and compare them",
         hvd_order.cli.cluster_run.add_run_options,
         hvd_order.cli.cluster_run.run_main,
+    ),
+    "serve": _Command(
+        "run jobs for real on hosts, under a policy",
+        hvd_order.cli.cluster_serve.add_serve_options,
+        hvd_order.cli.cluster_serve.serve_main,
     ),
 }
 

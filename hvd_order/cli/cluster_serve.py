@@ -12,7 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from hvd_order.cli.network_options import as_option
 from hvd_order.errors import InvalidUsage
+from hvd_order.predict.units import parse_duration
 
 if TYPE_CHECKING:
     from hvd_order.cluster.model.machines import Machines
@@ -23,7 +25,7 @@ __all__ = ["add_serve_options", "serve_main"]
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options to the sub-command's parser."""
-    add = parser.add_argument
+    add, duration = parser.add_argument, as_option(parse_duration)
     add("jobs", type=Path, nargs="?", help="CSV file; a line that is added later is a new job")
     add("--policy", default="fifo", help="who gets what (default: fifo)")
     which = parser.add_mutually_exclusive_group()
@@ -34,18 +36,19 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         "cluster-state)")  # fmt: skip
     add("--status", action="store_true", help="show the jobs of --state and end")
     add("--once", action="store_true", help="end with the last job of the file")
-    add("--slot", type=float, metavar="S",
-        help="ask the policy every S seconds (default: whenever something happens)")  # fmt: skip
-    add("--until", type=float, default=math.inf, metavar="S",
+    add("--slot", type=duration, metavar="TIME",
+        help="ask the policy that often: 60s, 20min (default: whenever something happens)"
+        )  # fmt: skip
+    add("--until", type=duration, default=math.inf, metavar="TIME",
         help="until when policies plan that plan ahead, from the first start on")  # fmt: skip
-    add("--resize", type=float, default=10.0, metavar="S",
-        help="what a job loses by a start or a change, for the policy (default: 10)")  # fmt: skip
+    add("--resize-cost", type=duration, default=10.0, metavar="TIME",
+        help="what a job loses by a start or a change, for the policy (default: 10s)")  # fmt: skip
     add("--restarts", type=int, default=2, metavar="N",
         help="start a job that failed again N times (default: 2)")  # fmt: skip
-    add("--patience", type=float, default=120.0, metavar="S",
-        help="end a job that does not stop or let slots go by then (default: 120)")  # fmt: skip
-    add("--host-timeout", type=float, default=60.0, metavar="S",
-        help="longest wait of a job for its hosts (default: 60)")  # fmt: skip
+    add("--patience", type=duration, default=120.0, metavar="TIME",
+        help="end a job that does not stop or let slots go by then (default: 2min)")  # fmt: skip
+    add("--host-timeout", type=duration, default=60.0, metavar="TIME",
+        help="longest wait of a job for its hosts (default: 1min)")  # fmt: skip
     add("--run-options", default="", metavar="OPTIONS",
         help="further options of hvd-order run, for example '--ssh-port 2222'")  # fmt: skip
     add("--slurm", action="store_true", help="run jobs by sbatch; hosts are Slurm's nodes")
@@ -74,7 +77,9 @@ def serve_main(parsed: argparse.Namespace) -> int:
     if parsed.jobs is None:
         raise InvalidUsage("no file with jobs; give one: hvd-order cluster serve -H a:4 jobs.csv")
     machines = _machines(parsed)
-    rules = ServeRules(parsed.slot, parsed.resize, parsed.restarts, parsed.patience, parsed.once)
+    rules = ServeRules(
+        parsed.slot, parsed.resize_cost, parsed.restarts, parsed.patience, parsed.once
+    )
     examples = [served.job for _, served in read_jobs(parsed.jobs)]
     chosen = policy(parsed.policy, Known(machines, parsed.slot, parsed.until, examples))
     scheduler = Scheduler(parsed.state, parsed.jobs, machines, chosen, _runner(parsed), rules)
