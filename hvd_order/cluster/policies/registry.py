@@ -48,8 +48,8 @@ def _slots(known: Known) -> tuple[float, int]:
     """
     if known.slot_s is None or not math.isfinite(known.until_s):
         raise InvalidUsage(
-            "this policy sells slots of a run with an end: give a slot length and an end "
-            "of the run (--slot, --until)"
+            "it sells slots of a run with an end: give a slot length and an end of the run "
+            "(--slot, --until)"
         )
     return known.slot_s, math.ceil(known.until_s / known.slot_s - 1e-9)
 
@@ -102,4 +102,7 @@ def policy(name: str, known: Known) -> Policy:
     """
     if name not in POLICIES:
         raise InvalidUsage(f"no policy is called {name!r}; there are: {', '.join(POLICIES)}")
-    return POLICIES[name](known)
+    try:
+        return POLICIES[name](known)
+    except InvalidUsage as error:
+        raise InvalidUsage(f"policy {name}: {error}") from None
