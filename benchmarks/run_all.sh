@@ -78,6 +78,13 @@ record parameter_server-order parameter_server/main --only ordered raw --rounds 
 record parameter_server-straggler parameter_server/main --only straggler --stragglers 1
 record parameter_server-elastic parameter_server/main --only elastic --events 10
 record elastic elastic/main
+record cluster-optimum cluster/optimum
+record cluster-utility cluster/utility
+record cluster-scale cluster/scale
+record cluster-workload6 cluster/workload6
+record cluster-order cluster/order
+record cluster-order-alike cluster/order --alike
+record cluster-fidelity cluster/fidelity
 
 for file in "${wanted[@]}"; do
   [[ " ${known[*]} " == *" $file "* ]] || failed+=("$file (no such file)")

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from results_page.cluster_measures import (
+    completion,
+    fidelity,
+    fifo_jobs_per_s,
+    of_optimum,
+    over_oasis,
+    seconds_a_job,
+)
 from results_page.figure import Bound
 from results_page.measures import (
     CellOf,
@@ -183,6 +191,23 @@ TARGETS = [
         Target("before_after", f"cost / cost before: {benchmark}", cost_ratio(benchmark),
                Bound(1.01), "")
         for benchmark in ("overhead", "throughput", "scheduler_events")
+    ),
+    Target("cluster", "simulated / real mean completion time, six jobs, worst error", fidelity,
+           Bound(0.05), ""),
+    Target("cluster", "jobs a second, first in, first out", fifo_jobs_per_s,
+           Bound(2000, at_most=False), ""),
+    Target("cluster", "PD-ORS, 100 machines, 20 slots: s a job", seconds_a_job("rounding", 100),
+           Bound(0.5), ""),
+    Target("cluster", "PD-ORS / offline optimum, 1,000 small instances, mean", of_optimum, None,
+           ""),
+    *(
+        Target("cluster", f"utility of PD-ORS / OASiS: {cell}", over_oasis(cell), None, "")
+        for cell in ("50 machines, 50 jobs", "50 machines, 50 jobs, links within x1")
+    ),
+    *(
+        Target("cluster", f"Pollux' workload 6, mean completion, s: {name}", completion(name),
+               None, "")
+        for name in ("fifo", "optimus", "tiresias", "ones")
     ),
     Target("gpu", "failed checks", failed_gpu_checks, Bound(0.0), ""),
     Target("nodes", "resnet50, two ranks on one H100 / fastest other system",
