@@ -44,7 +44,7 @@ _SLOTS = 3
 _BATCH = 12
 _SAMPLE_S = 0.05
 _PHASES = (1, 2, 3, 0, 1)  # workers of the job that is measured
-_STEPS_OF_CHANGE = 12  # room for steps between a decision and the change
+_STEPS_OF_CHANGE = 8  # room for steps between a decision and the change
 _STEP = re.compile(r"step (\d+) of (\d+) (\S+)$", re.MULTILINE)
 # Arrival in seconds, workers asked for, and steps of one worker, each 0.6 s of waiting.
 _JOBS = ((0, 2, 170), (6, 1, 100), (12, 2, 130), (18, 1, 70), (24, 2, 90), (30, 2, 70))
@@ -292,7 +292,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policies", nargs="+", default=["fifo", "srtf", "optimus"])
     parser.add_argument("--scale", type=float, default=1.0, help="longer or shorter jobs")
-    parser.add_argument("--phase-steps", type=int, default=12,
+    parser.add_argument("--phase-steps", type=int, default=8,
                         help="steps that are measured with each number of workers")  # fmt: skip
     parser.add_argument("--limit", type=float, default=400.0, help="seconds a run at most")
     add_out_option(parser)
