@@ -46,8 +46,8 @@ def test_a_table_of_jobs_is_read(tmp_path: Path) -> None:
         ("name,command,workers,duration_s\na,x,1,5\n../b,x,1,5\n", "line 3: a job called"),
         ("name,command,workers,duration_s\na,x,one,5\n", "line 2: workers is 'one'"),
         ("name,command,workers,duration_s\na,x,1,5\na,y,1,5\n", "line 3: a second job 'a'"),
-        ("name,command,workers,duration_s\na,x,1,5,7\n", "line 2: more fields than columns"),
-        ("name,command,workers,hours\na,x,1,5\n", "has a column 'hours'"),
+        ("name,command,workers,duration_s\na,x,1,5,7\n", "line 2: 5 fields; expected 4"),
+        ("name,command,workers,hours\na,x,1,5\n", "unknown column 'hours'"),
         ("name,workers,duration_s\na,1,5\n", "has no column 'command'"),
     ],
 )

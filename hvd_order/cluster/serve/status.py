@@ -8,12 +8,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.simulate.outcome import JOB_COLUMNS, Outcome
 
 __all__ = ["last_lines", "replace_file", "table", "write_outcomes"]
 
-_COLUMNS = ("job", "model", "arrival_s", "started_s", "ended_s", "completion_s", "rejected",
-            "utility", "worker_s", "changes", "fairness")  # fmt: skip
 _TAIL_BYTES = 4096
 
 
@@ -36,12 +34,8 @@ def write_outcomes(path: Path, outcomes: Sequence[Outcome]) -> None:
     """
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(_COLUMNS)
-    for o in outcomes:
-        rows.writerow(
-            (o.name, o.model, o.arrival_s, o.started_s, o.ended_s, o.completion_s, int(o.rejected),
-             o.utility, o.worker_s, o.changes, o.fairness)
-        )  # fmt: skip
+    rows.writerow(JOB_COLUMNS)
+    rows.writerows(outcome.row() for outcome in outcomes)
     replace_file(path, text.getvalue())
 
 

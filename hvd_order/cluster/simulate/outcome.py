@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Outcome", "Run", "Summary"]
+__all__ = ["JOB_COLUMNS", "Outcome", "Run", "Summary"]
+
+JOB_COLUMNS = ("job", "model", "arrival_s", "started_s", "ended_s", "completion_s", "rejected",
+               "utility", "worker_s", "changes", "fairness")  # fmt: skip
+"""Columns of ``Outcome.row``."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,13 @@ class Outcome:
     changes: int
     fairness: float | None
     runs: tuple[Run, ...] = ()
+
+    def row(self) -> tuple[str | float | None, ...]:
+        """As a row of a table, with the columns ``JOB_COLUMNS``."""
+        return (
+            self.name, self.model, self.arrival_s, self.started_s, self.ended_s, self.completion_s,
+            int(self.rejected), self.utility, self.worker_s, self.changes, self.fairness,
+        )  # fmt: skip
 
     @property
     def completion_s(self) -> float | None:

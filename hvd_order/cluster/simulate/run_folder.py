@@ -16,14 +16,12 @@ from typing import TextIO
 
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Amounts, Machines
-from hvd_order.cluster.simulate.outcome import Outcome
+from hvd_order.cluster.simulate.outcome import JOB_COLUMNS, Outcome
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.document import Fields, read_document, write_document
 
-__all__ = ["JOB_COLUMNS", "RunFolder", "RunWriter"]
+__all__ = ["RunFolder", "RunWriter"]
 
-JOB_COLUMNS = ("job", "model", "arrival_s", "started_s", "ended_s", "completion_s", "rejected",
-               "utility", "worker_s", "changes", "fairness")  # fmt: skip
 _PLACEMENT_COLUMNS = ("job", "machine", "begin_s", "end_s", "workers", "servers")
 _KIND, _VERSION = "cluster runs", 1
 _DRAFT = ".part"  # ends the name of a file that is being written
@@ -51,17 +49,13 @@ class RunWriter:
 
     def add(self, outcome: Outcome) -> None:
         """Writes a job that was watched."""
-        o = outcome
-        self._jobs.writerow(
-            (o.name, o.model, o.arrival_s, o.started_s, o.ended_s, o.completion_s, int(o.rejected),
-             o.utility, o.worker_s, o.changes, o.fairness)
-        )  # fmt: skip
-        worker, server = self._demands.pop(o.name)
-        for run in o.runs:
+        self._jobs.writerow(outcome.row())
+        worker, server = self._demands.pop(outcome.name)
+        for run in outcome.runs:
             for machine, workers, servers in run.parts:
                 amounts = (workers * worker + servers * server).tolist()
                 self._placements.writerow(
-                    (o.name, self._machines.machines[machine].name, run.begin_s, run.end_s,
+                    (outcome.name, self._machines.machines[machine].name, run.begin_s, run.end_s,
                      workers, servers, *(f"{amount:.12g}" for amount in amounts))
                 )  # fmt: skip
 

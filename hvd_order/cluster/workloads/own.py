@@ -9,8 +9,8 @@ Columns, in any order; those that are not needed may be missing or empty:
 | column | meaning | without it |
 | --- | --- | --- |
 | name | of the job; no other has it | needed |
-| arrival_s | when it is submitted, seconds | needed |
 | workers | that its user asks for | needed |
+| arrival_s | when it is submitted, seconds | 0 |
 | duration_s | how long it takes alone with so many workers | ``samples`` and ``speed`` |
 | samples | to train, of all epochs | seconds of workers |
 | speed | samples/s alone, by workers: ``1:100 2:190 4:350`` | from ``duration_s`` |
@@ -25,6 +25,7 @@ Columns, in any order; those that are not needed may be missing or empty:
 | value | worth of its completion | 1 |
 | due_s, slope | half of it is lost ``due_s`` after the arrival; slope per second | lost never |
 | model | what it trains, for reports | empty |
+| command | what ``hvd-order cluster serve`` runs; ``run`` simulates without it | empty |
 
 Speeds between two numbers of workers lie on a straight line, below the smallest they go down in
 proportion, and beyond the largest they stay (``TableSpeed``). So a job of known duration is slower
@@ -45,13 +46,14 @@ from hvd_order.cluster.workloads.numbered import Numbered
 from hvd_order.errors import InvalidUsage
 from hvd_order.predict.measurements.lines import Line, Path, read_lines
 
-__all__ = ["COLUMNS", "amounts_of", "read_own", "write_jobs"]
+__all__ = ["COLUMNS", "COMMAND", "amounts_of", "own_job", "read_own", "write_jobs"]
 
-NEEDED = ("name", "arrival_s", "workers")
+COMMAND = "command"
+NEEDED = ("name", "workers")
 COLUMNS = (
-    *NEEDED, "duration_s", "samples", "speed", "speed_apart", "least", "most", "worker", "server",
-    "workers_per_server", "batch", "most_batch", "noise_scale", "epoch_samples", "value", "due_s",
-    "slope", "model",
+    *NEEDED, "arrival_s", "duration_s", "samples", "speed", "speed_apart", "least", "most",
+    "worker", "server", "workers_per_server", "batch", "most_batch", "noise_scale",
+    "epoch_samples", "value", "due_s", "slope", "model", COMMAND,
 )  # fmt: skip
 
 
@@ -86,12 +88,21 @@ def read_own(path: Path) -> Numbered:
     for line in read_lines(path, NEEDED):
         if unknown := [column for column in line.fields if column not in COLUMNS]:
             raise line.wrong(f"unknown column {unknown[0]!r}; known are {', '.join(COLUMNS)}")
-        try:
-            yield line, _job(_Optional(line))
-        except InvalidUsage as error:
-            if str(error).startswith(line.path):
-                raise
-            raise line.wrong(str(error)) from None
+        yield line, own_job(line)
+
+
+def own_job(line: Line) -> Job:
+    """The job of a line.
+
+    Raises:
+        InvalidUsage: it is none.
+    """
+    try:
+        return _job(_Optional(line))
+    except InvalidUsage as error:
+        if str(error).startswith(line.path):
+            raise
+        raise line.wrong(str(error)) from None
 
 
 class _Optional:
@@ -137,7 +148,7 @@ def _job(line: _Optional) -> Job:
     batch = line.whole("batch") or 1
     return Job(
         line.line.text("name"),
-        line.line.number_of("arrival_s"),
+        line.number("arrival_s") or 0.0,
         samples,
         TableSpeed(speeds, line.speeds("speed_apart")),
         line.amounts("worker", {"gpu": 1.0}),

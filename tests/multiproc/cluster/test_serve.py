@@ -27,17 +27,13 @@ from hvd_order.cluster.serve.scheduler import Scheduler, ServeRules
 
 BEGINS = r"rank (\d+) of (\d+) pid (\d+) begins at (\d+)$"
 STEP = r"step (\d+) loss (\S+) at (\S+)$"
-_SERVE = (
-    "import argparse, sys; from hvd_order.cli.cluster_serve import add_serve_options, serve_main; "
-    "parser = argparse.ArgumentParser(); add_serve_options(parser); "
-    "sys.exit(serve_main(parser.parse_args()))"
-)
 
 
 def serve(folder: Path, *options: str) -> list[str]:
     """The command line of a scheduler on two hosts with a slot each."""
-    return [sys.executable, "-c", _SERVE, "-H", "localhost:1,127.0.0.1:1", "--once",
-            "--state", str(folder / "state"), *options, str(folder / "jobs.csv")]  # fmt: skip
+    return [sys.executable, "-m", "hvd_order.cli", "cluster", "serve", "--once",
+            "-H", "localhost:1,127.0.0.1:1", "--state", str(folder / "state"), *options,
+            str(folder / "jobs.csv")]  # fmt: skip
 
 
 def write_jobs(folder: Path, *jobs: tuple[str, list[str], int]) -> None:
