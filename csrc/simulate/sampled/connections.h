@@ -7,8 +7,8 @@
 
 #include "base/types.h"
 #include "simulate/clock.h"
-#include "simulate/sampled/next_end.h"
 #include "simulate/sampled/shared_links.h"
+#include "simulate/sampled/turn_ends.h"
 
 namespace hvd_order::simulate {
 
@@ -82,39 +82,32 @@ class Connections final {
 
  private:
   struct Connection {
+    Route route;
     std::deque<Transfer> waiting; // a heap with Turns::kPriority
     std::optional<Transfer> current;
     double turnBytes = 0;
-    double leftOfTurn = 0; // at lastS
-    double rate = 0;
-    double lastS = 0;
-    double firstS = -1;      // of its first byte
-    std::uint32_t place = 0; // in active_
+    double firstS = -1; // of its first byte
     bool active = false;
   };
-
-  void beginTurn(std::uint32_t number);
-  void setEnd(std::uint32_t number);
-  void activate(std::uint32_t number);
-  void deactivate(std::uint32_t number);
-
-  const Transmission transmission_;
-  const std::uint32_t servers_;
-  const Clock& clock_;
-  SharedLinks links_;
-  std::vector<Connection> connections_; // by worker and server
-  NextEnd ends_;                        // of their turns
-  std::vector<SharedLinks::Active> active_;
-  std::vector<std::uint32_t> activeNumber_; // the connection of each of active_
-  std::uint64_t came_ = 0;
-  std::vector<std::uint32_t> toBegin_; // connections whose next turn must begin
-  bool changed_ = false;               // rates must be computed
   struct Load {
     std::uint32_t active = 0;
     double sinceS = 0;
     double busyS = 0;
   };
-  std::vector<Load> loads_; // by server
+
+  void beginTurn(Connection& connection);
+  void activate(Connection& connection);
+  void deactivate(Connection& connection);
+
+  const Transmission transmission_;
+  const std::uint32_t servers_;
+  const Clock& clock_;
+  SharedLinks links_;
+  TurnEnds ends_;
+  std::vector<Connection> connections_; // by worker and server
+  std::uint64_t came_ = 0;
+  std::vector<std::uint32_t> toBegin_; // connections whose next turn must begin
+  std::vector<Load> loads_;            // by server
 };
 
 } // namespace hvd_order::simulate

@@ -213,7 +213,9 @@ class Simulation final {
       throw InvalidUsage("the training comes to a standstill: " + whatWaits());
     }
     if (!clock_.empty() && clock_.nextS() < endS) {
-      handle(*clock_.advance(endS));
+      if (const auto event = clock_.advance(endS)) {
+        handle(*event);
+      }
       return;
     }
     clock_.moveTo(endS);
