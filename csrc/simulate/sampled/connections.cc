@@ -1,17 +1,8 @@
 #include "simulate/sampled/connections.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace hvd_order::simulate {
-
-namespace {
-
-constexpr auto kLessUrgent = [](const Transfer& a, const Transfer& b) {
-  return a.priority != b.priority ? a.priority > b.priority : a.came > b.came;
-};
-
-} // namespace
 
 Connections::Connections(
     std::uint32_t workers,
@@ -32,13 +23,15 @@ Connections::Connections(
   }
 }
 
-void Connections::enqueue(Transfer transfer) {
-  const std::uint32_t number = transfer.worker * servers_ + transfer.server;
+void Connections::enqueue(const Transfer& transfer, std::uint32_t server) {
+  const std::uint32_t number = transfer.worker * servers_ + server;
   Connection& connection = connections_[number];
-  transfer.came = came_++;
-  connection.waiting.push_back(transfer);
+  Transfer mine = transfer;
+  mine.came = came_++;
   if (transmission_.turns == Turns::kPriority) {
-    std::push_heap(connection.waiting.begin(), connection.waiting.end(), kLessUrgent);
+    connection.waiting.pushUrgent(mine);
+  } else {
+    connection.waiting.push(mine);
   }
   if (!connection.active) {
     activate(connection);
@@ -46,18 +39,18 @@ void Connections::enqueue(Transfer transfer) {
   }
 }
 
-std::optional<Transfer> Connections::endTurn() {
+const Transfer* Connections::endTurn() {
   const std::uint32_t number = ends_.end();
-  Connection& connection = connections_[number];
   toBegin_.push_back(number);
-  Transfer transfer = *std::exchange(connection.current, std::nullopt);
+  Connection& connection = connections_[number];
+  Transfer& transfer = connection.current;
   transfer.leftBytes -= connection.turnBytes;
   if (transfer.leftBytes <= 0) {
-    return transfer;
+    return &transfer;
   }
   transfer.came = came_++;
-  connection.waiting.push_back(transfer);
-  return std::nullopt;
+  connection.waiting.push(transfer);
+  return nullptr;
 }
 
 void Connections::settle() {
@@ -77,25 +70,19 @@ void Connections::settle() {
 }
 
 void Connections::beginTurn(Connection& connection) {
-  if (transmission_.turns == Turns::kPriority) {
-    std::pop_heap(connection.waiting.begin(), connection.waiting.end(), kLessUrgent);
-    connection.current = connection.waiting.back();
-    connection.waiting.pop_back();
-  } else {
-    connection.current = connection.waiting.front();
-    connection.waiting.pop_front();
-  }
+  connection.current = transmission_.turns == Turns::kPriority ? connection.waiting.popUrgent()
+                                                               : connection.waiting.pop();
   const double nowS = clock_.nowS();
   if (connection.firstS < 0) {
     connection.firstS = nowS;
   }
-  connection.turnBytes = connection.current->leftBytes;
+  connection.turnBytes = connection.current.leftBytes;
   if (transmission_.turns == Turns::kWindow) {
     const bool cold = nowS < connection.firstS + transmission_.coldS;
     connection.turnBytes = std::min(
         connection.turnBytes, cold ? transmission_.coldWindowBytes : transmission_.windowBytes);
   }
-  links_.turnTo(connection.route, connection.current->came);
+  links_.turnTo(connection.route, connection.current.came);
   ends_.begin(connection.route, connection.turnBytes);
 }
 

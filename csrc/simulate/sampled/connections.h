@@ -1,13 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <optional>
 #include <vector>
 
-#include "base/types.h"
 #include "simulate/clock.h"
 #include "simulate/sampled/shared_links.h"
+#include "simulate/sampled/transfer_queue.h"
 #include "simulate/sampled/turn_ends.h"
 
 namespace hvd_order::simulate {
@@ -37,17 +35,6 @@ struct Transmission {
   double receiveSeconds = 0;
 };
 
-/// One tensor of one worker's step on its way.
-struct Transfer {
-  std::uint32_t worker;
-  std::uint32_t server;
-  TensorId tensor;
-  std::uint32_t step;
-  std::int32_t priority;
-  double leftBytes;
-  std::uint64_t came = 0; ///< set by Connections: number of its newest place in a queue
-};
-
 /// The connections of one direction between all workers and all servers.
 ///
 /// A connection sends one turn after the other; while it has something to send, it is active. What
@@ -64,14 +51,14 @@ class Connections final {
       const Transmission& transmission,
       const Clock& clock);
 
-  void enqueue(Transfer transfer);
+  void enqueue(const Transfer& transfer, std::uint32_t server);
   /// Time at which the next turn ends; infinity if none is under way.
   [[nodiscard]] double nextEndS() const {
     return ends_.earliestS();
   }
   /// Ends that turn, at its time.
-  /// @return the transfer that ended with it.
-  std::optional<Transfer> endTurn();
+  /// @return the transfer that ended with it, until `settle`; null if it goes on.
+  const Transfer* endTurn();
   /// Whether `settle` must be called before time goes on.
   [[nodiscard]] bool isUnsettled() const {
     return !toBegin_.empty();
@@ -83,8 +70,8 @@ class Connections final {
  private:
   struct Connection {
     Route route;
-    std::deque<Transfer> waiting; // a heap with Turns::kPriority
-    std::optional<Transfer> current;
+    TransferQueue waiting;
+    Transfer current{};
     double turnBytes = 0;
     double firstS = -1; // of its first byte
     bool active = false;

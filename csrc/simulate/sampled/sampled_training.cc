@@ -219,7 +219,7 @@ class Simulation final {
       return;
     }
     clock_.moveTo(endS);
-    if (const auto transfer = way.endTurn()) {
+    if (const Transfer* transfer = way.endTurn()) {
       sent(*transfer, &way == &pulls_);
     }
   }
@@ -302,9 +302,8 @@ class Simulation final {
   }
 
   [[nodiscard]] Transfer transferOf(std::uint32_t number, const SampledOp& op) const {
-    return {number,      serverOf(op.tensor),
-            op.tensor,   workers_[number].step,
-            op.priority, static_cast<double>(step_.tensorBytes()[op.tensor])};
+    const auto bytes = static_cast<double>(step_.tensorBytes()[op.tensor]);
+    return {number, op.tensor, workers_[number].step, op.priority, bytes};
   }
 
   /// Starts the computations that can run.
@@ -360,7 +359,7 @@ class Simulation final {
   // ---- transfers ----
 
   [[nodiscard]] std::size_t endOf(const Transfer& transfer, bool isPull) const {
-    return (std::size_t{transfer.worker} * training_.servers + transfer.server) * 2 +
+    return (std::size_t{transfer.worker} * training_.servers + serverOf(transfer.tensor)) * 2 +
         (isPull ? 0 : 1);
   }
 
@@ -420,7 +419,7 @@ class Simulation final {
         ask(transfer);
         return;
       case Stage::Kind::kPrepared:
-        (stage.isPull ? pulls_ : pushes_).enqueue(transfer);
+        (stage.isPull ? pulls_ : pushes_).enqueue(transfer, serverOf(transfer.tensor));
         return;
       case Stage::Kind::kArrived: {
         const double bytes = static_cast<double>(step_.tensorBytes()[transfer.tensor]);
@@ -484,8 +483,9 @@ class Simulation final {
     }
     const double bytes = static_cast<double>(step_.tensorBytes()[push.tensor]);
     const double seconds = training_.updateSeconds + training_.updateSecondsPerByte * bytes;
-    auto& lanes = laneFreeS_[push.server];
-    result_.updateBusyS[push.server] += seconds;
+    const std::uint32_t server = serverOf(push.tensor);
+    auto& lanes = laneFreeS_[server];
+    result_.updateBusyS[server] += seconds;
     enter(
         Stage::Kind::kApplied, false, push,
         queued(*std::min_element(lanes.begin(), lanes.end()), seconds));
