@@ -1,17 +1,8 @@
 #include "simulate/sampled/connections.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace hvd_order::simulate {
-
-namespace {
-
-constexpr auto kLessUrgent = [](const Transfer& a, const Transfer& b) {
-  return a.priority != b.priority ? a.priority > b.priority : a.came > b.came;
-};
-
-} // namespace
 
 Connections::Connections(
     std::uint32_t workers,
@@ -24,127 +15,91 @@ Connections::Connections(
       servers_(servers),
       clock_(clock),
       links_(workers, servers, workerBytesPerS, serverBytesPerS, transmission.sharing),
+      ends_(workers, servers, clock),
       connections_(std::size_t{workers} * servers),
-      ends_(connections_.size()),
-      loads_(servers) {}
+      loads_(servers) {
+  for (std::uint32_t number = 0; number < connections_.size(); ++number) {
+    connections_[number].route = {number / servers, number % servers, number};
+  }
+}
 
-void Connections::enqueue(Transfer transfer) {
-  const std::uint32_t number = transfer.worker * servers_ + transfer.server;
+void Connections::enqueue(const Transfer& transfer, std::uint32_t server) {
+  const std::uint32_t number = transfer.worker * servers_ + server;
   Connection& connection = connections_[number];
-  transfer.came = came_++;
-  connection.waiting.push_back(transfer);
+  Transfer mine = transfer;
+  mine.came = came_++;
   if (transmission_.turns == Turns::kPriority) {
-    std::push_heap(connection.waiting.begin(), connection.waiting.end(), kLessUrgent);
+    connection.waiting.pushUrgent(mine);
+  } else {
+    connection.waiting.push(mine);
   }
   if (!connection.active) {
-    activate(number);
+    activate(connection);
     toBegin_.push_back(number);
   }
 }
 
-std::optional<Transfer> Connections::endTurn() {
-  const std::uint32_t number = ends_.earliest();
-  Connection& connection = connections_[number];
-  ends_.set(number, NextEnd::kNever);
+const Transfer* Connections::endTurn() {
+  const std::uint32_t number = ends_.end();
   toBegin_.push_back(number);
-  Transfer transfer = *std::exchange(connection.current, std::nullopt);
+  Connection& connection = connections_[number];
+  Transfer& transfer = connection.current;
   transfer.leftBytes -= connection.turnBytes;
   if (transfer.leftBytes <= 0) {
-    return transfer;
+    return &transfer;
   }
   transfer.came = came_++;
-  connection.waiting.push_back(transfer);
-  return std::nullopt;
+  connection.waiting.push(transfer);
+  return nullptr;
 }
 
 void Connections::settle() {
   for (const std::uint32_t number : toBegin_) {
-    if (connections_[number].waiting.empty()) {
-      deactivate(number);
+    Connection& connection = connections_[number];
+    if (connection.waiting.empty()) {
+      deactivate(connection);
     } else {
-      beginTurn(number);
+      beginTurn(connection);
     }
   }
   toBegin_.clear();
-  if (!std::exchange(changed_, false)) {
-    return;
+  if (links_.share()) {
+    ends_.setRates(links_);
   }
-  links_.share(active_);
-  const double nowS = clock_.nowS();
-  for (std::size_t i = 0; i < active_.size(); ++i) {
-    Connection& connection = connections_[activeNumber_[i]];
-    if (connection.rate == active_[i].rate) {
-      continue;
-    }
-    connection.leftOfTurn =
-        std::max(connection.leftOfTurn - connection.rate * (nowS - connection.lastS), 0.0);
-    connection.lastS = nowS;
-    connection.rate = active_[i].rate;
-    setEnd(activeNumber_[i]);
-  }
+  ends_.settle();
 }
 
-void Connections::beginTurn(std::uint32_t number) {
-  Connection& connection = connections_[number];
-  if (transmission_.turns == Turns::kPriority) {
-    std::pop_heap(connection.waiting.begin(), connection.waiting.end(), kLessUrgent);
-    connection.current = connection.waiting.back();
-    connection.waiting.pop_back();
-  } else {
-    connection.current = connection.waiting.front();
-    connection.waiting.pop_front();
-  }
+void Connections::beginTurn(Connection& connection) {
+  connection.current = transmission_.turns == Turns::kPriority ? connection.waiting.popUrgent()
+                                                               : connection.waiting.pop();
   const double nowS = clock_.nowS();
   if (connection.firstS < 0) {
     connection.firstS = nowS;
   }
-  connection.turnBytes = connection.current->leftBytes;
+  connection.turnBytes = connection.current.leftBytes;
   if (transmission_.turns == Turns::kWindow) {
     const bool cold = nowS < connection.firstS + transmission_.coldS;
     connection.turnBytes = std::min(
         connection.turnBytes, cold ? transmission_.coldWindowBytes : transmission_.windowBytes);
   }
-  connection.leftOfTurn = connection.turnBytes;
-  connection.lastS = nowS;
-  active_[connection.place].came = connection.current->came;
-  if (transmission_.sharing == Sharing::kFifo) {
-    changed_ = true; // the turn may have to wait for another connection's
-    connection.rate = 0;
-  }
-  setEnd(number);
+  links_.turnTo(connection.route, connection.current.came);
+  ends_.begin(connection.route, connection.turnBytes);
 }
 
-void Connections::setEnd(std::uint32_t number) {
-  const Connection& connection = connections_[number];
-  const bool moves = connection.rate > 0;
-  ends_.set(
-      number, moves ? connection.lastS + connection.leftOfTurn / connection.rate : NextEnd::kNever);
-}
-
-void Connections::activate(std::uint32_t number) {
-  Connection& connection = connections_[number];
-  connection.place = static_cast<std::uint32_t>(active_.size());
-  connection.rate = 0;
+void Connections::activate(Connection& connection) {
   connection.active = true;
-  active_.push_back({number / servers_, number % servers_, 0, 0});
-  activeNumber_.push_back(number);
-  changed_ = true;
-  Load& load = loads_[number % servers_];
+  links_.activate(connection.route);
+  Load& load = loads_[connection.route.server];
   if (load.active++ == 0) {
     load.sinceS = clock_.nowS();
   }
 }
 
-void Connections::deactivate(std::uint32_t number) {
-  const std::uint32_t place = connections_[number].place;
-  connections_[number].active = false;
-  active_[place] = active_.back();
-  activeNumber_[place] = activeNumber_.back();
-  connections_[activeNumber_[place]].place = place;
-  active_.pop_back();
-  activeNumber_.pop_back();
-  changed_ = true;
-  Load& load = loads_[number % servers_];
+void Connections::deactivate(Connection& connection) {
+  connection.active = false;
+  links_.deactivate(connection.route);
+  ends_.stop(connection.route);
+  Load& load = loads_[connection.route.server];
   if (--load.active == 0) {
     load.busyS += clock_.nowS() - load.sinceS;
   }

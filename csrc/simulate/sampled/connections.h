@@ -1,14 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
-#include <optional>
 #include <vector>
 
-#include "base/types.h"
 #include "simulate/clock.h"
-#include "simulate/sampled/next_end.h"
 #include "simulate/sampled/shared_links.h"
+#include "simulate/sampled/transfer_queue.h"
+#include "simulate/sampled/turn_ends.h"
 
 namespace hvd_order::simulate {
 
@@ -37,17 +35,6 @@ struct Transmission {
   double receiveSeconds = 0;
 };
 
-/// One tensor of one worker's step on its way.
-struct Transfer {
-  std::uint32_t worker;
-  std::uint32_t server;
-  TensorId tensor;
-  std::uint32_t step;
-  std::int32_t priority;
-  double leftBytes;
-  std::uint64_t came = 0; ///< set by Connections: number of its newest place in a queue
-};
-
 /// The connections of one direction between all workers and all servers.
 ///
 /// A connection sends one turn after the other; while it has something to send, it is active. What
@@ -64,14 +51,14 @@ class Connections final {
       const Transmission& transmission,
       const Clock& clock);
 
-  void enqueue(Transfer transfer);
+  void enqueue(const Transfer& transfer, std::uint32_t server);
   /// Time at which the next turn ends; infinity if none is under way.
   [[nodiscard]] double nextEndS() const {
     return ends_.earliestS();
   }
   /// Ends that turn, at its time.
-  /// @return the transfer that ended with it.
-  std::optional<Transfer> endTurn();
+  /// @return the transfer that ended with it, until `settle`; null if it goes on.
+  const Transfer* endTurn();
   /// Whether `settle` must be called before time goes on.
   [[nodiscard]] bool isUnsettled() const {
     return !toBegin_.empty();
@@ -82,39 +69,32 @@ class Connections final {
 
  private:
   struct Connection {
-    std::deque<Transfer> waiting; // a heap with Turns::kPriority
-    std::optional<Transfer> current;
+    Route route;
+    TransferQueue waiting;
+    Transfer current{};
     double turnBytes = 0;
-    double leftOfTurn = 0; // at lastS
-    double rate = 0;
-    double lastS = 0;
-    double firstS = -1;      // of its first byte
-    std::uint32_t place = 0; // in active_
+    double firstS = -1; // of its first byte
     bool active = false;
   };
-
-  void beginTurn(std::uint32_t number);
-  void setEnd(std::uint32_t number);
-  void activate(std::uint32_t number);
-  void deactivate(std::uint32_t number);
-
-  const Transmission transmission_;
-  const std::uint32_t servers_;
-  const Clock& clock_;
-  SharedLinks links_;
-  std::vector<Connection> connections_; // by worker and server
-  NextEnd ends_;                        // of their turns
-  std::vector<SharedLinks::Active> active_;
-  std::vector<std::uint32_t> activeNumber_; // the connection of each of active_
-  std::uint64_t came_ = 0;
-  std::vector<std::uint32_t> toBegin_; // connections whose next turn must begin
-  bool changed_ = false;               // rates must be computed
   struct Load {
     std::uint32_t active = 0;
     double sinceS = 0;
     double busyS = 0;
   };
-  std::vector<Load> loads_; // by server
+
+  void beginTurn(Connection& connection);
+  void activate(Connection& connection);
+  void deactivate(Connection& connection);
+
+  const Transmission transmission_;
+  const std::uint32_t servers_;
+  const Clock& clock_;
+  SharedLinks links_;
+  TurnEnds ends_;
+  std::vector<Connection> connections_; // by worker and server
+  std::uint64_t came_ = 0;
+  std::vector<std::uint32_t> toBegin_; // connections whose next turn must begin
+  std::vector<Load> loads_;            // by server
 };
 
 } // namespace hvd_order::simulate

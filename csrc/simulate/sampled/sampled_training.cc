@@ -1,11 +1,13 @@
 #include "simulate/sampled/sampled_training.h"
 
 #include <algorithm>
-#include <cmath>
 #include <queue>
 #include <utility>
 
 #include "base/error.h"
+#include "simulate/sampled/random.h"
+#include "simulate/sampled/step_tables.h"
+#include "simulate/sampled/training_check.h"
 
 // A pull's path: asked for (`ask`) -> the server may answer (`mayAnswer`), else it waits in
 // `held_` -> prepared by the server's end -> on the connection -> received by the worker's end ->
@@ -21,27 +23,6 @@
 namespace hvd_order::simulate {
 
 namespace {
-
-/// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): the same numbers with every standard library.
-class Random final {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next() {
-    std::uint64_t mixed = (state_ += 0x9E3779B97F4A7C15U);
-    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9U;
-    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EBU;
-    return mixed ^ (mixed >> 31);
-  }
-  std::size_t below(std::size_t limit) {
-    return static_cast<std::size_t>(next() % limit);
-  }
-  double fraction() {
-    return static_cast<double>(next() >> 11) * 0x1.0p-53;
-  }
-
- private:
-  std::uint64_t state_;
-};
 
 struct Stage {
   enum class Kind : std::uint8_t { kAsked, kPrepared, kArrived, kReceived, kApplied };
@@ -68,68 +49,6 @@ struct Worker {
   bool begun = false;
 };
 
-void check(const SampledStep& step, const SampledTraining& training) {
-  const auto positive = [](double value) { return std::isfinite(value) && value > 0; };
-  const auto notNegative = [](double value) { return std::isfinite(value) && value >= 0; };
-  if (training.slowness.empty()) {
-    throw InvalidUsage("a training without workers");
-  }
-  for (const double slowness : training.slowness) {
-    if (!positive(slowness)) {
-      throw InvalidUsage(concat("a worker with slowness ", slowness, "; expected more than 0"));
-    }
-  }
-  const auto& starts = training.startsS;
-  if (!starts.empty() && starts.size() != training.slowness.size()) {
-    throw InvalidUsage(concat(starts.size(), " starts of ", training.slowness.size(), " workers"));
-  }
-  for (const double startS : starts) {
-    if (!notNegative(startS)) {
-      throw InvalidUsage(concat("a worker begins at ", startS, " s; expected 0 or more"));
-    }
-  }
-  if (training.servers < 1) {
-    throw InvalidUsage("0 parameter servers; at least 1 is needed");
-  }
-  for (const double rate : {training.workerBytesPerS, training.serverBytesPerS}) {
-    if (!positive(rate)) {
-      throw InvalidUsage(concat("a link of ", rate, " bytes/s; a positive rate is needed"));
-    }
-  }
-  for (const Transmission* way : {&training.pull, &training.push}) {
-    if (way->turns == Turns::kWindow &&
-        !(positive(way->windowBytes) && positive(way->coldWindowBytes))) {
-      throw InvalidUsage(concat("a window of ", way->windowBytes, " bytes; expected more than 0"));
-    }
-    for (const double seconds :
-         {way->latencyS, way->sendSecondsPerByte, way->sendSeconds, way->receiveSecondsPerByte,
-          way->receiveSeconds, way->coldS}) {
-      if (!notNegative(seconds)) {
-        throw InvalidUsage(concat("a transmission with a time of ", seconds, " s"));
-      }
-    }
-  }
-  for (const double seconds :
-       {training.updateSecondsPerByte, training.updateSeconds, training.spreadS}) {
-    if (!notNegative(seconds)) {
-      throw InvalidUsage(concat("a time of ", seconds, " s; expected 0 or more"));
-    }
-  }
-  if (training.steps < 1 || training.updateLanes < 1) {
-    throw InvalidUsage("0 steps, or a server without a lane for updates");
-  }
-  const auto& servers = training.serverOf;
-  if (!servers.empty() && servers.size() != step.tensorBytes().size()) {
-    throw InvalidUsage(
-        concat(servers.size(), " servers of ", step.tensorBytes().size(), " tensors"));
-  }
-  for (const std::uint32_t server : servers) {
-    if (server >= training.servers) {
-      throw InvalidUsage(concat("a tensor on server ", server, " of ", training.servers));
-    }
-  }
-}
-
 class Simulation final {
  public:
   Simulation(const SampledStep& step, const SampledTraining& training)
@@ -151,6 +70,7 @@ class Simulation final {
             training.push,
             clock_),
         random_(training.seed),
+        tables_(step, training),
         workers_(size_),
         unfinished_(size_),
         preparedFreeS_(2 * std::size_t{size_} * training.servers),
@@ -162,10 +82,7 @@ class Simulation final {
     result_.stepEndsS.resize(size_);
     result_.opEndsS.resize(size_);
     result_.updateBusyS.resize(training.servers);
-    for (const SampledOp& op : step.ops()) {
-      awaited_ += isAwaited(op) ? 1 : 0;
-    }
-    if (awaited_ == 0) {
+    if (tables_.awaited == 0) {
       throw InvalidUsage("a step that waits for nothing");
     }
   }
@@ -192,13 +109,6 @@ class Simulation final {
   }
 
  private:
-  [[nodiscard]] bool isAwaited(const SampledOp& op) const {
-    return op.kind != SampledOp::Kind::kPush || training_.stepEnd != SampledStepEnd::kComputed;
-  }
-  [[nodiscard]] std::uint32_t serverOf(TensorId tensor) const {
-    return training_.serverOf.empty() ? tensor % training_.servers : training_.serverOf[tensor];
-  }
-
   // Turns end before what else happens at that moment, so what they send on can go on with it.
   void advance() {
     for (Connections* way : {&pulls_, &pushes_}) {
@@ -212,13 +122,23 @@ class Simulation final {
     if (endS == NextEnd::kNever && clock_.empty()) {
       throw InvalidUsage("the training comes to a standstill: " + whatWaits());
     }
-    if (!clock_.empty() && clock_.nextS() < endS) {
-      handle(*clock_.advance(endS));
+    if (clock_.empty() || clock_.nextS() >= endS) {
+      clock_.moveTo(endS);
+      endTurn(way);
+    } else if (const auto event = clock_.advance(endS)) {
+      handle(*event);
+    }
+  }
+
+  void endTurn(Connections& way) {
+    const Transfer* const transfer = way.endTurn();
+    if (transfer == nullptr) {
       return;
     }
-    clock_.moveTo(endS);
-    if (const auto transfer = way.endTurn()) {
-      sent(*transfer, &way == &pulls_);
+    if (&way == &pulls_) {
+      sent<true>(*transfer);
+    } else {
+      sent<false>(*transfer);
     }
   }
 
@@ -237,7 +157,11 @@ class Simulation final {
       case Event::Kind::kStageEnd: {
         const Stage stage = stages_[event.a];
         freeStages_.push_back(event.a);
-        stageEnded(stage);
+        if (stage.isPull) {
+          stageEnded<true>(stage);
+        } else {
+          stageEnded<false>(stage);
+        }
         return;
       }
       default:
@@ -251,23 +175,17 @@ class Simulation final {
     Worker& worker = workers_[number];
     worker.begun = true;
     worker.sample = random_.below(step_.samples());
-    worker.toGo = awaited_;
-    const auto& ops = step_.ops();
-    worker.inputsToGo.resize(ops.size());
-    for (OpIndex i = 0; i < ops.size(); ++i) {
-      worker.inputsToGo[i] = static_cast<std::uint32_t>(ops[i].inputs.size());
-    }
+    worker.toGo = tables_.awaited;
+    worker.inputsToGo = tables_.inputs;
     std::fill(worker.ready.begin(), worker.ready.end(), false);
     for (Stream& stream : worker.streams) {
       stream.next = 0;
     }
     if (worker.step < training_.recorded) {
-      result_.opEndsS[number].resize(result_.opEndsS[number].size() + ops.size());
+      result_.opEndsS[number].resize(result_.opEndsS[number].size() + step_.ops().size());
     }
-    for (OpIndex i = 0; i < ops.size(); ++i) {
-      if (ops[i].inputs.empty()) {
-        start(number, i);
-      }
+    for (const OpIndex index : tables_.sources) {
+      start(number, index);
     }
     proceed(number);
   }
@@ -275,34 +193,34 @@ class Simulation final {
   /// All inputs of an op have ended.
   void start(std::uint32_t number, OpIndex index) {
     Worker& worker = workers_[number];
-    const SampledOp& op = step_.ops()[index];
-    switch (op.kind) {
+    switch (tables_.kinds[index]) {
       case SampledOp::Kind::kCompute:
         if (training_.order == ComputeOrder::kReady) {
-          worker.streams[op.stream].ready.push(index);
+          worker.streams[step_.ops()[index].stream].ready.push(index);
         } else {
           worker.ready[index] = true;
         }
         return;
       case SampledOp::Kind::kPull:
         if (training_.pullStart == PullStart::kAnswer) {
-          if (worker.answers[op.tensor] > worker.step) {
+          if (worker.answers[tables_.transfers[index].tensor] > worker.step) {
             ended(number, index);
           }
           return;
         }
-        enter(Stage::Kind::kAsked, true, transferOf(number, op), training_.pull.latencyS);
+        enter<Stage::Kind::kAsked, true>(transferOf(number, index), training_.pull.latencyS);
         return;
       case SampledOp::Kind::kPush:
-        prepare(transferOf(number, op), false);
+        prepare<false>(transferOf(number, index));
         return;
     }
   }
 
-  [[nodiscard]] Transfer transferOf(std::uint32_t number, const SampledOp& op) const {
-    return {number,      serverOf(op.tensor),
-            op.tensor,   workers_[number].step,
-            op.priority, static_cast<double>(step_.tensorBytes()[op.tensor])};
+  [[nodiscard]] Transfer transferOf(std::uint32_t number, OpIndex index) const {
+    Transfer transfer = tables_.transfers[index];
+    transfer.worker = number;
+    transfer.step = workers_[number].step;
+    return transfer;
   }
 
   /// Starts the computations that can run.
@@ -345,7 +263,7 @@ class Simulation final {
         start(number, next);
       }
     }
-    if (!isAwaited(step_.ops()[index]) || --worker.toGo > 0) {
+    if (!tables_.isAwaited(index) || --worker.toGo > 0) {
       return;
     }
     result_.stepEndsS[number].push_back(clock_.nowS());
@@ -357,15 +275,23 @@ class Simulation final {
 
   // ---- transfers ----
 
-  [[nodiscard]] std::size_t endOf(const Transfer& transfer, bool isPull) const {
-    return (std::size_t{transfer.worker} * training_.servers + transfer.server) * 2 +
-        (isPull ? 0 : 1);
+  template <bool kIsPull>
+  [[nodiscard]] const Transmission& way() const {
+    return kIsPull ? training_.pull : training_.push;
   }
 
-  void enter(Stage::Kind kind, bool isPull, const Transfer& transfer, double seconds) {
-    const Stage stage{kind, isPull, transfer};
+  template <bool kIsPull>
+  [[nodiscard]] std::size_t endOf(const Transfer& transfer) const {
+    return (std::size_t{transfer.worker} * training_.servers + tables_.serverOf[transfer.tensor]) *
+        2 +
+        (kIsPull ? 0 : 1);
+  }
+
+  /// A stage begins. Most last no time, so what follows is known when this is compiled.
+  template <Stage::Kind kKind, bool kIsPull>
+  void enter(const Transfer& transfer, double seconds) {
     if (seconds <= 0) {
-      stageEnded(stage);
+      over<kKind, kIsPull>(transfer);
       return;
     }
     if (freeStages_.empty()) {
@@ -374,7 +300,7 @@ class Simulation final {
     }
     const std::uint32_t place = freeStages_.back();
     freeStages_.pop_back();
-    stages_[place] = stage;
+    stages_[place] = {kKind, kIsPull, transfer};
     clock_.announce(seconds, Event::Kind::kStageEnd, place);
   }
 
@@ -387,22 +313,31 @@ class Simulation final {
     return 0;
   }
 
-  void prepare(const Transfer& transfer, bool isPull) {
-    const Transmission& way = isPull ? training_.pull : training_.push;
-    const double seconds = way.sendSeconds + way.sendSecondsPerByte * transfer.leftBytes;
-    enter(
-        Stage::Kind::kPrepared, isPull, transfer,
-        queued(preparedFreeS_[endOf(transfer, isPull)], seconds));
+  template <bool kIsPull>
+  void prepare(const Transfer& transfer) {
+    const double seconds =
+        way<kIsPull>().sendSeconds + way<kIsPull>().sendSecondsPerByte * transfer.leftBytes;
+    enter<Stage::Kind::kPrepared, kIsPull>(
+        transfer, queued(preparedFreeS_[endOf<kIsPull>(transfer)], seconds));
   }
 
-  void sent(const Transfer& transfer, bool isPull) {
-    if (!isPull && training_.stepEnd == SampledStepEnd::kPushed) {
+  template <bool kIsPull>
+  void sent(const Transfer& transfer) {
+    if (!kIsPull && training_.stepEnd == SampledStepEnd::kPushed) {
       endPush(transfer);
     }
-    const Transmission& way = isPull ? training_.pull : training_.push;
     // A pull's latency is that of its request, or of its answer.
-    const bool late = !isPull || training_.pullStart == PullStart::kAnswer;
-    enter(Stage::Kind::kArrived, isPull, transfer, late ? way.latencyS : 0);
+    const bool late = !kIsPull || training_.pullStart == PullStart::kAnswer;
+    enter<Stage::Kind::kArrived, kIsPull>(transfer, late ? way<kIsPull>().latencyS : 0);
+  }
+
+  template <bool kIsPull>
+  void arrived(const Transfer& transfer) {
+    const double bytes = static_cast<double>(step_.tensorBytes()[transfer.tensor]);
+    const double seconds =
+        way<kIsPull>().receiveSeconds + way<kIsPull>().receiveSecondsPerByte * bytes;
+    enter<Stage::Kind::kReceived, kIsPull>(
+        transfer, queued(receivedFreeS_[endOf<kIsPull>(transfer)], seconds));
   }
 
   void endPush(const Transfer& transfer) {
@@ -410,30 +345,34 @@ class Simulation final {
     proceed(transfer.worker);
   }
 
+  template <bool kIsPull>
   void stageEnded(const Stage& stage) {
-    const Transfer& transfer = stage.transfer;
-    const Transmission& way = stage.isPull ? training_.pull : training_.push;
     switch (stage.kind) {
       case Stage::Kind::kAsked:
-        ask(transfer);
-        return;
+        return over<Stage::Kind::kAsked, kIsPull>(stage.transfer);
       case Stage::Kind::kPrepared:
-        (stage.isPull ? pulls_ : pushes_).enqueue(transfer);
-        return;
-      case Stage::Kind::kArrived: {
-        const double bytes = static_cast<double>(step_.tensorBytes()[transfer.tensor]);
-        const double seconds = way.receiveSeconds + way.receiveSecondsPerByte * bytes;
-        enter(
-            Stage::Kind::kReceived, stage.isPull, transfer,
-            queued(receivedFreeS_[endOf(transfer, stage.isPull)], seconds));
-        return;
-      }
+        return over<Stage::Kind::kPrepared, kIsPull>(stage.transfer);
+      case Stage::Kind::kArrived:
+        return over<Stage::Kind::kArrived, kIsPull>(stage.transfer);
       case Stage::Kind::kReceived:
-        stage.isPull ? pulled(transfer) : received(transfer);
-        return;
+        return over<Stage::Kind::kReceived, kIsPull>(stage.transfer);
       case Stage::Kind::kApplied:
-        applied(transfer);
-        return;
+        return over<Stage::Kind::kApplied, kIsPull>(stage.transfer);
+    }
+  }
+
+  template <Stage::Kind kKind, bool kIsPull>
+  void over(const Transfer& transfer) {
+    if constexpr (kKind == Stage::Kind::kAsked) {
+      ask(transfer);
+    } else if constexpr (kKind == Stage::Kind::kPrepared) {
+      (kIsPull ? pulls_ : pushes_).enqueue(transfer, tables_.serverOf[transfer.tensor]);
+    } else if constexpr (kKind == Stage::Kind::kArrived) {
+      arrived<kIsPull>(transfer);
+    } else if constexpr (kKind == Stage::Kind::kReceived) {
+      kIsPull ? pulled(transfer) : received(transfer);
+    } else {
+      applied(transfer);
     }
   }
 
@@ -454,7 +393,7 @@ class Simulation final {
 
   void ask(const Transfer& pull) {
     if (mayAnswer(pull)) {
-      prepare(pull, true);
+      prepare<true>(pull);
     } else {
       held_[pull.tensor].push_back(pull);
     }
@@ -482,11 +421,11 @@ class Simulation final {
     }
     const double bytes = static_cast<double>(step_.tensorBytes()[push.tensor]);
     const double seconds = training_.updateSeconds + training_.updateSecondsPerByte * bytes;
-    auto& lanes = laneFreeS_[push.server];
-    result_.updateBusyS[push.server] += seconds;
-    enter(
-        Stage::Kind::kApplied, false, push,
-        queued(*std::min_element(lanes.begin(), lanes.end()), seconds));
+    const std::uint32_t server = tables_.serverOf[push.tensor];
+    auto& lanes = laneFreeS_[server];
+    result_.updateBusyS[server] += seconds;
+    enter<Stage::Kind::kApplied, false>(
+        push, queued(*std::min_element(lanes.begin(), lanes.end()), seconds));
   }
 
   void applied(const Transfer& push) {
@@ -506,8 +445,7 @@ class Simulation final {
       own.worker = worker;
       if (training_.pullStart == PullStart::kAnswer &&
           step_.pullOf(push.tensor) != SampledStep::kNone) {
-        const SampledOp& op = step_.ops()[step_.pullOf(push.tensor)];
-        Transfer answer = transferOf(worker, op);
+        Transfer answer = transferOf(worker, step_.pullOf(push.tensor));
         answer.step = rounds[worker];
         ask(answer);
       }
@@ -535,8 +473,8 @@ class Simulation final {
   Connections pulls_;
   Connections pushes_;
   Random random_;
+  const StepTables tables_;
   std::vector<Worker> workers_;
-  std::size_t awaited_ = 0;  // ops of a step that it waits for
   std::uint32_t unfinished_; // workers that have not ended their steps
   std::vector<Stage> stages_;
   std::vector<std::uint32_t> freeStages_;
@@ -552,7 +490,7 @@ class Simulation final {
 } // namespace
 
 SampledResult simulateSampled(const SampledStep& step, const SampledTraining& training) {
-  check(step, training);
+  checkTraining(step, training);
   return Simulation(step, training).run();
 }
 

@@ -3,81 +3,234 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace hvd_order::simulate {
 
+namespace {
+
+constexpr std::uint32_t kIdle = ~std::uint32_t{0};
+constexpr std::uint64_t kNone = ~std::uint64_t{0};
+// Links whose shares differ by rounding alone are full at once: equal workers have equal rates.
+constexpr double kSame = 1 + 1e-12;
+
+} // namespace
+
 SharedLinks::SharedLinks(
-    std::size_t workers,
-    std::size_t servers,
+    std::uint32_t workers,
+    std::uint32_t servers,
     double workerBytesPerS,
     double serverBytesPerS,
     Sharing sharing)
     : workerBytesPerS_(workerBytesPerS),
       serverBytesPerS_(serverBytesPerS),
       sharing_(sharing),
-      workers_(workers),
-      servers_(servers) {}
+      isTouched_(servers),
+      evenly_(servers),
+      rates_(servers),
+      active_(servers),
+      places_(std::size_t{workers} * servers, kIdle),
+      came_(sharing == Sharing::kFifo ? places_.size() : 0, kNone),
+      workerLinks_(workers),
+      serverLinks_(servers) {}
 
-void SharedLinks::share(std::vector<Active>& active) {
-  std::fill(workers_.begin(), workers_.end(), Link{workerBytesPerS_, 0, false});
-  std::fill(servers_.begin(), servers_.end(), Link{serverBytesPerS_, 0, false});
+void SharedLinks::activate(const Route& route) {
+  std::vector<Route>& active = active_[route.server];
+  places_[route.number] = static_cast<std::uint32_t>(active.size());
+  active.push_back(route);
+  touch(route.server);
+}
+
+void SharedLinks::deactivate(const Route& route) {
+  std::vector<Route>& active = active_[route.server];
+  const std::uint32_t place = std::exchange(places_[route.number], kIdle);
+  if (place + 1 < active.size()) {
+    active[place] = active.back();
+    places_[active[place].number] = place;
+  }
+  active.pop_back();
+  touch(route.server);
+  if (sharing_ == Sharing::kFifo) {
+    removeTurn(route);
+  }
+}
+
+void SharedLinks::touch(std::uint32_t server) {
+  shared_ = false;
+  if (!isTouched_[server]) {
+    isTouched_[server] = true;
+    touched_.push_back(server);
+  }
+}
+
+void SharedLinks::turnTo(const Route& route, std::uint64_t came) {
   if (sharing_ == Sharing::kFair) {
-    shareFairly(active);
+    return;
+  }
+  removeTurn(route);
+  const auto place = std::upper_bound(
+      turns_.begin(), turns_.end(), came, [](auto a, const Turn& b) { return a < b.came; });
+  turns_.insert(place, {came, route});
+  came_[route.number] = came;
+  shared_ = false;
+}
+
+void SharedLinks::removeTurn(const Route& route) {
+  const std::uint64_t came = std::exchange(came_[route.number], kNone);
+  if (came != kNone) {
+    turns_.erase(std::lower_bound(turns_.begin(), turns_.end(), came, [](const Turn& a, auto b) {
+      return a.came < b;
+    }));
+  }
+}
+
+bool SharedLinks::share() {
+  if (std::exchange(shared_, true)) {
+    return false;
+  }
+  exceptions_.clear();
+  changed_.clear();
+  if (sharing_ == Sharing::kFair) {
+    shareFairly();
   } else {
-    shareInOrder(active);
+    shareInOrder();
+  }
+  for (const std::uint32_t server : touched_) {
+    isTouched_[server] = false;
+  }
+  touched_.clear();
+  return true;
+}
+
+void SharedLinks::shareFairly() {
+  for (const std::uint32_t server : touched_) {
+    const std::size_t count = active_[server].size();
+    evenly_[server] = count > 0 ? serverBytesPerS_ / static_cast<double>(count) : 0.0;
+  }
+  const double all = std::accumulate(evenly_.begin(), evenly_.end(), 0.0);
+  const bool wasEven = std::exchange(even_, all <= workerBytesPerS_ * kSame);
+  if (even_ && wasEven) { // no worker's link can be full
+    for (const std::uint32_t server : touched_) {
+      rates_[server] = evenly_[server];
+      changed_.push_back(server);
+    }
+    return;
+  }
+  rates_ = evenly_;
+  changed_.resize(rates_.size());
+  std::iota(changed_.begin(), changed_.end(), 0U);
+  if (!even_) {
+    shareUnevenly();
   }
 }
 
-// The link that gives each of its connections the least fixes their rates; then the others share
-// what is left, in the same way.
-void SharedLinks::shareFairly(std::vector<Active>& active) {
-  for (Active& each : active) {
-    ++workers_[each.worker].toGo;
-    ++servers_[each.server].toGo;
-    each.rate = 0;
-  }
-  for (std::size_t toGo = active.size(); toGo > 0;) {
-    double least = std::numeric_limits<double>::infinity();
-    for (const std::vector<Link>* side : {&workers_, &servers_}) {
-      for (const Link& link : *side) {
-        if (link.toGo > 0) {
-          least = std::min(least, link.spare / link.toGo);
-        }
-      }
-    }
-    // All links at the least share at once: equal workers are full at the same share.
-    const double limit = least * (1 + 1e-12);
-    for (std::vector<Link>* side : {&workers_, &servers_}) {
-      for (Link& link : *side) {
-        link.full = link.toGo > 0 && link.spare / link.toGo <= limit;
-      }
-    }
-    for (Active& each : active) {
-      if (each.rate > 0 || (!workers_[each.worker].full && !servers_[each.server].full)) {
-        continue;
-      }
-      each.rate = least;
-      --toGo;
-      for (Link* link : {&workers_[each.worker], &servers_[each.server]}) {
-        link->spare = std::max(link->spare - least, 0.0);
-        --link->toGo;
-      }
+void SharedLinks::shareUnevenly() {
+  byShare_.clear();
+  for (std::uint32_t server = 0; server < rates_.size(); ++server) {
+    if (!active_[server].empty()) {
+      byShare_.push_back(server);
     }
   }
-}
-
-void SharedLinks::shareInOrder(std::vector<Active>& active) {
-  order_.resize(active.size());
-  std::iota(order_.begin(), order_.end(), 0U);
-  std::sort(order_.begin(), order_.end(), [&](auto a, auto b) {
-    return active[a].came < active[b].came;
+  std::sort(byShare_.begin(), byShare_.end(), [&](auto a, auto b) {
+    return rates_[a] != rates_[b] ? rates_[a] < rates_[b] : a < b;
   });
-  for (const std::uint32_t i : order_) {
-    Link& worker = workers_[active[i].worker];
-    Link& server = servers_[active[i].server];
-    active[i].rate = std::min(worker.spare, server.spare);
-    worker.spare -= active[i].rate;
-    server.spare -= active[i].rate;
+  double spare = workerBytesPerS_;
+  std::size_t fixed = 0;
+  for (; fixed < byShare_.size(); ++fixed) {
+    const double rate = rates_[byShare_[fixed]];
+    if (rate * static_cast<double>(byShare_.size() - fixed) > spare * kSame) {
+      break;
+    }
+    spare -= rate;
+  }
+  const std::span<const std::uint32_t> servers(byShare_);
+  collect(servers.first(fixed), servers.subspan(fixed));
+  while (!toGo_.empty()) {
+    fill(servers.subspan(fixed));
+  }
+}
+
+/// Lists the connections of the rest, and what the fixed servers leave of their workers' links.
+void SharedLinks::collect(
+    std::span<const std::uint32_t> fixed,
+    std::span<const std::uint32_t> rest) {
+  met_.clear();
+  for (const std::uint32_t server : rest) {
+    const std::vector<Route>& active = active_[server];
+    serverLinks_[server] = {serverBytesPerS_, 0, static_cast<std::uint32_t>(active.size())};
+    toGo_.insert(toGo_.end(), active.begin(), active.end());
+  }
+  for (const Route& route : toGo_) {
+    Link& link = workerLinks_[route.worker];
+    if (link.toGo++ > 0) {
+      continue;
+    }
+    met_.push_back(route.worker);
+    link.spare = workerBytesPerS_;
+    for (const std::uint32_t server : fixed) {
+      if (places_[route.number - route.server + server] != kIdle) {
+        link.spare = std::max(link.spare - rates_[server], 0.0);
+      }
+    }
+  }
+}
+
+/// Gives a rate to the connections of the links that are full first.
+void SharedLinks::fill(std::span<const std::uint32_t> rest) {
+  double least = std::numeric_limits<double>::infinity();
+  const auto lower = [&least](Link& link) {
+    link.share = link.toGo > 0 ? link.spare / link.toGo : std::numeric_limits<double>::infinity();
+    least = std::min(least, link.share);
+  };
+  for (const std::uint32_t worker : met_) {
+    lower(workerLinks_[worker]);
+  }
+  for (const std::uint32_t server : rest) {
+    lower(serverLinks_[server]);
+  }
+  const double limit = least * kSame;
+  for (const std::uint32_t server : rest) {
+    if (serverLinks_[server].share <= limit) {
+      rates_[server] = least;
+    }
+  }
+  std::size_t kept = 0;
+  for (const Route& route : toGo_) {
+    Link& worker = workerLinks_[route.worker];
+    Link& server = serverLinks_[route.server];
+    if (std::min(worker.share, server.share) > limit) {
+      toGo_[kept++] = route;
+      continue;
+    }
+    if (server.share > limit) {
+      exceptions_.push_back({route, least});
+    }
+    for (Link* link : {&worker, &server}) {
+      link->spare = std::max(link->spare - least, 0.0);
+      --link->toGo;
+    }
+  }
+  toGo_.resize(kept);
+}
+
+void SharedLinks::shareInOrder() {
+  std::fill(workerLinks_.begin(), workerLinks_.end(), Link{workerBytesPerS_});
+  std::fill(serverLinks_.begin(), serverLinks_.end(), Link{serverBytesPerS_});
+  auto open = std::count_if(
+      active_.begin(), active_.end(), [](const auto& active) { return !active.empty(); });
+  for (const Turn& turn : turns_) {
+    Link& worker = workerLinks_[turn.route.worker];
+    Link& server = serverLinks_[turn.route.server];
+    const double rate = std::min(worker.spare, server.spare);
+    if (rate <= 0) {
+      continue;
+    }
+    exceptions_.push_back({turn.route, rate});
+    worker.spare -= rate;
+    server.spare -= rate;
+    if (server.spare <= 0 && --open == 0) {
+      return; // for the others nothing is left
+    }
   }
 }
 
