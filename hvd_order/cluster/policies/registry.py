@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
+from hvd_order.cluster.policies.dorm import Dorm
+from hvd_order.cluster.policies.drf import Drf
 from hvd_order.cluster.policies.fifo import Fifo
+from hvd_order.cluster.policies.finish_time import FinishTime
 from hvd_order.cluster.policies.interface import Policy
+from hvd_order.cluster.policies.ones import Ones
+from hvd_order.cluster.policies.optimus import Optimus
+from hvd_order.cluster.policies.srtf import Srtf
+from hvd_order.cluster.policies.tiresias import Tiresias
 from hvd_order.errors import InvalidUsage
 
 __all__ = ["POLICIES", "Known", "policy"]
@@ -35,6 +42,13 @@ class Known:
 
 POLICIES: dict[str, Callable[[Known], Policy]] = {
     "fifo": lambda _: Fifo(),
+    "srtf": lambda _: Srtf(),
+    "drf": lambda _: Drf(),
+    "dorm": lambda _: Dorm(),
+    "optimus": lambda _: Optimus(),
+    "tiresias": lambda _: Tiresias(),
+    "finish-time": lambda _: FinishTime(),
+    "ones": lambda known: Ones(known.seed),
 }
 """Makes a policy for one run."""
 
