@@ -24,52 +24,69 @@ def fit_count(free: Amounts, demand: Amounts) -> NDArray[np.int64]:
     return counts
 
 
-def pack(state: JobState, workers: int, free: Amounts) -> Placement | None:
+def pack(
+    state: JobState, workers: int, free: Amounts, servers: int | None = None
+) -> Placement | None:
     """Places workers, and as many servers as they need, on as few machines as possible.
 
     One machine if all fit: the one with the least left over. Else the machines that hold the most
-    workers, then servers beside them and on others.
+    workers, then servers beside them and on others; or servers first, where they fit only so.
+
+    Args:
+        servers: None: as few as the workers need.
 
     Returns:
         None if they do not fit.
     """
-    job = state.job
-    servers = job.servers_for(workers)
+    if servers is None:
+        servers = state.job.servers_for(workers)
     whole = workers * state.worker + servers * state.server
     fits = np.flatnonzero((free >= whole - 1e-9).all(axis=1))
     if len(fits):
         left = (free[fits] - whole).sum(axis=1)
         return Placement.of([(int(fits[left.argmin()]), workers, servers)])
-    room = fit_count(free, state.worker)
-    if room.sum() < workers:
+    if fit_count(free, state.worker).sum() < workers:
+        return None
+    parts = _on_several(free, state.worker, workers, state.server, servers)
+    if parts is None and servers:
+        turned = _on_several(free, state.server, servers, state.worker, workers)
+        parts = None if turned is None else [(m, count, first) for m, first, count in turned]
+    return None if parts is None else Placement.of(parts)
+
+
+def _on_several(
+    free: Amounts, first: Amounts, count: int, second: Amounts, second_count: int
+) -> list[tuple[int, int, int]] | None:
+    """Processes of the first demand where the most fit, those of the second beside them if they
+    can be. Returns (machine, of the first, of the second).
+    """
+    room = fit_count(free, first)
+    if room.sum() < count:
         return None
     parts: list[tuple[int, int, int]] = []
-    to_go = workers
-    rest = free
-    if servers:
-        rest = free.copy()
+    rest = free.copy() if second_count else free
     for machine in np.argsort(-room, kind="stable"):
-        count = int(min(room[machine], to_go))
-        if count <= 0:
+        here = int(min(room[machine], count))
+        if here <= 0:
             break
-        parts.append((int(machine), count, 0))
-        if servers:
-            rest[machine] -= count * state.worker
-        to_go -= count
-    if servers:
+        parts.append((int(machine), here, 0))
+        if second_count:
+            rest[machine] -= here * first
+        count -= here
+    if second_count:
         used = [machine for machine, *_ in parts]
-        room = fit_count(rest, state.server)
+        room = fit_count(rest, second)
         others = [int(m) for m in np.argsort(-room, kind="stable") if int(m) not in set(used)]
         for machine in used + others:
-            count = int(min(room[machine], servers))
-            if count > 0:
-                parts.append((machine, 0, count))
-                servers -= count
-            if servers == 0:
+            here = int(min(room[machine], second_count))
+            if here > 0:
+                parts.append((machine, 0, here))
+                second_count -= here
+            if second_count == 0:
                 break
-        if servers:
+        if second_count:
             return None
-    return Placement.of(parts)
+    return parts
 
 
 def take(free: Amounts, state: JobState, placement: Placement, sign: float = -1.0) -> None:

@@ -10,10 +10,17 @@ import numpy as np
 
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
+from hvd_order.cluster.policies.dorm import Dorm
+from hvd_order.cluster.policies.drf import Drf
 from hvd_order.cluster.policies.fifo import Fifo
+from hvd_order.cluster.policies.finish_time import FinishTime
 from hvd_order.cluster.policies.interface import Policy
 from hvd_order.cluster.policies.oasis import Oasis
+from hvd_order.cluster.policies.ones import Ones
+from hvd_order.cluster.policies.optimus import Optimus
 from hvd_order.cluster.policies.pd_ors import PdOrs
+from hvd_order.cluster.policies.srtf import Srtf
+from hvd_order.cluster.policies.tiresias import Tiresias
 from hvd_order.cluster.pricing.one_slot import Solver
 from hvd_order.cluster.pricing.prices import limits_for
 from hvd_order.errors import InvalidUsage
@@ -83,6 +90,13 @@ def _oasis(known: Known) -> Policy:
 
 POLICIES: dict[str, Callable[[Known], Policy]] = {
     "fifo": lambda _: Fifo(),
+    "srtf": lambda _: Srtf(),
+    "drf": lambda _: Drf(),
+    "dorm": lambda _: Dorm(),
+    "optimus": lambda _: Optimus(),
+    "tiresias": lambda _: Tiresias(),
+    "finish-time": lambda _: FinishTime(),
+    "ones": lambda known: Ones(known.seed),
     "oasis": _oasis,
     "pd-ors": lambda known: _pd_ors(known, "rounding"),
     "pd-ors-exact": lambda known: _pd_ors(known, "exact"),
