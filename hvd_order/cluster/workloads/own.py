@@ -15,6 +15,11 @@ Columns, in any order; those that are not needed may be missing or empty:
 | samples | to train, of all epochs | seconds of workers |
 | speed | samples/s alone, by workers: ``1:100 2:190 4:350`` | from ``duration_s`` |
 | speed_apart | the same with the workers on several machines | as ``speed`` |
+| profile | of one worker, a file beside the table: speeds are predicted | ``speed`` |
+| worker_batch | samples of the profiled step | 1 |
+| mode | of the prediction: allreduce, sync, async | allreduce, with servers sync |
+| network_gbit | link of a worker to other machines, Gbit/s | needed with ``profile`` |
+| inside_gbit | link of a worker within its machine | 10 times ``network_gbit`` |
 | least, most | workers that it can run with | 1, ``workers`` |
 | worker | what a worker takes: ``gpu:1 cpu:4 memory_gb:16`` | ``gpu:1`` |
 | server | what a parameter server takes | nothing |
@@ -37,12 +42,14 @@ from __future__ import annotations
 import csv
 import math
 import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.model.utility import Constant, Sigmoid, Utility
 from hvd_order.cluster.workloads.numbered import Numbered
+from hvd_order.cluster.workloads.profiled import MODES, profiled_speed
 from hvd_order.errors import InvalidUsage
 from hvd_order.predict.measurements.lines import Line, Path, read_lines
 
@@ -51,8 +58,9 @@ __all__ = ["COLUMNS", "COMMAND", "amounts_of", "own_job", "read_own", "write_job
 COMMAND = "command"
 NEEDED = ("name", "workers")
 COLUMNS = (
-    *NEEDED, "arrival_s", "duration_s", "samples", "speed", "speed_apart", "least", "most",
-    "worker", "server", "workers_per_server", "batch", "most_batch", "noise_scale",
+    *NEEDED, "arrival_s", "duration_s", "samples", "speed", "speed_apart", "profile",
+    "worker_batch", "mode", "network_gbit", "inside_gbit", "least", "most", "worker", "server",
+    "workers_per_server", "batch", "most_batch", "noise_scale",
     "epoch_samples", "value", "due_s", "slope", "model", COMMAND,
 )  # fmt: skip
 
@@ -138,19 +146,21 @@ def _job(line: _Optional) -> Job:
     duration_s = line.number("duration_s", above=0)
     samples = line.number("samples", above=0)
     speeds = line.speeds("speed")
-    if duration_s is not None and speeds is not None:
-        raise line.line.wrong("both duration_s and speed; expected one of them")
+    given = [c for c in ("duration_s", "speed", "profile") if line.has(c)]
+    if len(given) > 1:
+        raise line.line.wrong(f"both {given[0]} and {given[1]}; expected one of them")
     if duration_s is not None:
         samples = samples or duration_s * workers
         speeds = {workers: samples / duration_s}
-    if samples is None or speeds is None:
-        raise line.line.wrong("no duration_s; expected it, or samples and speed")
+    if samples is None or (speeds is None and not line.has("profile")):
+        raise line.line.wrong("no duration_s; expected it, or samples and speed, or samples and "
+                              "profile")  # fmt: skip
     batch = line.whole("batch") or 1
     return Job(
         line.line.text("name"),
         line.number("arrival_s") or 0.0,
         samples,
-        TableSpeed(speeds, line.speeds("speed_apart")),
+        _predicted(line) if speeds is None else TableSpeed(speeds, line.speeds("speed_apart")),
         line.amounts("worker", {"gpu": 1.0}),
         line.amounts("server", {}),
         line.whole("workers_per_server"),
@@ -163,6 +173,26 @@ def _job(line: _Optional) -> Job:
         epoch_samples=line.number("epoch_samples", above=0) or math.inf,
         utility=_utility(line),
         model=line.line.fields.get("model", ""),
+    )
+
+
+def _predicted(line: _Optional) -> TableSpeed:
+    """Speeds from the profile that the line names."""
+    per_server = line.whole("workers_per_server")
+    mode = line.line.fields.get("mode") or ("allreduce" if per_server is None else "sync")
+    if mode not in MODES:
+        raise line.line.wrong(f"mode is {mode!r}; expected one of {', '.join(MODES)}")
+    network_gbit = line.number("network_gbit", above=0)
+    if network_gbit is None:
+        raise line.line.wrong("a profile without network_gbit; expected a worker's link")
+    return profiled_speed(
+        pathlib.Path(line.line.path).parent / line.line.fields["profile"],
+        line.whole("worker_batch") or 1,
+        line.whole("most") or line.line.whole("workers", 1),
+        mode,
+        per_server,
+        network_gbit,
+        line.number("inside_gbit", above=0),
     )
 
 
