@@ -173,9 +173,10 @@ def meet(store: Store, info: RankInfo, config: Config) -> list[Card]:
     except InvalidUsage:
         if info.rank == 0:
             meeting.let_others_read()  # the store ends with this process
+        with contextlib.suppress(TransferTimeout):  # rank 0 is gone, so no rank reads the count
+            meeting.has_read()
         raise
-    finally:
-        meeting.has_read()
+    meeting.has_read()
     return [cards[rank] for rank in range(info.size)]
 
 
@@ -240,8 +241,7 @@ class _Meeting:
 
     def has_read(self) -> None:
         """Records that this rank no longer needs the store to report an error."""
-        with contextlib.suppress(TransferTimeout):  # rank 0 is gone, so no rank reads the count
-            self._ask(lambda: self._store.add("read", 1))
+        self._ask(lambda: self._store.add("read", 1))
 
     def let_others_read(self) -> None:
         """Waits a moment until the other ranks have read the cards."""

@@ -94,13 +94,20 @@ class OwnGroups:
             nobody: Any = dist.GroupMember.NON_GROUP_MEMBER  # same as new_group()
             return nobody  # type: ignore[no-any-return]
         try:
-            within(
-                answer_s(request.timeout),
-                lambda: self._store.set(f"at/{self._rank}", str(number)),
-            )
+            self._come(number, request)
+        except TimeoutError as error:  # the store does not answer, so it is not asked again
+            raise self._silent(error, request) from error
+        except RuntimeError as error:
+            raise self._failure(error, number, request, members) from error
+        try:
             return self._connected(f"hvd_order/{number}", request, members)
         except (TimeoutError, RuntimeError) as error:
             raise self._failure(error, number, request, members) from error
+
+    def _come(self, number: int, request: GroupRequest) -> None:
+        """Tells the others that this rank is at the group."""
+        place = f"at/{self._rank}"
+        within(answer_s(request.timeout), lambda: self._store.set(place, str(number)))
 
     def _connected(self, name: str, request: GroupRequest, members: list[int]) -> dist.ProcessGroup:
         rank, size = members.index(self._rank), len(members)
@@ -150,10 +157,7 @@ class OwnGroups:
                 lambda: [rank for rank in members if not self._has_come(rank, number)],
             )
         except TimeoutError:
-            return TransferTimeout(
-                f"{what}: no answer from rank 0, which has the store of the job; its process is "
-                f"stopped, or its host cannot be reached {why}"
-            )
+            return self._silent(error, request)
         except RuntimeError:
             return PeerLost(f"{what}: rank 0, which has the store of the job, died or left {why}")
         if not late:
@@ -164,6 +168,14 @@ class OwnGroups:
         return TransferTimeout(
             f"{what} within {request.timeout.total_seconds():g} s: {name_ranks(late)} did not "
             f"come; its process died or is stopped, or its host cannot be reached {why}"
+        )
+
+    def _silent(self, error: Exception, request: GroupRequest) -> TransferTimeout:
+        """The error of a store that does not answer."""
+        return TransferTimeout(
+            f"rank {self._rank} could not connect to the others (group '{request.purpose}'): no "
+            "answer from rank 0, which has the store of the job; its process is stopped, or its "
+            f"host cannot be reached ({first_line(error)})"
         )
 
     def _has_come(self, rank: int, number: int) -> bool:
