@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -135,7 +136,8 @@ class LocalRunner:
     def _signal(self, name: str, number: signal.Signals) -> None:
         group = self._group(name)
         if group is not None:
-            os.killpg(group, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(group, number)
 
     def _group(self, name: str) -> int | None:
         """Process group of a job that runs. The keeper leads it."""

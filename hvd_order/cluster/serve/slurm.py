@@ -20,7 +20,7 @@ from pathlib import Path
 from hvd_order.cluster.serve.jobs_file import ServedJob
 from hvd_order.cluster.serve.local import job_environment
 from hvd_order.cluster.serve.runner import Seen, Slots, counts
-from hvd_order.errors import InvalidUsage
+from hvd_order.errors import BrokenInvariant, InvalidUsage
 
 __all__ = ["SlurmRunner"]
 
@@ -103,9 +103,9 @@ class SlurmRunner:
         """See `Runner`.
 
         Raises:
-            NotImplementedError: always; `resizes` says so.
+            BrokenInvariant: always; `resizes` says so.
         """
-        raise NotImplementedError("Slurm does not change a running job")
+        raise BrokenInvariant(f"job {name!r} shall change while it runs, which Slurm cannot do")
 
     def stop(self, name: str) -> None:
         """See `Runner`. A job that has not begun is taken out of Slurm's queue."""

@@ -331,7 +331,7 @@ class _Simulator:
     def _keep(self, state: JobState, placement: Placement) -> None:
         if self._now_s > state.placed_s:
             self._runs.setdefault(state.job.name, []).append(
-                Run(state.placed_s, self._now_s, tuple(tuple(p) for p in placement.parts))  # type: ignore[misc]
+                Run(state.placed_s, self._now_s, placement.parts)
             )
 
     def _leave(self, state: JobState, ended_s: float | None, *, rejected: bool) -> None:

@@ -127,11 +127,16 @@ class Pollux:
     al: float = 0.0
     bl: float = 0.0
 
+    @staticmethod
+    def spread(workers: int, nodes: int) -> float:
+        """The factor of beta in T_sync."""
+        return workers - 2.0
+
     def step_s(self, batch: float, workers: int, nodes: int) -> float:
         """Time of a step."""
         gradient_s = self.ac + self.bc * batch
         if workers == 1:
             return gradient_s
         alpha, beta = (self.al, self.bl) if nodes == 1 else (self.an, self.bn)
-        sync_s = alpha + beta * (workers - 2)
+        sync_s = alpha + beta * self.spread(workers, nodes)
         return float((gradient_s**self.gamma + sync_s**self.gamma) ** (1 / self.gamma))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.predict.workers.closed_forms import OptimusAsync, OptimusSync, Pollux
 
-__all__ = ["fit_optimus_async", "fit_optimus_sync", "fit_pollux", "least_squares"]
+__all__ = ["fit_optimus_async", "fit_optimus_sync", "fit_pollux", "fit_step_time", "least_squares"]
+
+Formula = TypeVar("Formula", bound=Pollux)
 
 _GAMMAS = [1 + i / 4 for i in range(37)]  # Pollux allows 1 to 10
 
@@ -79,15 +82,27 @@ def fit_optimus_sync(measured: Sequence[tuple[int, int, float, float]]) -> Optim
 
 
 def fit_pollux(measured: Sequence[tuple[float, int, int, float]]) -> Pollux:
-    """Fits (batch a worker, workers, nodes, seconds a step).
+    """Fits (batch a worker, workers, nodes, seconds a step)."""
+    return fit_step_time(Pollux, measured)
 
-    One worker's steps give ac and bc; the rest is fitted for each of some gammas.
+
+def fit_step_time(
+    form: type[Formula], measured: Sequence[tuple[float, int, int, float]]
+) -> Formula:
+    """Fits a formula of Pollux' form to (batch a worker, workers, nodes, seconds a step).
+
+    One worker's steps give ac and bc. The rest is fitted for each of some gammas; the one with the
+    least squares of relative errors stays. What nothing was measured of (several workers on one
+    node, or several nodes) costs nothing.
+
+    Raises:
+        InvalidUsage: no measurement of one worker.
     """
     alone = [(batch, step_s) for batch, workers, _, step_s in measured if workers == 1]
     if not alone:
         raise InvalidUsage("no measurement of one worker, which the formula begins with")
     ac, bc = least_squares([[1.0, batch] for batch, _ in alone], [s for _, s in alone])
-    best, least = Pollux(ac, bc, 0.0, 0.0, 1.0), math.inf
+    best, least = form(ac, bc, 0.0, 0.0, 1.0), math.inf
     for gamma in _GAMMAS:
         sync = {True: (0.0, 0.0), False: (0.0, 0.0)}
         for one_node in sync:
@@ -95,12 +110,12 @@ def fit_pollux(measured: Sequence[tuple[float, int, int, float]]) -> Pollux:
             for batch, workers, nodes, step_s in measured:
                 rest = step_s**gamma - (ac + bc * batch) ** gamma
                 if workers > 1 and (nodes == 1) == one_node and rest > 0:
-                    rows.append([1.0, workers - 2.0])
+                    rows.append([1.0, form.spread(workers, nodes)])
                     targets.append(rest ** (1 / gamma))
             if rows:
                 alpha, beta = least_squares(rows, targets)
                 sync[one_node] = (alpha, beta)
-        tried = Pollux(ac, bc, *sync[False], gamma, *sync[True])
+        tried = form(ac, bc, *sync[False], gamma, *sync[True])
         error = _error(tried, measured)
         if error < least:
             best, least = tried, error
