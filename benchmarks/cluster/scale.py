@@ -20,6 +20,7 @@ from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.pd_ors import PdOrs
+from hvd_order.cluster.pricing.one_slot import Solver
 from hvd_order.cluster.pricing.prices import limits_for
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.cluster.workloads.random_jobs import Ranges, paper_machines, random_jobs
@@ -27,6 +28,7 @@ from hvd_order.cluster.workloads.random_jobs import Ranges, paper_machines, rand
 _SLOT_S = 3600.0
 _SLOTS = 20
 _QUANTA = 30
+_SOLVERS: tuple[Solver, ...] = ("rounding", "exact", "greedy")
 _MACHINES = (10, 30, 100, 300, 1000)
 _JOBS = 50
 _FIFO_JOBS = (20_000, 100_000)
@@ -50,13 +52,13 @@ def main() -> None:
         seconds, kib = map(float, done.stdout.split())
         raw[f"fifo, {count} jobs"] = {"seconds": seconds, "peak_kib": kib}
         print(f"fifo, {count:7} jobs: {count / seconds:6.0f} jobs/s, {kib / 1024:.0f} MiB at most")
-    for solver in ("rounding", "exact", "greedy"):
+    for solver in _SOLVERS:
         for machines in _MACHINES if solver != "exact" else _MACHINES[:3]:
             jobs = list(random_jobs(_JOBS, 0, slots=_SLOTS, slot_s=_SLOT_S,
                                     ranges=Ranges(epoch_samples=(1_000, 25_000))))  # fmt: skip
             cluster = paper_machines(machines)
             prices = limits_for(jobs, cluster, _SLOT_S, _SLOTS)
-            policy = PdOrs(cluster, _SLOTS, prices, _QUANTA, solver)  # type: ignore[arg-type]
+            policy = PdOrs(cluster, _SLOTS, prices, _QUANTA, solver)
             rules = Rules(slot_s=_SLOT_S, until_s=_SLOTS * _SLOT_S)
             begin = time.process_time()
             result = simulate(jobs, cluster, policy, rules)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import statistics
 
-from results_page.documents import Documents
+from results_page.documents import Document, Documents
 from results_page.figure import Figure
 from results_page.measures import Measure
 
 _FIFO = "fifo, 100000 jobs"
 
 
-def _exact(value: float, source: object) -> Figure:
-    return Figure(value, value, value, source)  # type: ignore[arg-type]
+def _exact(value: float, source: Document) -> Figure:
+    return Figure(value, value, value, source)
 
 
 def fidelity(documents: Documents) -> Figure | None:
