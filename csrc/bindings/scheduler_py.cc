@@ -33,24 +33,33 @@ std::vector<std::pair<ModelId, TensorId>> tensorsToPython(const std::vector<Tens
 }
 
 void bindLayout(py::module_& m) {
+  py::enum_<Operation>(m, "Operation", py::module_local(), "What the transfer of a slice does.")
+      .value("ALL_REDUCE", Operation::kAllReduce)
+      .value("REDUCE_SCATTER", Operation::kReduceScatter)
+      .value("ALL_GATHER", Operation::kAllGather);
   py::class_<Slice>(m, "Slice", py::module_local(), "Contiguous byte range of a gradient buffer.")
       .def_readonly("buffer", &Slice::buffer)
       .def_readonly("offset_bytes", &Slice::offsetBytes)
       .def_readonly("size_bytes", &Slice::sizeBytes)
       .def_readonly("first_tensor", &Slice::firstTensor)
-      .def_readonly("last_tensor", &Slice::lastTensor);
+      .def_readonly("last_tensor", &Slice::lastTensor)
+      .def_readonly("operation", &Slice::operation);
   py::class_<SliceLayout, std::shared_ptr<SliceLayout>>(
       m, "SliceLayout", py::module_local(), "Where tensors lie in buffers and how these are cut.")
       .def(
           py::init([](const std::vector<std::tuple<std::string, ByteCount, BufferId>>& tensors,
-                      ByteCount sliceBytes, bool smallFront) {
+                      ByteCount sliceBytes, bool smallFront, bool split) {
             std::vector<TensorSpec> specs;
             for (const auto& [name, size, buffer] : tensors) {
               specs.push_back({name, size, buffer});
             }
-            return std::make_shared<SliceLayout>(std::move(specs), sliceBytes, smallFront);
+            return std::make_shared<SliceLayout>(std::move(specs), sliceBytes, smallFront, split);
           }),
-          py::arg("tensors"), py::arg("slice_bytes"), py::arg("small_front") = true)
+          py::arg("tensors"), py::arg("slice_bytes"), py::arg("small_front") = true,
+          py::arg("split") = false)
+      .def_property_readonly("is_split", &SliceLayout::isSplit)
+      .def_property_readonly("squares_tensor", &SliceLayout::squaresTensor)
+      .def_property_readonly("squared_tensors", &SliceLayout::squaredTensors)
       .def_property_readonly("slices", &SliceLayout::slices)
       .def_property_readonly("buffer_bytes", &SliceLayout::bufferBytes)
       .def_property_readonly("largest_slice_bytes", &SliceLayout::largestSliceBytes)
@@ -118,6 +127,7 @@ void bindSchedulerClass(py::module_& m) {
             return tensorsToPython(s.sliceDone({model, slice}));
           },
           py::arg("model"), py::arg("slice"))
+      .def("became_ready", [](const Scheduler& s) { return toPython(s.becameReady()); })
       .def_property_readonly("in_flight_bytes", &Scheduler::inFlightBytes)
       .def_property_readonly("credit_bytes", &Scheduler::creditBytes);
 }

@@ -11,7 +11,8 @@
 // - `tensorReady` (a hook's thread) marks the gradient and wakes the engine's thread.
 // - `drive` asks the agreement for decisions and hands slices to the transport.
 // - `sliceDone` (a thread of the transport) returns the credit, completes tensors, wakes waiters,
-//   and calls `drive`, because the credit may now admit another slice.
+//   and calls `drive`, because the credit may now admit another slice, and because slices of a
+//   split layout become ready by the end of others.
 // - `onMessage` (a thread of the control channel) handles a message and calls `drive` as well.
 //
 // Driving is a role that one thread has at a time. So when a slice ends, or rank 0 decides one,
@@ -313,6 +314,9 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
     reservationChanged();
   }
   completion_.complete(agreement().sliceDone(slice));
+  for (const SliceKey next : agreement().scheduler().becameReady()) {
+    timeline_.ready(next);
+  }
   const std::vector<Health::Addressed> answers = farewell_.sliceDone();
   partingChanged_.notify_all();
   progress();

@@ -9,8 +9,9 @@
 // For each pending tensor, the query has the number of times that it became ready on this rank.
 // A rank whose own count is smaller has not produced that gradient yet, so it is named as missing.
 // Counts make the question independent of the moment at which it arrives. Tensors that share a
-// slice with a pending tensor are asked for as well, since they hold up the slice. The tensors of
-// the head of the agreed order are checked on this rank only.
+// slice with a pending tensor are asked for as well, since they hold up the slice; so are all
+// gradients of a split layout for its squares. The tensors of the head of the agreed order are
+// checked on this rank only.
 //
 // The control channel is a star. Rank 0 passes queries on to the other ranks, and replies to the
 // rank that asked. If rank 0 does not answer, only rank 0 is reported as silent, because the other
@@ -73,14 +74,20 @@ std::vector<Health::Addressed> Health::ask(
   for (const TensorKey tensor : waiting_) {
     const std::uint32_t count = scheduler.readyCount(tensor);
     askFor(tensor, count);
+    const auto askIfMissing = [&](TensorId other) {
+      const TensorKey key{tensor.model, other};
+      if (scheduler.readyCount(key) < count) {
+        askFor(key, count);
+      }
+    };
     // Tensors that share a slice with it hold it up as well.
     const SliceLayout& layout = scheduler.layout(tensor.model);
     for (const SliceIndex slice : layout.slicesOf(tensor.tensor)) {
-      for (const TensorId other : layout.tensorsOf(slice)) {
-        const TensorKey key{tensor.model, other};
-        if (scheduler.readyCount(key) < count) {
-          askFor(key, count);
-        }
+      std::ranges::for_each(layout.tensorsOf(slice), askIfMissing);
+    }
+    if (layout.isSplit() && tensor.tensor == layout.squaresTensor()) {
+      for (TensorId other = 0; other < layout.squaresTensor(); ++other) {
+        askIfMissing(other);
       }
     }
   }

@@ -22,7 +22,7 @@ inline TimeNs nowNs() {
 /// Times of one transfer of one slice.
 struct SliceEvent {
   SliceKey slice;
-  TimeNs readyNs;  ///< all its tensors were ready on this rank
+  TimeNs readyNs;  ///< all that it waits for was ready or done on this rank
   TimeNs issuedNs; ///< handed to the transport
   TimeNs doneNs;   ///< the transport reported it done
 };

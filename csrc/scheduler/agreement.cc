@@ -54,6 +54,14 @@ const std::vector<SliceKey>& Agreement::tensorReady(TensorKey tensor) {
   return ready;
 }
 
+const std::vector<TensorKey>& Agreement::sliceDone(SliceKey slice) {
+  const std::vector<TensorKey>& complete = scheduler_.sliceDone(slice);
+  for (const SliceKey next : scheduler_.becameReady()) {
+    sliceReady(next);
+  }
+  return complete;
+}
+
 void Agreement::succeed(Agreement&& planned, Policy policy) {
   scheduler_ = std::move(planned.scheduler_);
   scheduler_.leavePlan(policy);

@@ -49,7 +49,7 @@ struct Decisions {
 /// Guarantees for any timing of the ranks:
 /// - All ranks issue the same sequence of slices.
 /// - Each slice is issued once for each time it is ready.
-/// - No rank has more bytes in flight than the credit.
+/// - No rank has more bytes in flight than the credit, apart from squares (slice_layout.h).
 /// - If all ranks make the same tensors ready, every slice is issued in the end.
 ///
 /// Requires that messages from one rank to another arrive in the order in which they were sent.
@@ -104,10 +104,8 @@ class Agreement {
   /// Handles a message from rank `from`.
   virtual void received(Rank from, std::span<const SliceKey> slices) = 0;
   /// Returns the slice's credit. @return the tensors that are now complete; valid until the next
-  /// call.
-  const std::vector<TensorKey>& sliceDone(SliceKey slice) {
-    return scheduler_.sliceDone(slice);
-  }
+  /// call. Slices that became ready: `Scheduler::becameReady`.
+  const std::vector<TensorKey>& sliceDone(SliceKey slice);
   /// Appends all slices to issue and all messages to send now to `out`.
   virtual void decide(Decisions& out) = 0;
   /// Whether `decide` may have a result. If false, it stays false until an event other than

@@ -16,9 +16,9 @@
 // as a report that rank 0 no longer needs, arrive after the change and are dropped: no slice that
 // they speak of is still to be decided.
 //
-// A successor that comes within `decide` decides at the next event. There is one: the plan has just
-// issued its last slice, which will be done. A plan sends no messages, so all messages that
-// `decide` returns belong to `number_` also then.
+// A successor that comes within `decide` decides at once: what it may issue need not wait for a
+// further event. A plan sends no messages, so all messages that `decide` returns belong to
+// `number_` also then.
 //
 // Invariant: `number_` is the number of changes, and all ranks make the same changes in the same
 // order, so equal numbers mean the same agreement.
@@ -96,15 +96,19 @@ void AgreementSequence::received(
 
 void AgreementSequence::decide(Decisions& out) {
   current_->decide(out);
-  changeIfPlanHasEnded();
+  if (changeIfPlanHasEnded()) {
+    current_->decide(out);
+  }
 }
 
-void AgreementSequence::changeIfPlanHasEnded() {
-  if (planned_ && planned_->hasEnded()) {
-    auto next = make(successor_->kind, successor_->policy, current_->scheduler().creditBytes());
-    next->succeed(std::move(*planned_), successor_->policy);
-    take(std::move(next), successor_->kind);
+bool AgreementSequence::changeIfPlanHasEnded() {
+  if (!planned_ || !planned_->hasEnded()) {
+    return false;
   }
+  auto next = make(successor_->kind, successor_->policy, current_->scheduler().creditBytes());
+  next->succeed(std::move(*planned_), successor_->policy);
+  take(std::move(next), successor_->kind);
+  return true;
 }
 
 void AgreementSequence::take(std::unique_ptr<Agreement> next, AgreementKind kind) {

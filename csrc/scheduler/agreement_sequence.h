@@ -73,7 +73,8 @@ class AgreementSequence final {
   [[nodiscard]] std::unique_ptr<Agreement>
   make(AgreementKind kind, Policy policy, ByteCount creditBytes) const;
   void take(std::unique_ptr<Agreement> next, AgreementKind kind);
-  void changeIfPlanHasEnded();
+  /// @return whether it has.
+  bool changeIfPlanHasEnded();
 
   Rank rank_;
   int size_;

@@ -15,7 +15,10 @@
 // A hold-up is a head that is not ready here while nothing is in flight and undecided slices could
 // be sent. After `holdUps` of them in one backward pass, the follower sends its parent an empty
 // message, which asks to be heard. A pass ends when slice 0 is ready, since slice 0 is produced
-// last.
+// last; in a split layout slice 0, the squares, waits for all reduce-scatters and so is ready last.
+//
+// In a split layout, slices also become ready by the end of others on this rank. A head that waits
+// for such an end is no hold-up: something is in flight.
 //
 // A rank that hears a child has to be heard itself, or rank 0 would not wait for the child. So
 // requests climb the tree, one edge after the other. The answers do not wait for each other: until
@@ -44,7 +47,7 @@ void Follower::sliceReady(SliceKey slice) {
   if (std::ranges::find(decided_, slice) == decided_.end()) {
     undecided_.push_back(slice);
   }
-  if (slice.index == 0) { // slices are numbered in consumption order
+  if (slice.index == 0) { // ready last in a step
     ++passes_;
     holdUps_ = 0;
     heldUpBy_.reset();

@@ -5,7 +5,8 @@
 // Rank 0 decides, and the counts of its subtree say when it may.
 //
 // A slice whose round is complete (subtree.h) is offered to the scheduler, which orders candidates
-// by policy and credit.
+// by policy and credit. An all-gather is ready once its reduce-scatter is done on this rank; on a
+// rank that is not heard it waits there for the end of the same reduce-scatter, which is in flight.
 //
 // Invariant: each round of a slice is offered exactly once, and decided after that.
 //

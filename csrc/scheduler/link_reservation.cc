@@ -12,6 +12,9 @@
 // ready, when a reader waits before it is ready, or at once if the first slice is itself larger
 // than the limit, because then it is as large as the slices that it would be protected from.
 //
+// A model whose layout is split makes no reservation: its first slice, the squares, becomes ready
+// by the end of another slice, not with a tensor, so nothing would end the reservation.
+//
 // Invariant: a reservation starts only if the first slice of the step is still to come, so some
 // event ends it. The limit is an eighth of the credit; slices up to it may still start.
 //
@@ -26,6 +29,7 @@ void LinkReservation::retune(std::chrono::nanoseconds lead, ByteCount creditByte
 
 void LinkReservation::addModel(ModelId model, const SliceLayout& layout) {
   Model& added = models_[model];
+  added.reserves = !layout.isSplit();
   added.firstSliceBytes = layout.slices().empty() ? 0 : layout.slices().front().sizeBytes;
   added.readyAt.assign(layout.tensors().size(), {});
   added.steps.assign(layout.tensors().size(), 0);
@@ -40,6 +44,9 @@ bool LinkReservation::ready(
     const std::vector<SliceKey>& slices,
     Clock::time_point now) {
   Model& model = models_.at(tensor.model);
+  if (!model.reserves) {
+    return false;
+  }
   model.readyAt[tensor.tensor] = now;
   const std::uint32_t step = ++model.steps[tensor.tensor];
   // Slices are numbered in consumption order.

@@ -18,7 +18,7 @@ namespace hvd_order {
 /// large slice starts beside the first slice either: the messages of the first slice would wait
 /// behind those of the large one at every hop, several times as long as they take alone. The first
 /// slice holds large slices back for one lead at most, so that a late rank does not keep the link
-/// idle.
+/// idle. A model whose layout is split makes no reservation.
 ///
 /// `ready`, `done`, `someoneWaits` and `expire` return whether `largestBytes` or `until` changed.
 ///
@@ -58,6 +58,7 @@ class LinkReservation final {
 
  private:
   struct Model {
+    bool reserves = false;
     ByteCount firstSliceBytes = 0;
     std::vector<Clock::time_point> readyAt; // by tensor, in this step or the last
     std::vector<std::uint32_t> steps;       // by tensor: number of times it was ready

@@ -8,7 +8,9 @@
 //
 // The Scheduler under Policy::kPlanned does the work. A slice is offered when it is ready on this
 // rank, and `next` returns only the slice whose turn it is in the plan, if it has been offered and
-// fits the credit. After the last slice the plan begins again, so one plan serves all steps.
+// fits the credit. After the last slice the plan begins again, so one plan serves all steps. The
+// Scheduler has refused a plan in which a slice of a split layout comes before one that it waits
+// for.
 //
 // Invariant: each rank issues a prefix of the endlessly repeated plan, so all ranks issue the same
 // sequence without messages. A message is therefore an error. The price is that the order does not

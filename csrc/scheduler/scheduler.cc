@@ -6,19 +6,29 @@
 
 // Priority queue and window for slices; counters replace searches.
 //
-// Each slice counts the tensors that are not ready yet, and each tensor counts its unfinished
-// slices. `tensorReady` and `sliceDone` decrement these counters, so an event costs O(1) for each
-// slice touched. Candidates lie in a binary heap. The key is the slice's place in consumption
-// order (kPriority) or the number of its offer (kArrival). kPlanned needs no heap: only the slice
-// whose turn it is can be issued.
+// Each slice counts what it waits for: tensors that are not ready yet, and in a split layout slices
+// that are not done yet. Each tensor counts its unfinished slices. `tensorReady` and `sliceDone`
+// decrement these counters, so an event costs O(1) for each slice touched. A slice starts to count
+// for its next step when it is done.
+//
+// Candidates lie in a binary heap. The key is the slice's number (kPriority) or the number of its
+// offer (kArrival). Numbers follow consumption order, and in a split layout come first the squares,
+// then the reduce-scatters: what the norms wait for. kPlanned needs no heap: only the slice whose
+// turn it is can be issued.
 //
 // Only the front of the heap is considered. If it does not fit the credit or the reservation,
 // `next` returns nothing, even if a less urgent slice would fit. So small slices cannot starve an
 // urgent large one.
 //
-// Invariants: inFlightBytes_ is the sum over the slices in state kInFlight and never exceeds the
-// credit when a slice is put in flight. Every slice fits the credit, so the front is always issued
-// once enough slices have ended. A tensor is pending while slicesToGo is not 0.
+// Invariants: inFlightBytes_ is what the slices in state kInFlight take of the credit: their sizes,
+// apart from squares. It never exceeds the credit when a slice is put in flight. Every slice fits
+// the credit, so the front is always issued once enough slices have ended. A tensor is pending
+// while slicesToGo is not 0.
+//
+// In a split layout no gradient of a step is ready before the squares of the step before are done.
+// So the counter of the squares never mixes steps, and a reduce-scatter does not write squares that
+// are still in flight. Slices of a tensor are pending from its readiness to the end of its
+// all-gathers, so the counter of an all-gather does not mix steps either.
 //
 // Sources: slices in consumption order from P3 (Jayarajan et al., MLSys 2019); the credit from
 // Peng et al., SOSP 2019.
@@ -29,6 +39,23 @@ namespace {
 
 // std::push_heap keeps the largest in front; the most urgent candidate has the smallest number.
 constexpr auto kLessUrgent = [](const auto& a, const auto& b) { return a.urgency > b.urgency; };
+
+/// A plan is followed strictly: a slice before one that it waits for would never be ready.
+void checkHalves(const SliceLayout& layout, const std::vector<SliceIndex>& plan) {
+  std::vector<std::size_t> place(plan.size());
+  for (std::size_t i = 0; i < plan.size(); ++i) {
+    place[plan[i]] = i;
+  }
+  for (SliceIndex sum = 1; sum <= layout.pairs(); ++sum) {
+    for (const SliceIndex waits : {layout.gatherOf(sum), SliceLayout::kSquares}) {
+      if (place[waits] < place[sum]) {
+        throw InvalidUsage(concat(
+            "the planned order sends '", layout.sliceName(waits), "' before '",
+            layout.sliceName(sum), "', for which it waits; make the plan again"));
+      }
+    }
+  }
+}
 
 } // namespace
 
@@ -71,6 +98,7 @@ void Scheduler::addModel(
           "the planned order must list each of the ", slices, " slices once; it lists ",
           plan.size(), " entries; make the plan again for this model and slice size"));
     }
+    checkHalves(*layout, plan);
   } else if (!plan.empty()) {
     throw InvalidUsage("only the planned policy takes a planned order");
   }
@@ -79,7 +107,7 @@ void Scheduler::addModel(
   added.state.assign(slices, SliceState::kWaiting);
   added.offered.assign(slices, 0);
   for (SliceIndex slice = 0; slice < slices; ++slice) {
-    added.tensorsToCome.push_back(static_cast<std::uint32_t>(layout->tensorsOf(slice).size()));
+    added.toCome.push_back(prerequisites(*layout, slice));
   }
   added.slicesToGo.assign(layout->tensors().size(), 0);
   added.readyCounts.assign(layout->tensors().size(), 0);
@@ -173,18 +201,46 @@ const std::vector<SliceKey>& Scheduler::tensorReady(TensorKey tensor) {
         "tensor '", m.layout->tensors()[tensor.tensor].name,
         "' became ready again before its last gradient was exchanged"));
   }
+  if (m.layout->isSplit() && tensor.tensor != m.layout->squaresTensor() &&
+      m.readyCounts[tensor.tensor] > squaresDone(m)) {
+    throw InvalidUsage(concat(
+        "tensor '", m.layout->tensors()[tensor.tensor].name,
+        "' became ready again before the squares of its last step were exchanged"));
+  }
   const std::span<const SliceIndex> slices = m.layout->slicesOf(tensor.tensor);
   m.slicesToGo[tensor.tensor] = static_cast<std::uint32_t>(slices.size());
   ++m.readyCounts[tensor.tensor];
   ++m.pendingTensors;
   becameReady_.clear();
   for (const SliceIndex slice : slices) {
-    if (--m.tensorsToCome[slice] == 0) {
-      m.state[slice] = SliceState::kReady;
-      becameReady_.push_back({tensor.model, slice});
+    if (m.layout->slices()[slice].operation != Operation::kAllGather) {
+      count(m, {tensor.model, slice});
     }
   }
   return becameReady_;
+}
+
+// Number of steps whose squares are done.
+std::uint32_t Scheduler::squaresDone(const Model& model) {
+  const TensorId squares = model.layout->squaresTensor();
+  return model.readyCounts[squares] - (model.slicesToGo[squares] == 0 ? 0 : 1);
+}
+
+// How many events make a slice ready: its tensors, or the slices that must be done before it.
+std::uint32_t Scheduler::prerequisites(const SliceLayout& layout, SliceIndex slice) {
+  if (layout.slices()[slice].operation == Operation::kAllGather) {
+    return 1;
+  }
+  const auto tensors = static_cast<std::uint32_t>(layout.tensorsOf(slice).size());
+  return layout.isSplit() && slice == SliceLayout::kSquares ? tensors + layout.pairs() : tensors;
+}
+
+// One of the events that a slice waits for has happened.
+void Scheduler::count(Model& model, SliceKey slice) {
+  if (--model.toCome[slice.index] == 0) {
+    model.state[slice.index] = SliceState::kReady;
+    becameReady_.push_back(slice);
+  }
 }
 
 void Scheduler::offer(SliceKey slice) {
@@ -210,7 +266,7 @@ std::optional<SliceKey> Scheduler::next() {
     return std::nullopt;
   }
   const SliceKey slice = candidates_.front().slice;
-  if (layout(slice.model).slices()[slice.index].sizeBytes > largestBytes_ || !putInFlight(slice)) {
+  if (layout(slice.model).creditBytes(slice.index) > largestBytes_ || !putInFlight(slice)) {
     return std::nullopt;
   }
   std::pop_heap(candidates_.begin(), candidates_.end(), kLessUrgent);
@@ -247,7 +303,7 @@ bool Scheduler::take(SliceKey slice) {
 
 bool Scheduler::putInFlight(SliceKey slice) {
   Model& m = modelOf(slice.model);
-  const ByteCount size = m.layout->slices()[slice.index].sizeBytes;
+  const ByteCount size = m.layout->creditBytes(slice.index);
   if (inFlightBytes_ + size > creditBytes_) {
     return false;
   }
@@ -265,9 +321,14 @@ const std::vector<TensorKey>& Scheduler::sliceDone(SliceKey slice) {
       m.state.at(slice.index) == SliceState::kInFlight, "slice '", m.layout->sliceName(slice.index),
       "' is done, but was not in flight");
   const std::span<const TensorId> tensors = m.layout->tensorsOf(slice.index);
-  inFlightBytes_ -= m.layout->slices()[slice.index].sizeBytes;
+  inFlightBytes_ -= m.layout->creditBytes(slice.index);
   m.state[slice.index] = SliceState::kWaiting;
-  m.tensorsToCome[slice.index] = static_cast<std::uint32_t>(tensors.size());
+  m.toCome[slice.index] = prerequisites(*m.layout, slice.index);
+  becameReady_.clear();
+  if (m.layout->slices()[slice.index].operation == Operation::kReduceScatter) {
+    count(m, {slice.model, m.layout->gatherOf(slice.index)});
+    count(m, {slice.model, SliceLayout::kSquares});
+  }
   completed_.clear();
   for (const TensorId tensor : tensors) {
     if (--m.slicesToGo[tensor] == 0) {
@@ -302,7 +363,7 @@ void Scheduler::appendState(StateWords& words) const {
         words.push_back(static_cast<std::uint64_t>(state));
       }
       words.insert(words.end(), model->offered.begin(), model->offered.end());
-      words.insert(words.end(), model->tensorsToCome.begin(), model->tensorsToCome.end());
+      words.insert(words.end(), model->toCome.begin(), model->toCome.end());
       words.insert(words.end(), model->slicesToGo.begin(), model->slicesToGo.end());
     }
   }

@@ -27,6 +27,9 @@ enum class Policy {
 ///     waiting --every tensor it carries is ready--> ready --next or take--> in flight --done-->
 ///     waiting
 ///
+/// In a split layout (SliceLayout) the end of a reduce-scatter makes its all-gather ready, and the
+/// end of the last one, with the tensor of the squares, makes the squares ready.
+///
 /// A ready slice becomes a candidate of `next` only when the order agreement offers it, because
 /// all ranks may issue it. Several models share one credit.
 ///
@@ -34,13 +37,15 @@ enum class Policy {
 /// allocation in the steady state. Thread safety: none; the owner calls it under its own lock.
 class Scheduler final {
  public:
-  /// @param creditBytes bytes that may be in flight at once; bytes in flight cannot be overtaken.
+  /// @param creditBytes bytes that may be in flight at once (SliceLayout::creditBytes); bytes in
+  ///   flight cannot be overtaken.
   Scheduler(Policy policy, ByteCount creditBytes);
 
   /// @param plan all slices of the model in the order to issue them; for Policy::kPlanned only.
   /// @throws InvalidUsage if a slice is larger than the credit, the id is taken or out of range,
-  ///   the plan is not a permutation of the slices, or a second model is added under
-  ///   Policy::kPlanned (a plan does not define an order between models).
+  ///   the plan is not a permutation of the slices or has a slice before one that it waits for, or
+  ///   a second model is added under Policy::kPlanned (a plan does not define an order between
+  ///   models).
   void addModel(
       ModelId model,
       std::shared_ptr<const SliceLayout> layout,
@@ -74,7 +79,8 @@ class Scheduler final {
 
   /// The gradient of `tensor` is in its buffer.
   /// @return the slices that became ready by this call; valid until the next call.
-  /// @throws InvalidUsage if the tensor is already ready and not yet finished.
+  /// @throws InvalidUsage if the tensor is already ready and not yet finished; in a split layout
+  ///   also if the squares of its last step are not done.
   const std::vector<SliceKey>& tensorReady(TensorKey tensor);
 
   /// Makes a slice a candidate of `next`. Under kArrival the order of offers is the order of
@@ -97,6 +103,11 @@ class Scheduler final {
   /// Returns the slice's credit.
   /// @return the tensors that are now complete; valid until the next call.
   const std::vector<TensorKey>& sliceDone(SliceKey slice);
+  /// The slices that became ready by the last event, `tensorReady` or `sliceDone`; valid until the
+  /// next.
+  [[nodiscard]] const std::vector<SliceKey>& becameReady() const {
+    return becameReady_;
+  }
 
   /// The slice whose turn it is under the plan; none under the other policies.
   [[nodiscard]] std::optional<SliceKey> turn() const;
@@ -121,12 +132,12 @@ class Scheduler final {
   struct Model {
     std::shared_ptr<const SliceLayout> layout;
     std::vector<SliceIndex> plan;
-    std::size_t planned = 0;                  // place in `plan` of the slice to issue next
-    std::vector<SliceState> state;            // by slice
-    std::vector<std::uint8_t> offered;        // by slice; kPlanned only
-    std::vector<std::uint32_t> tensorsToCome; // by slice: number of its tensors not ready yet
-    std::vector<std::uint32_t> slicesToGo;    // by tensor: its unfinished slices; 0 when idle
-    std::vector<std::uint32_t> readyCounts;   // by tensor
+    std::size_t planned = 0;                // place in `plan` of the slice to issue next
+    std::vector<SliceState> state;          // by slice
+    std::vector<std::uint8_t> offered;      // by slice; kPlanned only
+    std::vector<std::uint32_t> toCome;      // by slice: its tensors not ready, slices not done
+    std::vector<std::uint32_t> slicesToGo;  // by tensor: its unfinished slices; 0 when idle
+    std::vector<std::uint32_t> readyCounts; // by tensor
     std::size_t pendingTensors = 0;
   };
 
@@ -139,6 +150,9 @@ class Scheduler final {
   [[nodiscard]] const Model& modelOf(ModelId model) const;
   std::optional<SliceKey> nextPlanned();
   bool putInFlight(SliceKey slice);
+  void count(Model& model, SliceKey slice);
+  static std::uint32_t prerequisites(const SliceLayout& layout, SliceIndex slice);
+  static std::uint32_t squaresDone(const Model& model);
 
   Policy policy_;
   bool leavingPlan_ = false;

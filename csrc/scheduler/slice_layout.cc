@@ -16,11 +16,12 @@
 //
 // Buffers are cut one after the other and then merged by a stable sort on the first tensor. So
 // slice numbers follow consumption order across buffers, and the parts of a tensor keep their
-// order and get consecutive numbers.
+// order and get consecutive numbers. A split happens last: it repeats all slices.
 //
-// Invariants: the slices of a buffer cover it without gaps or overlaps; a slice holds either whole
-// tensors or a part of one; no slice is larger than the slice size. The relation "slice carries
-// tensor" is stored in both directions as flat rows, so that events cost no search.
+// Invariants: for each operation, the slices of a buffer cover it without gaps or overlaps; a slice
+// holds either whole tensors or a part of one; no slice is larger than the slice size, apart from
+// that of the squares, which is one slice whatever its size. The relation "slice carries tensor" is
+// stored in both directions as flat rows, so that events cost no search.
 //
 // Source: P3 (Jayarajan et al., MLSys 2019) for slices of large tensors in consumption order.
 
@@ -37,7 +38,11 @@ ByteCount roundUp(ByteCount value, ByteCount multiple) {
 
 } // namespace
 
-SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes, bool smallFront)
+SliceLayout::SliceLayout(
+    std::vector<TensorSpec> tensors,
+    ByteCount sliceBytes,
+    bool smallFront,
+    bool split)
     : tensors_(std::move(tensors)) {
   if (sliceBytes < kCutAlignment) {
     throw InvalidUsage(
@@ -71,6 +76,9 @@ SliceLayout::SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes, 
   std::stable_sort(slices_.begin(), slices_.end(), [](const Slice& a, const Slice& b) {
     return a.firstTensor < b.firstTensor;
   });
+  if (split && !slices_.empty()) {
+    this->split();
+  }
   if (slices_.size() > SliceKey::kMaxSlices) {
     throw InvalidUsage(concat(
         "slices of ", sliceBytes, " bytes cut the model into ", slices_.size(), " slices; at most ",
@@ -142,12 +150,37 @@ void SliceLayout::cutTensor(TensorId id, ByteCount sliceBytes) {
   }
 }
 
+void SliceLayout::split() {
+  const std::size_t count = slices_.size();
+  ByteCount squares = 0;
+  for (const Slice& slice : slices_) {
+    for (TensorId id = slice.firstTensor; id <= slice.lastTensor; ++id) {
+      squares += tensors_[id].buffer == slice.buffer ? 1 : 0;
+    }
+  }
+  const auto buffer = static_cast<BufferId>(bufferBytes_.size());
+  const auto tensor = static_cast<TensorId>(tensors_.size());
+  const ByteCount size =
+      roundUp(squares * static_cast<ByteCount>(sizeof(double)), kTensorAlignment);
+  tensors_.push_back({"squares", size, buffer});
+  offsets_.push_back(0);
+  bufferBytes_.push_back(size);
+  std::vector<Slice> halves{{buffer, 0, size, tensor, tensor}};
+  for (const Operation operation : {Operation::kReduceScatter, Operation::kAllGather}) {
+    halves.insert(halves.end(), slices_.begin(), slices_.end());
+    std::for_each(
+        halves.end() - static_cast<std::ptrdiff_t>(count), halves.end(),
+        [&](Slice& half) { half.operation = operation; });
+  }
+  slices_ = std::move(halves);
+}
+
 void SliceLayout::index() {
   std::vector<std::vector<SliceIndex>> slicesOf(tensors_.size());
   tensorsOfSliceStart_.push_back(0);
   for (SliceIndex slice = 0; slice < slices_.size(); ++slice) {
     const Slice& s = slices_[slice];
-    largestSliceBytes_ = std::max(largestSliceBytes_, s.sizeBytes);
+    largestSliceBytes_ = std::max(largestSliceBytes_, creditBytes(slice));
     for (TensorId id = s.firstTensor; id <= s.lastTensor; ++id) {
       if (tensors_[id].buffer == s.buffer) {
         slicesOf[id].push_back(slice);
@@ -179,14 +212,29 @@ std::span<const TensorId> SliceLayout::tensorsOf(SliceIndex slice) const {
           tensorsOfSliceStart_[slice + 1] - tensorsOfSliceStart_[slice]);
 }
 
+std::vector<TensorId> SliceLayout::squaredTensors() const {
+  if (!isSplit()) {
+    return {};
+  }
+  const auto begin = tensorsOfSlice_.begin();
+  return {
+      begin + static_cast<std::ptrdiff_t>(tensorsOfSliceStart_[1]),
+      begin + static_cast<std::ptrdiff_t>(tensorsOfSliceStart_[1 + pairs()])};
+}
+
 std::string SliceLayout::sliceName(SliceIndex slice) const {
   const Slice& s = slices_.at(slice);
   const std::string& first = tensors_[s.firstTensor].name;
+  const std::string prefix = s.operation == Operation::kReduceScatter ? "sum of "
+      : s.operation == Operation::kAllGather                          ? "parts of "
+                                                                      : "";
   if (s.firstTensor != s.lastTensor) {
-    return first + ".." + tensors_[s.lastTensor].name;
+    return prefix + first + ".." + tensors_[s.lastTensor].name;
   }
-  const std::span<const SliceIndex> parts = slicesOf(s.firstTensor);
-  return parts.size() == 1 ? first : concat(first, "[", slice - parts.front(), "]");
+  const std::span<const SliceIndex> all = slicesOf(s.firstTensor);
+  const std::size_t parts = isSplit() && slice != kSquares ? all.size() / 2 : all.size();
+  const std::size_t part = (slice - all.front()) % std::max<std::size_t>(pairs(), parts);
+  return prefix + (parts == 1 ? first : concat(first, "[", part, "]"));
 }
 
 } // namespace hvd_order

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,13 @@ struct TensorSpec {
   BufferId buffer;
 };
 
+/// What the transfer of a slice does.
+enum class Operation : std::uint8_t {
+  kAllReduce,
+  kReduceScatter, ///< the first half of a split all-reduce: each rank gets the sum of its shard
+  kAllGather,     ///< the second half: all ranks get all shards
+};
+
 /// Contiguous byte range of a gradient buffer: the unit of transfer.
 ///
 /// Covers the tensors `firstTensor..lastTensor` of its buffer, or a part of one tensor. Ids are in
@@ -25,6 +33,7 @@ struct Slice {
   ByteCount sizeBytes;
   TensorId firstTensor;
   TensorId lastTensor;
+  Operation operation = Operation::kAllReduce;
 };
 
 /// Places of all tensors in their gradient buffers, and the cut of the buffers into slices.
@@ -40,6 +49,14 @@ struct Slice {
 /// is needed before all gradients have arrived, fewer slices cost less: without a small front,
 /// slices are filled from the end of the buffer, in the order in which gradients are produced.
 ///
+/// A *split* layout sends each of these byte ranges twice: as a reduce-scatter, and then as an
+/// all-gather. Between them go the *squares*: one more tensor, the last, in a buffer of its own. It
+/// has one float64 for each pair of a reduce-scatter and a tensor that it carries, the sum of
+/// squares of the tensor's part in this rank's shard, and is sent once all reduce-scatters are
+/// done. So all ranks know the norms of the sums before these have arrived. Slice 0 is the squares,
+/// then come the reduce-scatters and then the all-gathers, each in consumption order: what the
+/// norms wait for goes first.
+///
 /// Immutable, hence safe to share between threads.
 class SliceLayout final {
  public:
@@ -49,9 +66,14 @@ class SliceLayout final {
   /// @param tensors in consumption order; every size must be a positive multiple of 16 bytes, so
   ///   that each tensor starts aligned for every dtype (complex128 is the widest).
   /// @param smallFront whether slices at the front of a buffer are shorter.
+  /// @param split whether all-reduces are split.
   /// @throws InvalidUsage for an empty name, a bad size, a slice size below kCutAlignment, or more
   ///   than SliceKey::kMaxSlices slices.
-  SliceLayout(std::vector<TensorSpec> tensors, ByteCount sliceBytes, bool smallFront = true);
+  SliceLayout(
+      std::vector<TensorSpec> tensors,
+      ByteCount sliceBytes,
+      bool smallFront = true,
+      bool split = false);
 
   [[nodiscard]] const std::vector<TensorSpec>& tensors() const {
     return tensors_;
@@ -59,7 +81,8 @@ class SliceLayout final {
   [[nodiscard]] const std::vector<Slice>& slices() const {
     return slices_;
   }
-  /// Slices that carry a part of `tensor`; always consecutive numbers within one buffer.
+  /// Slices that carry a part of `tensor`: consecutive numbers within one buffer, for each
+  /// operation.
   [[nodiscard]] std::span<const SliceIndex> slicesOf(TensorId tensor) const;
   /// Tensors that `slice` carries, wholly or in part.
   [[nodiscard]] std::span<const TensorId> tensorsOf(SliceIndex slice) const;
@@ -70,18 +93,48 @@ class SliceLayout final {
   [[nodiscard]] const std::vector<ByteCount>& bufferBytes() const {
     return bufferBytes_;
   }
+  /// Size of the largest slice that the credit must hold.
   [[nodiscard]] ByteCount largestSliceBytes() const {
     return largestSliceBytes_;
   }
   /// "name" for a slice that is one tensor, "name[2]" for its third part, "first..last" for
-  /// several.
+  /// several; with "sum of " or "parts of " in front if split.
   [[nodiscard]] std::string sliceName(SliceIndex slice) const;
+
+  [[nodiscard]] bool isSplit() const {
+    return !slices_.empty() && slices_.back().operation == Operation::kAllGather;
+  }
+  /// The slice of the squares, and the tensor, in a split layout.
+  static constexpr SliceIndex kSquares = 0;
+  [[nodiscard]] TensorId squaresTensor() const {
+    return static_cast<TensorId>(tensors_.size() - 1);
+  }
+  /// Number of reduce-scatters, and of all-gathers, of a split layout; else 0.
+  [[nodiscard]] SliceIndex pairs() const {
+    return isSplit() ? static_cast<SliceIndex>(slices_.size() / 2) : 0;
+  }
+  /// Bytes of the credit that a slice takes in flight. The squares take none: they are few, and all
+  /// ranks wait for them.
+  [[nodiscard]] ByteCount creditBytes(SliceIndex slice) const {
+    return isSplit() && slice == kSquares ? 0 : slices_.at(slice).sizeBytes;
+  }
+  /// The all-gather of the byte range of a reduce-scatter.
+  [[nodiscard]] SliceIndex gatherOf(SliceIndex reduceScatter) const {
+    return reduceScatter + pairs();
+  }
+  /// The place in the squares of the first tensor that a reduce-scatter carries.
+  [[nodiscard]] std::size_t firstSquare(SliceIndex reduceScatter) const {
+    return tensorsOfSliceStart_.at(reduceScatter) - 1; // the row of slice 0 is one tensor
+  }
+  /// The tensors of the squares in a split layout, by place.
+  [[nodiscard]] std::vector<TensorId> squaredTensors() const;
 
  private:
   void place(BufferId buffer);
   void cutFromFront(BufferId buffer, ByteCount sliceBytes);
   void cutFromEnd(BufferId buffer, ByteCount sliceBytes);
   void cutTensor(TensorId id, ByteCount sliceBytes);
+  void split();
   void index();
 
   std::vector<TensorSpec> tensors_;

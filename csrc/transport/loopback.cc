@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <limits>
 
 #include "base/error.h"
 #include "scheduler/tree.h"
@@ -162,26 +163,40 @@ void LoopbackWorld::finish(std::vector<Issue> issues) {
     }
     if (!error) {
       history_.push_back(first.key);
-      const auto at = static_cast<std::size_t>(first.slice.offsetBytes) / sizeof(float);
-      const auto elements = static_cast<std::size_t>(first.slice.sizeBytes) / sizeof(float);
-      std::vector<float*> data;
-      for (const Issue& issue : issues) {
-        auto& models = buffers_[static_cast<std::size_t>(issue.rank)];
-        data.push_back(models.at(issue.key.model).at(issue.slice.buffer) + at);
-      }
-      for (std::size_t i = 0; i < elements; ++i) {
-        float sum = 0;
-        for (const float* values : data) {
-          sum += values[i];
-        }
-        for (float* values : data) {
-          values[i] = sum;
-        }
-      }
+      carry(issues);
     }
   }
   for (Issue& issue : issues) {
     issue.done(error);
+  }
+}
+
+// Called under the lock. Element i is in the shard of rank i / part.
+void LoopbackWorld::carry(const std::vector<Issue>& issues) {
+  const Slice& slice = issues.front().slice;
+  const auto at = static_cast<std::size_t>(slice.offsetBytes) / sizeof(float);
+  const auto elements = static_cast<std::size_t>(slice.sizeBytes) / sizeof(float);
+  std::vector<float*> data(issues.size()); // by rank
+  for (const Issue& issue : issues) {
+    auto& models = buffers_[static_cast<std::size_t>(issue.rank)];
+    data[static_cast<std::size_t>(issue.rank)] =
+        models.at(issue.key.model).at(issue.slice.buffer) + at;
+  }
+  const std::size_t part = (elements + data.size() - 1) / data.size();
+  for (std::size_t i = 0; i < elements; ++i) {
+    float* const owner = data[i / part] + i;
+    float result = *owner;
+    if (slice.operation != Operation::kAllGather) {
+      result = 0;
+      for (const float* values : data) {
+        result += values[i];
+      }
+    }
+    const bool scatters = slice.operation == Operation::kReduceScatter;
+    for (float* values : data) {
+      values[i] = scatters ? std::numeric_limits<float>::quiet_NaN() : result;
+    }
+    *owner = result;
   }
 }
 

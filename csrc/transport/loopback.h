@@ -17,9 +17,10 @@ namespace hvd_order {
 /// transport.
 ///
 /// Every rank's engine gets `transport(rank)` and `control(rank)`. A slice is summed, in float,
-/// when all ranks have issued it. Like a collective library, the world matches the k-th issues of
-/// the ranks, so ranks that issue different slices get an error that names them. A thread of the
-/// world reports completion. `killRank` simulates a failure.
+/// when all ranks have issued it. A reduce-scatter leaves a rank its shard, and not-a-number in the
+/// rest of the slice, so that nobody relies on the rest. Like a collective library, the world
+/// matches the k-th issues of the ranks, so ranks that issue different slices get an error that
+/// names them. A thread of the world reports completion. `killRank` simulates a failure.
 class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
  public:
   static std::shared_ptr<LoopbackWorld> create(int size);
@@ -64,6 +65,7 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
   void postLocked(std::function<void()> work);
   void run();
   void finish(std::vector<Issue> issues);
+  void carry(const std::vector<Issue>& issues);
 
   const int size_;
   mutable std::mutex mutex_; // guards all below; callbacks run without it, on thread_

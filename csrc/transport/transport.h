@@ -21,8 +21,9 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
 
-  /// Starts to sum the slice over all ranks, in place. Does not block on the network. All ranks
-  /// issue the same slices in the same order; one thread at a time calls this.
+  /// Starts to sum the slice over all ranks, in place, or a half of that (Slice::operation): after
+  /// a reduce-scatter only this rank's shard of the slice is defined. Does not block on the
+  /// network. All ranks issue the same slices in the same order; one thread at a time calls this.
   /// @throws any exception: the slice then counts as failed, and `done` must not be called.
   virtual void issue(SliceKey key, const Slice& slice, Done done) = 0;
 

@@ -1,11 +1,13 @@
 #include "scheduler/agreement.h"
 
 #include <algorithm>
+#include <cctype>
 #include <random>
 #include <set>
 
 #include "base/error.h"
 #include "check.h"
+#include "scheduler/agreement_sequence.h"
 #include "scheduler/follower.h"
 
 namespace hvd_order {
@@ -17,16 +19,30 @@ using Keys = std::vector<SliceKey>;
 constexpr ByteCount kUnit = 64;
 
 // Tensors a, b, c ... of one slice each: slice i is tensor i.
-std::shared_ptr<const SliceLayout> layout(int slices = 4) {
+std::shared_ptr<const SliceLayout> layout(int slices = 4, bool split = false) {
   std::vector<TensorSpec> tensors;
   for (int i = 0; i < slices; ++i) {
     tensors.push_back({std::string(1, static_cast<char>('a' + i)), kUnit, 0});
   }
-  return std::make_shared<SliceLayout>(std::move(tensors), kUnit);
+  return std::make_shared<SliceLayout>(std::move(tensors), kUnit, true, split);
+}
+
+// The letters of all slices by number, see World.
+std::string letters(const SliceLayout& layout) {
+  std::string all;
+  for (SliceIndex i = 0; i < layout.slices().size(); ++i) {
+    const Slice& slice = layout.slices()[i];
+    const char letter = static_cast<char>('a' + slice.firstTensor);
+    all += layout.isSplit() && i == SliceLayout::kSquares ? '#'
+        : slice.operation == Operation::kAllGather        ? static_cast<char>(std::toupper(letter))
+                                                          : letter;
+  }
+  return all;
 }
 
 /// All ranks, and messages that travel when the test says so. Slices of model 0 are written as
-/// letters: "ba" is slice 1, then slice 0.
+/// letters: "ba" is slice 1, then slice 0. In a split layout, "a" is the reduce-scatter of tensor
+/// a, "A" its all-gather, and "#" the squares, both slice and tensor.
 class World {
  public:
   World(
@@ -35,15 +51,17 @@ class World {
       ByteCount credit = 4 * kUnit,
       const std::string& plan = "",
       int slices = 4,
-      int fanOut = kFanOut) {
+      int fanOut = kFanOut,
+      bool split = false)
+      : layout_(layout(slices, split)), letters_(letters(*layout_)) {
     const Policy policy = kind == AgreementKind::kPlanned ? Policy::kPlanned : Policy::kPriority;
     std::vector<SliceIndex> order;
     for (const char c : plan) {
-      order.push_back(static_cast<SliceIndex>(c - 'a'));
+      order.push_back(sliceOf(c).index);
     }
     for (Rank rank = 0; rank < size; ++rank) {
       ranks_.push_back(Agreement::create(kind, rank, size, policy, credit, fanOut));
-      ranks_.back()->addModel(0, layout(slices), order);
+      ranks_.back()->addModel(0, layout_, order);
     }
   }
 
@@ -55,14 +73,15 @@ class World {
   /// @return what the rank issues then.
   std::string ready(Rank rank, const std::string& tensors) {
     for (const char c : tensors) {
-      at(rank).tensorReady({0, static_cast<TensorId>(c - 'a')});
+      at(rank).tensorReady(
+          {0, c == '#' ? layout_->squaresTensor() : static_cast<TensorId>(c - 'a')});
     }
     return decide(rank);
   }
 
   std::string done(Rank rank, const std::string& slices) {
     for (const char c : slices) {
-      at(rank).sliceDone({0, static_cast<SliceIndex>(c - 'a')});
+      at(rank).sliceDone(sliceOf(c));
     }
     return decide(rank);
   }
@@ -102,13 +121,19 @@ class World {
       empty_ += message.slices.empty() ? 1 : 0;
       travelling_.push_back({rank, message.to, std::move(message.slices)});
     }
-    std::string letters;
+    std::string issued;
     for (const SliceKey slice : decisions.issue) {
-      letters += static_cast<char>('a' + slice.index);
+      issued += letters_.at(slice.index);
     }
-    return letters;
+    return issued;
   }
 
+  SliceKey sliceOf(char letter) const {
+    return {0, static_cast<SliceIndex>(letters_.find(letter))};
+  }
+
+  std::shared_ptr<const SliceLayout> layout_;
+  std::string letters_;
   std::vector<std::unique_ptr<Agreement>> ranks_;
   std::vector<Message> travelling_;
   std::size_t empty_ = 0;
@@ -134,14 +159,18 @@ class RandomTraining {
       unsigned seed,
       Late late,
       std::size_t credit = 2,
-      int fanOut = kFanOut)
+      int fanOut = kFanOut,
+      bool split = false)
       : world_(
             kind,
             size,
             static_cast<ByteCount>(credit) * kUnit,
             "",
             static_cast<int>(kTensors.size()),
-            fanOut),
+            fanOut,
+            split),
+        tensors_(split ? "#" + kTensors : kTensors), // a step begins with the squares
+        slices_(letters(*layout(static_cast<int>(kTensors.size()), split))),
         size_(size),
         fanOut_(fanOut),
         credit_(credit),
@@ -154,12 +183,12 @@ class RandomTraining {
   /// Every tensor becomes ready once and is summed once, in an order of its own on each rank.
   void step(int number) {
     for (std::string& tensors : ready_) {
-      tensors = kTensors;
+      tensors = tensors_;
       if (number % 3 == 0) {
         std::shuffle(tensors.begin(), tensors.end(), random_);
       }
     }
-    const std::size_t total = kTensors.size() * static_cast<std::size_t>(number + 1);
+    const std::size_t total = slices_.size() * static_cast<std::size_t>(number + 1);
     for (int event = 0; std::ranges::any_of(done_, [=](auto n) { return n < total; }); ++event) {
       CHECK(event < 20000 * size_); // nothing hangs
       const auto rank = static_cast<Rank>(random_() % issued_.size());
@@ -181,7 +210,7 @@ class RandomTraining {
     for (const std::string& issued : issued_) {
       CHECK_EQUAL(issued, issued_[0]);
     }
-    for (const char slice : kTensors) {
+    for (const char slice : slices_) {
       CHECK_EQUAL(std::ranges::count(issued_[0], slice), steps);
     }
   }
@@ -222,11 +251,32 @@ class RandomTraining {
 
   void note(Rank rank, const std::string& issued) {
     const auto at = static_cast<std::size_t>(rank);
-    issued_[at] += issued;
-    CHECK(issued_[at].size() - done_[at] <= credit_);
+    const auto done = [&](char slice) {
+      return std::count(issued_[at].begin(), issued_[at].begin() + endOf(done_[at]), slice);
+    };
+    for (const char slice : issued) {
+      issued_[at] += slice;
+      const auto times = std::ranges::count(issued_[at], slice);
+      for (const char sum : kTensors) { // each half and the squares wait for what is before them
+        if (slice == '#' || slice == std::toupper(sum)) {
+          CHECK_EQUAL(done(sum), times);
+        }
+      }
+    }
+    // Squares take no credit.
+    const auto inFlight = std::count_if(
+        issued_[at].begin() + endOf(done_[at]), issued_[at].end(),
+        [](char slice) { return slice != '#'; });
+    CHECK(static_cast<std::size_t>(inFlight) <= credit_);
+  }
+
+  static std::ptrdiff_t endOf(std::size_t count) {
+    return static_cast<std::ptrdiff_t>(count);
   }
 
   World world_;
+  const std::string tensors_; // in the order in which a backward pass makes them
+  const std::string slices_;
   int size_;
   int fanOut_;
   std::size_t credit_;
@@ -379,6 +429,140 @@ TEST(whateverTheTimingATreeOfRanksIssuesTheSame) {
     }
   }
   CHECK(heard >= 100); // requests climbed, and ended, and began again
+}
+
+TEST(whateverTheTimingHalvesGoInOneOrder) {
+  constexpr int kSteps = 60;
+  struct Ranks {
+    int size;
+    int fanOut;
+    std::set<Rank> late;
+  };
+  const std::vector<Ranks> all{{2, 4, {1}}, {3, 4, {1}}, {4, 1, {3}}, {7, 2, {2, 5}}};
+  std::size_t heard = 0;
+  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
+    for (const Ranks& ranks : all) {
+      for (const int late : {0, 4, 6}) {
+        for (const std::size_t credit : {1, 3}) {
+          RandomTraining training(
+              kind, ranks.size, static_cast<unsigned>(10 * ranks.size + late), {ranks.late, late},
+              credit, ranks.fanOut, true);
+          for (int step = 0; step < kSteps; ++step) {
+            training.step(step);
+          }
+          training.check(kSteps);
+          heard += training.empty();
+        }
+      }
+    }
+  }
+  CHECK(heard >= 20); // ranks were heard, and no more, and again
+}
+
+TEST(aGatherGoesWhenItsSumIsDoneOnTheRank) {
+  // Rank 0 decides A when a is done there; on rank 1, a is still in flight.
+  World world(AgreementKind::kLeader, 2, 4 * kUnit, "", 2, kFanOut, true);
+  CHECK_EQUAL(world.ready(0, "#a"), "a");
+  CHECK_EQUAL(world.ready(1, "#ba"), "");
+  CHECK_EQUAL(world.deliver(0, 1), "a");
+  CHECK_EQUAL(world.done(0, "a"), "A");
+  CHECK_EQUAL(world.deliver(0, 1), "");
+  CHECK_EQUAL(world.ready(0, "b"), "b");
+  CHECK_EQUAL(world.deliver(0, 1), ""); // b is ready, but A comes first
+  CHECK_EQUAL(world.done(1, "a"), "Ab");
+  CHECK_EQUAL(world.done(0, "A"), "");
+  CHECK_EQUAL(world.done(0, "b"), "#B"); // all sums: the squares are the most urgent
+  CHECK_EQUAL(world.deliver(0, 1), "");
+  CHECK_EQUAL(world.done(1, "b"), "#B");
+  CHECK_EQUAL(world.done(1, "A"), "");
+  CHECK_EQUAL(world.done(0, "#B"), "");
+  CHECK_EQUAL(world.done(1, "B#"), "");
+  CHECK(world.at(0).scheduler().idle(0) && world.at(1).scheduler().idle(0));
+}
+
+TEST(negotiationReportsHalvesWhenTheyAreReady) {
+  World world(AgreementKind::kNegotiated, 2, 4 * kUnit, "", 1, kFanOut, true);
+  for (int step = 0; step < 2; ++step) {
+    CHECK_EQUAL(world.ready(0, "#a"), "");
+    CHECK_EQUAL(world.ready(1, "#a"), "");
+    CHECK_EQUAL(world.deliver(1, 0), "a");
+    CHECK_EQUAL(world.deliver(0, 1), "a");
+    CHECK_EQUAL(world.done(0, "a"), ""); // rank 1 has not reported A and the squares
+    CHECK_EQUAL(world.deliver(1, 0), "");
+    CHECK_EQUAL(world.done(1, "a"), "");
+    CHECK_EQUAL(world.deliver(1, 0), "#A");
+    CHECK_EQUAL(world.deliver(0, 1), "#A");
+    CHECK_EQUAL(world.done(0, "#A"), "");
+    CHECK_EQUAL(world.done(1, "#A"), "");
+    CHECK_EQUAL(world.travelling(), 0U);
+  }
+}
+
+TEST(aPlanOfHalvesNeedsNoMessages) {
+  World world(AgreementKind::kPlanned, 2, 2 * kUnit, "baB#A", 2, kFanOut, true);
+  for (int step = 0; step < 2; ++step) {
+    CHECK_EQUAL(world.ready(0, "#ab"), "ba");
+    CHECK_EQUAL(world.ready(1, "a"), "");
+    CHECK_EQUAL(world.ready(1, "b#"), "ba");
+    CHECK_EQUAL(world.done(0, "a"), ""); // A would fit, but it is the turn of B
+    CHECK_EQUAL(world.done(0, "b"), "B#A");
+    CHECK_EQUAL(world.done(1, "b"), "B"); // the squares wait for a
+    CHECK_EQUAL(world.done(1, "a"), "#A");
+    CHECK_EQUAL(world.done(0, "B#A"), "");
+    CHECK_EQUAL(world.done(1, "#BA"), "");
+  }
+  CHECK_EQUAL(world.travelling(), 0U);
+}
+
+TEST(aHeadThatWaitsForASumInFlightHoldsUpNobody) {
+  // Otherwise every rank on which transfers end later than on rank 0 would ask to be heard.
+  World world(AgreementKind::kLeader, 2, 8 * kUnit, "", 5, kFanOut, true);
+  CHECK_EQUAL(world.ready(1, "#edcba"), ""); // e is not ready on rank 0: it could be sent
+  CHECK_EQUAL(world.ready(0, "#dcba"), "abcd");
+  CHECK_EQUAL(world.deliver(0, 1), "abcd");
+  for (const std::string sum : {"a", "b", "c", "d"}) {
+    const std::string parts(1, static_cast<char>(std::toupper(sum[0])));
+    CHECK_EQUAL(world.done(0, sum), parts);
+    CHECK_EQUAL(world.deliver(0, 1), ""); // the sum is in flight here
+    CHECK_EQUAL(world.done(1, sum), parts);
+    CHECK_EQUAL(world.done(0, parts), "");
+    CHECK_EQUAL(world.done(1, parts), "");
+  }
+  CHECK_EQUAL(world.empty(), 0U);
+}
+
+TEST(whoSucceedsAPlanTakesOverWhatIsBetweenTheHalves) {
+  AgreementSequence agreements(AgreementKind::kPlanned, 0, 1, Policy::kPlanned, 4 * kUnit);
+  const auto split = layout(2, true); // 0 squares, 1 and 2 sums, 3 and 4 parts
+  agreements.current().addModel(0, split, {2, 4, 1, 3, 0});
+  const auto decide = [&] {
+    Decisions decisions;
+    agreements.decide(decisions);
+    return decisions.issue;
+  };
+  agreements.current().tensorReady({0, split->squaresTensor()});
+  agreements.current().tensorReady({0, 1});
+  agreements.current().tensorReady({0, 0});
+  CHECK_EQUAL(decide(), Keys{{0, 2}});
+  agreements.endPlan(agreements.holdPlan().value(), AgreementKind::kLeader, Policy::kPriority);
+  CHECK_EQUAL(decide(), Keys{{0, 1}}); // was ready under the plan
+  agreements.current().sliceDone({0, 2});
+  CHECK_EQUAL(decide(), Keys{{0, 4}}); // becomes ready under the successor
+  agreements.current().sliceDone({0, 1});
+  CHECK_EQUAL(decide(), Keys{{0, 0}, {0, 3}});
+}
+
+TEST(whoSucceedsAPlanDecidesAtOnce) {
+  // Slice c is ready when the plan ends with d, and no event may follow for long.
+  AgreementSequence agreements(AgreementKind::kPlanned, 0, 1, Policy::kPlanned, 4 * kUnit);
+  agreements.current().addModel(0, layout(), {3, 0, 1, 2});
+  agreements.current().tensorReady({0, 2});
+  agreements.current().tensorReady({0, 3});
+  CHECK_EQUAL(agreements.holdPlan().value(), 0U);
+  agreements.endPlan(1, AgreementKind::kLeader, Policy::kPriority); // another rank has issued d
+  Decisions decisions;
+  agreements.decide(decisions);
+  CHECK_EQUAL(decisions.issue, Keys{{0, 3}, {0, 2}});
 }
 
 TEST(decisionsGoDownTheTree) {

@@ -67,8 +67,9 @@ class Job {
       ModelId model,
       const Tensors& tensors,
       ByteCount sliceBytes,
-      const std::vector<SliceIndex>& plan = {}) {
-    const auto layout = std::make_shared<SliceLayout>(tensors, sliceBytes);
+      const std::vector<SliceIndex>& plan = {},
+      bool split = false) {
+    const auto layout = std::make_shared<SliceLayout>(tensors, sliceBytes, true, split);
     Model& m = buffers_[static_cast<std::size_t>(rank)][model];
     m.layout = layout;
     m.data.clear();
@@ -87,9 +88,10 @@ class Job {
       ModelId model,
       const Tensors& tensors,
       ByteCount sliceBytes,
-      const std::vector<SliceIndex>& plan = {}) {
+      const std::vector<SliceIndex>& plan = {},
+      bool split = false) {
     for (Rank rank = 0; rank < size_; ++rank) {
-      addModel(rank, model, tensors, sliceBytes, plan);
+      addModel(rank, model, tensors, sliceBytes, plan, split);
     }
   }
 
@@ -116,7 +118,8 @@ class Job {
     CHECK(engine(rank).wait(tensor, Clock::now() + kForever));
   }
 
-  /// One training step of one rank: gradients in a random order, then all sums are looked at.
+  /// One training step of one rank: gradients in a random order, then all sums are looked at. The
+  /// squares of a split layout are numbers like others here, summed by the loopback as float.
   void step(Rank rank, ModelId model, int number, std::mt19937& random) {
     const std::size_t count =
         buffers_[static_cast<std::size_t>(rank)].at(model).layout->tensors().size();
@@ -170,6 +173,40 @@ const Tensors kNetwork{
 constexpr ByteCount kSliceBytes = 128;
 const Tensors kTwo{{"front", 64, 0}, {"back", 64, 0}};
 
+// Split, kTwo has five slices of 64 bytes or less, and one more tensor.
+constexpr SliceKey kSquares{0, 0};
+constexpr SliceKey kSumOfFront{0, 1};
+constexpr SliceKey kSumOfBack{0, 2};
+constexpr SliceKey kPartsOfFront{0, 3};
+constexpr SliceKey kPartsOfBack{0, 4};
+constexpr TensorKey kFront{0, 0};
+constexpr TensorKey kBack{0, 1};
+constexpr TensorKey kSquaresTensor{0, 2};
+
+/// A random order in which every slice comes after those that it waits for.
+std::vector<SliceIndex> shuffledPlan(const SliceLayout& layout, std::mt19937 random) {
+  std::vector<SliceIndex> plan(layout.slices().size());
+  std::iota(plan.begin(), plan.end(), 0);
+  std::shuffle(plan.begin(), plan.end(), random);
+  if (!layout.isSplit()) {
+    return plan;
+  }
+  std::erase(plan, SliceLayout::kSquares);
+  auto lastSum = plan.begin();
+  for (SliceIndex sum = 1; sum <= layout.pairs(); ++sum) {
+    auto first = std::ranges::find(plan, sum);
+    const auto second = std::ranges::find(plan, layout.gatherOf(sum));
+    if (second < first) {
+      std::iter_swap(first, second);
+      first = second;
+    }
+    lastSum = std::max(lastSum, first);
+  }
+  const auto after = plan.end() - lastSum; // places behind the last sum
+  plan.insert(plan.end() - static_cast<std::ptrdiff_t>(random()) % after, SliceLayout::kSquares);
+  return plan;
+}
+
 EngineOptions withTimeout(std::chrono::nanoseconds timeout) {
   EngineOptions options;
   options.timeout = timeout;
@@ -222,12 +259,12 @@ class HeldTransport final : public Transport {
   std::vector<std::pair<SliceKey, Done>> held_;
 };
 
-/// An engine of one rank over a HeldTransport, with model 0 = kTwo in one slice each.
+/// An engine of one rank over a HeldTransport, with model 0 = kTwo in one slice each, or split.
 struct Lonely {
-  explicit Lonely(EngineOptions options = {}) {
+  explicit Lonely(EngineOptions options = {}, bool split = false) {
     engine = std::make_shared<Engine>(std::move(options), transport, nullptr);
     engine->start();
-    engine->addModel(0, std::make_shared<SliceLayout>(kTwo, 64), {});
+    engine->addModel(0, std::make_shared<SliceLayout>(kTwo, 64, true, split), {});
   }
   ~Lonely() {
     if (engine) {
@@ -256,32 +293,218 @@ TEST(sumsAreRightAndTheOrderIsOneOnAllRanks) {
   constexpr int kSteps = 15;
   for (const Setting& setting : kSettings) {
     for (const int size : {1, 2, 3, 4, 7}) {
-      EngineOptions options;
-      options.agreement = setting.agreement;
-      options.policy = setting.policy;
-      options.creditBytes = 3 * kSliceBytes;
-      Job job(size, options);
-      const std::size_t slices = SliceLayout(kNetwork, kSliceBytes).slices().size();
-      std::vector<SliceIndex> plan;
-      if (setting.policy == Policy::kPlanned) {
-        plan.resize(slices);
-        std::iota(plan.begin(), plan.end(), 0);
-        std::shuffle(plan.begin(), plan.end(), std::mt19937(7));
-      }
-      job.addModelEverywhere(0, kNetwork, kSliceBytes, plan);
-      test::onThreads(size, [&](int rank) {
-        std::mt19937 random(static_cast<unsigned>(rank));
-        for (int step = 0; step < kSteps; ++step) {
-          job.step(rank, 0, step, random);
+      for (const bool split : {false, true}) {
+        EngineOptions options;
+        options.agreement = setting.agreement;
+        options.policy = setting.policy;
+        options.creditBytes = 3 * kSliceBytes;
+        Job job(size, options);
+        const SliceLayout layout(kNetwork, kSliceBytes, true, split);
+        std::vector<SliceIndex> plan;
+        if (setting.policy == Policy::kPlanned) {
+          plan = shuffledPlan(layout, std::mt19937(7));
         }
-      });
-      std::vector<int> times(slices, 0);
-      for (const SliceKey slice : job.world()->history()) {
-        ++times[slice.index];
+        job.addModelEverywhere(0, kNetwork, kSliceBytes, plan, split);
+        test::onThreads(size, [&](int rank) {
+          std::mt19937 random(static_cast<unsigned>(rank));
+          for (int step = 0; step < kSteps; ++step) {
+            job.step(rank, 0, step, random);
+          }
+        });
+        std::vector<int> times(layout.slices().size(), 0);
+        for (const SliceKey slice : job.world()->history()) {
+          ++times[slice.index];
+        }
+        CHECK_EQUAL(times, std::vector<int>(layout.slices().size(), kSteps));
       }
-      CHECK_EQUAL(times, std::vector<int>(slices, kSteps));
     }
   }
+}
+
+TEST(aSplitSumIsCompleteWithItsSecondHalf) {
+  Lonely lonely({}, true);
+  lonely.engine->tensorReady(kSquaresTensor);
+  lonely.engine->tensorReady(kFront);
+  auto sum = lonely.transport->take(1);
+  CHECK_EQUAL(sum[0].first, kSumOfFront);
+  sum[0].second(nullptr);
+  CHECK(!lonely.engine->wait(kFront, Clock::now()));
+  auto parts = lonely.transport->take(1);
+  CHECK_EQUAL(parts[0].first, kPartsOfFront);
+  CHECK(!lonely.engine->wait(kFront, Clock::now()));
+  parts[0].second(nullptr);
+  CHECK(lonely.engine->wait(kFront, Clock::now()));
+  CHECK(!lonely.engine->wait(kSquaresTensor, Clock::now())); // the other gradient has not come
+  CHECK_EQUAL(lonely.engine->stages(0), std::vector<std::uint8_t>{0, 0, 1});
+}
+
+TEST(theSquaresMayArriveBeforeAnyGather) {
+  Lonely lonely({}, true);
+  for (const TensorKey tensor : {kSquaresTensor, kBack, kFront}) {
+    lonely.engine->tensorReady(tensor);
+  }
+  for (auto& [slice, done] : lonely.transport->take(2)) {
+    CHECK(slice == kSumOfFront || slice == kSumOfBack);
+    done(nullptr);
+  }
+  auto rest = lonely.transport->take(3);
+  const auto squares = std::ranges::find(rest, kSquares, [](const auto& it) { return it.first; });
+  CHECK(squares != rest.end());
+  CHECK(!lonely.engine->wait(kSquaresTensor, Clock::now()));
+  squares->second(nullptr);
+  CHECK(lonely.engine->wait(kSquaresTensor, Clock::now()));
+  for (auto& [slice, done] : rest) {
+    if (slice != kSquares) {
+      const TensorKey tensor = slice == kPartsOfFront ? kFront : kBack;
+      CHECK(!lonely.engine->wait(tensor, Clock::now()));
+      done(nullptr);
+      CHECK(lonely.engine->wait(tensor, Clock::now()));
+    }
+  }
+}
+
+TEST(whatTheNormsWaitForGoesFirst) {
+  EngineOptions options;
+  options.creditBytes = 64; // one slice at a time
+  Lonely lonely(options, true);
+  lonely.engine->tensorReady(kSquaresTensor);
+  lonely.engine->tensorReady(kBack);
+  std::vector<SliceKey> order;
+  while (order.size() < 5) {
+    for (auto& [slice, done] : lonely.transport->take(1)) { // the squares come with another one
+      order.push_back(slice);
+      if (slice == kSumOfBack) {
+        lonely.engine->tensorReady(kFront);
+      }
+      done(nullptr);
+    }
+  }
+  CHECK_EQUAL(
+      order, std::vector<SliceKey>{kSumOfBack, kSumOfFront, kSquares, kPartsOfFront, kPartsOfBack});
+}
+
+TEST(aFailureBetweenTheHalvesWakesWhoWaits) {
+  enum class Fails { kGather, kSquares, kNextIssue };
+  for (const Fails what : {Fails::kGather, Fails::kSquares, Fails::kNextIssue}) {
+    Lonely lonely({}, true);
+    for (const TensorKey tensor : {kSquaresTensor, kBack, kFront}) {
+      lonely.engine->tensorReady(tensor);
+    }
+    auto sums = lonely.transport->take(2);
+    std::vector<std::future<std::string>> waiting;
+    for (const TensorKey tensor : {kSquaresTensor, kBack, kFront}) {
+      waiting.push_back(std::async(std::launch::async, [&, tensor] {
+        return CHECK_THROWS(CollectiveError, lonely.engine->wait(tensor, Clock::now() + kForever));
+      }));
+    }
+    lonely.transport->refuses = what == Fails::kNextIssue;
+    for (auto& [slice, done] : sums) {
+      done(nullptr);
+    }
+    if (what != Fails::kNextIssue) {
+      for (auto& [slice, done] : lonely.transport->take(3)) {
+        if ((slice == kSquares) == (what == Fails::kSquares)) { // the others stay in flight
+          done(std::make_exception_ptr(CollectiveError("the backend fails")));
+        }
+      }
+    }
+    for (auto& waiter : waiting) {
+      CHECK_CONTAINS(waiter.get(), what == Fails::kNextIssue ? "refuses" : "fails");
+    }
+  }
+}
+
+TEST(aRankThatDiesBetweenTheHalvesIsNamedToWhoWaitsForTheSquares) {
+  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
+    EngineOptions options;
+    options.agreement = kind;
+    Job job(3, options);
+    job.addModelEverywhere(0, kTwo, 64, {}, true);
+    for (const Rank rank : {0, 1, 2}) {
+      job.ready(rank, kSquaresTensor);
+      job.ready(rank, kFront);
+    }
+    test::onThreads(3, [&](int rank) { job.wait(rank, kFront); });
+    job.ready(0, kBack); // and not on rank 2
+    job.ready(1, kBack);
+    std::latch begun(2);
+    test::onThreads(3, [&](int rank) {
+      if (rank == 2) {
+        begun.wait();
+        job.world()->killRank(2);
+        return;
+      }
+      begun.count_down();
+      CHECK_CONTAINS(
+          CHECK_THROWS(CollectiveError, job.wait(rank, kSquaresTensor)), "rank 2 is gone");
+      CHECK_THROWS(CollectiveError, job.wait(rank, kBack));
+    });
+  }
+}
+
+TEST(bothHalvesAndTheSquaresAreRecorded) {
+  for (const Setting& setting : kSettings) {
+    EngineOptions options;
+    options.agreement = setting.agreement;
+    options.policy = setting.policy;
+    Job job(2, options);
+    const bool planned = setting.policy == Policy::kPlanned;
+    job.addModelEverywhere(
+        0, kTwo, 64, planned ? std::vector<SliceIndex>{2, 4, 1, 0, 3} : std::vector<SliceIndex>{},
+        true);
+    job.engine(1).timeline().start();
+    test::onThreads(2, [&](int rank) {
+      std::mt19937 random(static_cast<unsigned>(rank));
+      job.step(rank, 0, 0, random);
+    });
+    std::map<SliceIndex, SliceEvent> events;
+    for (const SliceEvent& event : job.engine(1).timeline().take()) {
+      CHECK(event.readyNs <= event.issuedNs && event.issuedNs <= event.doneNs);
+      events[event.slice.index] = event;
+    }
+    CHECK_EQUAL(events.size(), 5U);
+    for (const auto& [sum, later] : std::vector<std::pair<SliceKey, SliceKey>>{
+             {kSumOfFront, kPartsOfFront},
+             {kSumOfBack, kPartsOfBack},
+             {kSumOfFront, kSquares},
+             {kSumOfBack, kSquares}}) {
+      CHECK(events[sum.index].doneNs <= events[later.index].readyNs);
+    }
+  }
+}
+
+TEST(aSplitSumIsEnqueuedWithItsSecondHalfAndThenTheNextGradientWaits) {
+  Lonely lonely({}, true);
+  const auto carry = [&](std::size_t count) {
+    auto held = lonely.transport->take(count);
+    for (const auto& [slice, done] : held) {
+      lonely.transport->enqueued(slice);
+    }
+    return held;
+  };
+  const auto isEnqueued = [&](TensorKey tensor) {
+    return lonely.engine->wait(tensor, Clock::now(), Stage::kEnqueued);
+  };
+  for (const TensorKey tensor : {kSquaresTensor, kBack, kFront}) {
+    lonely.engine->tensorReady(tensor);
+  }
+  for (auto& [slice, done] : carry(2)) {
+    CHECK(!isEnqueued(slice == kSumOfFront ? kFront : kBack));
+    done(nullptr);
+  }
+  auto rest = carry(3);
+  CHECK(isEnqueued(kFront) && isEnqueued(kBack) && isEnqueued(kSquaresTensor));
+  CHECK(!lonely.engine->wait(kFront, Clock::now()));
+  std::ranges::sort(rest, {}, [](const auto& it) { return it.first.index; });
+  rest[0].second(nullptr); // the squares: a step begins when they have arrived
+  CHECK(lonely.engine->wait(kSquaresTensor, Clock::now()));
+  lonely.engine->tensorReady(kSquaresTensor);
+  lonely.engine->tensorReady(kFront);
+  rest[2].second(nullptr); // of the other tensor
+  CHECK(!isEnqueued(kFront));
+  rest[1].second(nullptr);
+  auto next = lonely.transport->take(1);
+  CHECK_EQUAL(next[0].first, kSumOfFront);
 }
 
 TEST(aGradientOfTheNextStepWaitsForTheSumThatADeviceStillCarries) {
@@ -389,31 +612,30 @@ TEST(theAgreementChangesBetweenStepsAndNoMessageIsMistaken) {
 }
 
 TEST(aSecondModelEndsThePlanWhereverTheRanksAre) {
-  const SliceLayout layout(kNetwork, kSliceBytes);
-  const std::size_t slices = layout.slices().size();
-  for (unsigned seed = 0; seed < 30; ++seed) {
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    const bool split = seed % 2 == 1;
+    const SliceLayout layout(kNetwork, kSliceBytes, true, split);
+    const std::size_t tensors = layout.tensors().size();
     EngineOptions options;
     options.agreement = AgreementKind::kPlanned;
     options.policy = Policy::kPlanned;
     options.creditBytes = 4 * kSliceBytes;
     Job job(3, options);
     std::mt19937 random(seed);
-    std::vector<SliceIndex> plan(slices);
-    std::iota(plan.begin(), plan.end(), 0);
-    std::shuffle(plan.begin(), plan.end(), random);
-    std::vector<std::vector<TensorId>> order(3, std::vector<TensorId>(kNetwork.size()));
+    const std::vector<SliceIndex> plan = shuffledPlan(layout, random);
+    std::vector<std::vector<TensorId>> order(3, std::vector<TensorId>(tensors));
     std::vector<std::size_t> before(3); // gradients that a rank has before it adds the model
     for (std::size_t rank = 0; rank < 3; ++rank) {
       std::iota(order[rank].begin(), order[rank].end(), 0);
       std::shuffle(order[rank].begin(), order[rank].end(), random);
-      before[rank] = random() % (kNetwork.size() + 1);
+      before[rank] = random() % (tensors + 1);
     }
     std::vector<std::uint64_t> issued(3);
     std::barrier everybody(3);
     test::onThreads(3, [&](int rank) {
       const auto own = static_cast<std::size_t>(rank);
       std::mt19937 mine(seed + own);
-      job.addModel(rank, 0, kNetwork, kSliceBytes, plan);
+      job.addModel(rank, 0, kNetwork, kSliceBytes, plan, split);
       job.step(rank, 0, 0, mine);
       const auto produce = [&](std::size_t from, std::size_t to) {
         for (std::size_t i = from; i < to; ++i) {
@@ -427,9 +649,9 @@ TEST(aSecondModelEndsThePlanWhereverTheRanksAre) {
       job.engine(rank).endPlan(
           *std::ranges::max_element(issued), AgreementKind::kLeader, Policy::kPriority);
       job.addModel(rank, 1, kTwo, kSliceBytes);
-      produce(before[own], kNetwork.size());
+      produce(before[own], tensors);
       job.step(rank, 1, 1, mine);
-      for (TensorId tensor = 0; tensor < kNetwork.size(); ++tensor) {
+      for (TensorId tensor = 0; tensor < tensors; ++tensor) {
         job.wait(rank, {0, tensor});
         CHECK_EQUAL(job.values(rank, {0, tensor})[0], 3.0F);
       }
@@ -510,7 +732,7 @@ TEST(aRankDiesAtAnyMomentAndNobodyHangs) {
     options.agreement = kSettings[static_cast<std::size_t>(trial) % 4].agreement;
     options.creditBytes = 2 * kSliceBytes;
     Job job(3, options);
-    job.addModelEverywhere(0, kNetwork, kSliceBytes);
+    job.addModelEverywhere(0, kNetwork, kSliceBytes, {}, trial % 8 >= 4);
     const Rank victim = trial % 3;
     const int last = trial % 5; // the step in which it dies
     std::latch reached(1);

@@ -95,6 +95,32 @@ TEST(aMissingNeighbourInTheSameSliceIsNamedToo) {
       "rank 1 waits for the all-reduce of 'weight'; 'bias' has not been produced on ranks 0, 1");
 }
 
+TEST(aGradientThatHoldsUpTheSquaresIsNamed) {
+  // Both ranks lack bias, so no gradient is pending that waits for it: only the squares are.
+  World world(0);
+  const auto split = std::make_shared<SliceLayout>(
+      std::vector<TensorSpec>{{"weight", 64, 0}, {"bias", 64, 0}}, 64, true, true);
+  for (Rank rank = 0; rank < 2; ++rank) {
+    world.schedulers.emplace_back(Policy::kPriority, 1 << 20).addModel(0, split);
+    world.healths.emplace_back(rank, 2);
+    Scheduler& scheduler = world.scheduler(rank);
+    scheduler.tensorReady({0, split->squaresTensor()});
+    scheduler.tensorReady({0, 0});
+    for (const SliceIndex half : {1U, 3U}) {
+      scheduler.take({0, half});
+      scheduler.sliceDone({0, half});
+    }
+  }
+  CHECK_EQUAL(
+      world.inquire(1, {split->squaresTensor()}),
+      "rank 1 waits for the all-reduce of 'squares'; 'bias' has not been produced on ranks 0, 1");
+  world.scheduler(1).tensorReady({0, 1});
+  CHECK_EQUAL(
+      world.inquire(1, {1, split->squaresTensor()}),
+      "rank 1 waits for the all-reduce of 'bias', 'squares'; 'bias' has not been produced on rank "
+      "0");
+}
+
 TEST(aRankThatDoesNotAnswerIsNamed) {
   World world(4, {1, 3});
   for (const Rank rank : {0, 2}) {

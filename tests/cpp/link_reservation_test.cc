@@ -125,6 +125,23 @@ TEST(noReservationBeginsAfterTheFirstTensorOfAStep) {
   }
 }
 
+TEST(aSplitModelMakesNoReservation) {
+  // Its first slice, the squares, is ready with a tensor only if that is the last to come.
+  LinkReservation reservation;
+  reservation.addModel(
+      0, SliceLayout({{"a", kSize, 0}, {"b", kSize, 0}, {"c", kSize, 0}}, kSize, true, true));
+  reservation.retune(15ms, kCredit);
+  for (int number = 0; number < 3; ++number) {
+    const Time start = kStart + number * 1s;
+    for (const TensorId tensor : {2U, 1U, 0U}) {
+      CHECK(
+          after(reservation, {0, tensor}, {{0, 1 + tensor}}, start + (3 - tensor) * 10ms) == kOff);
+    }
+    CHECK(after(reservation, {0, 3}, {{0, 0}}, start + 40ms) == kOff);
+    CHECK(!reservation.done({0, 0}));
+  }
+}
+
 TEST(theReservationLastsUntilTheFirstSliceIsWhole) {
   LinkReservation reservation;
   // The first slice carries tensors 0 and 1, of one layer, whose hooks run in this order.

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <numeric>
+
 #include "check.h"
 #include "count_allocations.h"
 #include "scheduler/scheduler.h"
@@ -9,13 +12,23 @@ namespace {
 constexpr ByteCount kUnit = 64;
 
 // Tensors of one slice, of several and shared ones.
-std::shared_ptr<const SliceLayout> mixedLayout() {
+std::shared_ptr<const SliceLayout> mixedLayout(bool split) {
   std::vector<TensorSpec> tensors;
   for (int i = 0; i < 200; ++i) {
     const ByteCount size = i % 3 == 0 ? 16 : i % 3 == 1 ? kUnit : 5 * kUnit;
     tensors.push_back({"t" + std::to_string(i), size, static_cast<BufferId>(i % 2)});
   }
-  return std::make_shared<SliceLayout>(std::move(tensors), kUnit);
+  return std::make_shared<SliceLayout>(std::move(tensors), kUnit, true, split);
+}
+
+// Slices in order of number; of a split layout, the squares when all sums are done.
+std::vector<SliceIndex> planOf(const SliceLayout& layout) {
+  std::vector<SliceIndex> plan(layout.slices().size());
+  std::iota(plan.begin(), plan.end(), 0);
+  if (layout.isSplit()) {
+    std::rotate(plan.begin(), plan.begin() + 1, plan.begin() + 1 + layout.pairs());
+  }
+  return plan;
 }
 
 void step(Scheduler& scheduler, std::size_t tensors, std::vector<SliceKey>& link) {
@@ -34,20 +47,18 @@ void step(Scheduler& scheduler, std::size_t tensors, std::vector<SliceKey>& link
   }
   while (done < link.size()) {
     scheduler.sliceDone(link[done++]);
+    for (const SliceKey slice : scheduler.becameReady()) {
+      scheduler.offer(slice);
+    }
     pump();
   }
 }
 
-void noAllocation(Policy policy) {
-  const auto layout = mixedLayout();
-  std::vector<SliceIndex> plan;
-  if (policy == Policy::kPlanned) {
-    for (SliceIndex i = 0; i < layout->slices().size(); ++i) {
-      plan.push_back(i);
-    }
-  }
+void noAllocation(Policy policy, bool split) {
+  const auto layout = mixedLayout(split);
   Scheduler scheduler(policy, 4 * kUnit);
-  scheduler.addModel(0, layout, plan);
+  scheduler.addModel(
+      0, layout, policy == Policy::kPlanned ? planOf(*layout) : std::vector<SliceIndex>{});
   std::vector<SliceKey> link;
   link.reserve(layout->slices().size());
   step(scheduler, layout->tensors().size(), link);
@@ -63,15 +74,18 @@ void noAllocation(Policy policy) {
 } // namespace
 
 TEST(prioritySchedulingDoesNotAllocate) {
-  noAllocation(Policy::kPriority);
+  noAllocation(Policy::kPriority, false);
+  noAllocation(Policy::kPriority, true);
 }
 
 TEST(arrivalSchedulingDoesNotAllocate) {
-  noAllocation(Policy::kArrival);
+  noAllocation(Policy::kArrival, false);
+  noAllocation(Policy::kArrival, true);
 }
 
 TEST(plannedSchedulingDoesNotAllocate) {
-  noAllocation(Policy::kPlanned);
+  noAllocation(Policy::kPlanned, false);
+  noAllocation(Policy::kPlanned, true);
 }
 
 } // namespace hvd_order

@@ -25,11 +25,23 @@ std::shared_ptr<const SliceLayout> network() {
   return layoutOf({{"conv1", kUnit, 0}, {"conv2", kUnit, 0}, {"fc", 2 * kUnit, 0}});
 }
 
-void readyAndOffer(Scheduler& scheduler, TensorKey tensor) {
-  const Keys ready = scheduler.tensorReady(tensor);
-  for (const SliceKey slice : ready) {
+// The same, split. Slices: 0 squares; 1 to 4 the sums of conv1, conv2, fc[0] and fc[1]; 5 to 8
+// their parts. Tensor 3 is the squares, which take no credit.
+std::shared_ptr<const SliceLayout> splitNetwork() {
+  return std::make_shared<SliceLayout>(
+      std::vector<TensorSpec>{{"conv1", kUnit, 0}, {"conv2", kUnit, 0}, {"fc", 2 * kUnit, 0}},
+      kUnit, true, true);
+}
+constexpr TensorId kSquares = 3; // in splitNetwork
+
+void offer(Scheduler& scheduler, const Keys& slices) {
+  for (const SliceKey slice : slices) {
     scheduler.offer(slice);
   }
+}
+
+void readyAndOffer(Scheduler& scheduler, TensorKey tensor) {
+  offer(scheduler, scheduler.tensorReady(tensor));
 }
 
 Keys nextAll(Scheduler& scheduler) {
@@ -60,6 +72,7 @@ Log runLink(Scheduler& scheduler, const std::multimap<int, TensorId>& ready, int
     }
     log.push_back(scheduler.layout(0).sliceName(link.front().index));
     scheduler.sliceDone(link.front());
+    offer(scheduler, scheduler.becameReady());
     link.pop_front();
   }
   return log;
@@ -251,6 +264,235 @@ TEST(aModelLeavesWhenItIsIdleAndItsIdCanBeUsedAgain) {
   CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}});
 }
 
+TEST(aGatherWaitsForItsSumAndTheSquaresForAllSums) {
+  Scheduler scheduler(Policy::kPriority, 8 * kUnit);
+  scheduler.addModel(0, splitNetwork());
+  CHECK_EQUAL(scheduler.tensorReady({0, kSquares}), Keys{});
+  CHECK_EQUAL(scheduler.tensorReady({0, 2}), Keys{{0, 3}, {0, 4}});
+  CHECK_EQUAL(scheduler.becameReady(), Keys{{0, 3}, {0, 4}});
+  CHECK_EQUAL(scheduler.tensorReady({0, 0}), Keys{{0, 1}});
+  CHECK_EQUAL(scheduler.tensorReady({0, 1}), Keys{{0, 2}});
+  for (const SliceIndex later : {0U, 5U, 6U, 7U, 8U}) {
+    CHECK(!scheduler.isReady({0, later}));
+    CHECK(!scheduler.take({0, later}));
+  }
+  for (const SliceIndex sum : {3U, 1U, 2U}) {
+    CHECK(scheduler.take({0, sum}));
+    CHECK(!scheduler.isReady({0, sum + 4})); // in flight is not done
+    CHECK_EQUAL(scheduler.sliceDone({0, sum}), Tensors{});
+    CHECK_EQUAL(scheduler.becameReady(), Keys{{0, sum + 4}});
+    CHECK(scheduler.isReady({0, sum + 4}));
+  }
+  CHECK(scheduler.take({0, 4}));
+  CHECK_EQUAL(scheduler.sliceDone({0, 4}), Tensors{});
+  CHECK_EQUAL(scheduler.becameReady(), Keys{{0, 8}, {0, 0}});
+  // fc has two gathers. The squares are a tensor of their own.
+  for (const SliceIndex slice : {7U, 0U, 8U, 5U, 6U}) {
+    CHECK(scheduler.take({0, slice}));
+  }
+  CHECK_EQUAL(scheduler.sliceDone({0, 7}), Tensors{});
+  CHECK_EQUAL(scheduler.sliceDone({0, 0}), Tensors{{0, kSquares}});
+  CHECK_EQUAL(scheduler.sliceDone({0, 8}), Tensors{{0, 2}});
+  CHECK(!scheduler.idle(0));
+  CHECK_EQUAL(scheduler.sliceDone({0, 6}), Tensors{{0, 1}});
+  CHECK_EQUAL(scheduler.sliceDone({0, 5}), Tensors{{0, 0}});
+  CHECK_EQUAL(scheduler.becameReady(), Keys{});
+  CHECK(scheduler.idle(0));
+  CHECK_EQUAL(scheduler.inFlightBytes(), 0);
+}
+
+TEST(squaresWaitForTheirTensorToo) {
+  Scheduler scheduler(Policy::kPriority, 8 * kUnit);
+  scheduler.addModel(
+      0, std::make_shared<SliceLayout>(std::vector<TensorSpec>{{"a", 16, 0}}, kUnit, true, true));
+  scheduler.tensorReady({0, 0});
+  CHECK(scheduler.take({0, 1}));
+  scheduler.sliceDone({0, 1});
+  CHECK_EQUAL(scheduler.becameReady(), Keys{{0, 2}});
+  CHECK(!scheduler.isReady({0, 0}));
+  CHECK_EQUAL(scheduler.tensorReady({0, 1}), Keys{{0, 0}});
+}
+
+TEST(tensorsThatShareASliceShareBothHalves) {
+  Scheduler scheduler(Policy::kPriority, kUnit);
+  scheduler.addModel(
+      0,
+      std::make_shared<SliceLayout>(
+          std::vector<TensorSpec>{{"a", 16, 0}, {"b", 32, 0}}, kUnit, true, true));
+  CHECK_EQUAL(scheduler.tensorReady({0, 1}), Keys{});
+  CHECK_EQUAL(scheduler.tensorReady({0, 0}), Keys{{0, 1}});
+  CHECK(scheduler.take({0, 1}));
+  CHECK_EQUAL(scheduler.sliceDone({0, 1}), Tensors{});
+  CHECK_EQUAL(scheduler.becameReady(), Keys{{0, 2}});
+  CHECK(scheduler.take({0, 2}));
+  CHECK_EQUAL(scheduler.sliceDone({0, 2}), Tensors{{0, 0}, {0, 1}});
+}
+
+TEST(sumsOvertakeGathersAndTheSquaresOvertakeAll) {
+  // tick     0       1      2    ...
+  // ready    fc      conv2                two steps in a row
+  //          squares conv1
+  Scheduler scheduler(Policy::kPriority, kUnit);
+  scheduler.addModel(0, splitNetwork());
+  for (int step = 0; step < 2; ++step) {
+    CHECK_EQUAL(
+        runLink(scheduler, {{0, kSquares}, {0, 2}, {1, 1}, {1, 0}}, 10),
+        Log{"sum of fc[0]", "sum of conv1", "sum of conv2", "sum of fc[1]", "squares",
+            "parts of conv1", "parts of conv2", "parts of fc[0]", "parts of fc[1]", "-"});
+    CHECK(scheduler.idle(0));
+  }
+}
+
+TEST(theLinkDoesNotIdleUntilTheLastSum) {
+  // A gather goes when nothing more urgent is ready.
+  Scheduler scheduler(Policy::kPriority, kUnit);
+  scheduler.addModel(0, splitNetwork());
+  CHECK_EQUAL(
+      runLink(scheduler, {{0, kSquares}, {0, 1}, {4, 2}, {5, 0}}, 11),
+      Log{"sum of conv2", "parts of conv2", "-", "-", "sum of fc[0]", "sum of conv1",
+          "sum of fc[1]", "squares", "parts of conv1", "parts of fc[0]", "parts of fc[1]"});
+}
+
+TEST(arrivalOrderTakesHalvesAsTheyBecomeReady) {
+  Scheduler scheduler(Policy::kArrival, kUnit);
+  scheduler.addModel(0, splitNetwork());
+  for (int step = 0; step < 2; ++step) {
+    CHECK_EQUAL(
+        runLink(scheduler, {{0, kSquares}, {0, 2}, {1, 1}, {1, 0}}, 10),
+        Log{"sum of fc[0]", "sum of fc[1]", "parts of fc[0]", "sum of conv2", "sum of conv1",
+            "parts of fc[1]", "parts of conv2", "parts of conv1", "squares", "-"});
+  }
+}
+
+TEST(aPlanOfHalvesIsFollowedAndWaitedFor) {
+  // conv2 comes at tick 3: meanwhile the gathers of fc could go, but it is not their turn.
+  Scheduler scheduler(Policy::kPlanned, kUnit);
+  scheduler.addModel(0, splitNetwork(), {4, 3, 2, 7, 1, 0, 5, 6, 8});
+  for (int step = 0; step < 2; ++step) {
+    CHECK_EQUAL(
+        runLink(scheduler, {{0, kSquares}, {0, 2}, {0, 0}, {3, 1}}, 11),
+        Log{"sum of fc[1]", "sum of fc[0]", "-", "sum of conv2", "parts of fc[0]", "sum of conv1",
+            "squares", "parts of conv1", "parts of conv2", "parts of fc[1]", "-"});
+  }
+}
+
+TEST(eachHalfTakesItsCreditAndReturnsIt) {
+  Scheduler scheduler(Policy::kPriority, 2 * kUnit);
+  scheduler.addModel(0, splitNetwork());
+  readyAndOffer(scheduler, {0, kSquares});
+  readyAndOffer(scheduler, {0, 2});
+  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 3}, {0, 4}});
+  CHECK_EQUAL(scheduler.inFlightBytes(), 2 * kUnit);
+  scheduler.sliceDone({0, 3});
+  offer(scheduler, scheduler.becameReady());
+  readyAndOffer(scheduler, {0, 0});
+  readyAndOffer(scheduler, {0, 1});
+  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 1}}); // the gather of fc[0] waits
+  scheduler.sliceDone({0, 1});
+  offer(scheduler, scheduler.becameReady());
+  scheduler.sliceDone({0, 4});
+  offer(scheduler, scheduler.becameReady());
+  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 2}, {0, 5}});
+  scheduler.sliceDone({0, 2});
+  offer(scheduler, scheduler.becameReady());
+  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}, {0, 6}}); // squares go beside what is in flight
+  CHECK_EQUAL(scheduler.inFlightBytes(), 2 * kUnit);
+  scheduler.sliceDone({0, 0});
+  CHECK_EQUAL(scheduler.inFlightBytes(), 2 * kUnit);
+  CHECK_EQUAL(nextAll(scheduler), Keys{});
+  scheduler.sliceDone({0, 5});
+  scheduler.sliceDone({0, 6});
+  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 7}, {0, 8}});
+  scheduler.sliceDone({0, 7});
+  scheduler.sliceDone({0, 8});
+  CHECK_EQUAL(scheduler.inFlightBytes(), 0);
+  CHECK(scheduler.idle(0));
+}
+
+TEST(aSplitModelStaysUntilBothHalvesAndTheSquaresAreDone) {
+  Scheduler scheduler(Policy::kPriority, kUnit);
+  const auto layout =
+      std::make_shared<SliceLayout>(std::vector<TensorSpec>{{"a", kUnit, 0}}, kUnit, true, true);
+  scheduler.addModel(0, layout);
+  const auto stays = [&] {
+    CHECK(!scheduler.idle(0));
+    CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, scheduler.removeModel(0)), "still has gradients");
+  };
+  readyAndOffer(scheduler, {0, 1}); // the squares alone
+  stays();
+  readyAndOffer(scheduler, {0, 0});
+  for (const SliceIndex slice : {1U, 0U, 2U}) {
+    stays();
+    CHECK_EQUAL(scheduler.next()->index, slice);
+    stays();
+    scheduler.sliceDone({0, slice});
+    offer(scheduler, scheduler.becameReady());
+  }
+  CHECK(scheduler.idle(0));
+  scheduler.removeModel(0);
+  scheduler.addModel(0, layout); // as if nothing had been
+  readyAndOffer(scheduler, {0, 0});
+  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 1}});
+}
+
+TEST(aGradientOfTheNextStepWaitsForTheSquaresOfThisOne) {
+  Scheduler scheduler(Policy::kPriority, 8 * kUnit);
+  scheduler.addModel(
+      0, std::make_shared<SliceLayout>(std::vector<TensorSpec>{{"a", 16, 0}}, kUnit, true, true));
+  for (int step = 0; step < 3; ++step) {
+    scheduler.tensorReady({0, 0});
+    for (const SliceIndex half : {1U, 2U}) {
+      CHECK(scheduler.take({0, half}));
+      scheduler.sliceDone({0, half});
+    }
+    CHECK(!scheduler.isPending({0, 0}));
+    const auto refused = [&] {
+      CHECK_CONTAINS(
+          CHECK_THROWS(InvalidUsage, scheduler.tensorReady({0, 0})), "before the squares");
+    };
+    refused(); // the tensor of the squares has not come
+    CHECK_EQUAL(scheduler.tensorReady({0, 1}), Keys{{0, 0}});
+    refused();
+    CHECK(scheduler.take({0, 0}));
+    refused();
+    CHECK_EQUAL(scheduler.sliceDone({0, 0}), Tensors{{0, 1}});
+    CHECK_EQUAL(scheduler.readyCount({0, 0}), static_cast<std::uint32_t>(step + 1));
+  }
+}
+
+TEST(splitAndWholeModelsShareTheCredit) {
+  Scheduler scheduler(Policy::kPriority, kUnit);
+  scheduler.addModel(0, splitNetwork());
+  scheduler.addModel(1, network());
+  readyAndOffer(scheduler, {0, kSquares});
+  Keys issued;
+  for (const TensorId tensor : {2U, 1U, 0U}) {
+    readyAndOffer(scheduler, {0, tensor});
+    readyAndOffer(scheduler, {1, tensor});
+  }
+  while (const auto slice = scheduler.next()) {
+    issued.push_back(*slice);
+    scheduler.sliceDone(*slice);
+    offer(scheduler, scheduler.becameReady());
+  }
+  CHECK_EQUAL(
+      issued,
+      Keys{
+          {1, 0},
+          {0, 1},
+          {1, 1},
+          {0, 2},
+          {1, 2},
+          {0, 3},
+          {1, 3},
+          {0, 4},
+          {0, 0},
+          {0, 5},
+          {0, 6},
+          {0, 7},
+          {0, 8}});
+}
+
 TEST(mistakesOfTheUserAreNamed) {
   CHECK_THROWS(InvalidUsage, Scheduler(Policy::kPriority, 0));
   Scheduler scheduler(Policy::kPriority, kUnit);
@@ -283,6 +525,20 @@ TEST(aPlanListsEachSliceOnce) {
   scheduler.addModel(0, network(), {3, 2, 1, 0});
   CHECK_CONTAINS(
       CHECK_THROWS(InvalidUsage, scheduler.addModel(1, network(), {3, 2, 1, 0})), "one model");
+}
+
+TEST(aPlanListsSumsBeforeWhatWaitsForThem) {
+  Scheduler scheduler(Policy::kPlanned, kUnit);
+  CHECK_CONTAINS(
+      CHECK_THROWS(
+          InvalidUsage, scheduler.addModel(0, splitNetwork(), {4, 3, 6, 2, 7, 1, 0, 5, 8})),
+      "'parts of conv2' before 'sum of conv2'");
+  CHECK_CONTAINS(
+      CHECK_THROWS(
+          InvalidUsage, scheduler.addModel(0, splitNetwork(), {4, 3, 2, 0, 7, 1, 5, 6, 8})),
+      "'squares' before 'sum of conv1'");
+  CHECK(!scheduler.hasModel(0));
+  scheduler.addModel(0, splitNetwork(), {4, 8, 3, 7, 2, 6, 1, 5, 0});
 }
 
 TEST(mistakesOfOursAreCaught) {

@@ -1,5 +1,7 @@
 #include "scheduler/slice_layout.h"
 
+#include <set>
+
 #include "base/error.h"
 #include "check.h"
 
@@ -24,6 +26,13 @@ std::vector<Id> list(std::span<const Id> ids) {
 }
 
 using Lines = std::vector<std::string>;
+using Tensors = std::vector<TensorSpec>;
+
+constexpr bool kSplit = true;
+
+// Two buffers, whose tensors alternate; tensors of several slices and slices of several tensors.
+const Tensors kMixed{{"a", 128, 0}, {"b", 32, 1},    {"c", 64, 0}, {"d", 32, 1},
+                     {"e", 16, 0},  {"big", 320, 1}, {"f", 16, 0}};
 
 } // namespace
 
@@ -121,6 +130,124 @@ TEST(aModelWithoutTensorsHasNoSlices) {
   CHECK_EQUAL(layout.largestSliceBytes(), 0);
 }
 
+TEST(aSplitLayoutSendsEverySliceTwiceAndTheSquaresBetween) {
+  //   a 128 | b 16 | c 48      slices of 64: a[0], a[1] and b..c, hence four squares
+  const SliceLayout layout({{"a", 128, 0}, {"b", 16, 0}, {"c", 48, 0}}, 64, true, kSplit);
+  CHECK_EQUAL(
+      picture(layout),
+      Lines{
+          "squares 1@0+32", "sum of a[0] 0@0+64", "sum of a[1] 0@64+64", "sum of b..c 0@128+64",
+          "parts of a[0] 0@0+64", "parts of a[1] 0@64+64", "parts of b..c 0@128+64"});
+  CHECK(layout.isSplit());
+  CHECK_EQUAL(layout.pairs(), 3U);
+  CHECK_EQUAL(layout.tensors().size(), 4U);
+  CHECK_EQUAL(layout.squaresTensor(), 3U);
+  CHECK_EQUAL(list(layout.slicesOf(0)), std::vector<SliceIndex>{1, 2, 4, 5});
+  CHECK_EQUAL(list(layout.slicesOf(2)), std::vector<SliceIndex>{3, 6});
+  CHECK_EQUAL(list(layout.slicesOf(3)), std::vector<SliceIndex>{SliceLayout::kSquares});
+  CHECK_EQUAL(list(layout.tensorsOf(SliceLayout::kSquares)), std::vector<TensorId>{3});
+  CHECK_EQUAL(layout.bufferBytes(), std::vector<ByteCount>{192, 32});
+  CHECK_EQUAL(layout.squaredTensors(), std::vector<TensorId>{0, 0, 1, 2});
+}
+
+TEST(bothHalvesCoverWhatTheWholeSliceDid) {
+  for (const bool smallFront : {true, false}) {
+    for (const ByteCount bytes : {64, 80, 128, 200, 1024}) {
+      const SliceLayout whole(kMixed, bytes, smallFront);
+      const SliceLayout split(kMixed, bytes, smallFront, kSplit);
+      const SliceIndex pairs = split.pairs();
+      CHECK_EQUAL(std::size_t{pairs}, whole.slices().size());
+      CHECK_EQUAL(split.slices().size(), 1U + 2 * pairs);
+      for (SliceIndex i = 0; i < pairs; ++i) {
+        const Slice& expected = whole.slices()[i];
+        const SliceIndex sum = 1 + i;
+        for (const SliceIndex half : {sum, split.gatherOf(sum)}) {
+          const Slice& slice = split.slices()[half];
+          CHECK_EQUAL(slice.buffer, expected.buffer);
+          CHECK_EQUAL(slice.offsetBytes, expected.offsetBytes);
+          CHECK_EQUAL(slice.sizeBytes, expected.sizeBytes);
+          CHECK_EQUAL(slice.firstTensor, expected.firstTensor);
+          CHECK_EQUAL(slice.lastTensor, expected.lastTensor);
+          CHECK_EQUAL(list(split.tensorsOf(half)), list(whole.tensorsOf(i)));
+        }
+        CHECK(split.slices()[sum].operation == Operation::kReduceScatter);
+        CHECK(split.slices()[split.gatherOf(sum)].operation == Operation::kAllGather);
+        CHECK_EQUAL(split.sliceName(sum), "sum of " + whole.sliceName(i));
+        CHECK_EQUAL(split.sliceName(split.gatherOf(sum)), "parts of " + whole.sliceName(i));
+      }
+      CHECK(split.slices()[SliceLayout::kSquares].operation == Operation::kAllReduce);
+      CHECK(whole.slices().back().operation == Operation::kAllReduce);
+      for (TensorId tensor = 0; tensor < kMixed.size(); ++tensor) {
+        CHECK_EQUAL(split.tensorOffset(tensor), whole.tensorOffset(tensor));
+      }
+    }
+  }
+}
+
+TEST(everySquareHasItsPlace) {
+  for (const ByteCount bytes : {64, 128, 1024}) {
+    const SliceLayout layout(kMixed, bytes, true, kSplit);
+    const std::vector<TensorId> squared = layout.squaredTensors();
+    std::size_t place = 0;
+    for (SliceIndex sum = 1; sum <= layout.pairs(); ++sum) {
+      CHECK_EQUAL(layout.firstSquare(sum), place);
+      for (const TensorId tensor : layout.tensorsOf(sum)) {
+        CHECK_EQUAL(squared.at(place++), tensor);
+      }
+    }
+    CHECK_EQUAL(squared.size(), place);
+    // One float64 each, in a buffer of their own, rounded up to what a tensor may have.
+    const TensorSpec& squares = layout.tensors()[layout.squaresTensor()];
+    CHECK_EQUAL(squares.sizeBytes, static_cast<ByteCount>((place + 1) / 2 * 16));
+    CHECK_EQUAL(squares.buffer, 2U);
+    CHECK_EQUAL(layout.tensorOffset(layout.squaresTensor()), 0);
+    CHECK_EQUAL(layout.bufferBytes().back(), squares.sizeBytes);
+    CHECK_EQUAL(layout.slices()[SliceLayout::kSquares].sizeBytes, squares.sizeBytes);
+  }
+}
+
+TEST(namesInASplitLayoutAreUnique) {
+  for (const ByteCount bytes : {64, 128, 1024}) {
+    Tensors tensors = kMixed;
+    tensors.push_back({"squares", 128, 0}); // may be called so, too
+    const SliceLayout layout(tensors, bytes, true, kSplit);
+    std::set<std::string> names;
+    for (SliceIndex i = 0; i < layout.slices().size(); ++i) {
+      names.insert(layout.sliceName(i));
+    }
+    CHECK_EQUAL(names.size(), layout.slices().size());
+  }
+}
+
+TEST(squaresTakeNoCreditHoweverManyTheyAre) {
+  // Three slices of four tensors each: twelve squares are larger than a slice.
+  Tensors tensors;
+  for (int i = 0; i < 12; ++i) {
+    tensors.push_back({concat("t", i), 16, 0});
+  }
+  const SliceLayout layout(tensors, 64, true, kSplit);
+  CHECK_EQUAL(layout.slices()[SliceLayout::kSquares].sizeBytes, 96);
+  CHECK_EQUAL(layout.creditBytes(SliceLayout::kSquares), 0);
+  CHECK_EQUAL(layout.largestSliceBytes(), 64);
+  for (SliceIndex slice = 1; slice < layout.slices().size(); ++slice) {
+    CHECK_EQUAL(layout.creditBytes(slice), 64);
+  }
+  CHECK_EQUAL(SliceLayout(tensors, 64).creditBytes(0), 64);
+}
+
+TEST(aWholeOrEmptyLayoutHasNoSquares) {
+  const SliceLayout whole(kMixed, 64);
+  const SliceLayout empty({}, 64, true, kSplit);
+  for (const SliceLayout* layout : {&whole, &empty}) {
+    CHECK(!layout->isSplit());
+    CHECK_EQUAL(layout->pairs(), 0U);
+    CHECK_EQUAL(layout->squaredTensors(), std::vector<TensorId>{});
+  }
+  CHECK_EQUAL(empty.slices().size(), 0U);
+  CHECK_EQUAL(empty.tensors().size(), 0U);
+  CHECK_EQUAL(empty.bufferBytes().size(), 0U);
+}
+
 TEST(mistakesAreNamed) {
   CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, SliceLayout({{"a", 16, 0}}, 63)), "least is 64");
   CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, SliceLayout({{"a", 24, 0}}, 64)), "'a' takes 24");
@@ -130,6 +257,10 @@ TEST(mistakesAreNamed) {
   const ByteCount tooManySlices = ByteCount{SliceKey::kMaxSlices} * 64 + 64;
   CHECK_CONTAINS(
       CHECK_THROWS(InvalidUsage, SliceLayout({{"a", tooManySlices, 0}}, 64)), "take larger slices");
+  const ByteCount tooManyHalves = ByteCount{SliceKey::kMaxSlices} / 2 * 64;
+  CHECK_CONTAINS(
+      CHECK_THROWS(InvalidUsage, SliceLayout({{"a", tooManyHalves, 0}}, 64, true, kSplit)),
+      "take larger slices");
   const SliceLayout layout({{"a", 16, 0}}, 64);
   CHECK_THROWS(BrokenInvariant, layout.slicesOf(1));
   CHECK_THROWS(BrokenInvariant, layout.tensorsOf(1));

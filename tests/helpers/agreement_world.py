@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from helpers.property_cases import Choices
+from helpers.split_layouts import any_plan, is_gather, is_squares, waits_for
 
 from hvd_order._core import Agreement, AgreementKind, Policy, SliceLayout
 
@@ -33,6 +34,7 @@ class Workload:
             backward pass after a forward pass; else each for itself.
         late: ranks register their models at any time; else before anything happens.
         fan_out: how many children a rank may have in the tree of ranks.
+        split: ids of the models whose all-reduces are split.
     """
 
     models: dict[int, list[tuple[str, int, int]]]
@@ -43,6 +45,7 @@ class Workload:
     whole_steps: bool
     late: bool
     fan_out: int = 4
+    split: frozenset[int] = frozenset()
 
 
 class _Rank:
@@ -61,7 +64,7 @@ class _Rank:
         self.waiting: dict[int, list[TensorKey]] = {}  # for the rest of their model's step
         self.steps_left: dict[TensorKey, int] = {}
         self.slices_to_go: dict[TensorKey, int] = {}  # of tensors under way
-        self.tensors_to_come: dict[SliceKey, int] = {}
+        self.to_come: dict[SliceKey, int] = {}  # how many tensors and slices it waits for
         self.ready: set[SliceKey] = set()  # and not issued
         self.in_flight: set[SliceKey] = set()
         self.in_flight_bytes = 0
@@ -78,20 +81,54 @@ class _Rank:
 class World:
     """All ranks of one job; ``run`` plays it to the end."""
 
-    def __init__(self, kind: AgreementKind, policy: Policy, work: Workload, chance: Choices):
+    def __init__(
+        self,
+        kind: AgreementKind,
+        policy: Policy,
+        work: Workload,
+        chance: Choices,
+        plan: list[int] | None = None,
+    ) -> None:
+        """Makes all ranks.
+
+        Args:
+            plan: for a planned agreement, the order of the slices of model 0; None: any.
+        """
         self.kind, self.policy, self.work, self.chance = kind, policy, work, chance
-        self.layouts = {m: SliceLayout(t, work.slice_bytes) for m, t in work.models.items()}
-        self.bytes: dict[SliceKey, int] = {}
+        self.layouts = {
+            m: SliceLayout(t, work.slice_bytes, split=m in work.split)
+            for m, t in work.models.items()
+        }
+        self.bytes: dict[SliceKey, int] = {}  # of the credit
         self.tensors_of: dict[SliceKey, list[TensorKey]] = {}
         self.slices_of: dict[TensorKey, list[SliceKey]] = {}
+        self.tensors: dict[int, list[TensorKey]] = {}  # by model; the squares are the last
+        self.squares: dict[int, TensorKey] = {}  # of the models that are split
+        self.waits_for: dict[SliceKey, set[SliceKey]] = {}
+        self.gathers: set[SliceKey] = set()
         for m, layout in self.layouts.items():
-            for s, piece in enumerate(layout.slices):
-                self.bytes[m, s] = piece.size_bytes
+            for s, (piece, before) in enumerate(zip(layout.slices, waits_for(layout), strict=True)):
+                self.bytes[m, s] = 0 if is_squares(layout, s) else piece.size_bytes
                 self.tensors_of[m, s] = [(m, t) for t in layout.tensors_of(s)]
-            for t in range(len(work.models[m])):
+                self.waits_for[m, s] = {(m, other) for other in before}
+                if is_gather(layout, s):
+                    self.gathers.add((m, s))
+            self.tensors[m] = [(m, t) for t in range(len(work.models[m]))]
+            if layout.is_split:
+                self.squares[m] = (m, layout.squares_tensor)
+                self.tensors[m].append(self.squares[m])
+            for _, t in self.tensors[m]:
                 self.slices_of[m, t] = [(m, s) for s in layout.slices_of(t)]
+        # The all-gather comes before the squares.
+        self.released_by = {
+            key: sorted((k for k, before in self.waits_for.items() if key in before), reverse=True)
+            for key in self.bytes
+        }
         self.credit = max(self.bytes.values()) + work.spare_credit
-        self.plan = chance.shuffled(list(self.bytes)) if kind == AgreementKind.PLANNED else []
+        self.plan: list[SliceKey] = []
+        if kind == AgreementKind.PLANNED:
+            order = any_plan(self.layouts[0], chance) if plan is None else plan
+            self.plan = [(0, s) for s in order]
 
         self.order: list[SliceKey] = []  # in which slices were issued first
         self.issuers: list[int] = []  # for each entry of `order`: how many ranks have issued it
@@ -151,26 +188,39 @@ class World:
     def _add_model(self, rank: _Rank) -> None:
         m = rank.models_to_add.pop()
         rank.agreement.add_model(m, self.layouts[m], [s for _, s in self.plan])
-        for t in range(len(self.work.models[m])):
-            rank.idle.append((m, t))
-            rank.steps_left[m, t] = self.work.steps
+        for tensor in self.tensors[m]:
+            rank.idle.append(tensor)
+            rank.steps_left[tensor] = self.work.steps
         for s in range(len(self.layouts[m].slices)):
-            rank.tensors_to_come[m, s] = len(self.tensors_of[m, s])
+            rank.to_come[m, s] = self._awaited(m, s)
         rank.waiting[m] = []
         rank.dirty = True
 
-    def _make_ready(self, rank: _Rank) -> None:
-        tensor = rank.idle.pop(self.chance.below(len(rank.idle)))
+    def _awaited(self, m: int, s: int) -> int:
+        """How many tensors and slices a slice waits for in each step."""
+        key = (m, s)
+        tensors = 0 if key in self.gathers else len(self.tensors_of[key])
+        return tensors + len(self.waits_for[key])
+
+    def _count(self, rank: _Rank, keys: list[SliceKey]) -> list[SliceKey]:
+        """Something that these slices wait for has happened. Returns those that are ready now."""
         became = []
-        rank.slices_to_go[tensor] = len(self.slices_of[tensor])
-        for key in self.slices_of[tensor]:
-            rank.tensors_to_come[key] -= 1
-            if rank.tensors_to_come[key] == 0:
+        for key in keys:
+            rank.to_come[key] -= 1
+            if rank.to_come[key] == 0:
                 became.append(key)
-        assert rank.agreement.tensor_ready(*tensor) == became
         rank.ready.update(became)
         for key in became:
             rank.times_ready[key] = rank.times_ready.get(key, 0) + 1
+        return became
+
+    def _make_ready(self, rank: _Rank) -> None:
+        tensor = rank.idle.pop(self.chance.below(len(rank.idle)))
+        rank.slices_to_go[tensor] = len(self.slices_of[tensor])
+        became = self._count(
+            rank, [key for key in self.slices_of[tensor] if key not in self.gathers]
+        )
+        assert rank.agreement.tensor_ready(*tensor) == became
         rank.dirty = True
         self._completed(rank, became)
 
@@ -238,7 +288,8 @@ class World:
         key = rank.finished.pop(self.chance.below(len(rank.finished)))
         rank.in_flight.remove(key)
         rank.in_flight_bytes -= self.bytes[key]
-        rank.tensors_to_come[key] = len(self.tensors_of[key])
+        rank.to_come[key] = self._awaited(*key)
+        became = self._count(rank, self.released_by[key])
         complete = []
         for tensor in self.tensors_of[key]:
             rank.slices_to_go[tensor] -= 1
@@ -246,13 +297,23 @@ class World:
                 complete.append(tensor)
         assert rank.agreement.slice_done(*key) == complete
         rank.dirty = True
+        self._completed(rank, became)
+        m = key[0]
         for tensor in complete:
             rank.steps_left[tensor] -= 1
-            m = tensor[0]
             rank.waiting[m].append(tensor)
-            if not self.work.whole_steps or len(rank.waiting[m]) == len(self.work.models[m]):
-                rank.idle.extend(t for t in rank.waiting[m] if rank.steps_left[t] > 0)
-                rank.waiting[m].clear()
+        begin = [tensor for tensor in rank.waiting[m] if self._may_begin(rank, tensor)]
+        rank.waiting[m] = [tensor for tensor in rank.waiting[m] if tensor not in begin]
+        rank.idle.extend(tensor for tensor in begin if rank.steps_left[tensor] > 0)
+
+    def _may_begin(self, rank: _Rank, tensor: TensorKey) -> bool:
+        """Whether the tensor, which has been exchanged, may become ready for the next step."""
+        m = tensor[0]
+        if self.work.whole_steps:
+            return len(rank.waiting[m]) == len(self.tensors[m])
+        # A step of a split model begins when the squares of the step before are done.
+        squares = self.squares.get(m, tensor)
+        return rank.steps_left[squares] <= rank.steps_left[tensor]
 
     # -------------------------------------------------------------------------- what must hold
 

@@ -115,19 +115,54 @@ add_mutant(credit_is_exceeded_by_a_slice scheduler.cc
   [[inFlightBytes_ + size > creditBytes_]]
   [[inFlightBytes_ > creditBytes_]])
 add_mutant(credit_is_not_returned scheduler.cc
-  [[inFlightBytes_ -= m.layout->slices()[slice.index].sizeBytes;]]
+  [[inFlightBytes_ -= m.layout->creditBytes(slice.index);]]
   [[]])
 add_mutant(plan_does_not_begin_again scheduler.cc
   [[(m.planned + 1) % m.plan.size()]]
   [[std::min(m.planned + 1, m.plan.size() - 1)]])
 add_mutant(fused_slice_waits_for_one_tensor scheduler.cc
-  [[m.tensorsToCome[slice.index] = static_cast<std::uint32_t>(tensors.size());]]
-  [[m.tensorsToCome[slice.index] = 1;]])
+  [[slice == SliceLayout::kSquares ? tensors + layout.pairs() : tensors;]]
+  [[slice == SliceLayout::kSquares ? tensors + layout.pairs() : 1;]])
+add_mutant(squares_do_not_wait_for_the_sums scheduler.cc
+  [[slice == SliceLayout::kSquares ? tensors + layout.pairs() : tensors;]]
+  [[slice == SliceLayout::kSquares ? tensors : tensors;]])
+add_mutant(squares_wait_for_the_sums_of_the_first_step_alone scheduler.cc
+  [[  m.toCome[slice.index] = prerequisites(*m.layout, slice.index);
+]]
+  [[  m.toCome[slice.index] = slice.index == 0 ? 1 : prerequisites(*m.layout, slice.index);
+]])
+add_mutant(gather_does_not_wait_for_the_sum scheduler.cc
+  [[    if (m.layout->slices()[slice].operation != Operation::kAllGather) {
+      count(m, {tensor.model, slice});
+    }
+]]
+  [[    if (m.state[slice] == SliceState::kWaiting && m.toCome[slice] > 0) {
+      count(m, {tensor.model, slice});
+    }
+]])
+add_mutant(gather_waits_for_the_sum_of_another scheduler.cc
+  [[m.layout->gatherOf(slice.index)}]]
+  [[m.layout->gatherOf(m.layout->pairs() + 1 - slice.index)}]])
+add_mutant(gather_is_never_released scheduler.cc
+  [[    count(m, {slice.model, m.layout->gatherOf(slice.index)});
+]]
+  [[]])
+add_mutant(released_gather_is_not_passed_on agreement.cc
+  [[    sliceReady(next);
+]]
+  [[    (void)next;
+]])
+add_mutant(sum_completes_its_tensor scheduler.cc
+  [[  for (const TensorId tensor : tensors) {
+    if (--m.slicesToGo[tensor] == 0) {]]
+  [[  for (const TensorId tensor : tensors) {
+    m.slicesToGo[tensor] -= m.layout->slices()[slice.index].operation == Operation::kReduceScatter;
+    if (--m.slicesToGo[tensor] == 0) {]])
 add_mutant(unknown_model_is_taken_for_a_known_one scheduler.cc
   [[return hasModel(slice.model) && isReady(slice) && putInFlight(slice);]]
   [[return isReady(slice) && putInFlight(slice);]])
 add_mutant(reservation_is_ignored scheduler.cc
-  [[layout(slice.model).slices()[slice.index].sizeBytes > largestBytes_ || ]]
+  [[layout(slice.model).creditBytes(slice.index) > largestBytes_ || ]]
   [[]])
 
 # ------------------------------------------------------------------ from a plan to a leader
@@ -143,6 +178,13 @@ add_mutant(successor_forgets_ready_slices agreement.cc
   [[        sliceReady({model, slice});
 ]]
   [[]])
+add_mutant(successor_waits_for_an_event agreement_sequence.cc
+  [[  if (changeIfPlanHasEnded()) {
+    current_->decide(out);
+  }
+]]
+  [[  changeIfPlanHasEnded();
+]])
 add_mutant(early_messages_are_dropped agreement_sequence.cc
   [[    early_.push_back({from, number, {slices.begin(), slices.end()}});
 ]]

@@ -19,6 +19,7 @@ struct TensorSet {
   std::vector<int> tensorUnits; ///< by tensor, in consumption order
   int sliceUnits = 1;
   std::vector<SliceIndex> plan; ///< for Policy::kPlanned only
+  bool split = false;           ///< see SliceLayout
 };
 
 /// What is explored: ranks, what they exchange, and what may happen beside that.

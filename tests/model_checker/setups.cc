@@ -22,6 +22,12 @@ const TensorSet kParts{{1, 2}, 1, {1, 2, 0}};    // b in two slices
 const TensorSet kFused{{2, 1, 1}, 2, {1, 0}};    // b and c in one slice
 const TensorSet kUneven{{1, 2}, 2, {1, 0}};      // a half as large as b
 const TensorSet kMixed{{4, 1, 1}, 2, {0, 2, 1}}; // a in two slices, b and c in one
+// All-reduces are split: slice 0 is the squares, then come the sums, then the parts.
+const TensorSet kSplitOne{{1}, 1, {1, 2, 0}, true};
+const TensorSet kSplitTwo{{1, 1}, 1, {2, 4, 1, 0, 3}, true};
+const TensorSet kSplitThree{{1, 1, 1}, 1, {3, 1, 4, 2, 6, 0, 5}, true};
+const TensorSet kSplitParts{{2}, 1, {2, 1, 4, 0, 3}, true};
+const TensorSet kSplitFused{{2, 1, 1}, 2, {2, 1, 0, 3, 4}, true};
 
 std::string nameOf(const Setup& setup) {
   std::ostringstream name;
@@ -49,6 +55,7 @@ std::string nameOf(const Setup& setup) {
     if (model.tensorUnits.front() < model.sliceUnits) {
       name << "-uneven";
     }
+    name << (model.split ? "-split" : "");
   }
   name << '-' << setup.steps << "s-c" << setup.creditUnits / setup.models[0].sliceUnits;
   if (setup.hearing.holdUps != 1 || setup.hearing.passesHeard != 1) {
@@ -74,7 +81,7 @@ std::string nameOf(const Setup& setup) {
 int roughSize(const Setup& setup) {
   int tensors = 0;
   for (const TensorSet& model : setup.models) {
-    tensors += static_cast<int>(model.tensorUnits.size());
+    tensors += static_cast<int>(model.tensorUnits.size()) + (model.split ? 1 : 0); // the squares
   }
   return setup.ranks * tensors * setup.steps;
 }
@@ -115,6 +122,75 @@ class Setups final {
  private:
   std::vector<Setup> list_;
 };
+
+/// All-reduces are split: slices also become ready by the ends of others on their rank.
+void addQuickSplits(Setups& all) {
+  for (const AgreementKind kind : {kLeader, kNegotiated}) {
+    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitOne}});
+    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitTwo}});
+    all.addPolicies({.agreement = kind, .ranks = 2, .models = {kSplitOne}});
+    all.addPolicies({.agreement = kind, .ranks = 2, .models = {kSplitTwo}});
+    all.addPolicies({.agreement = kind, .ranks = 3, .models = {kSplitOne}});
+    all.add({.agreement = kind, .ranks = 2, .models = {kSplitParts}});
+    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitFused}});
+    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .steps = 1, .models = {kSplitOne}});
+    for (const Rank rank : {0, 1}) {
+      all.add(
+          {.agreement = kind,
+           .ranks = 2,
+           .steps = 1,
+           .models = {kOne, kSplitOne},
+           .registerLater = {rank}});
+      all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitTwo}, .dies = rank});
+    }
+    all.add(
+        {.agreement = kind,
+         .ranks = 2,
+         .models = {kSplitTwo},
+         .wholeSteps = true,
+         .retuned = Setup::Retuned{Policy::kArrival, 2}});
+    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitFused}, .reserves = true});
+    all.add(
+        {.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitTwo}, .decidesLater = true});
+    all.add({.agreement = kind, .ranks = 2, .steps = 3, .models = {kSplitTwo}, .lags = 1});
+    all.add({.agreement = kind, .ranks = 3, .models = {kSplitTwo}, .lags = 2});
+  }
+  for (const TensorSet& model : {kSplitOne, kSplitTwo, kSplitParts, kSplitFused}) {
+    all.add({.agreement = kPlanned, .ranks = 2, .models = {model}});
+  }
+  all.add({.agreement = kPlanned, .ranks = 3, .models = {kSplitTwo}});
+  all.add({.agreement = kPlanned, .ranks = 3, .models = {kSplitTwo}, .lags = 2});
+  all.add(
+      {.agreement = kPlanned,
+       .ranks = 2,
+       .steps = 1,
+       .models = {kSplitOne, kOne},
+       .leavesPlan = true});
+}
+
+void addLargeSplits(Setups& all) {
+  for (const AgreementKind kind : {kLeader, kNegotiated}) {
+    all.addPolicies({.agreement = kind, .ranks = 3, .steps = 1, .models = {kSplitTwo}});
+    all.add({.agreement = kind, .ranks = 3, .models = {kSplitTwo}});
+    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .steps = 1, .models = {kSplitTwo}});
+    all.add({.agreement = kind, .ranks = 2, .models = {kSplitThree}});
+    all.add({.agreement = kind, .ranks = 2, .models = {kSplitFused}});
+    all.add({.agreement = kind, .ranks = 4, .models = {kSplitOne}});
+    all.add({.agreement = kind, .ranks = 3, .steps = 1, .models = {kSplitTwo}, .dies = 1});
+    all.add({.agreement = kind, .ranks = 2, .models = {kSplitTwo}, .decidesLater = true});
+  }
+  all.add({.agreement = kNegotiated, .ranks = 3, .models = {kSplitThree}, .lags = 2});
+  all.add({.agreement = kPlanned, .ranks = 3, .models = {kSplitThree}});
+  all.add({.agreement = kPlanned, .ranks = 2, .models = {kSplitOne, kOne}, .leavesPlan = true});
+  for (const TensorSet& model : {kSplitOne, kSplitTwo}) {
+    all.add(
+        {.agreement = kPlanned,
+         .ranks = model.tensorUnits.size() == 1 ? 3 : 2,
+         .steps = 1,
+         .models = {model, kOne},
+         .leavesPlan = true});
+  }
+}
 
 } // namespace
 
@@ -178,6 +254,7 @@ std::vector<Setup> quickSetups() {
   for (const TensorSet& model : {kOne, kTwo}) {
     all.add({.agreement = kPlanned, .ranks = 2, .models = {model, kOne}, .leavesPlan = true});
   }
+  addQuickSplits(all);
   return all.take();
 }
 
@@ -222,6 +299,7 @@ std::vector<Setup> largeSetups() {
        .models = {kOne, kOne},
        .leavesPlan = true,
        .decidesLater = true});
+  addLargeSplits(all);
   return all.take();
 }
 

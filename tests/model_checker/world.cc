@@ -1,6 +1,7 @@
 #include "world.h"
 
 #include <algorithm>
+#include <limits>
 #include <ranges>
 
 #include "base/error.h"
@@ -31,7 +32,9 @@ Layouts layoutsOf(const Setup& setup) {
       std::string name(layouts.size() + 1, letter); // model 1 has aa, bb, ...
       tensors.push_back({std::move(name), units * kUnit, 0});
     }
-    layouts.push_back(std::make_shared<SliceLayout>(std::move(tensors), model.sliceUnits * kUnit));
+    layouts.push_back(
+        std::make_shared<SliceLayout>(
+            std::move(tensors), model.sliceUnits * kUnit, true, model.split));
   }
   return layouts;
 }
@@ -140,7 +143,12 @@ bool World::mayBeReady(const Node& node, ModelId model, TensorId tensor) const {
     return false;
   }
   const auto isDone = [&](SliceIndex slice) { return m.done[slice] == rounds; };
-  if (!std::ranges::all_of((*layouts_)[model]->slicesOf(tensor), isDone)) {
+  const SliceLayout& layout = *(*layouts_)[model];
+  if (!std::ranges::all_of(layout.slicesOf(tensor), isDone)) {
+    return false;
+  }
+  // A step begins when the squares of the step before are done.
+  if (layout.isSplit() && tensor != layout.squaresTensor() && !isDone(SliceLayout::kSquares)) {
     return false;
   }
   return !setup_->wholeSteps ||
@@ -219,9 +227,13 @@ std::optional<Violation> World::ready(Node& node, TensorKey tensor) {
   if (setup_->retuned && node.models[tensor.model].ready[tensor.tensor] == 1 && !node.retuned) {
     retune(node);
   }
+  const auto before = timesReady(node, tensor.model);
   ++node.models[tensor.model].ready[tensor.tensor];
-  const bool any = !node.agreements.current().tensorReady(tensor).empty();
-  if (any && node.agreements.current().mayDecide()) {
+  const Slices& slices = node.agreements.current().tensorReady(tensor);
+  if (!hasBecomeReady(node, tensor.model, before, slices)) {
+    return Violation{"ready", "tensorReady names other slices than those that are ready now"};
+  }
+  if (!slices.empty() && node.agreements.current().mayDecide()) {
     node.decides = setup_->decidesLater;
     return setup_->decidesLater ? std::nullopt : decide(node);
   }
@@ -233,6 +245,49 @@ std::optional<Violation> World::ready(Node& node, TensorKey tensor) {
     return Violation{"mayDecide", "the engine would not decide, but there is something to decide"};
   }
   return std::nullopt;
+}
+
+/// How many times the slice has become ready on this rank: its tensors are, and in a split layout
+/// the slices that it waits for are done.
+std::uint8_t World::timesReady(const Node& node, SliceKey slice) const {
+  const SliceLayout& layout = *(*layouts_)[slice.model];
+  const Node::Model& model = node.models[slice.model];
+  if (layout.slices()[slice.index].operation == Operation::kAllGather) {
+    return model.done[slice.index - layout.pairs()];
+  }
+  std::uint8_t times = std::numeric_limits<std::uint8_t>::max();
+  for (const TensorId tensor : layout.tensorsOf(slice.index)) {
+    times = std::min(times, model.ready[tensor]);
+  }
+  for (SliceIndex sum = 1; slice.index == SliceLayout::kSquares && sum <= layout.pairs(); ++sum) {
+    times = std::min(times, model.done[sum]);
+  }
+  return times;
+}
+
+/// By slice.
+std::vector<std::uint8_t> World::timesReady(const Node& node, ModelId model) const {
+  std::vector<std::uint8_t> times((*layouts_)[model]->slices().size());
+  for (SliceIndex slice = 0; slice < times.size(); ++slice) {
+    times[slice] = timesReady(node, {model, slice});
+  }
+  return times;
+}
+
+/// Whether an event has made those slices ready that the class names.
+bool World::hasBecomeReady(
+    const Node& node,
+    ModelId model,
+    const std::vector<std::uint8_t>& before,
+    Slices named) const {
+  std::ranges::sort(named, {}, &SliceKey::index);
+  Slices expected;
+  for (SliceIndex slice = 0; slice < before.size(); ++slice) {
+    if (timesReady(node, {model, slice}) > before[slice]) {
+      expected.push_back({model, slice});
+    }
+  }
+  return named == expected;
 }
 
 void World::endPlan(Node& node) const {
@@ -257,6 +312,7 @@ std::optional<Violation> World::done(Node& node, SliceKey slice) {
   std::erase_if(node.inFlight, [slice](const auto& other) { return other.slice == slice; });
   Node::Model& model = node.models[slice.model];
   const SliceLayout& layout = *(*layouts_)[slice.model];
+  const auto before = timesReady(node, slice.model);
   ++model.done[slice.index];
   std::vector<TensorKey> expected;
   for (const TensorId tensor : layout.tensorsOf(slice.index)) {
@@ -269,6 +325,11 @@ std::optional<Violation> World::done(Node& node, SliceKey slice) {
   if (node.agreements.current().sliceDone(slice) != expected) {
     return Violation{
         "tensors", concat("after ", textOf(slice, *layouts_), ", other tensors are complete")};
+  }
+  if (!hasBecomeReady(
+          node, slice.model, before, node.agreements.current().scheduler().becameReady())) {
+    return Violation{
+        "ready", concat("after ", textOf(slice, *layouts_), ", other slices are ready")};
   }
   return std::nullopt;
 }
@@ -297,11 +358,7 @@ std::optional<Violation> World::checkHeard(Node& node, const Slices& decided) co
   }
   for (const SliceKey slice : decided) {
     Node::Model& model = node.models[slice.model];
-    const auto lacks = [&](TensorId tensor) {
-      return model.ready[tensor] <= model.issued[slice.index];
-    };
-    if (model.heard[slice.index] &&
-        std::ranges::any_of((*layouts_)[slice.model]->tensorsOf(slice.index), lacks)) {
+    if (model.heard[slice.index] && timesReady(node, slice) <= model.issued[slice.index]) {
       return Violation{
           "heard",
           concat(textOf(slice, *layouts_), " is decided, but this rank has not reported it")};
@@ -329,25 +386,29 @@ std::optional<Violation> World::decide(Node& node) {
   return std::nullopt;
 }
 
+// Squares take no credit.
+ByteCount World::creditTaken(SliceKey slice) const {
+  const SliceLayout& layout = *(*layouts_)[slice.model];
+  const bool isSquares = layout.isSplit() && slice.index == SliceLayout::kSquares;
+  return isSquares ? 0 : layout.slices()[slice.index].sizeBytes;
+}
+
 std::optional<Violation> World::issue(Node& node, SliceKey slice) {
   const std::string name = textOf(slice, *layouts_);
   Node::Model& model = node.models[slice.model];
-  const SliceLayout& layout = *(*layouts_)[slice.model];
   ++model.issued[slice.index];
-  if (!std::ranges::all_of(layout.tensorsOf(slice.index), [&](TensorId tensor) {
-        return model.ready[tensor] == model.issued[slice.index];
-      })) {
+  if (timesReady(node, slice) != model.issued[slice.index]) {
     return Violation{"once", concat(name, " is not ready, or was issued before")};
   }
-  ByteCount bytes = layout.slices()[slice.index].sizeBytes;
+  ByteCount bytes = creditTaken(slice);
   for (const Node::InFlight& other : node.inFlight) {
-    bytes += (*layouts_)[other.slice.model]->slices()[other.slice.index].sizeBytes;
+    bytes += creditTaken(other.slice);
   }
   node.inFlight.push_back({slice, node.issued});
   if (bytes > creditBytes(node)) {
     return Violation{"credit", concat(bytes / kUnit, " units are in flight with ", name)};
   }
-  if (node.reservations == 1 && layout.slices()[slice.index].sizeBytes > kUnit) {
+  if (node.reservations == 1 && creditTaken(slice) > kUnit) {
     return Violation{"reservation", concat(name, " starts although the link is reserved")};
   }
   if (bytes != node.agreements.current().scheduler().inFlightBytes() &&
@@ -373,11 +434,8 @@ std::optional<Violation> World::issue(Node& node, SliceKey slice) {
 /// Whether the slice, which `node` issues, was ready on the other ranks as often as there.
 bool World::readyOnAll(const Node& node, SliceKey slice) const {
   const std::uint8_t round = node.models[slice.model].issued[slice.index];
-  const auto tensors = (*layouts_)[slice.model]->tensorsOf(slice.index);
   return std::ranges::all_of(nodes_, [&](const auto& other) {
-    return other->rank == node.rank || std::ranges::all_of(tensors, [&](TensorId tensor) {
-             return other->models[slice.model].ready[tensor] >= round;
-           });
+    return other->rank == node.rank || timesReady(*other, slice) >= round;
   });
 }
 

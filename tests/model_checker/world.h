@@ -107,9 +107,17 @@ class World final {
   [[nodiscard]] bool mayBeReady(const Node& node, ModelId model, TensorId tensor) const;
   std::optional<Violation> happen(Node& node, const Event& event);
   std::optional<Violation> ready(Node& node, TensorKey tensor);
+  [[nodiscard]] std::uint8_t timesReady(const Node& node, SliceKey slice) const;
+  [[nodiscard]] std::vector<std::uint8_t> timesReady(const Node& node, ModelId model) const;
+  [[nodiscard]] bool hasBecomeReady(
+      const Node& node,
+      ModelId model,
+      const std::vector<std::uint8_t>& before,
+      Slices named) const;
   void retune(Node& node) const;
   void endPlan(Node& node) const;
   [[nodiscard]] ByteCount creditBytes(const Node& node) const;
+  [[nodiscard]] ByteCount creditTaken(SliceKey slice) const;
   std::optional<Violation> done(Node& node, SliceKey slice);
   std::optional<Violation> deliver(Node& node, Rank from);
   [[nodiscard]] std::optional<Violation> checkHeard(Node& node, const Slices& decided) const;

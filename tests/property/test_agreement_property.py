@@ -35,6 +35,7 @@ def workloads(model_ids: tuple[int, ...]) -> st.SearchStrategy[Workload]:
         steps=st.integers(1, 3),
         whole_steps=st.booleans(),
         late=st.booleans(),
+        split=st.frozensets(st.sampled_from(model_ids)),
     )
 
 
@@ -59,14 +60,23 @@ def test_two_models_share_one_order(
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
 @cases(1200)
 @given(
-    tensors=st.integers(8, 14), size=st.integers(2, 3), whole_steps=st.booleans(), chance=choices()
+    tensors=st.integers(8, 14),
+    size=st.integers(2, 3),
+    whole_steps=st.booleans(),
+    split=st.frozensets(st.just(0)),
+    chance=choices(),
 )
 def test_ranks_that_hold_up_the_others_are_heard(
-    policy: Policy, tensors: int, size: int, whole_steps: bool, chance: Choices
+    policy: Policy,
+    tensors: int,
+    size: int,
+    whole_steps: bool,
+    split: frozenset[int],
+    chance: Choices,
 ) -> None:
     # Equal tensors of a slice each, of which one fits the credit: much to hold up, and no time.
     specs = [(f"t{i}", 64, 0) for i in range(tensors)]
-    work = Workload({0: specs}, 64, 0, size, 3, whole_steps, late=False)
+    work = Workload({0: specs}, 64, 0, size, 3, whole_steps, late=False, split=split)
     world = World(AgreementKind.LEADER, policy, work, chance)
     world.run()
     event(f"ranks heard: {len(world.ever_heard)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_specs
+from helpers.split_layouts import any_plan, is_gather, is_squares, waits_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,13 +20,19 @@ class Model:
     def __init__(self, policy: Policy, layouts: dict[int, SliceLayout], plan: list[int]) -> None:
         self.policy = policy
         self.plan = [(0, s) for s in plan]
-        self.bytes = {
-            (m, s): piece.size_bytes
+        self.bytes = {  # of the credit
+            (m, s): 0 if is_squares(layout, s) else piece.size_bytes
             for m, layout in layouts.items()
             for s, piece in enumerate(layout.slices)
         }
         self.carried = {(m, s): layouts[m].tensors_of(s) for m, s in self.bytes}
+        self.before: dict[SliceKey, set[SliceKey]] = {  # to be done before the slice is ready
+            (m, s): {(m, other) for other in needed}
+            for m, layout in layouts.items()
+            for s, needed in enumerate(waits_for(layout))
+        }
         self.begun: set[tuple[SliceKey, int]] = set()  # (slice, tensor): that part is ready
+        self.ended: set[tuple[SliceKey, SliceKey]] = set()  # (slice, one before): that is done
         self.offered: list[SliceKey] = []
         self.in_flight: list[SliceKey] = []
         self.issued: list[SliceKey] = []
@@ -36,7 +43,12 @@ class Model:
     def ready(self, tensor: TensorKey) -> list[SliceKey]:
         slices = self.slices_of(tensor)
         self.begun.update((key, tensor[1]) for key in slices)
-        return [key for key in slices if all((key, t) in self.begun for t in self.carried[key])]
+        return [key for key in slices if self.is_ready(key)]
+
+    def is_ready(self, key: SliceKey) -> bool:
+        return all((key, t) in self.begun for t in self.carried[key]) and all(
+            (key, other) in self.ended for other in self.before[key]
+        )
 
     def next(self, credit: int) -> SliceKey | None:
         candidate: SliceKey | None = None
@@ -53,11 +65,18 @@ class Model:
         self.issued.append(candidate)
         return candidate
 
-    def done(self, key: SliceKey) -> list[TensorKey]:
+    def done(self, key: SliceKey) -> tuple[list[TensorKey], set[SliceKey]]:
+        """Returns the tensors that are complete and the slices that are ready now."""
         self.in_flight.remove(key)
         tensors = [(key[0], t) for t in self.carried[key]]
         self.begun.difference_update((key, t) for _, t in tensors)
-        return [t for t in tensors if not any((k, t[1]) in self.begun for k in self.slices_of(t))]
+        self.ended.difference_update((key, other) for other in self.before[key])
+        later = [k for k, needed in self.before.items() if key in needed]
+        self.ended.update((k, key) for k in later)
+        complete = [
+            t for t in tensors if not any((k, t[1]) in self.begun for k in self.slices_of(t))
+        ]
+        return complete, {k for k in later if self.is_ready(k)}
 
     def used(self) -> int:
         return sum(self.bytes[key] for key in self.in_flight)
@@ -75,20 +94,24 @@ def play(
     scheduler = Scheduler(policy, credit)
     plan: list[int] = []
     if policy == Policy.PLANNED:
-        plan = chance.shuffled(range(len(layouts[0].slices)))
+        plan = any_plan(layouts[0], chance)
     model = Model(policy, layouts, plan)
     for m, layout in layouts.items():
         scheduler.add_model(m, layout, plan)
     tensors = {(m, t) for m, s in model.bytes for t in layouts[m].tensors_of(s)}
+    squares = {m: (m, layout.squares_tensor) for m, layout in layouts.items() if layout.is_split}
     idle = dict.fromkeys(sorted(tensors), steps)  # tensor: how often it is still to be ready
+    left = dict(idle)  # tensor: how often it is still to be exchanged
     under_way: dict[TensorKey, int] = {}
+    waiting: list[TensorKey] = []  # exchanged, for the squares of the same step
     unoffered: list[SliceKey] = []
 
     def ready() -> None:
         tensor = chance.one_of(list(idle))
         under_way[tensor] = idle.pop(tensor) - 1
         became = scheduler.tensor_ready(*tensor)
-        assert became == model.ready(tensor)
+        assert became == model.ready(tensor) == scheduler.became_ready()
+        assert not any(is_gather(layouts[m], s) for m, s in became)
         unoffered.extend(became)
 
     def offer() -> None:
@@ -104,11 +127,19 @@ def play(
     def finish() -> None:
         key = chance.one_of(model.in_flight)
         complete = scheduler.slice_done(*key)
-        assert complete == model.done(key)
+        became = scheduler.became_ready()
+        assert (complete, set(became)) == model.done(key)
+        assert len(became) <= 2
+        unoffered.extend(became)
         for tensor in complete:
-            again = under_way.pop(tensor)
-            if again:
-                idle[tensor] = again
+            left[tensor] = under_way.pop(tensor)
+            waiting.append(tensor)
+        for tensor in waiting[:]:
+            # A step of a split model begins when the squares of the step before are done.
+            if left[squares.get(tensor[0], tensor)] <= left[tensor]:
+                waiting.remove(tensor)
+                if left[tensor]:
+                    idle[tensor] = left[tensor]
 
     news = False  # since `next` last returned nothing: every action makes progress, so this ends
     while True:
@@ -129,6 +160,7 @@ def play(
         news = action is not issue or len(model.issued) > before
     assert not model.offered, "deadlock"
     assert not under_way
+    assert not waiting
     assert sorted(model.issued) == sorted(steps * list(model.bytes)), "lost or sent twice"
     for m in layouts:
         assert scheduler.idle(m)
@@ -140,6 +172,7 @@ def play(
 @given(
     tensors=tensor_specs(),
     slice_bytes=slice_sizes,
+    split=st.booleans(),
     spare_credit=st.integers(0, 500),
     steps=st.integers(1, 3),
     chance=choices(),
@@ -148,11 +181,12 @@ def test_every_slice_goes_once_a_step_in_order_of_policy_within_the_credit(
     policy: Policy,
     tensors: list[tuple[str, int, int]],
     slice_bytes: int,
+    split: bool,
     spare_credit: int,
     steps: int,
     chance: Choices,
 ) -> None:
-    play(policy, {0: SliceLayout(tensors, slice_bytes)}, spare_credit, steps, chance)
+    play(policy, {0: SliceLayout(tensors, slice_bytes, split=split)}, spare_credit, steps, chance)
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
@@ -161,6 +195,7 @@ def test_every_slice_goes_once_a_step_in_order_of_policy_within_the_credit(
     first=tensor_specs(3),
     second=tensor_specs(3),
     slice_bytes=slice_sizes,
+    split=st.tuples(st.booleans(), st.booleans()),
     spare_credit=st.integers(0, 500),
     steps=st.integers(1, 2),
     chance=choices(),
@@ -170,9 +205,13 @@ def test_two_models_share_the_credit(
     first: list[tuple[str, int, int]],
     second: list[tuple[str, int, int]],
     slice_bytes: int,
+    split: tuple[bool, bool],
     spare_credit: int,
     steps: int,
     chance: Choices,
 ) -> None:
-    layouts = {0: SliceLayout(first, slice_bytes), 7: SliceLayout(second, slice_bytes)}
+    layouts = {
+        0: SliceLayout(first, slice_bytes, split=split[0]),
+        7: SliceLayout(second, slice_bytes, split=split[1]),
+    }
     play(policy, layouts, spare_credit, steps, chance)

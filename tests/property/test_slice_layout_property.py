@@ -5,10 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 from helpers.property_cases import cases
+from helpers.split_layouts import can_be_followed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order._core import SliceLayout
+from hvd_order._core import Operation, SliceLayout
 
 CUT_ALIGNMENT = 64
 
@@ -97,3 +98,53 @@ def test_slices_cover_what_they_promise(
     # Names are unique, so that a message that names a slice says which.
     names = [layout.slice_name(s) for s in range(len(slices))]
     assert len(set(names)) == len(names)
+
+
+@cases(1500)
+@given(tensors=tensor_lists, slice_bytes=st.integers(64, 4000), small_front=st.booleans())
+def test_a_split_layout_is_the_whole_one_twice_and_the_squares(
+    tensors: list[tuple[str, int, int]], slice_bytes: int, small_front: bool
+) -> None:
+    whole = SliceLayout(tensors, slice_bytes, small_front)
+    layout = SliceLayout(tensors, slice_bytes, small_front, split=True)
+    assert not whole.is_split
+    assert whole.squared_tensors == []
+    assert layout.is_split == bool(tensors)
+    if not tensors:
+        assert layout.slices == []
+        assert layout.buffer_bytes == []
+        return
+    slices = layout.slices
+    count = len(whole.slices)
+    assert [piece.operation for piece in slices] == (
+        [Operation.ALL_REDUCE] + count * [Operation.REDUCE_SCATTER] + count * [Operation.ALL_GATHER]
+    )
+    names = [layout.slice_name(s) for s in range(len(slices))]
+    assert len(set(names)) == len(names)
+    for i, piece in enumerate(whole.slices):
+        for half in (1 + i, 1 + count + i):
+            for field in ("buffer", "offset_bytes", "size_bytes", "first_tensor", "last_tensor"):
+                assert getattr(slices[half], field) == getattr(piece, field)
+            assert layout.tensors_of(half) == whole.tensors_of(i)
+            assert names[half].endswith(whole.slice_name(i))
+    for t in range(len(tensors)):
+        assert layout.tensor_offset(t) == whole.tensor_offset(t)
+        own = whole.slices_of(t)
+        assert layout.slices_of(t) == [1 + s for s in own] + [1 + count + s for s in own]
+
+    # One float64 a pair of a reduce-scatter and a tensor, in this order.
+    pairs = [t for s in range(1, 1 + count) for t in layout.tensors_of(s)]
+    assert layout.squared_tensors == pairs
+    size = (8 * len(pairs) + 15) // 16 * 16
+    assert layout.squares_tensor == len(tensors)
+    assert layout.slices_of(layout.squares_tensor) == [0]
+    assert layout.tensors_of(0) == [layout.squares_tensor]
+    assert layout.buffer_bytes == [*whole.buffer_bytes, size]
+    assert (slices[0].buffer, slices[0].offset_bytes) == (len(whole.buffer_bytes), 0)
+    assert slices[0].size_bytes == size
+    assert layout.largest_slice_bytes == whole.largest_slice_bytes  # squares take no credit
+
+    # The numbers are no plan: the squares are numbered first, but wait for the sums.
+    plan = list(range(len(slices)))
+    assert not can_be_followed(layout, plan)
+    assert can_be_followed(layout, [*plan[1 : 1 + count], 0, *plan[1 + count :]])

@@ -11,6 +11,8 @@ namespace hvd_order {
 
 namespace {
 
+constexpr std::size_t kSquareLanes = 16;
+
 // Copies the bytes into the element, because the element may lie at any address.
 template <typename Element>
 HVDO_INLINE inline typename Element::Sum load(const std::byte* from, std::size_t index) {
@@ -85,6 +87,43 @@ sumAll(std::span<const std::byte* const> inputs, std::byte* out, std::size_t cou
   }
 }
 
+// Neighbours go to lanes of their own, so that the additions do not wait for each other.
+template <typename Element>
+HVDO_INLINE inline void
+addSquares(double* __restrict lanes, const std::byte* __restrict values, std::size_t count) {
+  const std::size_t whole = count / kSquareLanes * kSquareLanes;
+  for (std::size_t i = 0; i < whole; i += kSquareLanes) {
+    for (std::size_t lane = 0; lane < kSquareLanes; ++lane) {
+      const double value = load<Element>(values, i + lane);
+      lanes[lane] += value * value;
+    }
+  }
+  for (std::size_t i = whole; i < count; ++i) {
+    const double value = load<Element>(values, i);
+    lanes[i - whole] += value * value;
+  }
+}
+
+template <typename Element>
+double squaresOf(const std::byte* values, std::size_t bytes) {
+  alignas(64) double lanes[kSquareLanes] = {};
+  const std::size_t count = bytes / sizeof(typename Element::Stored);
+  double* const to = lanes;
+  runOnWidestVectors([=]() HVDO_INLINE { addSquares<Element>(to, values, count); });
+  double sum = 0.0;
+  for (const double lane : lanes) {
+    sum += lane;
+  }
+  return sum;
+}
+
+void checkBytes(ElementType type, std::size_t bytes) {
+  if (bytes % sizeOf(type) != 0) {
+    throw InvalidUsage(
+        concat(bytes, " bytes are no whole number of elements of ", sizeOf(type), " bytes"));
+  }
+}
+
 template <typename Element>
 void sumOf(std::span<const std::byte* const> inputs, std::byte* out, std::size_t bytes) {
   const std::size_t count = bytes / sizeof(typename Element::Stored);
@@ -114,10 +153,7 @@ void sum(
   if (inputs.empty()) {
     throw InvalidUsage("a sum of nothing");
   }
-  if (bytes % sizeOf(type) != 0) {
-    throw InvalidUsage(
-        concat(bytes, " bytes are no whole number of elements of ", sizeOf(type), " bytes"));
-  }
+  checkBytes(type, bytes);
   switch (type) {
     case ElementType::kFloat32:
       return sumOf<Plain<float>>(inputs, out, bytes);
@@ -128,6 +164,21 @@ void sum(
     case ElementType::kBfloat16:
       return sumOf<Bfloat16>(inputs, out, bytes);
   }
+}
+
+double sumOfSquares(ElementType type, const std::byte* values, std::size_t bytes) {
+  checkBytes(type, bytes);
+  switch (type) {
+    case ElementType::kFloat32:
+      return squaresOf<Plain<float>>(values, bytes);
+    case ElementType::kFloat64:
+      return squaresOf<Plain<double>>(values, bytes);
+    case ElementType::kFloat16:
+      return squaresOf<Float16>(values, bytes);
+    case ElementType::kBfloat16:
+      return squaresOf<Bfloat16>(values, bytes);
+  }
+  return 0.0; // `checkBytes` has refused other types
 }
 
 } // namespace hvd_order

@@ -22,4 +22,9 @@ void sum(
     std::byte* out,
     std::size_t bytes);
 
+/// @return the sum of squares of an array of `bytes` bytes at any address, in float64 and in one
+///   order of additions on every machine.
+/// @throws InvalidUsage if `bytes` is not a multiple of the element's size.
+double sumOfSquares(ElementType type, const std::byte* values, std::size_t bytes);
+
 } // namespace hvd_order

@@ -25,8 +25,14 @@ _ROUNDS = 3
 
 
 def arrival_plan(layout: native.SliceLayout) -> list[int]:
-    """Returns the order before any measurement: about the reverse of consumption order."""
-    return list(range(len(layout.slices)))[::-1]
+    """Returns the order before any measurement: about the reverse of consumption order.
+
+    If all-reduces are split, all-gathers follow in consumption order.
+    """
+    gathers = [
+        i for i, piece in enumerate(layout.slices) if piece.operation == native.Operation.ALL_GATHER
+    ]
+    return list(range(len(layout.slices) - len(gathers)))[::-1] + gathers
 
 
 def by_name(layout: native.SliceLayout, issue_order: Sequence[str]) -> list[int] | None:
@@ -47,7 +53,7 @@ def replay(
 
     Args:
         layout: slices of the model.
-        ready_s: time at which each tensor becomes ready, in seconds, by TensorId.
+        ready_s: time at which each gradient becomes ready, in seconds, by TensorId.
         link: cost of a slice and of a byte while the link is busy.
         settings: credit and policy; the slices are the layout's.
     """
@@ -56,10 +62,17 @@ def replay(
     )
     scheduler.add_model(0, layout)
     arrivals = [(at, tensor) for tensor, at in enumerate(ready_s)]
+    if layout.is_split:
+        arrivals.append((min(ready_s), layout.squares_tensor))
     heapq.heapify(arrivals)
     in_flight: deque[tuple[float, int]] = deque()  # (done at, slice), in order of issue
     plan: list[int] = []
-    sizes = [piece.size_bytes for piece in layout.slices]
+    # Each half of a split all-reduce moves half of its bytes.
+    whole = native.Operation.ALL_REDUCE
+    costs = [
+        piece.size_bytes if piece.operation == whole else piece.size_bytes // 2
+        for piece in layout.slices
+    ]
     link_free = 0.0
     while arrivals or in_flight:
         if in_flight and (not arrivals or in_flight[0][0] <= arrivals[0][0]):
@@ -67,10 +80,11 @@ def replay(
             scheduler.slice_done(0, slice_)
         else:
             now, tensor = heapq.heappop(arrivals)
-            for model, slice_ in scheduler.tensor_ready(0, tensor):
-                scheduler.offer(model, slice_)
+            scheduler.tensor_ready(0, tensor)
+        for model, ready in scheduler.became_ready():
+            scheduler.offer(model, ready)
         while (issued := scheduler.next()) is not None:
-            link_free = max(link_free, now) + transfer_s(sizes[issued[1]], link)
+            link_free = max(link_free, now) + transfer_s(costs[issued[1]], link)
             in_flight.append((link_free, issued[1]))
             plan.append(issued[1])
     return plan
