@@ -118,12 +118,18 @@ void bindTransports(py::module_& m) {
           py::arg("model"), py::arg("tensor"), py::arg("device"))
       .def(
           "time_stream", &TorchTransport::timeStream, py::arg("pieces"), py::arg("in_flight"),
-          py::call_guard<py::gil_scoped_release>());
+          py::arg("operation") = Operation::kAllReduce, py::call_guard<py::gil_scoped_release>());
+  py::enum_<HalfForm>(m, "HalfForm", py::module_local(), "How halves of an all-reduce travel.")
+      .value("COLLECTIVE", HalfForm::kCollective)
+      .value("EXCHANGE", HalfForm::kExchange);
   py::class_<C10dTransport, TorchTransport, std::shared_ptr<C10dTransport>>(
       m, "C10dTransport", py::module_local(), "Carries slices over a process group.")
       .def(
           py::init([](const Group& group) { return std::make_shared<C10dTransport>(group); }),
-          py::arg("group"));
+          py::arg("group"))
+      .def(
+          "set_half_forms", &C10dTransport::setHalfForms, py::arg("reduce_scatter"),
+          py::arg("all_gather"));
   py::class_<HorovodTransport, TorchTransport, std::shared_ptr<HorovodTransport>>(
       m, "HorovodTransport", py::module_local(), "Carries slices over Horovod's engine.")
       .def(

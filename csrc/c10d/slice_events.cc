@@ -46,7 +46,10 @@ void SliceEvents::setReady(
     const std::vector<std::shared_ptr<StreamEvent>>& events) {
   const std::scoped_lock lock(mutex_);
   for (const SliceIndex slice : layout_.slicesOf(tensor)) {
-    slices_[slice].ready = events;
+    // An all-gather is issued when its reduce-scatter is done, which was behind these events.
+    if (layout_.slices()[slice].operation != Operation::kAllGather) {
+      slices_[slice].ready = events;
+    }
   }
 }
 

@@ -105,12 +105,41 @@ void TorchTransport::setBuffers(
     const auto element = static_cast<ByteCount>(buffer.element_size());
     slices.push_back(
         {buffer.narrow(0, slice.offsetBytes / element, slice.sizeBytes / element),
-         prefix + std::to_string(slices.size())});
+         prefix + std::to_string(slices.size()),
+         squaredParts(buffers, layout, static_cast<SliceIndex>(slices.size()))});
   }
   if (models_.size() <= model) {
     models_.resize(model + 1);
   }
   models_[model] = std::make_shared<Model>(std::move(slices), layout, events_);
+}
+
+// The last element of a tensor's place is its use flag (gradient_buffers.py) and has no square.
+// What lies between the gradient and the flag is zero.
+std::vector<TorchTransport::SquaredPart> TorchTransport::squaredParts(
+    const std::vector<at::Tensor>& buffers,
+    const SliceLayout& layout,
+    SliceIndex index) const {
+  const Slice& slice = layout.slices()[index];
+  std::vector<SquaredPart> parts;
+  if (slice.operation != Operation::kReduceScatter) {
+    return parts;
+  }
+  const at::Tensor& buffer = buffers.at(slice.buffer);
+  const auto element = static_cast<ByteCount>(buffer.element_size());
+  const Shard mine = shard(slice.sizeBytes / element);
+  const std::int64_t begin = slice.offsetBytes / element + mine.begin;
+  auto place = static_cast<std::int64_t>(layout.firstSquare(index));
+  for (const TensorId tensor : layout.tensorsOf(index)) {
+    const std::int64_t first = layout.tensorOffset(tensor) / element;
+    const std::int64_t flag = first + layout.tensors()[tensor].sizeBytes / element - 1;
+    const std::int64_t from = std::max(begin, first);
+    const std::int64_t length = std::min(begin + mine.length, flag) - from;
+    parts.push_back(
+        {length > 0 ? buffer.narrow(0, from, length) : buffer.narrow(0, 0, 0),
+         buffers.back().narrow(0, place++, 1)});
+  }
+  return parts;
 }
 
 void TorchTransport::removeBuffers(ModelId model) {
@@ -123,7 +152,7 @@ void TorchTransport::onEnqueued(const Enqueued& enqueued) {
   enqueued_ = enqueued;
 }
 
-void TorchTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
+void TorchTransport::issue(SliceKey key, const Slice& slice, Done done) {
   const std::shared_ptr<Model> model = modelOf(key.model);
   const NamedView& view = model->slices.at(key.index);
   const auto enqueued = [this, key, model](std::shared_ptr<StreamEvent> event) {
@@ -137,8 +166,25 @@ void TorchTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
       tell(key);
     }
   };
-  allReduce(
-      {view.tensor, view.name, model->events.takeReady(key.index), enqueued, std::move(done)});
+  start(
+      {view.tensor, view.name, model->events.takeReady(key.index), enqueued, std::move(done),
+       slice.operation, [model, index = key.index] {
+         for (const SquaredPart& part : model->slices.at(index).parts) {
+           writeSquare(part.values, part.square);
+         }
+       }});
+}
+
+void TorchTransport::start(Sum sum) {
+  if (sum.operation == Operation::kAllReduce) {
+    allReduce(std::move(sum));
+  } else {
+    startHalf(std::move(sum));
+  }
+}
+
+void TorchTransport::startHalf(Sum /*sum*/) {
+  throw InvalidUsage("this transport cannot split an all-reduce");
 }
 
 void TorchTransport::whenReady(
@@ -200,7 +246,10 @@ std::size_t TorchTransport::readyQueue(const c10::Stream& stream) {
   return kFirstReadyQueue + place;
 }
 
-double TorchTransport::timeStream(const std::vector<at::Tensor>& pieces, std::size_t inFlight) {
+double TorchTransport::timeStream(
+    const std::vector<at::Tensor>& pieces,
+    std::size_t inFlight,
+    Operation operation) {
   const auto begin = std::chrono::steady_clock::now();
   Window window(inFlight);
   std::size_t number = 0;
@@ -209,12 +258,14 @@ double TorchTransport::timeStream(const std::vector<at::Tensor>& pieces, std::si
     try {
       // The name includes the number of bytes: an engine that remembers tensors by name requires
       // equal sizes.
-      allReduce(
+      start(
           {piece,
            "hvd_order.probe." + std::to_string(piece.nbytes()) + "." + std::to_string(number++),
            {},
            [](const std::shared_ptr<StreamEvent>&) {},
-           [&](std::exception_ptr error) { window.leave(std::move(error)); }});
+           [&](std::exception_ptr error) { window.leave(std::move(error)); },
+           operation,
+           [] {}});
     } catch (...) {
       window.leave(std::current_exception());
     }

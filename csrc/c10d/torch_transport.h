@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "c10d/shard.h"
 #include "c10d/slice_events.h"
 #include "c10d/stream_event.h"
 #include "transport/event_watcher.h"
@@ -57,13 +58,15 @@ class TorchTransport : public Transport {
   /// current stream of `device`.
   virtual void orderTransfersBehind(const c10::Device& /*device*/) {}
 
-  /// Sums the pieces over all ranks, in this order, with up to `inFlight` in flight at a time. No
-  /// other transfer may run meanwhile. @return the seconds it took. @throws the first piece's
-  /// error.
-  double timeStream(const std::vector<at::Tensor>& pieces, std::size_t inFlight);
+  /// Sends the pieces, in this order, with up to `inFlight` in flight at a time. No other transfer
+  /// may run meanwhile. @return the seconds it took. @throws the first piece's error.
+  double timeStream(
+      const std::vector<at::Tensor>& pieces,
+      std::size_t inFlight,
+      Operation operation = Operation::kAllReduce);
 
  protected:
-  /// One sum over all ranks, in place.
+  /// One sum over all ranks, in place, or a half of it.
   struct Sum {
     at::Tensor tensor;
     std::string name; ///< the same on every rank, and used by no other tensor in flight
@@ -71,10 +74,20 @@ class TorchTransport : public Transport {
     /// Called before `done` with an event behind the sum, if a device's stream carries it.
     std::function<void(std::shared_ptr<StreamEvent> event)> enqueued;
     Done done;
+    Operation operation = Operation::kAllReduce;
+    /// Called when this rank's shard has its sum; on a device, with its stream as the current one.
+    std::function<void()> reduced;
   };
 
   /// Starts a sum.
   virtual void allReduce(Sum sum) = 0;
+
+  /// Starts a half of a sum: `Sum::operation`. @throws InvalidUsage if the transport has no halves.
+  virtual void startHalf(Sum sum);
+  /// The part of `elements` elements that this rank sums in the first half.
+  [[nodiscard]] virtual Shard shard(std::int64_t elements) const {
+    return {0, elements};
+  }
 
   /// Whether `allReduce` regards `Sum::behind`.
   [[nodiscard]] virtual bool canIssueAhead() const {
@@ -89,9 +102,15 @@ class TorchTransport : public Transport {
   void watch(std::shared_ptr<StreamEvent> event, EventWatcher::Then then);
 
  private:
+  /// A part of a tensor's sum in this rank's shard of a slice, and where its sum of squares goes.
+  struct SquaredPart {
+    at::Tensor values;
+    at::Tensor square;
+  };
   struct NamedView {
     at::Tensor tensor;
     std::string name;
+    std::vector<SquaredPart> parts;
   };
   struct Model {
     Model(std::vector<NamedView> views, const SliceLayout& layout, std::shared_ptr<EventPool> pool)
@@ -101,6 +120,11 @@ class TorchTransport : public Transport {
     SliceEvents events;
   };
 
+  void start(Sum sum);
+  [[nodiscard]] std::vector<SquaredPart> squaredParts(
+      const std::vector<at::Tensor>& buffers,
+      const SliceLayout& layout,
+      SliceIndex slice) const;
   EventWatcher& watcher();
   std::size_t readyQueue(const c10::Stream& stream);
   std::shared_ptr<Model> modelOf(ModelId model);

@@ -70,7 +70,7 @@ void AsyncBackend::setLink(double latencySeconds, double secondsPerByte) {
 
 c10::intrusive_ptr<c10d::Work> AsyncBackend::enqueue(
     c10d::OpType kind,
-    std::int64_t bytes,
+    std::size_t bytes,
     std::function<c10::intrusive_ptr<c10d::Work>()> start) {
   Event before;
   record(before, currentStream());
@@ -89,7 +89,7 @@ c10::intrusive_ptr<c10d::Work> AsyncBackend::allreduce(
     std::vector<at::Tensor>& tensors,
     const c10d::AllreduceOptions& options) {
   ++allReduces_;
-  const std::int64_t bytes = static_cast<std::int64_t>(tensors.at(0).nbytes());
+  const std::size_t bytes = tensors.at(0).nbytes();
   return enqueue(
       c10d::OpType::ALLREDUCE, bytes, [gloo = gloo_, view = onCpu(tensors.at(0)), options] {
         std::vector<at::Tensor> views{view};
@@ -120,6 +120,34 @@ c10::intrusive_ptr<c10d::Work> AsyncBackend::allgather(
         std::vector<std::vector<at::Tensor>> all{targets};
         std::vector<at::Tensor> mine{source};
         return gloo->allgather(all, mine, options);
+      });
+}
+
+c10::intrusive_ptr<c10d::Work> AsyncBackend::_reduce_scatter_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::ReduceScatterOptions& options) {
+  return enqueue(
+      c10d::OpType::_REDUCE_SCATTER_BASE, input.nbytes() / 2,
+      [gloo = gloo_, out = onCpu(output), in = onCpu(input), rank = getRank(), options] {
+        std::vector<at::Tensor> sums{in.clone()}; // Gloo has no reduce-scatter of its own
+        c10d::AllreduceOptions sum;
+        sum.timeout = options.timeout;
+        const auto work = gloo->allreduce(sums, sum);
+        work->wait();
+        out.copy_(sums[0].narrow(0, rank * out.numel(), out.numel()));
+        return work;
+      });
+}
+
+c10::intrusive_ptr<c10d::Work> AsyncBackend::_allgather_base(
+    at::Tensor& output,
+    at::Tensor& input,
+    const c10d::AllgatherOptions& options) {
+  return enqueue(
+      c10d::OpType::_ALLGATHER_BASE, output.nbytes() / 2,
+      [gloo = gloo_, out = onCpu(output), in = onCpu(input), options]() mutable {
+        return gloo->_allgather_base(out, in, options);
       });
 }
 

@@ -26,6 +26,14 @@ class AsyncBackend final : public c10d::Backend {
       std::vector<std::vector<at::Tensor>>& outputs,
       std::vector<at::Tensor>& inputs,
       const c10d::AllgatherOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::ReduceScatterOptions& options) override;
+  c10::intrusive_ptr<c10d::Work> _allgather_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::AllgatherOptions& options) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override;
   void abort() override;
 
@@ -41,7 +49,7 @@ class AsyncBackend final : public c10d::Backend {
  private:
   c10::intrusive_ptr<c10d::Work> enqueue(
       c10d::OpType kind,
-      std::int64_t bytes,
+      std::size_t bytes,
       std::function<c10::intrusive_ptr<c10d::Work>()> start);
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;

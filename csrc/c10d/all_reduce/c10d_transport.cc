@@ -27,14 +27,54 @@ std::exception_ptr errorOf(const c10::ivalue::Future& future) {
 C10dTransport::C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group)
     : group_(std::move(group)) {}
 
+void C10dTransport::setHalfForms(HalfForm reduceScatter, HalfForm allGather) {
+  reduceScatterForm_ = reduceScatter;
+  allGatherForm_ = allGather;
+}
+
+Shard C10dTransport::shard(std::int64_t elements) const {
+  return shardOf(elements, group_->getRank(), group_->getSize());
+}
+
+HalfTransfer C10dTransport::begin(const Sum& sum) {
+  if (sum.operation == Operation::kAllReduce) {
+    std::vector<at::Tensor> tensors{sum.tensor};
+    return {group_->allreduce(tensors), [] {}};
+  }
+  const at::NoGradGuard noGrad;
+  c10d::Backend& backend = *group_->getBackend(sum.tensor.device().type());
+  if (sum.operation == Operation::kAllGather) {
+    return hvd_order::allGather(backend, sum.tensor, allGatherForm_, *parts_);
+  }
+  HalfTransfer half = hvd_order::reduceScatter(backend, sum.tensor, reduceScatterForm_, *parts_);
+  half.finish = [sums = std::move(half.finish), reduced = sum.reduced] {
+    sums();
+    reduced();
+  };
+  return half;
+}
+
+void C10dTransport::startHalf(Sum sum) {
+  allReduce(std::move(sum));
+}
+
 void C10dTransport::allReduce(Sum sum) {
-  std::vector<at::Tensor> tensors{sum.tensor};
   const c10::Device device = sum.tensor.device();
   if (device.is_cpu()) {
-    const auto work = group_->allreduce(tensors);
-    work->getFuture()->addCallback(
-        [done = std::move(sum.done)](c10::ivalue::Future& future) {
-          done(future.hasError() ? errorOf(future) : nullptr);
+    const HalfTransfer transfer = begin(sum);
+    transfer.work->getFuture()->addCallback(
+        [done = std::move(sum.done), finish = transfer.finish](c10::ivalue::Future& future) {
+          if (future.hasError()) {
+            done(errorOf(future));
+            return;
+          }
+          try {
+            finish();
+          } catch (...) {
+            done(std::current_exception());
+            return;
+          }
+          done(nullptr);
         },
         /*uses_future=*/false);
     return;
@@ -44,22 +84,23 @@ void C10dTransport::allReduce(Sum sum) {
   for (const std::shared_ptr<StreamEvent>& event : sum.behind) {
     event->block(stream);
   }
-  const auto work = group_->allreduce(tensors);
+  const HalfTransfer transfer = begin(sum);
   // The future completes when the work is enqueued (NCCL) or has run on the host (Gloo). Only then
   // can a stream wait for its device part. The callback does not use the future's value: otherwise
   // PyTorch would make another stream wait for it.
-  work->getFuture()->addCallback(
-      [self = shared_from_this(), stream, work, enqueued = std::move(sum.enqueued),
+  transfer.work->getFuture()->addCallback(
+      [self = shared_from_this(), stream, transfer, enqueued = std::move(sum.enqueued),
        done = std::move(sum.done)](c10::ivalue::Future& future) {
         if (future.hasError()) {
           done(errorOf(future));
           return;
         }
         const c10::StreamGuard callbackGuard(stream);
-        work->synchronize(); // orders `stream`, not this thread, behind the work
+        transfer.work->synchronize(); // orders `stream`, not this thread, behind the work
+        transfer.finish();
         const std::shared_ptr<StreamEvent> event = self->record(stream);
         enqueued(event);
-        self->watch(event, [done, work](const std::exception_ptr& error) { done(error); });
+        self->watch(event, [done, transfer](const std::exception_ptr& error) { done(error); });
       },
       /*uses_future=*/false);
 }

@@ -2,11 +2,13 @@
 
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
+#include "c10d/all_reduce/split_all_reduce.h"
 #include "c10d/torch_transport.h"
 
 namespace hvd_order {
@@ -25,14 +27,24 @@ class C10dTransport final : public TorchTransport,
   void orderTransfersBehind(const c10::Device& device) override;
   void abort() noexcept override;
 
+  /// Sets how the halves of a split all-reduce travel; the same on every rank. Nothing may be in
+  /// flight.
+  void setHalfForms(HalfForm reduceScatter, HalfForm allGather);
+
  private:
   void allReduce(Sum sum) override;
+  void startHalf(Sum sum) override;
+  [[nodiscard]] Shard shard(std::int64_t elements) const override;
+  HalfTransfer begin(const Sum& sum);
   [[nodiscard]] bool canIssueAhead() const override {
     return true;
   }
   c10::Stream transferStream(const c10::Device& device);
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  const std::shared_ptr<PartsPool> parts_ = std::make_shared<PartsPool>();
+  std::atomic<HalfForm> reduceScatterForm_ = HalfForm::kCollective;
+  std::atomic<HalfForm> allGatherForm_ = HalfForm::kCollective;
   std::mutex mutex_;                         // guards what follows
   std::vector<c10::Stream> transferStreams_; // one for each device in use
 };

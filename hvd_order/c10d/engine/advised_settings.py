@@ -8,13 +8,18 @@ import torch
 
 from hvd_order.c10d.engine import registration
 from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine.half_forms import choose_half_forms
 from hvd_order.plan.link.slice_settings import SliceSettings, best_settings
 
 __all__: list[str] = []
 
 
 def advised_settings(
-    host: EngineHost, device: torch.device, size_bytes: int, again: bool = False
+    host: EngineHost,
+    device: torch.device,
+    size_bytes: int,
+    again: bool = False,
+    split: bool = False,
 ) -> SliceSettings:
     """Returns the link model's slice settings, overridden by the user's. Collective.
 
@@ -25,6 +30,7 @@ def advised_settings(
         device: device of the gradients.
         size_bytes: size of all gradients.
         again: measure even if the link was measured before.
+        split: all-reduces may be split; they are if all ranks say so.
 
     Raises:
         HorovodInternalError: a rank is gone or does not take part.
@@ -38,5 +44,7 @@ def advised_settings(
         settings, agreement=host.first_agreement, cross_iteration=config.cross_iteration
     )
     # Ranks may have measured different links; all of them use rank 0's result.
-    chosen: SliceSettings = registration.gather(host, settings)[0]
-    return chosen
+    of_ranks: list[tuple[SliceSettings, bool]] = registration.gather(host, (settings, split))
+    # Measured also for models that may be registered later, when transfers can be in flight.
+    can_split = config.split != "never" and choose_half_forms(host, device)
+    return replace(of_ranks[0][0], split=can_split and all(each for _, each in of_ranks))
