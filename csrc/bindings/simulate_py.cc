@@ -59,10 +59,11 @@ void bindWorkload(py::module_& m) {
       .def("buckets", &Workload::buckets, py::arg("first_bytes"), py::arg("bucket_bytes"))
       .def(
           "layout",
-          [](const Workload& workload, ByteCount sliceBytes) {
-            return std::const_pointer_cast<SliceLayout>(simulate::layoutOf(workload, sliceBytes));
+          [](const Workload& workload, ByteCount sliceBytes, bool split) {
+            return std::const_pointer_cast<SliceLayout>(
+                simulate::layoutOf(workload, sliceBytes, split));
           },
-          py::arg("slice_bytes"))
+          py::arg("slice_bytes"), py::arg("split") = false)
       .def_property_readonly(
           "op_names",
           [](const Workload& workload) {
@@ -196,16 +197,17 @@ void bindSimulate(py::module_& m) {
   m.def(
       "simulate",
       [](const Workload& workload, std::variant<AllReduceCost, ServerNetwork> network,
-         std::vector<double> slowness, ByteCount sliceBytes, ByteCount creditBytes, Policy policy,
-         AgreementKind agreement, std::vector<SliceIndex> plan, double controlLatencyS,
-         double controlSendS, int fanOut, double reservationLeadS, bool programOrder,
-         bool crossIteration, bool everyRank, bool everyAgreement, std::uint32_t steps,
-         std::uint32_t recorded) {
+         std::vector<double> slowness, ByteCount sliceBytes, ByteCount creditBytes, bool split,
+         Policy policy, AgreementKind agreement, std::vector<SliceIndex> plan,
+         double controlLatencyS, double controlSendS, int fanOut, double reservationLeadS,
+         bool programOrder, bool crossIteration, bool clipped, bool everyRank, bool everyAgreement,
+         std::uint32_t steps, std::uint32_t recorded) {
         const Scenario scenario{
             .slowness = std::move(slowness),
             .network = std::move(network),
             .sliceBytes = sliceBytes,
             .creditBytes = creditBytes,
+            .split = split,
             .policy = policy,
             .agreement = agreement,
             .plan = std::move(plan),
@@ -215,6 +217,7 @@ void bindSimulate(py::module_& m) {
             .reservationLeadS = reservationLeadS,
             .order = programOrder ? ComputeOrder::kProgram : ComputeOrder::kReady,
             .crossIteration = crossIteration,
+            .clipped = clipped,
             .everyRank = everyRank,
             .everyAgreement = everyAgreement,
             .steps = steps,
@@ -223,9 +226,10 @@ void bindSimulate(py::module_& m) {
         return simulate::simulate(workload, scenario);
       },
       py::arg("workload"), py::arg("network"), py::kw_only(), py::arg("slowness"),
-      py::arg("slice_bytes"), py::arg("credit_bytes"), py::arg("policy"), py::arg("agreement"),
-      py::arg("plan"), py::arg("control_latency_s"), py::arg("control_send_s"), py::arg("fan_out"),
-      py::arg("reservation_lead_s"), py::arg("program_order"), py::arg("cross_iteration"),
+      py::arg("slice_bytes"), py::arg("credit_bytes"), py::arg("split"), py::arg("policy"),
+      py::arg("agreement"), py::arg("plan"), py::arg("control_latency_s"),
+      py::arg("control_send_s"), py::arg("fan_out"), py::arg("reservation_lead_s"),
+      py::arg("program_order"), py::arg("cross_iteration"), py::arg("clipped"),
       py::arg("every_rank"), py::arg("every_agreement"), py::arg("steps"), py::arg("recorded"));
 }
 

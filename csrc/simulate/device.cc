@@ -19,7 +19,8 @@
 //
 // `arrivals_` and `applied_` count per tensor instead of using flags, because under
 // StepEnd::kNothing a gradient of one step may arrive in the next step. A tensor's parameter is
-// up to date in step n when `applied_` is n.
+// up to date in step n when `applied_` is n. `norms_` counts for the same reason: with `awaitsNorm`
+// a gradient that arrives before its norm is held, and `normKnown` finds those by their count.
 //
 // Invariant: each blocker is removed exactly once per step; `release` checks this.
 
@@ -81,7 +82,7 @@ void Device::beginStep() {
   for (TensorId tensor = 0; tensor < applied_.size(); ++tensor) {
     producersToGo_[tensor] = static_cast<std::uint32_t>(workload_.producersOf(tensor).size());
     const bool costs = options_.updatesHere && workload_.parameters()[tensor].updateSeconds > 0;
-    if (arrivals_[tensor] == step_ && !costs) {
+    if (arrivals_[tensor] == step_ && !costs && (!options_.awaitsNorm || norms_ >= step_)) {
       applied_[tensor] = step_;
     }
     if (applied_[tensor] < step_) {
@@ -130,6 +131,24 @@ void Device::arrived(TensorId tensor) {
       release(op);
     }
   }
+  if (!options_.awaitsNorm || norms_ >= arrivals_[tensor]) {
+    mayBeUpdated(tensor);
+  }
+}
+
+void Device::normKnown() {
+  ++norms_;
+  if (finished()) {
+    return;
+  }
+  for (TensorId tensor = 0; tensor < arrivals_.size(); ++tensor) {
+    if (arrivals_[tensor] == norms_) {
+      mayBeUpdated(tensor);
+    }
+  }
+}
+
+void Device::mayBeUpdated(TensorId tensor) {
   if (options_.stepEnd == StepEnd::kArrived) {
     return; // `endStep` counts the update
   }
@@ -137,7 +156,7 @@ void Device::arrived(TensorId tensor) {
     std::vector<Update>& updates = streams_[updateStream_[tensor]].updates;
     updates.push_back({arrivals_[tensor], tensor});
     std::push_heap(updates.begin(), updates.end(), laterUpdate);
-  } else if (!ofThisStep) {
+  } else if (arrivals_[tensor] <= step_) {
     applied(tensor); // else `beginStep` does so
   }
 }
@@ -212,7 +231,8 @@ void Device::proceed() {
       }
     }
     const bool over = opsToGo_ == 0 && !updating_ &&
-        (options_.stepEnd != StepEnd::kArrived || tensorsToCome_ == 0) &&
+        (options_.stepEnd != StepEnd::kArrived ||
+         (tensorsToCome_ == 0 && (!options_.awaitsNorm || norms_ > step_))) &&
         (options_.stepEnd != StepEnd::kSummed || summed_);
     if (!over) {
       return;

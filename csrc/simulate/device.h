@@ -32,6 +32,7 @@ struct ComputeOptions {
   ComputeOrder order = ComputeOrder::kProgram;
   StepEnd stepEnd = StepEnd::kNothing;
   bool updatesHere = true; ///< false: parameter servers update
+  bool awaitsNorm = false; ///< updates wait for the norm of all gradients of their step
   std::uint32_t steps = 1;
   std::uint32_t recordFrom = 0; ///< first recorded step
 };
@@ -54,7 +55,8 @@ constexpr TensorId kAllTensors = ~TensorId{0};
 
 /// Runs one rank's ops in virtual time, step after step: streams, waits and updates.
 ///
-/// Events go in (`taskEnded`, `arrived`, `allSummed`, then `proceed`); ready gradients come out.
+/// Events go in (`taskEnded`, `arrived`, `normKnown`, `allSummed`, then `proceed`); ready gradients
+/// come out.
 /// The device announces the ends of its tasks to the clock. The first step waits for no parameter.
 class Device final {
  public:
@@ -73,6 +75,8 @@ class Device final {
   const std::vector<TensorId>& taskEnded(std::uint32_t stream);
   /// The summed gradient, or the parameter pulled from a server, has arrived.
   void arrived(TensorId tensor);
+  /// The norm of all gradients of a step is known; for ComputeOptions::awaitsNorm.
+  void normKnown();
   /// The parameter servers have summed and applied all gradients of the step; for
   /// StepEnd::kSummed.
   void allSummed();
@@ -138,6 +142,7 @@ class Device final {
 
   void beginStep();
   void release(OpIndex op);
+  void mayBeUpdated(TensorId tensor);
   void applied(TensorId tensor);
   void endStep();
   bool startNext(std::uint32_t stream);
@@ -167,6 +172,7 @@ class Device final {
   std::vector<std::uint8_t> ended_;            // by op
   std::vector<std::uint32_t> producersToGo_;   // by tensor
   std::vector<std::uint32_t> arrivals_;        // by tensor
+  std::uint32_t norms_ = 0;                    // number of norms known
   std::vector<std::uint32_t> applied_;         // by tensor: number of updates
   std::vector<std::uint32_t> updateStream_;    // by tensor: the stream of its first user
   std::vector<TensorId> readyGradients_;

@@ -23,7 +23,8 @@ StepEnd stepEndOf(const Workload& workload, const Scenario& scenario) {
   if (servers != nullptr && servers->pull == Pull::kNextStep) {
     return StepEnd::kSummed;
   }
-  return scenario.crossIteration ? StepEnd::kNothing : StepEnd::kArrived;
+  const bool mayOverlap = scenario.crossIteration && (scenario.split || !scenario.clipped);
+  return mayOverlap ? StepEnd::kNothing : StepEnd::kArrived;
 }
 
 void check(const Scenario& scenario) {
@@ -45,6 +46,16 @@ void check(const Scenario& scenario) {
         " s before the first gradient; at least 0 is "
         "needed"));
   }
+  if (scenario.clipped && std::holds_alternative<ServerNetwork>(scenario.network)) {
+    throw InvalidUsage(
+        "parameter servers update each slice by itself, so gradients cannot be clipped by the norm "
+        "of all; simulate an all-reduce, or no clipping");
+  }
+  if (scenario.split && !scenario.clipped) {
+    throw InvalidUsage(
+        "all-reduces are split for a program that clips gradients by their norm, and this one does "
+        "not; simulate it with clipping, or with whole all-reduces");
+  }
 }
 
 class Simulator final {
@@ -62,6 +73,7 @@ class Simulator final {
         .order = scenario.order,
         .stepEnd = stepEndOf(workload, scenario),
         .updatesHere = allReduce,
+        .awaitsNorm = scenario.split && !workload.parameters().empty(),
         .steps = scenario.steps,
         .recordFrom = recordFrom_};
     devices_.reserve(roles_.slowness.size());
@@ -80,7 +92,7 @@ class Simulator final {
         .reservationLeadS = scenario.reservationLeadS,
         .steps = scenario.steps,
         .recordFrom = recordFrom_};
-    auto layout = layoutOf(workload, scenario.sliceBytes);
+    auto layout = layoutOf(workload, scenario.sliceBytes, scenario.split);
     if (allReduce) {
       exchange_ = std::make_unique<AllReduce>(
           std::move(layout), options, std::get<AllReduceCost>(scenario.network), roles_, clock_,
@@ -209,14 +221,16 @@ class Simulator final {
 
 } // namespace
 
-std::shared_ptr<const SliceLayout> layoutOf(const Workload& workload, ByteCount sliceBytes) {
+std::shared_ptr<const SliceLayout>
+layoutOf(const Workload& workload, ByteCount sliceBytes, bool split) {
   std::vector<TensorSpec> tensors;
   for (const Parameter& parameter : workload.parameters()) {
     const ByteCount padded =
         (parameter.sizeBytes + kTensorAlignment - 1) / kTensorAlignment * kTensorAlignment;
     tensors.push_back({parameter.name, padded, parameter.buffer});
   }
-  return std::make_shared<SliceLayout>(std::move(tensors), sliceBytes);
+  constexpr bool kSmallFront = true;
+  return std::make_shared<SliceLayout>(std::move(tensors), sliceBytes, kSmallFront, split);
 }
 
 Result simulate(const Workload& workload, const Scenario& scenario) {

@@ -20,6 +20,7 @@ struct Scenario {
 
   ByteCount sliceBytes = ByteCount{4} << 20;
   ByteCount creditBytes = ByteCount{16} << 20;
+  bool split = false; ///< whether all-reduces are split (SliceLayout); for `clipped`
   Policy policy = Policy::kPriority;
   AgreementKind agreement = AgreementKind::kLeader;
   std::vector<SliceIndex> plan; ///< order of SliceLayout's slices; for Policy::kPlanned
@@ -34,6 +35,10 @@ struct Scenario {
   /// Whether the next step begins before all gradients have arrived. Under Pull::kNextStep a step
   /// ends when the servers have applied all gradients, whatever this option is.
   bool crossIteration = true;
+  /// Whether the program clips gradients by the norm of all of them, so that no update may begin
+  /// before the norm is known. Whole all-reduces tell it when all have arrived; the next step then
+  /// begins after that, whatever `crossIteration` is. Split ones tell it by their squares.
+  bool clipped = false;
 
   bool everyRank = false; ///< simulate all ranks, even those that compute identically
   /// Simulate the agreement of all ranks, each at its place in the tree. Else all ranks are
@@ -71,7 +76,8 @@ struct Result {
 };
 
 /// Returns the cut of a workload's gradients into slices; a plan lists these slices.
-std::shared_ptr<const SliceLayout> layoutOf(const Workload& workload, ByteCount sliceBytes);
+std::shared_ptr<const SliceLayout>
+layoutOf(const Workload& workload, ByteCount sliceBytes, bool split = false);
 
 /// Trains in virtual time, with the real scheduler and agreements. Equal inputs give equal
 /// results, to the bit. The first step waits for no parameter, so the steady state begins after

@@ -1,4 +1,4 @@
-"""The options that describe a network, for all predicting commands.
+"""The options that describe a network and what a program does, for all predicting commands.
 
 Nothing here or in the commands needs the extension before they run: `hvd-order doctor` has to work
 where it is not built.
@@ -17,7 +17,7 @@ from hvd_order.predict.units import parse_duration, parse_rate
 if TYPE_CHECKING:
     from hvd_order.predict.network import Network
 
-__all__ = ["add_network_options", "as_option", "network_from"]
+__all__ = ["add_clipped_option", "add_network_options", "as_option", "network_from"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,16 @@ def add_network_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ranks", "--workers", type=int, metavar="N", help="how many (default: as measured)"
+    )
+
+
+def add_clipped_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--clipped``."""
+    parser.add_argument(
+        "--clipped",
+        action="store_true",
+        help="the program clips gradients by their global norm in every step; then sums in two "
+        "halves (split all-reduces) are considered beside whole ones",
     )
 
 

@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvd_order.cli.network_options import add_network_options, network_from
+from hvd_order.cli.network_options import (
+    add_clipped_option,
+    add_network_options,
+    network_from,
+)
 from hvd_order.plan.files.profile import read_profile
 from hvd_order.plan.link.slice_settings import SliceSettings
 
 if TYPE_CHECKING:
-    from hvd_order.predict.tune import Outcome, Tuned
+    from hvd_order.predict.setting_search import Outcome
+    from hvd_order.predict.tune import Tuned
 
 __all__ = ["add_options", "main"]
 
@@ -27,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", type=Path, metavar="PLAN",
         help="file for the plan (default: none is written)")  # fmt: skip
     add_network_options(parser)
+    add_clipped_option(parser)
 
 
 def main(parsed: argparse.Namespace) -> int:
@@ -44,7 +50,7 @@ def main(parsed: argparse.Namespace) -> int:
     profile = read_profile(parsed.profile)
     network = network_from(parsed, profile)
     begin_s = time.perf_counter()
-    tuned = tune(profile.graph("median"), network, profile.model)
+    tuned = tune(profile.graph("median"), network, profile.model, clipped=parsed.clipped)
     took_s = time.perf_counter() - begin_s
     sys.stdout.write(
         f"{profile.model}: {network}; {tuned.simulated} settings simulated in {took_s:.1f} s\n\n"
@@ -62,21 +68,27 @@ def _table(tuned: Tuned) -> Iterator[str]:
     rows += [("to be tried beside it", outcome) for outcome in tuned.rivals]
     rows += [("best simulated", outcome) for outcome in tuned.outcomes[:_SHOWN]]
     rows += [("default", tuned.default), *tuned.published.items()]
+    clipped = tuned.whole is not None
+    if tuned.whole is not None:
+        rows.append(("best of whole sums", tuned.whole))
+    form = f"{'sums':6} " if clipped else ""
     yield (
-        f"{'':26} {'order':9} {'policy':9} {'agreement':11} {'slices':>10} {'credit':>10} "
+        f"{'':26} {'order':9} {'policy':9} {'agreement':11} {form}{'slices':>10} {'credit':>10} "
         f"{'step':>10} {'x bound':>8}"
     )
     for name, outcome in rows:
-        yield _row(name, outcome, tuned.bound_s)
+        yield _row(name, outcome, tuned.bound_s, clipped)
+    left = " " * (53 + len(form))
     for name, step_s in (("DDP, buckets of 25 MiB", tuned.ddp_s), ("bound", tuned.bound_s)):
-        yield f"{name:26} {'':53} {_ms(step_s):>10} {_ratio(step_s, tuned.bound_s)}"
+        yield f"{name:26} {left} {_ms(step_s):>10} {_ratio(step_s, tuned.bound_s)}"
 
 
-def _row(name: str, outcome: Outcome, bound_s: float) -> str:
+def _row(name: str, outcome: Outcome, bound_s: float, clipped: bool) -> str:
     setting = outcome.setting
     settings: SliceSettings = setting.slice_settings
+    form = f"{'halves' if settings.split else 'whole':6} " if clipped else ""
     return (
-        f"{name:26} {setting.order:9} {settings.policy:9} {setting.agreement:11} "
+        f"{name:26} {setting.order:9} {settings.policy:9} {setting.agreement:11} {form}"
         f"{settings.slice_bytes / 2**10:6.0f} KiB {settings.credit_bytes / 2**10:6.0f} KiB "
         f"{_ms(outcome.step_s):>10} {_ratio(outcome.step_s, bound_s)}"
     )

@@ -6,7 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from hvd_order.cli.network_options import add_network_options, network_from
+from hvd_order.cli.network_options import (
+    add_clipped_option,
+    add_network_options,
+    network_from,
+)
 from hvd_order.plan.files.profile import Profile, read_profile
 from hvd_order.plan.link.advice import Outlook, advise
 from hvd_order.report.drawing import save
@@ -22,6 +26,7 @@ def add_advise_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options to the sub-command's parser."""
     parser.add_argument("profile", type=Path, help="file that hvd-order profile wrote")
     add_network_options(parser)
+    add_clipped_option(parser)
 
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +70,8 @@ def advise_main(parsed: argparse.Namespace) -> int:
         rate = network.bytes_per_s
         networks = [network if f == 1 else network.at_rate(f * rate) for f in _FACTORS]
         here = _FACTORS.index(1)
-    sys.stdout.write(advice_text(profile.model, [WhatIf(graph, n) for n in networks], here))
+    what_ifs = [WhatIf(graph, network, clipped=parsed.clipped) for network in networks]
+    sys.stdout.write(advice_text(profile.model, what_ifs, here))
     if here is None:
         sys.stdout.write("\nFor advice name your network: --bandwidth 10gbit --ranks 8\n")
     return 0
@@ -85,8 +91,8 @@ def plan_main(parsed: argparse.Namespace) -> int:
 
     profile = read_profile(parsed.profile)
     network = network_from(parsed, profile)
-    what_if = WhatIf(profile.graph("median"), network, parsed.servers)
-    steps = [what_if.step(name) for name in ("today", "arrival", "order")]
+    what_if = WhatIf(profile.graph("median"), network, parsed.servers, parsed.clipped)
+    steps = [what_if.step(name) for name in what_if.ways]
     report = report_of(profile.model, what_if, steps)
     sys.stdout.write(text_of(report))
     if parsed.no_png and parsed.html is None:

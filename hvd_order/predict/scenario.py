@@ -150,9 +150,13 @@ class Workload:
         """Size of each parameter's gradient."""
         return self.native.parameter_bytes
 
-    def layout(self, slice_bytes: int) -> _core.SliceLayout:
-        """Layout of the gradients in slices; plans and records use its slice numbers."""
-        return self.native.layout(slice_bytes)
+    def layout(self, slice_bytes: int, split: bool = False) -> _core.SliceLayout:
+        """Layout of the gradients in slices; plans and records use its slice numbers.
+
+        Args:
+            split: each slice is a reduce-scatter and an all-gather, and there is one of squares.
+        """
+        return self.native.layout(slice_bytes, split)
 
     def merged(self, groups: Sequence[Sequence[int]]) -> Workload:
         """Merges gradients that travel together (MG-WFBP, DDP's buckets).
@@ -169,7 +173,8 @@ class AllReduce:
 
     Alone it takes ``latency_s + slice_cost_s + bytes * seconds_per_byte``. The latency overlaps
     with other transfers. The rest occupies the link, which slices in flight share equally.
-    Hockney, Parallel Computing 20, 1994.
+    Hockney, Parallel Computing 20, 1994. Either half of a split all-reduce has half of the latency
+    and of the bytes, and the whole cost of a slice (csrc/simulate/network/network.h).
 
     Attributes:
         sent_per_byte: bytes that each rank sends for each byte of gradient.
@@ -269,6 +274,8 @@ class ParameterServers:
 @dataclass(frozen=True)
 class Schedule(SliceSettings):
     """Slice settings with the order of gradients; agreement "planned" requires that policy.
+
+    ``split`` is for steps that are clipped.
 
     Attributes:
         plan: all slices of ``Workload.layout`` in the order to issue them, for "planned".

@@ -57,6 +57,7 @@ def simulate(
     steps: int = 10,
     recorded: int = 0,
     order: Literal["program", "ready"] = "program",
+    clipped: bool = False,
     every_rank: bool = False,
     every_agreement: bool = False,
 ) -> Simulated:
@@ -68,6 +69,10 @@ def simulate(
         recorded: number of last steps whose times of ops and slices are kept.
         order: "program": a stream runs its ops as listed and waits for each (eager frameworks);
             "ready": it runs the first listed op that can run (dataflow executors).
+        clipped: whether the program clips gradients by the norm of all of them, which every update
+            then waits for. With whole all-reduces all gradients are awaited, whatever
+            ``cross_iteration`` is; with split ones each parameter waits for the squares and for
+            its own all-gathers.
         every_rank: also simulate ranks that compute exactly as another rank.
         every_agreement: simulate the agreement of all ranks, each at its place in the tree of
             ranks. Else all are children of rank 0, and ranks of one speed are one. That is an
@@ -85,6 +90,7 @@ def simulate(
         slowness=[1.0] * ranks if isinstance(ranks, int) else list(ranks),
         slice_bytes=schedule.slice_bytes,
         credit_bytes=schedule.credit_bytes,
+        split=schedule.split,
         policy=schedule.native_policy(),
         agreement=schedule.native_agreement(),
         plan=list(schedule.plan),
@@ -94,10 +100,11 @@ def simulate(
         reservation_lead_s=schedule.reservation_lead_s,
         program_order=named("order", order, _ORDERS),
         cross_iteration=schedule.cross_iteration,
+        clipped=clipped,
         every_rank=every_rank,
         every_agreement=every_agreement,
         steps=steps,
         recorded=recorded,
     )
-    layout = workload.layout(schedule.slice_bytes)
+    layout = workload.layout(schedule.slice_bytes, schedule.split)
     return Simulated(native.step_s, native.end_s, steps, recorded, workload, layout, native)

@@ -46,9 +46,10 @@ class UpdateTimes:
 
 @dataclass(frozen=True)
 class SliceTimes:
-    """Times of one slice in one step.
+    """Times of one slice in one step; of a split all-reduce each half is one.
 
     Attributes:
+        name: as in ``SliceLayout.slice_name``: halves are "sum of ..." and "parts of ...".
         ready_s: time of readiness where the order is decided.
         issued_s: time at which all ranks had issued it.
         started_s: start on the link, after its latency and the slices ahead of it.

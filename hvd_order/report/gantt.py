@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hvd_order.predict.what_if import Sent, Step
+from hvd_order.predict.simulated_step import Sent, Step
 from hvd_order.report.drawing import (
     COMPUTE_COLOURS,
     MOST_LABELS,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hvd_order.plan.link.advice import Advice, advise
-from hvd_order.predict.what_if import Idle, Step, Wait, WhatIf
+from hvd_order.predict.simulated_step import Idle, Step, Wait
+from hvd_order.predict.what_if import WhatIf
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,6 +25,24 @@ _MODES = {
     "(HVD_ORDER_POLICY=arrival HVD_ORDER_SLICE_BYTES=25MiB)",
     "none": "none: stay with what you have",
 }
+_CLIPPED_MODES = {
+    "split": "sums in halves, the second of which overlaps with the next step (hvd_order's "
+    "defaults)",
+    "order": "order, whole sums, awaited before the norm (HVD_ORDER_SPLIT=never)",
+    "arrival": "large slices as they come, whole sums, awaited before the norm "
+    "(HVD_ORDER_SPLIT=never HVD_ORDER_POLICY=arrival HVD_ORDER_SLICE_BYTES=25MiB)",
+    "none": _MODES["none"],
+}
+_CLIPPED = "; gradients are clipped by their global norm"
+_COLUMNS = (
+    "as today: DDP, all gradients awaited; the other two overlap with the next step. "
+    "gain: in order against today"
+)
+_CLIPPED_COLUMNS = (
+    "as today: DDP; in the first three columns of steps all gradients are awaited before the norm "
+    "is known. in halves: the second half of each sum overlaps with the next step. "
+    "gain: in halves against today"
+)
 _STYLE = (
     "body{font:15px/1.5 sans-serif;max-width:75em;margin:2em auto;padding:0 1em;color:#222}"
     "table{border-collapse:collapse}td,th{padding:.2em .9em;text-align:right;"
@@ -80,13 +99,13 @@ def report_of(model: str, what_if: WhatIf, steps: Sequence[Step]) -> Report:
         )
     rows.append(["bound: no order does better", _ms(bound_s), "1.000", *[""] * 7])
     facts = [
-        f"{what_if.network}{servers}.",
+        f"{what_if.network}{servers}{_CLIPPED * what_if.clipped}.",
         f"Gradients of {what_if.size_bytes / 1e6:.4g} MB keep the link busy for "
         f"{_ms(what_if.wire_s)}, slices' costs aside; computation takes "
         f"{_ms(what_if.graph.compute_s)}.",
     ]
     if what_if.servers is None:  # a mode of hvd_order is recommended, and it has no servers yet
-        facts.append(_advice_fact(advise(what_if.outlook())))
+        facts.append(_advice_fact(advise(what_if.outlook()), what_if.clipped))
     sections = []
     for step in steps:
         sections.append(Section(f"{step.title}: when the link is idle", _idle_lines(step.idle)))
@@ -142,7 +161,9 @@ def advice_text(model: str, networks: Sequence[WhatIf], here: int | None) -> str
         networks: the same model on each.
         here: place of the requested network; None if there is none.
     """
-    rows = [["link", "gradients", "as today", "as they come", "in order", "bound", "gain",
+    first = networks[0]
+    halves = ["in halves"] * first.clipped
+    rows = [["link", "gradients", "as today", "as they come", "in order", *halves, "bound", "gain",
              "possible", "mode"]]  # fmt: skip
     advices = []
     for i, what_if in enumerate(networks):
@@ -152,31 +173,32 @@ def advice_text(model: str, networks: Sequence[WhatIf], here: int | None) -> str
             [
                 ("> " if i == here else "") + what_if.network.rate_text,
                 *map(_ms, (outlook.wire_s, outlook.today_s, outlook.arrival_s, outlook.order_s,
+                           *([] if outlook.split_s is None else [outlook.split_s]),
                            outlook.bound_s)),
                 f"{100 * outlook.gain:.0f} %",
                 f"{100 * outlook.possible_gain:.0f} %",
                 advices[-1].mode,
             ]
         )  # fmt: skip
-    first = networks[0]
     lines = [
         f"{model}: computation {_ms(first.graph.compute_s)}, gradients of "
         f"{first.size_bytes / 1e6:.4g} MB; "
         + (str(networks[here].network) if here is not None
-           else f"{_count(first.network.ranks, 'worker')} on usual networks"),
+           else f"{_count(first.network.ranks, 'worker')} on usual networks")
+        + _CLIPPED * first.clipped,
         "",
         *_table(rows),
         "",
-        "as today: DDP, all gradients awaited; the other two overlap with the next step. "
-        "gain: in order against today",
+        _CLIPPED_COLUMNS if first.clipped else _COLUMNS,
     ]  # fmt: skip
     if here is not None:
-        lines += ["", _advice_fact(advices[here])]
+        lines += ["", _advice_fact(advices[here], first.clipped)]
     return "\n".join(lines) + "\n"
 
 
-def _advice_fact(advice: Advice) -> str:
-    return f"Recommended: {_MODES[advice.mode]}. {advice.reason[0].upper()}{advice.reason[1:]}."
+def _advice_fact(advice: Advice, clipped: bool) -> str:
+    mode = (_CLIPPED_MODES if clipped else _MODES)[advice.mode]
+    return f"Recommended: {mode}. {advice.reason[0].upper()}{advice.reason[1:]}."
 
 
 def _idle_lines(idle: Sequence[Idle]) -> list[tuple[float, str]]:

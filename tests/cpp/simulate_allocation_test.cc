@@ -69,6 +69,17 @@ TEST(aLeaderAloneDoesNotAllocate) {
   checkStepsDoNotAllocate(smallScenario());
 }
 
+TEST(splitStepsDoNotAllocate) {
+  Scenario s = smallScenario();
+  s.creditBytes = 16 * kUnit; // the squares are one slice
+  s.clipped = true;
+  checkStepsDoNotAllocate(s);
+  s.split = true;
+  checkStepsDoNotAllocate(s);
+  s.crossIteration = false;
+  checkStepsDoNotAllocate(s);
+}
+
 TEST(serversDoNotAllocate) {
   Scenario s = smallScenario();
   s.slowness = {1, 1.2, 1};

@@ -10,6 +10,7 @@ from helpers.property_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvd_order.plan.bounds.clipped_bound import clipped_chain_optimum_s
 from hvd_order.predict.simulate import (
     AllReduce,
     Op,
@@ -134,7 +135,28 @@ schedules = st.builds(
     st.sampled_from([0.0, 0.5, 3.0]),
     st.booleans(),
 )
+# Whether the program clips, and whether sums are split then.
+forms = st.sampled_from([(False, False), (True, False), (True, True)])
 speeds = st.lists(st.sampled_from([1.0, 1.5, 2.0]), min_size=1, max_size=5)
+
+
+def play(
+    work: Workload,
+    network: AllReduce | ParameterServers,
+    schedule: Schedule,
+    form: tuple[bool, bool],
+    **more: object,
+) -> Simulated:
+    """Simulates; with parameter servers neither clipped nor split."""
+    clipped, split = form if isinstance(network, AllReduce) else (False, False)
+    return simulate(work, network, in_form(work, schedule, split), clipped=clipped, **more)  # type: ignore[arg-type]
+
+
+def in_form(work: Workload, schedule: Schedule, split: bool) -> Schedule:
+    """The schedule split, or not; the squares are one slice and have to fit the credit."""
+    largest = work.layout(schedule.slice_bytes, split).largest_slice_bytes
+    credit_bytes = max(schedule.credit_bytes, largest)
+    return replace(schedule, credit_bytes=credit_bytes, split=split)
 
 
 def times_of(result: Simulated) -> tuple[object, ...]:
@@ -142,14 +164,14 @@ def times_of(result: Simulated) -> tuple[object, ...]:
 
 
 @cases(120)
-@given(graphs(), networks, schedules, speeds, st.sampled_from(["program", "ready"]))
+@given(graphs(), networks, schedules, forms, speeds, st.sampled_from(["program", "ready"]))
 def test_no_resource_works_more_than_time_passes(
-    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule, ranks: list[float],
-    order: str,
+    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule,
+    form: tuple[bool, bool], ranks: list[float], order: str,
 ) -> None:  # fmt: skip
-    result = simulate(
-        work, network, schedule, ranks=ranks, steps=STEPS, recorded=STEPS, order=order
-    )  # type: ignore[arg-type]
+    result = play(
+        work, network, schedule, form, ranks=ranks, steps=STEPS, recorded=STEPS, order=order
+    )
     for device, _ in enumerate(result.ranks()):
         span = result.step_starts_s(device)[-1]
         assert all(busy * STEPS <= span + EPS for busy in result.compute_busy_s(device))
@@ -166,12 +188,13 @@ def test_no_resource_works_more_than_time_passes(
 
 
 @cases(100)
-@given(graphs(), networks, schedules, speeds)
+@given(graphs(), networks, schedules, forms, speeds)
 def test_ranks_that_do_the_same_need_not_be_simulated(
-    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule, ranks: list[float]
-) -> None:
-    few = simulate(work, network, schedule, ranks=ranks, steps=STEPS)
-    everyone = simulate(work, network, schedule, ranks=ranks, steps=STEPS, every_rank=True)
+    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule,
+    form: tuple[bool, bool], ranks: list[float],
+) -> None:  # fmt: skip
+    few = play(work, network, schedule, form, ranks=ranks, steps=STEPS)
+    everyone = play(work, network, schedule, form, ranks=ranks, steps=STEPS, every_rank=True)
     # Several equal flows share a link in one sum or in several, which may round differently.
     assert few.step_s == pytest.approx(everyone.step_s, abs=1e-6)
     assert few.sent_bytes == everyone.sent_bytes
@@ -179,16 +202,17 @@ def test_ranks_that_do_the_same_need_not_be_simulated(
 
 @cases(60)
 @given(
-    graphs(), links, schedules, st.lists(st.sampled_from([1.0, 1.5]), min_size=1, max_size=12),
+    graphs(), links, schedules, forms,
+    st.lists(st.sampled_from([1.0, 1.5]), min_size=1, max_size=12),
     st.sampled_from([0.0, 0.125]), st.integers(1, 4),
 )  # fmt: skip
 def test_ranks_that_compute_the_same_agree_each_for_itself(
-    work: Workload, network: AllReduce, schedule: Schedule, ranks: list[float], send_s: float,
-    fan_out: int,
+    work: Workload, network: AllReduce, schedule: Schedule, form: tuple[bool, bool],
+    ranks: list[float], send_s: float, fan_out: int,
 ) -> None:  # fmt: skip
     tree = replace(schedule, control_send_s=send_s, fan_out=fan_out)
-    halves = simulate(work, network, tree, ranks=ranks, steps=STEPS, every_agreement=True)
-    everyone = simulate(work, network, tree, ranks=ranks, steps=STEPS, every_rank=True)
+    halves = play(work, network, tree, form, ranks=ranks, steps=STEPS, every_agreement=True)
+    everyone = play(work, network, tree, form, ranks=ranks, steps=STEPS, every_rank=True)
     assert times_of(halves) == times_of(everyone)
     assert halves.agreement() == everyone.agreement()
     sent = sum(rank.sent_slices for rank in halves.agreement())
@@ -196,31 +220,37 @@ def test_ranks_that_compute_the_same_agree_each_for_itself(
 
 
 @cases(100)
-@given(graphs(), networks, schedules, speeds)
+@given(graphs(), networks, schedules, forms, speeds)
 def test_the_same_input_gives_the_same_result(
-    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule, ranks: list[float]
-) -> None:
-    results = [simulate(work, network, schedule, ranks=ranks, recorded=2) for _ in range(2)]
+    work: Workload, network: AllReduce | ParameterServers, schedule: Schedule,
+    form: tuple[bool, bool], ranks: list[float],
+) -> None:  # fmt: skip
+    results = [play(work, network, schedule, form, ranks=ranks, recorded=2) for _ in range(2)]
     assert times_of(results[0]) == times_of(results[1])
     assert results[0].slices() == results[1].slices()
     assert results[0].ops() == results[1].ops()
 
 
 @cases(100)
-@given(graphs(), links, schedules, speeds)
+@given(graphs(), links, schedules, forms, speeds)
 def test_bytes_and_credit_are_kept(
-    work: Workload, link: AllReduce, schedule: Schedule, ranks: list[float]
-) -> None:
-    result = simulate(work, link, schedule, ranks=ranks, steps=STEPS, recorded=STEPS)
-    total = sum(work.layout(schedule.slice_bytes).buffer_bytes)
-    assert result.sent_bytes == pytest.approx(total)
+    work: Workload, link: AllReduce, schedule: Schedule, form: tuple[bool, bool],
+    ranks: list[float],
+) -> None:  # fmt: skip
+    schedule = in_form(work, schedule, form[1])
+    result = play(work, link, schedule, form, ranks=ranks, steps=STEPS, recorded=STEPS)
+    layout = work.layout(schedule.slice_bytes, schedule.split)
+    # Two halves move what one all-reduce does.
+    assert result.sent_bytes == pytest.approx(sum(layout.buffer_bytes))
     pieces = [piece for step in result.slices() for piece in step]
+    total = sum(piece.size_bytes for piece in layout.slices)
     assert sum(piece.size_bytes for piece in pieces) == total * STEPS
     for one in pieces:
         assert one.ready_s <= one.finished_s
         assert one.issued_s <= one.started_s <= one.summed_s <= one.finished_s
         in_flight = [o for o in pieces if o.issued_s <= one.issued_s < o.finished_s]
-        assert sum(o.size_bytes for o in in_flight) <= schedule.credit_bytes
+        counted = [o.size_bytes for o in in_flight if o.name != "squares"]  # they take no credit
+        assert sum(counted) <= schedule.credit_bytes
 
 
 @cases(100)
@@ -267,6 +297,55 @@ def test_priority_is_never_slower_than_waiting_for_all(
     for early, late in zip(ordered.step_starts_s(), all_waiting.step_starts_s(), strict=True):
         assert early <= late + EPS
     assert ordered.end_s <= all_waiting.end_s + EPS
+
+
+@cases(100)
+@given(chains(), schedules, st.sampled_from([1 / UNIT, 4 / UNIT]))
+def test_no_split_step_is_faster_than_the_clipped_bound(
+    chain: Chain, schedule: Schedule, seconds_per_byte: float
+) -> None:
+    work = chain.workload()
+    halves = in_form(work, schedule, True)
+    result = simulate(work, AllReduce(0.0, seconds_per_byte), halves, steps=STEPS, clipped=True)
+    wire_s = [(size + 15) // 16 * 16 * seconds_per_byte for size in chain.size_bytes]
+    bound_s = clipped_chain_optimum_s(chain.forward_s, chain.backward_s, wire_s)
+    assert min(result.step_s[1:]) >= bound_s - EPS
+
+
+@cases(100)
+@given(chains(), st.sampled_from([1 / UNIT, 4 / UNIT]), st.integers(1, 6))
+def test_halves_are_slower_than_whole_sums_by_the_squares_at_most(
+    chain: Chain, seconds_per_byte: float, units: int
+) -> None:
+    # The link never idles beside work, so all but the squares has arrived when whole sums have.
+    link = AllReduce(0.0, seconds_per_byte)
+    work = chain.workload(0.25 / UNIT)
+    schedule = in_form(work, Schedule(units * UNIT, units * UNIT), True)
+    whole, halves = (
+        simulate(work, link, replace(schedule, split=split), ranks=1, steps=STEPS, clipped=True)
+        for split in (False, True)
+    )
+    squares_s = work.layout(units * UNIT, True).buffer_bytes[-1] * seconds_per_byte
+    assert max(halves.step_s[1:]) <= max(whole.step_s) + squares_s + EPS
+
+
+@cases(60)
+@given(chains(), st.sampled_from([1.0, 4.0]))
+def test_fine_slices_in_halves_come_to_the_clipped_bound(chain: Chain, pace: float) -> None:
+    # Slices of a 64th: one in flight delays all others by a half of it, and the squares wait too.
+    fine = 64
+    sizes = [fine * size for size in chain.size_bytes]
+    work = replace(chain, size_bytes=sizes).workload()
+    layout = work.layout(8 * UNIT, True)
+    seconds_per_byte = pace / UNIT / fine
+    schedule = Schedule(8 * UNIT, layout.largest_slice_bytes, split=True)
+    link = AllReduce(0.0, seconds_per_byte, lanes=1)
+    result = simulate(work, link, schedule, ranks=1, steps=STEPS, clipped=True)
+    bound_s = clipped_chain_optimum_s(
+        chain.forward_s, chain.backward_s, [size * seconds_per_byte for size in sizes]
+    )
+    delay_s = (layout.buffer_bytes[-1] + 2 * schedule.credit_bytes) * seconds_per_byte
+    assert bound_s - EPS <= result.steady_s <= bound_s + delay_s + EPS
 
 
 @cases(100)

@@ -44,9 +44,11 @@ networks = st.builds(
 
 
 @cases(12)
-@given(graph=steps(), network=networks)
-def test_a_tuned_plan_is_between_the_bound_and_the_default(graph: Graph, network: Network) -> None:
-    tuned = tune(graph, network)
+@given(graph=steps(), network=networks, clipped=st.booleans())
+def test_a_tuned_plan_is_between_the_bound_and_the_default(
+    graph: Graph, network: Network, clipped: bool
+) -> None:
+    tuned = tune(graph, network, clipped=clipped)
     assert tuned.chosen.step_s <= tuned.default.step_s
     everything = [*tuned.outcomes, *tuned.rivals, *tuned.published.values()]
     assert all(tuned.bound_s <= outcome.step_s * (1 + LITTLE) for outcome in everything)
@@ -67,12 +69,12 @@ def test_a_tuned_plan_is_between_the_bound_and_the_default(graph: Graph, network
         layout = workload_of(
             with_wire_sizes(graph),
             {p.name: i for i, p in enumerate((*plan.parameters, *plan.idle))},
-        ).layout(first.slice_settings.slice_bytes)
+        ).layout(first.slice_settings.slice_bytes, first.slice_settings.split)
         names = [layout.slice_name(i) for i in range(len(layout.slices))]
         assert sorted(plan.issue_order or ()) == sorted(names)
     else:
         assert plan.issue_order is None
-    assert tune(graph, network).plan == plan
+    assert tune(graph, network, clipped=clipped).plan == plan
 
 
 @cases(30)

@@ -44,11 +44,11 @@ sizes = st.integers(64, 2**30)
 seconds = st.floats(1e-9, 1e6)
 agreements = st.sampled_from(["leader", "negotiated", "planned"])
 choices = st.builds(
-    lambda size, more, policy, agreement, cross: SliceSettings(
-        size, size + more, policy, agreement, cross
+    lambda size, more, policy, agreement, cross, split: SliceSettings(
+        size, size + more, policy, agreement, cross, split=split
     ),
     sizes, st.integers(0, 2**30), st.sampled_from(["priority", "arrival"]), agreements,
-    st.booleans(),
+    st.booleans(), st.booleans(),
 )  # fmt: skip
 
 
@@ -123,6 +123,7 @@ def changed(content: dict[str, Any], path: list[Any], value: Any) -> dict[str, A
         (["candidates", 1, "slice_bytes"], 1, "candidate 1 has slices of 1 bytes"),
         (["candidates", 0, "predicted_s"], 0.0, 'candidate 0 has "predicted_s": 0.0'),
         (["candidates", 0, "policy"], "random", "expected one of priority, arrival"),
+        (["candidates", 0, "split"], "yes", "candidate 0 has \"split\": 'yes'; expected true or"),
         (["candidates", 0, "colour"], "red", 'candidate 0 has unknown fields: "colour"'),
         (["parameters", 1, "name"], "fc.weight", "the parameter 'fc.weight' is listed 2 times"),
         (["idle", 0, "name"], "fc.weight", "the parameter 'fc.weight' is listed 2 times"),
@@ -143,6 +144,18 @@ def test_mistakes_in_a_file_are_named(
         read_plan(file)
     assert message in str(raised.value)
     assert str(file) in str(raised.value)
+
+
+def test_only_candidates_in_halves_say_so(tmp_path: Path) -> None:
+    # So a plan for whole sums is the file that it was before there was a choice.
+    first, second = example().candidates
+    halves = replace(second, slice_settings=replace(second.slice_settings, split=True))
+    file = tmp_path / "plan.json"
+    replace(example(), candidates=(first, halves)).write(file)
+    written = json.loads(file.read_text())["candidates"]
+    assert ["split" in each for each in written] == [False, True]
+    read = read_plan(file).candidates
+    assert [each.slice_settings.split for each in read] == [False, True]
 
 
 def test_what_keeps_a_plan_from_fitting() -> None:

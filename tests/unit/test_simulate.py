@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hvd_order._core import SliceLayout
@@ -12,6 +14,7 @@ from hvd_order.predict.simulate import (
     Parameter,
     ParameterServers,
     Schedule,
+    Simulated,
     Workload,
     ddp,
     simulate,
@@ -82,6 +85,68 @@ def test_a_ring_has_more_latency_than_a_tree_and_as_many_bytes() -> None:
     assert (ring.latency_s, tree.latency_s) == pytest.approx((30e-3, 8e-3))
     assert ring.seconds_per_byte == tree.seconds_per_byte == pytest.approx(1.875e-9)
     assert ring.sent_per_byte == pytest.approx(1.875)
+
+
+def closed_form_s(result: Simulated, forward_s: list[float]) -> float:
+    """Time at which the forward pass of the last recorded step ends.
+
+    From the time at which the norm is known, N, the link has the rest of the gathers left, in the
+    order of readers: N + max over i of (gathers left of layers 0 to i + forwards from i on).
+    """
+    before = result.slices()[-2]
+    squares, *halves = before
+    scatters, gathers = halves[: len(halves) // 2], halves[len(halves) // 2 :]
+    norm_s = max(piece.finished_s for piece in scatters) + squares.size_bytes / 64
+    assert squares.finished_s == pytest.approx(norm_s)
+    left = [(g.finished_s - g.started_s) * (g.started_s >= norm_s) for g in gathers]
+    ends = [sum(left[: i + 1]) + sum(forward_s[i:]) for i in range(len(forward_s))]
+    return norm_s + max(ends)
+
+
+def test_a_clipped_chain_in_halves_by_hand() -> None:
+    # Three layers, one slice each: a half takes 1, 2 and 3 s, the squares' 32 bytes half a second.
+    # s      0  1  2  3  4  5  6  7  8  9  10 11 12 13 14 15 16
+    # device fa fb fc bc ... bb ... ba .......
+    # link                sum c ... sum b .. parts c ... (sum a at 9, squares, parts a, parts b)
+    sizes = [2 * 64, 4 * 64, 6 * 64]
+    forward_s = [1.0, 1.0, 1.0]
+    work = Workload.chain(["a", "b", "c"], forward_s, [7.0, 2.0, 2.0], [[size] for size in sizes])
+    halves = Schedule(6 * 64, 6 * 64, split=True)
+    one_lane = replace(LINK, lanes=1)
+    result = simulate(work, one_lane, halves, ranks=1, steps=3, recorded=2, clipped=True)
+    pieces = {piece.name: piece for piece in result.slices()[0]}
+    assert list(pieces) == [
+        "squares", "sum of a", "sum of b", "sum of c", "parts of a", "parts of b", "parts of c"
+    ]  # fmt: skip
+    begin_s = result.step_starts_s()[2]  # backward has ended
+    after = {name: (p.started_s - begin_s, p.finished_s - begin_s) for name, p in pieces.items()}
+    assert after["sum of c"] == pytest.approx((-9, -6))
+    assert after["sum of b"] == pytest.approx((-6, -4)), "before the gather of c, ready as well"
+    assert after["parts of b"] == pytest.approx((-4, -2)), "in the idle time before the norm"
+    assert after["parts of c"] == pytest.approx((-2, 1)), "and cannot be interrupted"
+    assert after["sum of a"] == pytest.approx((1, 2))
+    assert after["squares"] == pytest.approx((2, 2.5))
+    assert after["parts of a"] == pytest.approx((2.5, 3.5))
+    assert result.step_s[-1] == pytest.approx(3.5 + 3 + 11)
+    assert result.ops()[-1][2].end_s == pytest.approx(closed_form_s(result, forward_s))
+    assert result.sent_bytes == pytest.approx(12 * 64 + 32)
+
+
+def test_a_clipped_step_awaits_whole_sums_and_gains_from_halves() -> None:
+    work = Workload.chain(["a", "b"], [1.0, 1.0], [2.0, 2.0], [[4 * 64], [4 * 64]])
+    whole, halves = Schedule(4 * 64, 4 * 64), Schedule(4 * 64, 4 * 64, split=True)
+    one_lane = replace(LINK, lanes=1)  # otherwise parts of a travel beside the squares
+    clipped = [
+        simulate(work, one_lane, each, ranks=1, steps=4, recorded=2, clipped=True)
+        for each in (whole, halves)
+    ]
+    assert [each.steady_s for each in clipped] == pytest.approx([12, 11.25])
+    assert clipped[1].ops()[-1][1].end_s == pytest.approx(closed_form_s(clipped[1], [1.0, 1.0]))
+    awaited = replace(whole, cross_iteration=False)
+    assert simulate(work, one_lane, awaited, ranks=1, steps=4).step_s == clipped[0].step_s
+    # Awaited at the end of the step nothing is gained, and the squares are paid for.
+    late = replace(halves, cross_iteration=False)
+    assert simulate(work, one_lane, late, ranks=1, clipped=True).steady_s == pytest.approx(12.25)
 
 
 def test_a_plan_is_followed() -> None:
@@ -187,6 +252,13 @@ def test_a_scenario_that_cannot_be_is_refused() -> None:
         simulate(two_layers(), LINK, ONE_AT_A_TIME, ranks=0)
     with pytest.raises(InvalidUsage, match="parameter servers"):
         simulate(two_layers(), ParameterServers(0, 1, 1), ONE_AT_A_TIME)
+    with pytest.raises(InvalidUsage, match="simulate it with clipping"):
+        simulate(two_layers(), LINK, replace(ONE_AT_A_TIME, split=True))
+    with pytest.raises(InvalidUsage, match="parameter servers update each slice by itself"):
+        simulate(two_layers(), ParameterServers(1, 1, 1), ONE_AT_A_TIME, clipped=True)
+    planned = Schedule(64, 128, "planned", "planned", plan=range(7), split=True)
+    with pytest.raises(InvalidUsage, match=r"each of the 15 slices once; it lists 7"):
+        simulate(two_layers(), LINK, planned, clipped=True)
 
 
 def test_a_word_that_is_none_of_those_expected_is_refused() -> None:

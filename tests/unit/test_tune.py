@@ -63,6 +63,24 @@ def test_large_slices_where_each_is_dear() -> None:
     assert cheap_settings.slice_bytes < dear_settings.slice_bytes
 
 
+def test_split_sums_win_where_a_program_clips() -> None:
+    graph = model()
+    for wire_s in (graph.compute_s / 50, graph.compute_s, 50 * graph.compute_s):
+        plain, clipped = (tune(graph, network(graph, wire_s), clipped=c) for c in (False, True))
+        assert plain.whole is None
+        assert not any(each.setting.slice_settings.split for each in plain.outcomes)
+        assert clipped.whole is not None
+        assert not clipped.whole.setting.slice_settings.split
+        assert clipped.default.setting.slice_settings.split
+        assert clipped.ddp_s == plain.ddp_s, "it awaits all sums anyway"
+        assert plain.bound_s <= clipped.bound_s * (1 + 1e-9)
+        assert clipped.bound_s <= clipped.chosen.step_s
+        if wire_s == graph.compute_s:
+            assert clipped.chosen.setting.slice_settings.split
+            assert clipped.chosen.step_s < 0.95 * clipped.whole.step_s
+            assert clipped.plan.slice_settings.split
+
+
 def test_thousands_of_operators_and_hundreds_of_settings_take_seconds() -> None:
     graph = synthetic.resnet_152()
     begin_s = time.process_time()
@@ -114,6 +132,23 @@ def test_the_command_prints_a_table_and_writes_the_plan(
     )
     assert read_plan(target).ranks == 8
     assert "8 workers, 1 Gbit/s" in capsys.readouterr().out
+
+
+def test_the_command_for_a_program_that_clips(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "profile.json", tmp_path / "plan.json"
+    profile(MeasuredLink(LinkModel(2e-4, 1e-4, 1e-8), 2, "gloo")).write(source)
+    assert main(["tune", str(source)]) == 0
+    plain = capsys.readouterr().out
+    assert "sums" not in plain
+    assert main(["tune", str(source), "--clipped", "-o", str(target)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if " KiB" in line]
+    forms = {row[:26].strip(): row[59:65].strip() for row in rows}
+    assert forms["default"] == "halves"
+    assert forms["best of whole sums"] == forms["ByteScheduler, 1e6 / 4e6"] == "whole"
+    plan = read_plan(target)
+    assert forms["chosen, in the plan"] == ("halves" if plan.slice_settings.split else "whole")
 
 
 def test_the_command_says_what_is_missing(

@@ -194,15 +194,46 @@ def test_the_planned_step_by_hand() -> None:
     assert {sent.is_old for sent in step.sent} == {True, False}
 
 
+def test_a_clipped_step_in_halves_by_hand() -> None:
+    # Halves take 1.5 and 2 s; the squares, between s0 and g0, next to nothing.
+    # s      0     1     2     3     4     5     6     7     8     9     10
+    # device (waits for g0) .. f0 .. (g1)  f1 .. b1 ........ b0 ........
+    # link   s0 ..... g0 ..... g1 ........                   s1 ........
+    what_if = WhatIf(TWO_LAYERS, HUNDRED_MB_PER_S, clipped=True)
+    assert what_if.ways == ["today", "arrival", "order", "split"]
+    assert what_if.bound_s == pytest.approx(1.5 + 1.5 + 2 + 1 + 4)
+    step = what_if.step("split")
+    assert step.step_s == pytest.approx(10, rel=0.01)
+    waits = sorted(step.waits, key=lambda wait: -wait.length_s)[:2]
+    assert [wait.waiting for wait in waits] == ["f0", "f1"]
+    assert [wait.length_s for wait in waits] == pytest.approx([3, 1], abs=0.05)
+    assert waits[1].awaited.startswith("parts of w1[")
+    assert {"squares"} < {sent.name for sent in step.sent}
+    # Whole sums are awaited, in any order: 4 + 3 s from the end of backward 1.
+    awaited = [what_if.step(name) for name in ("today", "arrival", "order")]
+    assert [each.step_s for each in awaited] == pytest.approx([11, 11, 11], rel=0.01)
+    assert awaited[2].waits[-1].waiting == "the next step"
+    outlook = what_if.outlook()
+    assert outlook.split_s == pytest.approx(step.step_s, rel=1e-3)
+    assert outlook.gain == pytest.approx(0.1, abs=0.01)
+    assert WhatIf(TWO_LAYERS, HUNDRED_MB_PER_S).outlook().split_s is None
+
+
+@pytest.mark.parametrize("clipped", [False, True])
 @pytest.mark.parametrize("servers", [None, 1, 3])
-def test_no_way_beats_the_bound(servers: int | None) -> None:
+def test_no_way_beats_the_bound(servers: int | None, clipped: bool) -> None:
+    if servers is not None and clipped:
+        return
     for seed in range(12):
         pick = random.Random(seed)
         graph = with_backward(random_graph(pick, 6, 12, most_bytes=50 * MB, longest_s=0.1))
         network = Network.of_ring(pick.randint(2, 5), 10 ** pick.uniform(7.5, 10))
-        outlook = WhatIf(graph, network, servers).outlook()
+        outlook = WhatIf(graph, network, servers, clipped).outlook()
         least_s = outlook.bound_s * (1 - 1e-9)
-        assert min(outlook.today_s, outlook.arrival_s, outlook.order_s) >= least_s, seed
+        ways_s = [outlook.today_s, outlook.arrival_s, outlook.order_s]
+        ways_s += [] if outlook.split_s is None else [outlook.split_s]
+        assert min(ways_s) >= least_s, seed
+        assert (len(ways_s) == 4) == clipped
 
 
 def test_order_helps_with_servers_as_well() -> None:
@@ -222,6 +253,10 @@ def test_nothing_to_send_is_said() -> None:
         WhatIf(TWO_LAYERS, Network.of_ring(1, 1e9))
     with pytest.raises(InvalidUsage, match="0 servers"):
         WhatIf(TWO_LAYERS, two, servers=0)
+    with pytest.raises(InvalidUsage, match="leave out the servers or the clipping"):
+        WhatIf(TWO_LAYERS, two, servers=1, clipped=True)
+    with pytest.raises(InvalidUsage, match="'split'; expected one of today, arrival, order"):
+        WhatIf(TWO_LAYERS, two).step("split")
 
 
 # --- advice ------------------------------------------------------------------------------------
@@ -251,6 +286,24 @@ def test_what_is_recommended(
     reason: str,
 ) -> None:
     advice = advise(Outlook(ranks, 1.0, wire_s, today_s, arrival_s, order_s, bound_s))
+    assert (advice.mode, reason in advice.reason) == (mode, True), advice
+
+
+@pytest.mark.parametrize(
+    ("today_s", "arrival_s", "order_s", "split_s", "mode", "reason"),
+    [
+        (1.8, 1.6, 1.7, 1.2, "split", "50 % faster than today, of 80 % that are possible; whole "),
+        (1.8, 1.6, 1.7, 1.2, "split", "are 33 % slower"),
+        (1.8, 1.2, 1.7, 1.21, "split", "are as fast"),
+        (1.8, 1.2, 1.7, 1.3, "arrival", "gains 50 %; twice as many slices cost more"),
+        (1.8, 1.7, 1.2, 1.3, "order", "twice as many slices"),
+        (1.8, 1.8, 1.79, 1.79, "none", "takes it up"),
+    ],
+)
+def test_what_is_recommended_to_programs_that_clip(
+    today_s: float, arrival_s: float, order_s: float, split_s: float, mode: str, reason: str
+) -> None:
+    advice = advise(Outlook(8, 1.0, 1.0, today_s, arrival_s, order_s, 1.0, split_s))
     assert (advice.mode, reason in advice.reason) == (mode, True), advice
 
 
@@ -309,6 +362,35 @@ def test_advise_on_a_named_network(profile: Path, capsys: pytest.CaptureFixture[
     assert rows[0].startswith("500 Mbit/s")
     assert rows[-1].startswith("50 Gbit/s")
     assert "Recommended: order" in said
+
+
+def test_advise_to_a_program_that_clips(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = ["--bandwidth", "5gbit", "--ranks", "4"]
+    assert main(["advise", str(profile), *network]) == 0
+    plain = capsys.readouterr().out
+    assert "halves" not in plain
+    assert "clipped" not in plain
+    assert main(["advise", str(profile), *network, "--clipped"]) == 0
+    said = capsys.readouterr().out
+    head, *rows = [
+        line for line in said.splitlines() if line.startswith("link") or "bit/s  " in line
+    ]
+    assert "in halves" in head
+    assert {len(row.split()) for row in rows[:3]} == {len(plain.splitlines()[3].split()) + 2}
+    assert "gradients are clipped by their global norm" in said
+    assert "Recommended: sums in halves" in said
+    assert "whole sums, which have to arrive before the norm is known, are" in said
+
+
+def test_plan_for_a_program_that_clips(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = ["--bandwidth", "5gbit", "--workers", "4", "--clipped", "--no-png"]
+    assert main(["plan", str(profile), *network]) == 0
+    said = capsys.readouterr().out
+    assert "first first, in halves" in said
+    assert "first first, all awaited" in said
+    assert "waits for parts of w0" in said
+    assert main(["plan", str(profile), *network, "--servers", "2"]) == 2
+    assert "leave out the servers or the clipping" in capsys.readouterr().err
 
 
 def test_advise_on_the_measured_network_and_on_none(

@@ -13,8 +13,10 @@
 //   its messages one after the other (`post`), and issues without waiting for that.
 // - A slice that all halves have issued takes a lane of the transport (`startWaiting`), waits for
 //   its latency, and becomes a flow on the link (`carry`).
-// - `flowEnded` returns the credit on all halves, reports arrivals to the devices, and drives all
-//   halves.
+// - `flowEnded` returns the credit on all halves, reports arrivals to the devices (`done`), and
+//   drives all halves.
+//
+// In this file a half is a rank's half of the agreement, not one of a split all-reduce.
 //
 // There is one link, since a ring or tree uses every rank's link, in both directions, at the same
 // time. The link's capacity is 1: a flow's work is the time for which it alone occupies the link.
@@ -48,6 +50,7 @@ AllReduce::AllReduce(
     std::vector<Device>& devices)
     : GradientExchange(std::move(layout), options, {1.0}, clock, devices),
       cost_(cost),
+      splitCost_(halfOf(cost)),
       halvesOf_(roles.slowness.size()),
       issues_(layout_->slices().size()),
       waiting_(layout_->slices().size()) {
@@ -63,6 +66,9 @@ AllReduce::AllReduce(
     auto agreement = Agreement::create(
         options.agreement, rank, size, options.policy, options.creditBytes, options.fanOut);
     agreement->addModel(kModel, layout_, options.plan);
+    if (layout_->isSplit()) {
+      agreement->tensorReady({kModel, layout_->squaresTensor()}); // see `done`
+    }
     halves_.push_back({std::move(agreement), device, halvesOf_[device].empty()});
     halvesOf_[device].push_back(halves_.size() - 1);
   }
@@ -160,8 +166,8 @@ void AllReduce::startWaiting() {
     waitingHead_ = (waitingHead_ + 1) % waiting_.size();
     --waitingCount_;
     ++lanesTaken_;
-    if (cost_.latencyS > 0) {
-      clock_.announce(cost_.latencyS, Event::Kind::kLatencyOver, slice);
+    if (const double latencyS = costOf(slice).latencyS; latencyS > 0) {
+      clock_.announce(latencyS, Event::Kind::kLatencyOver, slice);
     } else {
       carry(slice);
     }
@@ -170,8 +176,13 @@ void AllReduce::startWaiting() {
 
 void AllReduce::carry(SliceIndex slice) {
   const auto bytes = static_cast<double>(bytesOf(slice));
+  const AllReduceCost& cost = costOf(slice);
   record(slice, rounds_[slice]).startedS = clock_.nowS();
-  flows_.start(clock_.nowS(), slice, cost_.sliceCostS + bytes * cost_.secondsPerByte, kLink);
+  flows_.start(clock_.nowS(), slice, cost.sliceCostS + bytes * cost.secondsPerByte, kLink);
+}
+
+const AllReduceCost& AllReduce::costOf(SliceIndex slice) const {
+  return layout_->slices()[slice].operation == Operation::kAllReduce ? cost_ : splitCost_;
 }
 
 void AllReduce::happened(const Event& event) {
@@ -204,17 +215,38 @@ void AllReduce::flowEnded() {
   }
   SliceRecord& times = record(slice, rounds_[slice]++);
   times.summedS = times.finishedS = clock_.nowS();
-  sentBytes_ += static_cast<double>(bytesOf(slice)) * cost_.sentPerByte;
-  for (const Half& half : halves_) {
-    for (const TensorKey tensor : half.agreement->sliceDone({kModel, slice})) {
-      if (half.speaks) {
-        devices_[half.device].arrived(tensor.tensor);
-      }
-    }
+  sentBytes_ += static_cast<double>(bytesOf(slice)) * costOf(slice).sentPerByte;
+  for (std::size_t half = 0; half < halves_.size(); ++half) {
+    done(half, slice);
   }
   startWaiting();
   for (std::size_t half = 0; half < halves_.size(); ++half) {
     drive(half);
+  }
+}
+
+void AllReduce::done(std::size_t half, SliceIndex slice) {
+  Agreement& agreement = *halves_[half].agreement;
+  const std::vector<TensorKey>& complete = agreement.sliceDone({kModel, slice});
+  if (half == 0) {
+    for (const SliceKey next : agreement.scheduler().becameReady()) {
+      record(next.index, rounds_[next.index]).readyS = clock_.nowS();
+    }
+  }
+  const bool isSquares = layout_->isSplit() && slice == SliceLayout::kSquares;
+  if (halves_[half].speaks) {
+    Device& device = devices_[halves_[half].device];
+    if (isSquares) {
+      device.normKnown();
+    } else {
+      for (const TensorKey tensor : complete) {
+        device.arrived(tensor.tensor);
+      }
+    }
+  }
+  if (isSquares) {
+    // Those of the next step: no program makes them ready, only the reduce-scatters that they need.
+    agreement.tensorReady({kModel, layout_->squaresTensor()});
   }
 }
 

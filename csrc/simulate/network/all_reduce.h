@@ -10,7 +10,8 @@
 
 namespace hvd_order::simulate {
 
-/// An exchange that all-reduces slices, in an order that the ranks agree on.
+/// An exchange that all-reduces slices, whole or in halves (SliceLayout), in an order that the
+/// ranks agree on.
 class AllReduce final : public GradientExchange {
  public:
   AllReduce(
@@ -51,8 +52,11 @@ class AllReduce final : public GradientExchange {
   void issued(SliceKey slice);
   void startWaiting();
   void carry(SliceIndex slice);
+  void done(std::size_t half, SliceIndex slice);
+  [[nodiscard]] const AllReduceCost& costOf(SliceIndex slice) const;
 
   AllReduceCost cost_;
+  AllReduceCost splitCost_; // of a reduce-scatter or an all-gather
   std::vector<Half> halves_;
   std::vector<std::vector<std::size_t>> halvesOf_; // by device
   std::vector<std::size_t> issues_;                // by slice: halves that have issued it

@@ -33,4 +33,11 @@ AllReduceCost treeAllReduce(int ranks, double alphaS, double bytesPerS) {
   return allReduce(ranks, alphaS, bytesPerS, 2.0 * depth);
 }
 
+AllReduceCost halfOf(AllReduceCost allReduce) {
+  allReduce.latencyS /= 2;
+  allReduce.secondsPerByte /= 2;
+  allReduce.sentPerByte /= 2;
+  return allReduce;
+}
+
 } // namespace hvd_order::simulate

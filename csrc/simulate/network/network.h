@@ -38,6 +38,13 @@ AllReduceCost ringAllReduce(int ranks, double alphaS, double bytesPerS);
 /// Source: Sanders, Speck and Traeff, Parallel Computing 35(12), 2009.
 AllReduceCost treeAllReduce(int ranks, double alphaS, double bytesPerS);
 
+/// Cost of either half of a split all-reduce: a ring's reduce-scatter is the first n - 1 of its
+/// messages, the all-gather the other n - 1. So a half has half of the latency and of the bytes. It
+/// is a collective of its own, so a slice costs as much in each half as in an all-reduce.
+/// Source: Patarasuk and Yuan; Thakur, Rabenseifner and Gropp, Int. J. High Performance Computing
+/// Applications 19(1), 2005, for halves of log2(n) messages.
+AllReduceCost halfOf(AllReduceCost allReduce);
+
 /// When workers pull parameters from servers.
 enum class Pull {
   kAtOnce,   ///< a server sends a slice as soon as it is updated (P3, section 4.2)

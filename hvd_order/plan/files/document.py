@@ -50,9 +50,9 @@ class Fields:
             raise InvalidUsage(f'{self.where} has "{key}": {values!r}; expected names')
         return tuple(values)
 
-    def flag(self, key: str) -> bool:
-        """Returns a truth value."""
-        value = self._left.pop(key, None)
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """Returns a truth value; the field is required unless there is a default."""
+        value = self._left.pop(key, default)
         if not isinstance(value, bool):
             raise InvalidUsage(f'{self.where} has "{key}": {value!r}; expected true or false')
         return value

@@ -160,7 +160,11 @@ class Plan:
             "bound_s": self.bound_s,
             "agreement": self.agreement,
             "candidates": [
-                {**_sizes(each.slice_settings), "predicted_s": each.predicted_s}
+                {
+                    **_sizes(each.slice_settings),
+                    **({"split": True} if each.slice_settings.split else {}),
+                    "predicted_s": each.predicted_s,
+                }
                 for each in self.candidates
             ],
             "confirmed": done
@@ -169,6 +173,7 @@ class Plan:
                 "agreement": done.slice_settings.agreement,
                 "cross_iteration": done.slice_settings.cross_iteration,
                 "small_front": done.slice_settings.small_front,
+                "split": done.slice_settings.split,
                 "step_s": done.step_s,
                 "ranks": done.ranks,
             },
@@ -226,21 +231,23 @@ def _plan(top: Fields) -> Plan:
 
 def _candidate(content: Any, number: int, agreement: AgreementName) -> Candidate:
     fields = Fields(content, f"candidate {number}")
-    settings = replace(_settings(fields), agreement=agreement)
+    split = fields.flag("split", default=False)
+    settings = replace(_settings(fields), agreement=agreement, split=split)
     candidate = Candidate(settings, fields.take("predicted_s", float))
     fields.end()
     return candidate
 
 
 def _confirmed(content: Any, planned: AgreementName) -> Confirmed:
-    """Reads the choice of trials; files from before trials varied them lack the last three."""
-    before = {"agreement": planned, "cross_iteration": True, "small_front": True}
+    """Reads the choice of trials; files from before trials varied them lack the last four."""
+    before = {"agreement": planned, "cross_iteration": True, "small_front": True, "split": False}
     fields = Fields({**before, **content}, '"confirmed"')
     settings = replace(
         _settings(fields),
         agreement=fields.choice("agreement", get_args(AgreementName)),
         cross_iteration=fields.flag("cross_iteration"),
         small_front=fields.flag("small_front"),
+        split=fields.flag("split"),
     )
     confirmed = Confirmed(settings, fields.take("step_s", float), fields.take("ranks", int))
     fields.end()

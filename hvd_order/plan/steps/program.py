@@ -8,7 +8,9 @@ op reads is awaited where its gradient is next computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.graph.graph import Graph
@@ -16,7 +18,15 @@ from hvd_order.plan.graph.priorities import Priorities
 from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.steps.delivery import LinkQueue, Transfer, piece_times
 
-__all__ = ["first_uses", "gradient_transfers", "play_steps", "steady_step_s", "unhindered"]
+__all__ = [
+    "Travel",
+    "first_uses",
+    "gradient_transfers",
+    "play",
+    "play_steps",
+    "steady_step_s",
+    "unhindered",
+]
 
 _MOST_STEPS = 64
 _STEADY = 1e-9  # relative: rounding, not change
@@ -86,6 +96,45 @@ def play_steps(
     fluid: bool,
 ) -> float:
     """Same as :func:`steady_step_s`, but with the time of each piece of each parameter given."""
+    urgency = [priorities[parameter.name] for parameter in graph.parameters]
+    return play(graph, _Whole(urgency, piece_s, latency_s, LinkQueue(fluid=fluid)))
+
+
+class Travel(Protocol):
+    """How gradients travel. A gradient is a step and a parameter's place in the graph."""
+
+    queue: LinkQueue
+
+    def send(self, step: int, parameter: int, ready_s: float) -> None:
+        """Adds a gradient that became ready."""
+
+    def arrival_s(self, step: int, parameter: int) -> float:
+        """Time from which the parameter can be read. All gradients of that step have been sent."""
+
+
+@dataclass
+class _Whole:
+    """One transfer for each gradient."""
+
+    urgency: Sequence[float]
+    piece_s: Sequence[Sequence[float]]
+    latency_s: float
+    queue: LinkQueue
+
+    def send(self, step: int, parameter: int, ready_s: float) -> None:
+        key, urgency = (step, parameter), (step, self.urgency[parameter])
+        self.queue.add(key, urgency, ready_s, self.piece_s[parameter])
+
+    def arrival_s(self, step: int, parameter: int) -> float:
+        return self.queue.end_s((step, parameter)) + self.latency_s
+
+
+def play(graph: Graph, travel: Travel) -> float:
+    """Step time in the steady state.
+
+    Raises:
+        InvalidUsage: the graph has several resources, which need the simulator.
+    """
     if len(graph.resources) > 1:
         raise InvalidUsage(
             f"the graph has ops on {', '.join(graph.resources)}; program order alone does not say "
@@ -98,23 +147,21 @@ def play_steps(
             waits[first].append(i)
             sends[graph.producers[i][-1]].append(i)
 
-    queue = LinkQueue(fluid=fluid)
     now_s = 0.0
     starts: list[float] = []
     backlogs: list[float] = []
     for step in range(_MOST_STEPS):
-        queue.advance(now_s)
+        travel.queue.advance(now_s)
         starts.append(now_s)
-        backlogs.append(queue.backlog_s)
+        backlogs.append(travel.queue.backlog_s)
         if _is_steady(starts, backlogs):
             return starts[-1] - starts[-2]
         for k, op in enumerate(graph.ops):
             for i in waits[k] if step else ():
-                now_s = max(now_s, queue.end_s((step - 1, i)) + latency_s)
+                now_s = max(now_s, travel.arrival_s(step - 1, i))
             now_s += op.duration_s
             for i in sends[k]:
-                urgency = (step, priorities[graph.parameters[i].name])
-                queue.add((step, i), urgency, now_s, piece_s[i])
+                travel.send(step, i, now_s)
     # Steps alternate between a few lengths; take their mean.
     half = _MOST_STEPS // 2
     return (starts[-1] - starts[half - 1]) / (_MOST_STEPS - half)
