@@ -32,6 +32,19 @@ class AgreementKind:
     def value(self) -> int: ...
 
 @final
+class Operation:
+    """What the transfer of a slice does."""
+
+    ALL_REDUCE: Operation
+    REDUCE_SCATTER: Operation
+    ALL_GATHER: Operation
+    __members__: dict[str, Operation]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+@final
 class Slice:
     """Contiguous byte range of a gradient buffer, the unit of transfer."""
 
@@ -45,19 +58,27 @@ class Slice:
     def first_tensor(self) -> int: ...
     @property
     def last_tensor(self) -> int: ...
+    @property
+    def operation(self) -> Operation: ...
 
 @final
 class SliceLayout:
     """Place of every tensor in its gradient buffer, and the slices of the buffers."""
 
     def __init__(
-        self, tensors: list[tuple[str, int, int]], slice_bytes: int, small_front: bool = ...
+        self,
+        tensors: list[tuple[str, int, int]],
+        slice_bytes: int,
+        small_front: bool = ...,
+        split: bool = ...,
     ) -> None:
         """Takes (name, size in bytes, buffer) in consumption order.
 
         Args:
             small_front: slices at the front of a buffer are shorter; otherwise slices are filled
                 from its end.
+            split: each all-reduce is a reduce-scatter and an all-gather; one more tensor, the
+                last, holds sums of squares.
 
         Raises:
             InvalidUsage: an empty name, or a size that is no positive multiple of 16.
@@ -73,6 +94,15 @@ class SliceLayout:
     def slice_name(self, slice: int) -> str: ...
     def slices_of(self, tensor: int) -> list[int]: ...
     def tensors_of(self, slice: int) -> list[int]: ...
+    @property
+    def is_split(self) -> bool: ...
+    @property
+    def squares_tensor(self) -> int:
+        """The tensor of the squares, if split."""
+
+    @property
+    def squared_tensors(self) -> list[int]:
+        """The tensor of each sum of squares, by place in the squares' buffer."""
 
 @final
 class Scheduler:
@@ -88,6 +118,9 @@ class Scheduler:
     def offer(self, model: int, slice: int) -> None: ...
     def next(self) -> tuple[int, int] | None: ...
     def slice_done(self, model: int, slice: int) -> list[tuple[int, int]]: ...
+    def became_ready(self) -> list[tuple[int, int]]:
+        """The slices that the last `tensor_ready` or `slice_done` made ready."""
+
     @property
     def in_flight_bytes(self) -> int: ...
     @property
@@ -135,7 +168,7 @@ class SimulatedWorkload:
 
     def merged(self, groups: list[list[int]]) -> SimulatedWorkload: ...
     def buckets(self, first_bytes: int, bucket_bytes: int) -> list[list[int]]: ...
-    def layout(self, slice_bytes: int) -> SliceLayout: ...
+    def layout(self, slice_bytes: int, split: bool = ...) -> SliceLayout: ...
     @property
     def op_names(self) -> list[str]: ...
     @property
@@ -248,6 +281,7 @@ def simulate(
     slowness: list[float],
     slice_bytes: int,
     credit_bytes: int,
+    split: bool,
     policy: Policy,
     agreement: AgreementKind,
     plan: list[int],
@@ -257,6 +291,7 @@ def simulate(
     reservation_lead_s: float,
     program_order: bool,
     cross_iteration: bool,
+    clipped: bool,
     every_rank: bool,
     every_agreement: bool,
     steps: int,

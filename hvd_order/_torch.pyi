@@ -13,6 +13,7 @@ from hvd_order._core import AgreementKind as AgreementKind
 from hvd_order._core import ControlChannel as ControlChannel
 from hvd_order._core import Engine as Engine
 from hvd_order._core import LoopbackWorld as LoopbackWorld
+from hvd_order._core import Operation as Operation
 from hvd_order._core import OpGradientQueue as OpGradientQueue
 from hvd_order._core import Policy as Policy
 from hvd_order._core import Scheduler as Scheduler
@@ -39,16 +40,29 @@ class TorchTransport(Transport):
     def order_behind_sums(self, model: int, tensor: int, device: torch.device) -> None:
         """Makes the current stream wait for the sums of a tensor that are enqueued."""
 
-    def time_stream(self, pieces: list[torch.Tensor], in_flight: int) -> float:
-        """Sums the pieces over all ranks, `in_flight` at a time; returns the seconds that this
-        took.
-        """
+    def time_stream(
+        self, pieces: list[torch.Tensor], in_flight: int, operation: Operation = ...
+    ) -> float:
+        """Sends the pieces, `in_flight` at a time; returns the seconds that this took."""
+
+@final
+class HalfForm:
+    """How the halves of a split all-reduce travel."""
+
+    COLLECTIVE: HalfForm
+    EXCHANGE: HalfForm
+    __members__: dict[str, HalfForm]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
 
 @final
 class C10dTransport(TorchTransport):
     """Carries slices over a process group of any backend."""
 
     def __init__(self, group: ProcessGroup) -> None: ...
+    def set_half_forms(self, reduce_scatter: HalfForm, all_gather: HalfForm) -> None: ...
 
 @final
 class HorovodTransport(TorchTransport):
@@ -288,8 +302,9 @@ class StorageLock:
     def open(self) -> None:
         """Allows access again. Has no effect on an open lock."""
 
-def torch_function(before: Callable[[Any, Any, Any], None]) -> Callable[..., Any]:
-    """A ``__torch_function__`` that calls ``before(func, args, kwargs)``, then the function.
+def torch_function(before: Callable[[Any, Any, Any], tuple[Any] | None]) -> Callable[..., Any]:
+    """A ``__torch_function__`` that calls ``before(func, args, kwargs)``, then the function, unless
+    ``before`` has returned its result.
 
     No Python frame of it exists while the function runs, because ``torch.jit.trace`` records the
     innermost one.

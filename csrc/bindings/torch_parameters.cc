@@ -232,7 +232,10 @@ py::cpp_function torchFunction(const py::function& before) {
           const py::object& /*type*/, const py::object& function, const py::object& /*types*/,
           const py::tuple& args, const py::object& kwargs) {
         const py::dict named = kwargs.is_none() ? py::dict() : py::dict(kwargs);
-        before(function, args, named);
+        const py::object answer = before(function, args, named);
+        if (!answer.is_none()) {
+          return py::object(answer.cast<py::tuple>()[0]);
+        }
         const SubclassesDisabled plain;
         PyObject* result = PyObject_Call(function.ptr(), args.ptr(), named.ptr());
         if (result == nullptr) {
@@ -263,7 +266,8 @@ void bindParameters(py::module_& m) {
       .def("open", &StorageLock::open);
   m.def(
       "torch_function", &torchFunction, py::arg("before"),
-      "A __torch_function__ that calls before(func, args, kwargs), then the function.");
+      "A __torch_function__ that calls before(func, args, kwargs), then the function; if the "
+      "answer is not None, its element is the result instead.");
   py::class_<CleanRoom>(
       m, "CleanRoom", py::module_local(), "A context in which torch finds this thread as new.")
       .def(py::init<>())

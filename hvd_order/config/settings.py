@@ -49,6 +49,7 @@ Transport = Literal["c10d", "horovod"]
 BackendName = Literal["c10d", "mpi"]
 Comm = Literal["allreduce", "ps"]
 DeviceWait = Literal["enqueued", "arrived"]
+Split = Literal["auto", "never", "always"]
 Updater = Literal["worker", "server"]
 Consistency = Literal["sync", "async"]
 AssignmentName = Literal["even", "round_robin", "hash", "mxnet"]
@@ -205,6 +206,14 @@ class Config:
         "1",
         SWITCH,
         "Let the next forward pass of a layer start while other layers' gradients still travel.",
+    )
+    split: Split = knob(
+        "auto",
+        choice(Split),
+        "Send each sum in two halves, a reduce-scatter and later an all-gather, so that gradients "
+        "can be clipped or unscaled before their sums have arrived. `auto`: where the program "
+        "reads the norms of gradients before `step()` and trials find it faster. `always`: "
+        "wherever it is possible.",
     )
     device_wait: DeviceWait = knob(
         "enqueued",

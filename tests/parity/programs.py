@@ -106,8 +106,6 @@ class ClippedByRitual(Program):
 
 
 class Clipped(Program):
-    overlaps = False
-
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
         optimizer.step()

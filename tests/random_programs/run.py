@@ -29,12 +29,16 @@ def main() -> None:
     parser.add_argument("--each", action="store_true", help="every action in a plain program")
     parser.add_argument("--without", default="", help="actions to leave out, with commas")
     parser.add_argument("--at-once", action="store_true", help="without deferred updates")
+    parser.add_argument("--split", action="store_true", help="with split all-reduces")
     options = parser.parse_args()
     pools: dict[int, RankPool] = {}
 
     def judge_one(program: Program) -> Verdict:
-        if options.at_once:
-            how = (*program.setup.options, "at_once")
+        how = (
+            *program.setup.options,
+            *(name for name in ("at_once", "split") if getattr(options, name)),
+        )
+        if how != program.setup.options:
             program = replace(program, setup=replace(program.setup, options=how))
         return judge(ranks, program)
 

@@ -275,7 +275,12 @@ def read_gradient(world: World, number: int) -> None:
 
 @action(Place.GRADIENTS)
 def clip_norm(world: World, number: int) -> None:
-    world.see("norm", nn.utils.clip_grad_norm_(world.parameters(), 0.25))
+    """What ``clip_grad_norm_`` does, by a norm without its last bits: those may differ from one
+    process's where all-reduces are split, because squares are added up in another order.
+    """
+    norm = nn.utils.get_total_norm([p.grad for p in world.parameters() if p.grad is not None])
+    world.see("norm", norm.float())
+    nn.utils.clip_grads_with_norm_(world.parameters(), 0.25, norm.bfloat16().to(norm.dtype))
 
 
 @action(Place.GRADIENTS)
@@ -369,10 +374,8 @@ def step_twice(world: World, number: int) -> None:
 @action(Place.UPDATE)
 def skip(world: World, number: int) -> None:
     """Looks at the gradients and decides against them."""
-    world.see(
-        "skipped",
-        nn.utils.get_total_norm([p.grad for p in world.parameters() if p.grad is not None]),
-    )
+    norm = nn.utils.get_total_norm([p.grad for p in world.parameters() if p.grad is not None])
+    world.see("skipped", norm.float())  # see clip_norm
     world.kept.saved.pop("gradient", None)
     world.optimizer.zero_grad()
 

@@ -9,7 +9,7 @@ from hvd_order.plan.link.link_model import LinkModel
 
 __all__ = ["Advice", "Mode", "Outlook", "advise", "run_line"]
 
-Mode = Literal["order", "arrival", "none"]
+Mode = Literal["split", "order", "arrival", "none"]
 
 _WORTH = 1.02  # gains below are noise on real machines; the tuner's measure as well
 _FASTER = 10.0  # speed ratio of the other networks in a run's line
@@ -27,6 +27,9 @@ class Outlook:
         arrival_s: large slices in order of arrival, overlapping with the next forward pass.
         order_s: slices in consumption order, overlapping with the next forward pass.
         bound_s: lower bound for any order.
+        split_s: slices in two halves, in consumption order, overlapping with the next forward pass.
+            None: the program does not clip gradients by their global norm. If it does, the other
+            ways have to await all gradients, and overlap with the backward pass only.
     """
 
     ranks: int
@@ -36,11 +39,16 @@ class Outlook:
     arrival_s: float
     order_s: float
     bound_s: float
+    split_s: float | None = None
 
     @property
     def gain(self) -> float:
-        """Speedup of training with order over today: 0.25 means a quarter more steps."""
-        return self.today_s / self.order_s - 1 if self.order_s else 0.0
+        """Speedup of training with order over today: 0.25 means a quarter more steps.
+
+        In halves if gradients are clipped.
+        """
+        ordered_s = self.order_s if self.split_s is None else self.split_s
+        return self.today_s / ordered_s - 1 if ordered_s else 0.0
 
     @property
     def possible_gain(self) -> float:
@@ -53,8 +61,10 @@ class Advice:
     """The recommended mode and its reason.
 
     Attributes:
-        mode: "order": consumption order, overlapping with the next step; "arrival": large slices
-            in order of arrival, overlapping with the next step; "none": no change.
+        mode: "split": consumption order in two halves, overlapping with the next step although
+            gradients are clipped; "order": consumption order, "arrival": large slices in order of
+            arrival, both overlapping with the next step unless gradients are clipped; "none": no
+            change.
     """
 
     mode: Mode
@@ -69,13 +79,16 @@ def advise(outlook: Outlook) -> Advice:
         return Advice("none", "no parameter has a gradient, so nothing travels")
     if outlook.possible_gain < _WORTH - 1:
         return Advice("none", _why_nothing(outlook))
-    best_s = min(outlook.arrival_s, outlook.order_s)
+    whole_s = min(outlook.arrival_s, outlook.order_s)
+    best_s = whole_s if outlook.split_s is None else min(whole_s, outlook.split_s)
     if outlook.today_s < _WORTH * best_s:
         return Advice(
             "none",
             f"{_percent(outlook.possible_gain)} would be possible with transfers that cost nothing "
             "but their bytes; what slices cost on this network takes it up",
         )
+    if outlook.split_s is not None:
+        return _advise_clipped(outlook, outlook.split_s, whole_s)
     if outlook.order_s > _WORTH * outlook.arrival_s:
         return Advice(
             "arrival",
@@ -86,6 +99,24 @@ def advise(outlook: Outlook) -> Advice:
         "order",
         f"{_percent(outlook.gain)} faster than today, of {_percent(outlook.possible_gain)} that "
         "are possible",
+    )
+
+
+def _advise_clipped(outlook: Outlook, split_s: float, whole_s: float) -> Advice:
+    """One of the modes, given that the best of them is clearly faster than today."""
+    if split_s <= _WORTH * whole_s:
+        slower = whole_s / split_s - 1
+        whole = f"are {_percent(slower)} slower" if slower >= _WORTH - 1 else "are as fast"
+        return Advice(
+            "split",
+            f"{_percent(outlook.gain)} faster than today, of {_percent(outlook.possible_gain)} "
+            "that are possible; whole sums, which have to arrive before the norm is known, "
+            f"{whole}",
+        )
+    return Advice(
+        "order" if outlook.order_s * _WORTH < outlook.arrival_s else "arrival",
+        f"gains {_percent(outlook.today_s / whole_s - 1)}; twice as many slices cost more here "
+        "than their overlap with the next forward pass gains",
     )
 
 

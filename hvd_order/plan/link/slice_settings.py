@@ -52,6 +52,8 @@ class SliceSettings:
         cross_iteration: whether the next step begins before all gradients have arrived.
         small_front: whether the gradients that are read first travel in smaller slices; otherwise
             slices are filled in the order in which gradients are produced (slice_layout.h).
+        split: whether all-reduces are split into reduce-scatters and all-gathers, so that the norms
+            of the sums are known before the sums have arrived.
     """
 
     slice_bytes: int
@@ -60,6 +62,7 @@ class SliceSettings:
     agreement: AgreementName = "leader"
     cross_iteration: bool = True
     small_front: bool = True
+    split: bool = False
 
     def with_settings(
         self,
@@ -81,9 +84,9 @@ class SliceSettings:
 
     def resembles(self, other: SliceSettings) -> bool:
         """Whether the two settings are too similar for trials to distinguish."""
+        alike = replace(other, slice_bytes=self.slice_bytes, credit_bytes=self.credit_bytes)
         return (
-            (self.policy, self.agreement, self.cross_iteration, self.small_front)
-            == (other.policy, other.agreement, other.cross_iteration, other.small_front)
+            self == alike
             and _within(self.slice_bytes, other.slice_bytes, _SLICE_FACTOR)
             and _within(self.credit_bytes, other.credit_bytes, _CREDIT_FACTOR)
         )
@@ -119,11 +122,11 @@ def reservation_lead_s(link: LinkModel, settings: SliceSettings) -> float:
 
     The slices in flight then need this long to arrive. The window is full or half full, so it holds
     three quarters of the credit on average. A link that falls idle early costs as much as a
-    gradient that waits equally long.
+    gradient that waits equally long. Of a split all-reduce nothing is needed so early.
     """
     return (
         0.0
-        if settings.policy == "arrival" or settings.agreement == "planned"
+        if settings.policy == "arrival" or settings.agreement == "planned" or settings.split
         else 0.75 * settings.credit_bytes * link.seconds_per_byte
     )
 

@@ -55,7 +55,8 @@ def candidates(
     """Settings to try, those in use first.
 
     Args:
-        first: the link model's.
+        first: the link model's; split if gradients are read by their norms before ``step()``. Then
+            settings that overlap with the next step without a split gain nothing.
         total_bytes: total size of all gradients.
         planned: whether a planned order is possible: one model, and summed by the ranks.
         cross_iteration: whether updates may wait for their readers.
@@ -72,6 +73,8 @@ def candidates(
     few, many = bucket_settings(total_bytes, few=True), bucket_settings(total_bytes, few=False)
     if not cross_iteration:  # then no order helps, only early transfers
         return distinct([few, many, replace(followed, policy="arrival", cross_iteration=False)])
+    if first.split:
+        return distinct([first, few, many, followed, half, double])
     late_few = replace(few, cross_iteration=True, small_front=True)
     return distinct([first, few, many, followed, late_few, half, double, late_arrival])
 

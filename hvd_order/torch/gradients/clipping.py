@@ -12,6 +12,11 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 __all__ = ["clip_grad_norm_"]
 
 
+def coefficient(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """The factor by which ``torch.nn.utils.clip_grads_with_norm_`` scales."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+
+
 def clip_grad_norm_(
     entries: Iterable[ParameterEntry], untouched: Set[ParameterEntry], max_norm: float
 ) -> torch.Tensor:

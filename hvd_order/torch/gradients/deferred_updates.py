@@ -13,6 +13,7 @@ from hvd_order.c10d.engine import timeline
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
+from hvd_order.torch.parameters.in_flight import NothingStays
 from hvd_order.torch.parameters.read_guard import (
     GUARD,
     Guard,
@@ -32,7 +33,7 @@ _REACHED = {
 }
 
 
-class _AfterUpdate:
+class _AfterUpdate(NothingStays):
     """The guard of parameters whose update a device has yet to run.
 
     It holds nothing of the exchange, so that a dropped optimizer is freed.

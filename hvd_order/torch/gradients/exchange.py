@@ -39,6 +39,7 @@ from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.compiled_regions import Enter
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
+from hvd_order.torch.parameters.in_flight import Factor
 from hvd_order.torch.parameters.read_guard import Guard, hand_to
 from hvd_order.torch.updates import clean_room, overlap, partial_step
 from hvd_order.torch.updates.overlap import Overlap, OverlapReport
@@ -222,6 +223,9 @@ class GradientExchange:
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Finishes the gradients and clips them by the norm of all."""
         with self._lock:
+            in_flight = self._clip_in_flight(max_norm)
+            if in_flight is not None:
+                return in_flight
             # Whoever reads a gradient, to change it, finishes it.
             untouched = {entry for entry in self._table.entries if not entry.finished}
             self._transfer.adds_squares = True
@@ -231,6 +235,20 @@ class GradientExchange:
                 self._transfer.adds_squares = False
             with torch.no_grad():
                 return clipping.clip_grad_norm_(self._table.entries, untouched, max_norm)
+
+    def _clip_in_flight(self, max_norm: float) -> torch.Tensor | None:
+        """Clips without waiting for the sums; None: their norms are not known early."""
+        entries = self._table.entries
+        if any(entry.parameter.grad is not entry.gradient for entry in entries):
+            return None
+        norms = self._gradients.norms(entries, self._guard)
+        if norms is None:
+            return None
+        with torch.no_grad():
+            norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
+            factor = Factor(clipping.coefficient(norm, max_norm))
+            self._gradients.change(entries, factor, self._guard)
+        return norm
 
     def _finish_step(self) -> None:
         if self._gradients.fresh:
@@ -266,6 +284,7 @@ class GradientExchange:
             else:
                 if not self._gradients.synchronized:
                     self._gradients.finish(self._guard)
+                self._gradients.disarm()
                 with timeline.span("update", "update"):
                     self._inner_step(optimizer)
                 at_once = dict.fromkeys(self._table.entries, reason)
@@ -283,6 +302,9 @@ class GradientExchange:
         if not self._host.slice_settings.cross_iteration:
             return overlap.NO_GAIN
         if self._gradients.synchronized:
+            why_whole = self._transfer.model.why_whole()
+            if self._gradients.read_by_norm and why_whole is not None:
+                return overlap.clipped(why_whole)
             return overlap.GRADIENTS_READ
         # These attributes belong to this call and are gone after it.
         if getattr(optimizer, "found_inf", None) is not None:
@@ -297,6 +319,7 @@ class GradientExchange:
             loss = closure()
             with self._lock:
                 self._finish_step()
+                self._gradients.disarm()
                 if loss is not None:
                     self._log.note("loss")
                 return registration.average_loss(self._host, loss)
@@ -443,6 +466,8 @@ class GradientExchange:
                 return
             if self._gradients.synchronized or not self._gradients.announced:
                 self._gradients.reset()
+            elif self._gradients.touched:  # as after a read: a step without an update
+                self._gradients.drop()
             elif self._gradients.unwanted():
                 self._gradients.give_up()
             else:

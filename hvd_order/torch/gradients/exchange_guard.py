@@ -15,6 +15,7 @@ from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.compiled_regions import CompiledRegions, Enter
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
+from hvd_order.torch.parameters.in_flight import Change
 from hvd_order.torch.parameters.read_guard import (
     disarm_gradient,
     disarm_parameter,
@@ -82,6 +83,30 @@ class ExchangeGuard:
                 self._updates.apply([entry])
                 self._warm_up.watch_again([entry], self)  # the parameter has not been read
 
+    def norms(self, gradients: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """See `Guard`."""
+        with self._lock:
+            entries = self._on_their_way(gradients)
+            return None if entries is None else self._gradients.norms(entries, self)
+
+    def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
+        """See `Guard`."""
+        with self._lock:
+            entries = self._on_their_way(gradients)
+            return entries is not None and self._gradients.change(entries, change, self)
+
+    def may_stay_in_flight(self, gradients: list[torch.Tensor]) -> bool:
+        """See `Guard`."""
+        with self._lock:
+            entries = self._on_their_way(gradients)
+            return entries is not None and self._gradients.may_stay_in_flight
+
+    def _on_their_way(self, gradients: Sequence[torch.Tensor]) -> list[ParameterEntry] | None:
+        """The entries of gradients whose updates are not deferred; None unless all are such."""
+        entries = [self._table.of_gradient(gradient) for gradient in gradients]
+        found = [entry for entry in entries if entry is not None and not entry.update_pending]
+        return found if len(found) == len(entries) else None
+
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients."""
         with self._lock:
@@ -97,8 +122,9 @@ class ExchangeGuard:
             elif not self._gradients.fresh and not self._gradients.synchronized:
                 self.refuse_on_servers()
                 self._gradients.finish(self)
-            for entry in entries:
-                disarm_gradient(entry.gradient)
+            if not self._gradients.stay_armed:
+                for entry in entries:
+                    disarm_gradient(entry.gradient)
 
     def refuse_on_servers(self) -> None:
         """Raises if there will be no gradient to read: servers answer with parameters."""

@@ -17,6 +17,7 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
+_SQUARED = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 _ALIGNMENT_BYTES = 64  # cache line; more than any dtype and SliceLayout need
 
 
@@ -26,6 +27,7 @@ class GradientBuffers:
     Attributes:
         layout: places and slices.
         flat: one 1-d tensor for each (device, dtype), by BufferId.
+        squares: float64, sums of squares by place (SliceLayout), if all-reduces are split.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class GradientBuffers:
         small_front: bool = True,
     ) -> None:
         """Lays out ``entries``, which come in consumption order, and points each at its place.
+
+        All-reduces are whole until `recut`.
 
         Args:
             slice_bytes, small_front: as in SliceSettings.
@@ -51,7 +55,8 @@ class GradientBuffers:
             size = (size + _ALIGNMENT_BYTES - 1) // _ALIGNMENT_BYTES * _ALIGNMENT_BYTES
             tensors.append((entry.name, size, buffer))
         self._tensors = tensors
-        self.recut(slice_bytes, small_front)
+        self.squares: torch.Tensor | None = None
+        self.layout = native.SliceLayout(tensors, slice_bytes, small_front)
         self.flat = [
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device)
             for (device, dtype), size_bytes in zip(kinds, self.layout.buffer_bytes, strict=True)
@@ -90,9 +95,43 @@ class GradientBuffers:
         entry.feedback = self._feedback and not same
         entry.on_device = flat.device.type != "cpu"
 
-    def recut(self, slice_bytes: int, small_front: bool) -> None:
-        """Cuts the same places into other slices."""
-        self.layout = native.SliceLayout(self._tensors, slice_bytes, small_front)
+    def recut(self, slice_bytes: int, small_front: bool, split: bool) -> None:
+        """Cuts the same places into other slices.
+
+        Args:
+            slice_bytes, small_front, split: as in SliceSettings; only `can_be_split` buffers can.
+        """
+        self.layout = native.SliceLayout(self._tensors, slice_bytes, small_front, split)
+        self.squares = None
+        if split:
+            (device,) = self.devices
+            size = self.layout.buffer_bytes[-1] // torch.float64.itemsize
+            self.squares = torch.zeros(size, dtype=torch.float64, device=device)
+            self._squared = torch.tensor(self.layout.squared_tensors, device=device)
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether sums of squares can be computed, in one buffer."""
+        dtypes = {flat.dtype for flat in self.flat}
+        return len(self.devices) == 1 and dtypes <= _SQUARED
+
+    @property
+    def registered(self) -> list[torch.Tensor]:
+        """All buffers that the engine sends, by BufferId."""
+        return self.flat if self.squares is None else [*self.flat, self.squares]
+
+    def norms(self, factor: float) -> torch.Tensor:
+        """The 2-norms of the sums, float64, by TensorId, once the squares have arrived.
+
+        Args:
+            factor: of all sums.
+        """
+        assert self.squares is not None
+        by_tensor = torch.zeros(
+            len(self._tensors), dtype=torch.float64, device=self._squared.device
+        )
+        by_tensor.index_add_(0, self._squared, self.squares[: len(self._squared)])
+        return by_tensor.sqrt_().mul_(abs(factor))
 
     def raise_use_flags(self) -> None:
         """Sets every use flag to 1. The buffers must be idle."""

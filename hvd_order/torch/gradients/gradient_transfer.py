@@ -152,8 +152,11 @@ class GradientTransfer:
 
     # ---- in -----------------------------------------------------------------------------------
 
-    def finish(self, entries: Iterable[ParameterEntry]) -> None:
+    def finish(self, entries: Iterable[ParameterEntry], stay_armed: bool = False) -> None:
         """Waits for the sums and puts them into ``.grad``. Raises the engine's failure.
+
+        Args:
+            stay_armed: uses of complete gradients still call the guard.
 
         On devices the home streams wait and work; the host goes on.
         """
@@ -171,7 +174,7 @@ class GradientTransfer:
                     continue
                 if entry.placed and stages[entry.tensor] != _ENDED:
                     if stages[entry.tensor] == _UNDER_WAY:  # the host waits: not with idle hands
-                        self._complete(arrived)
+                        self._complete(arrived, stay_armed)
                         arrived.clear()
                     with timeline.span("wait", entry.name):
                         self.model.wait(entry)
@@ -186,7 +189,27 @@ class GradientTransfer:
                 for entry, used in zip(absent, self.model.used(absent), strict=True):
                     entry.used = used or self.model.on_servers
                     arrived.append(entry)
-            self._complete(arrived)
+            self._complete(arrived, stay_armed)
+
+    def norms(self, entries: Sequence[ParameterEntry]) -> list[torch.Tensor] | None:
+        """The 2-norms of gradients, 0-d; None where they are not known without the elements.
+
+        Waits for the first halves of all sums of the step.
+        """
+        if not self.model.is_split:
+            return None
+        norms: list[torch.Tensor] = []
+        for entry in entries:
+            if not entry.changes and not entry.finished:
+                of_sums = self.model.norms(self._postscale, entry.gradient.dtype)
+                norms.append(of_sums[entry.tensor])
+                continue
+            of_sums = self.model.norms(self._postscale, torch.float64)
+            norm = entry.norm_after_changes(of_sums[entry.tensor])
+            if norm is None:
+                return None
+            norms.append(norm.to(entry.gradient.dtype))
+        return norms
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of host or device."""
@@ -198,7 +221,7 @@ class GradientTransfer:
         taken = self.model.can_be_taken()
         return lambda entry: entry.finished or taken(entry)
 
-    def _complete(self, entries: Sequence[ParameterEntry]) -> None:
+    def _complete(self, entries: Sequence[ParameterEntry], stay_armed: bool) -> None:
         """Puts sums that have arrived into ``.grad``."""
         try:
             self._unpack([entry for entry in entries if entry.used and entry.casts])
@@ -211,9 +234,12 @@ class GradientTransfer:
                     )
                 if self._postscale != 1.0:
                     entry.gradient.mul_(self._postscale)
-        finally:
             for entry in entries:
-                disarm_gradient(entry.gradient)
+                entry.make_changes()
+        finally:
+            if not stay_armed:
+                for entry in entries:
+                    disarm_gradient(entry.gradient)
         for entry in entries:
             entry.finished = True
 

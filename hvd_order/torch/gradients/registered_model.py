@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from hvd_order import _torch as native
-from hvd_order.c10d.engine import registration, static_plan
+from hvd_order.c10d.engine import registration, static_plan, timeline
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.errors import HvdOrderError
 from hvd_order.plan.link.link_model import LinkModel
@@ -37,6 +37,8 @@ class RegisteredModel:
     Attributes:
         sender: sends gradients that need no special treatment.
         server_update: set if parameter servers update.
+        read_by_norm: whether in the last step the program read the norms of gradients before
+            ``step()``, and no elements.
     """
 
     def __init__(self, host: EngineHost, compression: type[Compressor], prescale: float) -> None:
@@ -57,6 +59,9 @@ class RegisteredModel:
         self._buffers: GradientBuffers
         self._in_order: list[ParameterEntry] = []
         self.server_update: ServerUpdate | None = None
+        self.read_by_norm = False
+        self._split = False
+        self._norms: dict[torch.dtype, Sequence[torch.Tensor]] = {}  # of this step
         self._awaited = (
             _ENQUEUED if host.job.config.device_wait == "enqueued" else native.Stage.ENDED
         )
@@ -86,6 +91,8 @@ class RegisteredModel:
         self._buffers = GradientBuffers(
             self._in_order, self._compression, settings.slice_bytes, settings.small_front
         )
+        if self._split and self._buffers.can_be_split:
+            self._buffers.recut(settings.slice_bytes, settings.small_front, split=True)
         self._model = self.sender.model = agreed.model
         self._alone = agreed.alone
         self._add_with_plan(observed)
@@ -101,7 +108,31 @@ class RegisteredModel:
         registration.gather(self._host, None)  # no rank adds the id before all have removed it
         self._host.retune(settings, self._model)
         self.sender.copies_beside = settings.cross_iteration
-        self._buffers.recut(settings.slice_bytes, settings.small_front)
+        self._recut(settings, settings.split, issue_order)
+
+    def split_if_of_use(self, deferrable: bool) -> None:
+        """Splits the all-reduces of a model whose other settings are those of an earlier model.
+
+        Collective. Nothing of this model may be in flight.
+
+        Args:
+            deferrable: updates may wait for their readers.
+        """
+        host = self._host
+        settings = host.slice_settings
+        wanted = (
+            deferrable and settings.cross_iteration and bool(host.has_halves) and self.may_be_split
+        )
+        if all(registration.gather(host, wanted)):
+            self._give_back()
+            registration.gather(host, None)
+            self._recut(settings, split=True)
+
+    def _recut(
+        self, settings: SliceSettings, split: bool, issue_order: Sequence[str] | None = None
+    ) -> None:
+        self._split = split
+        self._buffers.recut(settings.slice_bytes, settings.small_front, split)
         self._add_with_plan(observed=True, issue_order=issue_order)
 
     @property
@@ -116,7 +147,39 @@ class RegisteredModel:
     @property
     def size_bytes(self) -> int:
         """Size of all gradients as they are sent."""
-        return sum(self._buffers.layout.buffer_bytes)
+        return sum(flat.nbytes for flat in self._buffers.flat)
+
+    @property
+    def may_be_split(self) -> bool:
+        """Whether split all-reduces are possible, and of use or asked for (HVD_ORDER_SPLIT)."""
+        wanted = self._host.job.config.split
+        return (wanted == "always" or self.read_by_norm) and self._obstacle() is None
+
+    def _obstacle(self) -> str | None:
+        if self._host.job.config.split == "never":
+            return "HVD_ORDER_SPLIT=never"
+        if self._host.size == 1:
+            return "there is one rank"
+        if not isinstance(self._host.transport, native.C10dTransport):
+            return "Horovod's engine or parameter servers carry the gradients"
+        if self._host.has_halves is False:
+            return "the back end of torch.distributed has no reduce-scatter or no all-gather"
+        if not self._buffers.can_be_split:
+            return "gradients are on several devices, or not floating-point numbers"
+        if not all(entry.casts or entry.gradient is entry.wire for entry in self._in_order):
+            return "the compression is not a cast to 16 bits"
+        return None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether all-reduces are split, so that `norms` are known early."""
+        return self._buffers.squares is not None
+
+    def why_whole(self) -> str | None:
+        """Why all-reduces are not split; None if they are."""
+        if self.is_split:
+            return None
+        return self._obstacle() or "trials have not begun, or found it slower"
 
     def _add_with_plan(self, observed: bool, issue_order: Sequence[str] | None = None) -> None:
         if self._host.agreement != "planned":
@@ -137,8 +200,9 @@ class RegisteredModel:
     def _add(self, plan: list[int]) -> None:
         update = self.server_update
         parameters = [] if update is None else update.parameters(self._in_order)
+        self._norms.clear()
         self._host.add_model(
-            self._model, self._buffers.layout, self._buffers.flat, plan, parameters
+            self._model, self._buffers.layout, self._buffers.registered, plan, parameters
         )
         if update is not None:
             update.begin(self._model, self._in_order)
@@ -173,6 +237,31 @@ class RegisteredModel:
         """Prepares for the first gradient of a step."""
         if self.server_update is not None:
             self.server_update.begin_step(self._model)
+        if self.is_split:
+            self._norms.clear()
+            self._wait_for_squares()  # of the step before: they may arrive after the last sum
+            self._host.engine.tensor_ready(self._model, self._buffers.layout.squares_tensor)
+
+    def _wait_for_squares(self) -> None:
+        self._host.engine.wait(self._model, self._buffers.layout.squares_tensor)
+
+    def norms(self, factor: float, dtype: torch.dtype) -> Sequence[torch.Tensor]:
+        """Waits until the first half of each sum of this step is done.
+
+        Args:
+            factor: of all sums.
+            dtype: of the result.
+
+        Returns:
+            The 2-norms of the sums, 0-d, by TensorId.
+        """
+        if dtype not in self._norms:
+            self._host.copier.release()
+            with timeline.span("wait", "norms"):
+                self._wait_for_squares()
+            with torch.no_grad():
+                self._norms[dtype] = self._buffers.norms(factor).to(dtype).unbind()
+        return self._norms[dtype]
 
     def _remove(self) -> None:
         if self._forget is not None:
@@ -183,7 +272,7 @@ class RegisteredModel:
     def _take_ready_times(self) -> None:
         """Keeps when the last gradients came, for the plan of the next registration."""
         times = self._host.engine.ready_times(self._model)
-        for entry, ready_s in zip(self._in_order, times, strict=True):
+        for entry, ready_s in zip(self._in_order, times, strict=False):  # also of the squares
             if ready_s > 0:  # a gradient has come since the registration
                 entry.ready_s = ready_s
 
@@ -191,6 +280,8 @@ class RegisteredModel:
         """Waits until no device works on the buffers."""
         for entry in self._in_order:
             self._wait_for_arrival(entry)
+        if self.is_split:
+            self._wait_for_squares()
         for device in self._buffers.devices:
             synchronize(device)
 

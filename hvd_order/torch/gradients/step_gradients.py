@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
+
 from hvd_order import _torch as native
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.requests.step_log import StepLog
@@ -10,7 +14,8 @@ from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
-from hvd_order.torch.parameters.read_guard import Guard
+from hvd_order.torch.parameters.in_flight import Change
+from hvd_order.torch.parameters.read_guard import Guard, disarm_gradient
 
 __all__: list[str] = []
 
@@ -24,6 +29,8 @@ class StepGradients:
         fresh: no gradient of the coming step has arrived.
         announced: joined ranks were informed of the step, since its gradients may be sent.
         synchronized: all gradients of this step are finished, ``step()`` is to come.
+        touched: norms were asked for, or changes noted, while the gradients were on their way.
+        read: gradients were finished before ``step()`` by other uses.
     """
 
     def __init__(
@@ -38,6 +45,9 @@ class StepGradients:
         self.fresh = True
         self.announced = False
         self.synchronized = False
+        self.touched = False
+        self.read = False
+        self._asked_for_norms = False
         self._host = host
         self._transfer = transfer
         self._table = table
@@ -110,11 +120,69 @@ class StepGradients:
             self._transfer.find_sparse(self._table.entries)
         self._transfer.finish_sparse(self._table.entries)
 
+    @property
+    def may_stay_in_flight(self) -> bool:
+        """Whether uses of gradients may leave them as they are: between ``backward()`` and
+        ``step()``.
+        """
+        if self.fresh or self.in_backward or self._transfer.model.on_servers:
+            return False
+        return not self.synchronized or self._transfer.model.is_split
+
+    @property
+    def stay_armed(self) -> bool:
+        """Whether gradients are complete, and their norms still come from the sums of squares."""
+        return self.synchronized and self._transfer.model.is_split
+
+    def disarm(self) -> None:
+        """Makes complete gradients ordinary tensors."""
+        if self.stay_armed:
+            for entry in self._table.entries:
+                if entry.finished:
+                    disarm_gradient(entry.gradient)
+
+    def norms(self, entries: Sequence[ParameterEntry], guard: Guard) -> list[torch.Tensor] | None:
+        """Sends the rest, and returns the 2-norms of gradients; None: not known."""
+        if not self._touch(guard):
+            return None
+        self._asked_for_norms = True
+        return self._transfer.norms(entries)
+
+    @property
+    def read_by_norm(self) -> bool:
+        """Whether so far in this step gradients were read by their norms alone."""
+        return self._asked_for_norms and not self.read
+
+    def change(self, entries: Sequence[ParameterEntry], change: Change, guard: Guard) -> bool:
+        """Sends the rest, and notes a change of gradients on their way; returns whether that is
+        possible.
+        """
+        if not self._touch(guard) or not all(entry.has_known_norm for entry in entries):
+            return False
+        with torch.no_grad():
+            for entry in entries:
+                entry.changes.append(change)
+                if entry.finished:
+                    entry.make_changes()
+        return True
+
+    def _touch(self, guard: Guard) -> bool:
+        """Notes that the program uses gradients on their way; returns whether it may."""
+        if not self.may_stay_in_flight:
+            return False
+        if not self.touched and not self.synchronized:
+            if any(entry.sparse for entry in self._table.entries):
+                return False  # reads complete the sparse gradients, too
+            self.send_the_rest(guard)
+            self.touched = True
+        return True
+
     def finish(self, guard: Guard) -> None:
         """Sends the rest and waits until all sums are in ``.grad``."""
+        self.read = not self.touched
         self.send_the_rest(guard)
         self.finish_sparse()
-        self._transfer.finish(self._table.entries)
+        self._transfer.finish(self._table.entries, stay_armed=self._transfer.model.is_split)
         for entry in self._table.entries:
             if entry.absent and entry.used and not entry.sparse:
                 entry.parameter.grad = entry.gradient
@@ -122,9 +190,13 @@ class StepGradients:
 
     def reset(self) -> None:
         """Resets the state of the step; its sent gradients must be finished."""
+        self.disarm()
         self.fresh = True
         self.announced = False
         self.synchronized = False
+        self.touched = False
+        self.read = False
+        self._asked_for_norms = False
         self._sender.in_backward = False
         self._first_sent = None
         self._table.begin_step()
@@ -132,6 +204,7 @@ class StepGradients:
     def end(self) -> None:
         """Ends the step after ``step()`` has used the gradients."""
         self._log.note("end")
+        self._transfer.model.read_by_norm = self.read_by_norm
         self.reset()
         self._host.step_taken()
 

@@ -63,7 +63,7 @@ class Tuning:
         self._counted_at = host.steps  # when hold-ups were last counted
         self._shared = host.shared
         config = host.job.config
-        self._advised = settings = advised_settings(host, device, model.size_bytes)
+        self._advised = settings = self._advice()
         is_free = (
             config.slice_bytes is None
             and config.credit_bytes is None
@@ -85,11 +85,25 @@ class Tuning:
         if self.done:
             self._tell_outlook(None if self._watch is None else self._watch.expected_s)
 
+    def _advice(self, again: bool = False) -> SliceSettings:
+        may_be_split = (
+            self._separable and self._host.job.config.cross_iteration and self._model.may_be_split
+        )
+        return advised_settings(
+            self._host, self._device, self._model.size_bytes, again, may_be_split
+        )
+
     def _allowed(self, settings: SliceSettings) -> SliceSettings:
-        """A plan's settings, overridden by what the user has set and by what servers need."""
+        """A plan's settings, overridden by what the user has set and by what servers need.
+
+        All-reduces are split only where all ranks may split this model's: the plan may have been
+        made for a program that clips.
+        """
         config = self._host.job.config
         if config.agreement is not None or self._host.servers is not None:
             settings = replace(settings, agreement=self._host.first_agreement)
+        if not self._advised.split:
+            settings = replace(settings, split=False)
         return settings if config.cross_iteration else replace(settings, cross_iteration=False)
 
     def _use(self, settings: SliceSettings) -> None:
@@ -111,6 +125,8 @@ class Tuning:
         )
         planned = host.servers is None and host.job.config.agreement is None and not host.shared
         others = candidates(self._advised, self._model.size_bytes, planned, self._separable)
+        if host.job.config.split == "always" and self._advised.split:
+            others = [each for each in others if each.split]
         # All ranks try the same: rank 0's.
         choices: list[SliceSettings] = registration.gather(
             host, distinct([*([host.slice_settings] if of_plan else []), *of_plan, *others])
@@ -213,8 +229,7 @@ class Tuning:
             )  # fmt: skip
         if measure:
             registration.gather(self._host, None)  # waits until no rank has anything in flight
-            size_bytes = self._model.size_bytes
-            self._advised = advised_settings(self._host, self._device, size_bytes, again=True)
+            self._advised = self._advice(again=True)
         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
         self._watch = None
         self._try_rivals()
@@ -241,6 +256,7 @@ def _text(settings: SliceSettings) -> str:
     return (
         f"slices of {settings.slice_bytes >> 10} KiB, {settings.credit_bytes >> 10} KiB in flight, "
         f"{settings.policy} order, {settings.agreement} agreement"
+        + (", all-reduces split" if settings.split else "")
     )
 
 

@@ -164,6 +164,8 @@ class WarmUp:
             self._host.tuned = True
             device = entries[0].parameter.device
             self._tuning = Tuning(self._host, self._transfer.model, device, plan, self._separable)
+        else:
+            self._transfer.model.split_if_of_use(self._separable)
 
     def _confirm_order(self, flush: Callable[[], object]) -> None:
         """After 4, 8, 16, ... steps, takes another order if the two steps before have shown it."""

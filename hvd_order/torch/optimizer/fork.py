@@ -27,13 +27,14 @@ from hvd_order.c10d.job import process
 from hvd_order.c10d.job.job import Job
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.gradients.exchange import GradientExchange
+from hvd_order.torch.parameters.in_flight import NothingStays
 
 __all__: list[str] = []
 
 _held: list[GradientExchange] = []  # from before the fork until after it
 
 
-class _ChildGuard:
+class _ChildGuard(NothingStays):
     """The `Guard` of tensors that were not finished before the fork."""
 
     def __init__(self, exchange: GradientExchange, rank: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hvd_order import _torch as native
+from hvd_order.torch.parameters.in_flight import Change
 
 __all__: list[str] = []
 
@@ -38,6 +39,7 @@ class ParameterEntry(native.GradientEntry):
         ready_s: when the gradient was in its buffer, time.monotonic(); set when the model's
             registration ends (registered_model.py).
         use_flag: see gradient_buffers.py; 1 element.
+        changes: known changes of the gradient in this step; they are made once it is complete.
     """
 
     parameter: torch.nn.Parameter
@@ -47,6 +49,9 @@ class ParameterEntry(native.GradientEntry):
     on_device: bool = field(init=False)  # not in the memory of the CPU
 
     compression_context: Any = None
+    changes: list[Change] = field(default_factory=list)
+    _changes_made: int = 0
+    _version: int = -1  # of the gradient's elements after them
     squares: torch.Tensor | None = None  # their sum is the sum of squares of `gradient`
     finished: bool = False  # sent, and summed, and visible in `gradient`
     absent: bool = False  # this rank had no gradient to contribute
@@ -76,12 +81,34 @@ class ParameterEntry(native.GradientEntry):
             self._lock.open()
             self._lock = None
 
+    def make_changes(self) -> None:
+        """Makes the changes that are still to be made to the gradient, which is complete."""
+        for change in self.changes[self._changes_made :]:
+            change.apply(self.gradient)
+            self.squares = None
+        self._changes_made = len(self.changes)
+        self._version = self.gradient._version
+
+    @property
+    def has_known_norm(self) -> bool:
+        """Whether nothing but the known changes has happened to the gradient."""
+        return not self.finished or self._version == self.gradient._version
+
+    def norm_after_changes(self, norm: torch.Tensor) -> torch.Tensor | None:
+        """The 2-norm of the gradient, from that of the sum; None if it is not known."""
+        after: torch.Tensor | None = norm if self.has_known_norm else None
+        for change in self.changes:
+            after = None if after is None else change.of_norm(after)
+        return after
+
     def begin_step(self, passes: int) -> None:
         """Prepares the entry for the gradients of the next step."""
         self.passes_to_go = passes
         self.sent = False
         self.late = False
         self.squares = None
+        self.changes.clear()
+        self._changes_made = 0
         self.finished = False
         self.absent = False
         self.cleared = False

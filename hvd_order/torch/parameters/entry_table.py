@@ -25,6 +25,7 @@ class EntryTable:
         self.passes = passes
         self._frozen: list[ParameterEntry] = []
         self._by_parameter: dict[int, ParameterEntry] = {}
+        self._by_gradient: dict[int, ParameterEntry] = {}
 
     @property
     def everything(self) -> list[ParameterEntry]:
@@ -34,6 +35,14 @@ class EntryTable:
     def of(self, parameter: torch.Tensor) -> ParameterEntry | None:
         """The entry of a parameter; None if the parameter is not trained here."""
         return self._by_parameter.get(id(parameter))
+
+    def of_gradient(self, gradient: torch.Tensor) -> ParameterEntry | None:
+        """The entry whose ``gradient`` this is; None if there is none."""
+        entry = self._by_gradient.get(id(gradient))
+        if entry is None or entry.gradient is not gradient:  # gradients move when buffers change
+            self._by_gradient = {id(each.gradient): each for each in self.entries}
+            entry = self._by_gradient.get(id(gradient))
+        return entry
 
     def add(self, entries: Iterable[ParameterEntry]) -> None:
         """Adds trainable parameters."""

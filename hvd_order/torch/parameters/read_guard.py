@@ -14,6 +14,8 @@ ranks determine whether it is None.
 On a device an update has not run yet when it has been launched. Until it has, the parameter stays
 armed, since readers on other streams must wait for it.
 
+A few uses of a gradient in flight need not wait for it (in_flight.py): clipping and unscaling.
+
 In addition, a lock protects the parameter's memory (:class:`StorageLock`): a reader in C++,
 invisible to Python, gets an error that names the parameter, never an old value. To avoid this
 error in ordinary programs, an update is deferred only if nothing else reaches the parameter's
@@ -34,6 +36,8 @@ from torch.nn import Parameter
 
 from hvd_order import _torch as native
 from hvd_order.errors import InvalidUsage
+from hvd_order.torch.parameters import in_flight
+from hvd_order.torch.parameters.in_flight import Change
 
 __all__: list[str] = []
 
@@ -51,6 +55,17 @@ class Guard(Protocol):
 
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients and disarms them."""
+
+    def norms(self, gradients: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Returns the 2-norms of the gradients, 0-d and of their dtypes, and leaves them in flight;
+        None: they must be completed first.
+        """
+
+    def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
+        """Makes a change to the gradients once they are complete; returns whether it will."""
+
+    def may_stay_in_flight(self, gradients: list[torch.Tensor]) -> bool:
+        """Whether `change` would make a change."""
 
 
 def _getter(name: str) -> Any:
@@ -117,6 +132,18 @@ def _by_guard(tensors: list[torch.Tensor]) -> Iterable[tuple[Guard, list[torch.T
     return guards.values()
 
 
+def _common_guard(tensors: list[torch.Tensor]) -> Guard | None:
+    """The guard of all tensors; None unless each is a gradient in flight, of the same guard."""
+    if not all(type(tensor) is InFlightGradient for tensor in tensors):
+        return None
+    if len(tensors) == 1:
+        guard = getattr(tensors[0], GUARD)
+        alive: Guard | None = guard() if isinstance(guard, weakref.ref) else guard
+        return alive
+    by_guard = list(_by_guard(tensors))
+    return by_guard[0][0] if len(by_guard) == 1 and len(by_guard[0][1]) == len(tensors) else None
+
+
 # A compiled graph breaks at a pending parameter; its result is right.
 @torch._dynamo.disable  # type: ignore[untyped-decorator]
 def settle(*values: object) -> None:
@@ -147,11 +174,22 @@ def _before_grad_attribute(tensor: torch.Tensor) -> None:
     guard.before_grad_attribute(tensor)
 
 
-def _before_call(func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def _in_flight(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any] | None:
+    with native.CleanRoom(), torch._C.DisableTorchFunctionSubclass():
+        return in_flight.call(func, args, kwargs, _common_guard)
+
+
+def _before_call(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any] | None:
+    if func in in_flight.FUNCTIONS:
+        answer: tuple[Any] | None = _in_flight(func, args, kwargs)
+        if answer is not None:
+            return answer
     if func not in _METADATA:
         settle(args, kwargs)
     elif func in _GRAD_ATTRIBUTE and isinstance(args[0], _Pending):
         _before_grad_attribute(args[0])
+    return None
 
 
 _settled_call = native.torch_function(_before_call)

@@ -30,11 +30,19 @@ OWN_CLASS = "their class handles reads by itself (__torch_function__, __slots__)
 LEARNING = "the first two steps show in which order parameters are read"
 SWITCHED_OFF = "HVD_ORDER_CROSS_ITERATION=0"
 NO_GAIN = "trials on real steps found that it does not make them shorter"
-GRADIENTS_READ = "gradients were read before step() (clipping, unscaling, a norm)"
+GRADIENTS_READ = "elements of gradients were read before step()"
 GRADIENTS_REPLACED = "the program has replaced gradients before step(), or set them to None"
 CLOSURE = "the optimizer may evaluate the closure more than once"
 SCALED = "GradScaler hands its scale to the optimizer (fused=True)"
 ONE_RANK = "there is one rank: nothing travels"
+
+
+def clipped(why_whole: str) -> str:
+    """The reason text for gradients that were clipped or unscaled while all-reduces are whole."""
+    return (
+        "gradients were clipped or unscaled before step(), and all-reduces are not split: "
+        + why_whole
+    )
 
 
 def called_inside(what: str) -> str:

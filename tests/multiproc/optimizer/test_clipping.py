@@ -13,7 +13,7 @@ def body_train(name: str, ours: bool, touch: bool) -> tuple[list[float], torch.T
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 80), torch.nn.ReLU(), torch.nn.Linear(80, 1))
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.optim.SGD(model.parameters(), lr=0.01),
         named_parameters=model.named_parameters(),
         compression=getattr(hvd.Compression, name),
     )

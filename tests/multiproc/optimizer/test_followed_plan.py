@@ -79,11 +79,18 @@ class Keep(logging.Handler):
 Run = tuple[list[Any], list[str], str]
 
 
-def train(env: dict[str, str], sleeps: Iterable[float], trace: str | None, traced_from: int) -> Run:
+def train(
+    env: dict[str, str],
+    sleeps: Iterable[float],
+    trace: str | None,
+    traced_from: int,
+    clips: bool = False,
+) -> Run:
     """Takes a step for each of ``sleeps``, in which the third layer sleeps so long.
 
     Args:
         trace: file for a timeline that begins with step ``traced_from``.
+        clips: whether gradients are clipped by their global norm.
 
     Returns:
         Each step's slice settings, what was logged, and the agreement.
@@ -118,6 +125,8 @@ def train(env: dict[str, str], sleeps: Iterable[float], trace: str | None, trace
                     4, 256, generator=torch.Generator().manual_seed(step + 7 * hvd.rank())
                 )
                 model(x).square().mean().backward()
+                if clips:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 choices.append(host.slice_settings)
             optimizer.flush()
@@ -129,9 +138,11 @@ def train(env: dict[str, str], sleeps: Iterable[float], trace: str | None, trace
         logger.setLevel(level)
 
 
-def body_train(env: dict[str, str], steps: int, trace: str | None = None) -> Run:
+def body_train(
+    env: dict[str, str], steps: int, trace: str | None = None, clips: bool = False
+) -> Run:
     """As many steps, with a timeline of the last three."""
-    return train(env, [0.0] * steps, trace, steps - 3)
+    return train(env, [0.0] * steps, trace, steps - 3, clips)
 
 
 def until_settled() -> Iterator[float]:
@@ -157,10 +168,10 @@ def sent(trace: Path, rank: int) -> list[str]:
     return [event["name"] for event in sorted(spans, key=lambda event: event["ts"])]
 
 
-def slice_names(order: tuple[Parameter, ...], slice_bytes: int) -> list[str]:
+def slice_names(order: tuple[Parameter, ...], slice_bytes: int, split: bool = False) -> list[str]:
     """Of the engine's layout: a gradient's place ends with its use flag and is aligned."""
     tensors = [(p.name, (p.size_bytes // 64 + 1) * 64, 0) for p in order]
-    layout = SliceLayout(tensors, slice_bytes)
+    layout = SliceLayout(tensors, slice_bytes, split=split)
     return [layout.slice_name(i) for i in range(len(layout.slices))]
 
 
@@ -181,6 +192,40 @@ def test_planned_agreement_sends_exactly_what_the_plan_lists(
         assert agreement == "planned"
         assert choices[-1] == settings
         assert sent(trace, rank) == 3 * list(issue_order)
+
+
+def test_planned_agreement_sends_halves_as_the_plan_lists_them(
+    two_ranks: RankPool, tmp_path: Path
+) -> None:
+    squares, *halves = slice_names(parameters(), 64 * KIB, split=True)
+    scatters, gathers = halves[: len(halves) // 2], halves[len(halves) // 2 :]
+    issue_order = (*scatters[::-1], gathers[-1], squares, *gathers[:-1])
+    file, trace = tmp_path / "plan.json", tmp_path / "trace{rank}.json"
+    settings = SliceSettings(64 * KIB, 128 * KIB, agreement="planned", split=True)
+    plan_of(settings, agreement="planned", issue_order=issue_order).write(file)
+    env = {"HVD_ORDER_PLAN": str(file), "HVD_ORDER_TUNE": "0"}
+    results = two_ranks.run(body_train, env, SHORT, str(trace), True)
+    for rank, (choices, _, agreement) in enumerate(results):
+        assert agreement == "planned"
+        assert choices[-1] == settings
+        assert sent(trace, rank) == 3 * list(issue_order)
+
+
+@pytest.mark.parametrize(
+    ("clips", "env", "split"),
+    [(True, {}, True), (False, {}, False), (True, {"HVD_ORDER_SPLIT": "never"}, False)],
+    ids=["clips", "does not clip", "never"],
+)
+def test_a_split_plan_is_followed_where_the_model_may_be_split(
+    two_ranks: RankPool, tmp_path: Path, clips: bool, env: dict[str, str], split: bool
+) -> None:
+    file = tmp_path / "plan.json"
+    settings = SliceSettings(64 * KIB, 128 * KIB, split=True)
+    plan_of(settings, confirmed=Confirmed(settings, 0.01, 2)).write(file)
+    results = two_ranks.run(body_train, {"HVD_ORDER_PLAN": str(file), **env}, SHORT, None, clips)
+    for choices, lines, _ in results:
+        assert choices[-1] == replace(settings, split=split)
+        assert [line.count("all-reduces split") for line in lines[:1]] in ([], [split])
 
 
 def test_priorities_are_the_plans_and_variables_that_are_set_win(
@@ -291,7 +336,7 @@ def test_a_tuned_plan_is_tried_confirmed_and_then_taken(
     file = tmp_path / "plan.json"
     plan = tune(graph, Network.of_ring(2, 2e9, 1e-4), "four layers").plan
     plan = replace(
-        plan, candidates=(plan.candidates[0], Candidate(SliceSettings(48 * KIB, 48 * KIB), 1.0))
+        plan, candidates=(plan.candidates[0], Candidate(SliceSettings(16 * KIB, 16 * KIB), 1.0))
     )
     plan.write(file)
     assert [p.name for p in plan.parameters] == [p.name for p in parameters()]

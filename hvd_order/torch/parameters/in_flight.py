@@ -1,0 +1,271 @@
+"""Uses of a gradient in flight, between ``backward()`` and ``step()``, that leave it in flight.
+
+Clipping and unscaling need the norms of gradients, not their elements; and what they do to the
+elements, they do to each by itself. Where all-reduces are split (docs/architecture.md), norms are
+known early. Changes are noted, and made when the sum has arrived, before the update.
+
+A rank may read elements where others do not, so a gradient that is complete before ``step()`` still
+gets its norm from the same sums of squares: norms must be equal to the last bit on all ranks.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+__all__: list[str] = []
+
+
+class Change(Protocol):
+    """A change of each element by itself."""
+
+    def apply(self, gradient: torch.Tensor) -> None:
+        """Changes a complete gradient in place."""
+
+    def of_norm(self, norm: torch.Tensor) -> torch.Tensor | None:
+        """The 2-norm after the change, from the one before; None: it is not known."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Multiplication by a number, or division.
+
+    Attributes:
+        value: a number, or a 0-d tensor that nobody changes.
+    """
+
+    value: float | torch.Tensor
+    divides: bool = False
+
+    def apply(self, gradient: torch.Tensor) -> None:
+        """See `Change`."""
+        if self.divides:
+            gradient.div_(self.value)
+        else:
+            gradient.mul_(self.value)
+
+    def of_norm(self, norm: torch.Tensor) -> torch.Tensor | None:
+        """See `Change`."""
+        size = self.value.abs() if isinstance(self.value, torch.Tensor) else abs(self.value)
+        return norm / size if self.divides else norm * size
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Clamping to a range; None: no limit on that side."""
+
+    low: float | None
+    high: float | None
+
+    def apply(self, gradient: torch.Tensor) -> None:
+        """See `Change`."""
+        gradient.clamp_(self.low, self.high)
+
+    def of_norm(self, norm: torch.Tensor) -> torch.Tensor | None:
+        """See `Change`."""
+        del norm
+        return None
+
+
+class Stay(Protocol):
+    """The part of `read_guard.Guard` that is used here."""
+
+    def norms(self, gradients: list[torch.Tensor]) -> list[torch.Tensor] | None: ...
+    def change(self, gradients: list[torch.Tensor], change: Change) -> bool: ...
+    def may_stay_in_flight(self, gradients: list[torch.Tensor]) -> bool: ...
+
+
+class NothingStays:
+    """A `Stay` that has every gradient completed."""
+
+    def norms(self, gradients: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """See `read_guard.Guard`."""
+        del gradients
+        return None
+
+    def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
+        """See `read_guard.Guard`."""
+        del gradients, change
+        return False
+
+    def may_stay_in_flight(self, gradients: list[torch.Tensor]) -> bool:
+        """See `read_guard.Guard`."""
+        del gradients
+        return False
+
+
+_GuardOf = Callable[[list[torch.Tensor]], Stay | None]
+_Answer = tuple[Any] | None  # None: the gradients must be completed, then the function is called
+
+
+def call(func: Callable[..., Any], args: Any, kwargs: Any, guard_of: _GuardOf) -> _Answer:
+    """Calls one of the `FUNCTIONS` without completing the gradients in flight among its arguments.
+
+    Args:
+        guard_of: the guard of all of the given tensors, if each is in flight.
+
+    Returns:
+        The result; None if they must be completed first.
+    """
+    return FUNCTIONS[func](guard_of, *args, **kwargs) if args else None
+
+
+def _guard_of_list(guard_of: _GuardOf, tensors: Any) -> Stay | None:
+    return guard_of(list(tensors)) if isinstance(tensors, (list, tuple)) and tensors else None
+
+
+# ---- norms ------------------------------------------------------------------------------------
+
+
+def _norms(guard_of: _GuardOf, gradients: Any, order: Any) -> list[torch.Tensor] | None:
+    if isinstance(order, bool) or order not in (2, 2.0, "fro", None):
+        return None
+    guard = _guard_of_list(guard_of, gradients)
+    return None if guard is None else guard.norms(list(gradients))
+
+
+def _norm_of_one(guard_of: _GuardOf, gradient: Any, order: Any, more: dict[str, Any]) -> _Answer:
+    if any(value not in (None, False) for value in more.values()):  # some dimensions, a dtype
+        return None
+    norms = _norms(guard_of, [gradient], order)
+    return None if norms is None else (norms[0],)
+
+
+def _vector_norm(
+    guard_of: _GuardOf, x: Any, /, ord: Any = 2, dim: Any = None, **more: Any
+) -> _Answer:
+    return _norm_of_one(guard_of, x, ord, {"dim": dim, **more})
+
+
+def _norm(guard_of: _GuardOf, x: Any, /, p: Any = "fro", dim: Any = None, **more: Any) -> _Answer:
+    return _norm_of_one(guard_of, x, p, {"dim": dim, **more})
+
+
+def _linalg_norm(
+    guard_of: _GuardOf, x: Any, /, ord: Any = None, dim: Any = None, **more: Any
+) -> _Answer:
+    # With an order it is the norm of a matrix.
+    return None if ord is not None else _norm_of_one(guard_of, x, None, {"dim": dim, **more})
+
+
+def _foreach_norm(
+    guard_of: _GuardOf, gradients: Any, /, ord: Any = 2, dtype: Any = None
+) -> _Answer:
+    norms = None if dtype is not None else _norms(guard_of, gradients, ord)
+    return None if norms is None else (norms,)
+
+
+# ---- changes ----------------------------------------------------------------------------------
+
+
+_last: tuple[torch.Tensor, int, Factor] | None = None  # all gradients usually get the same
+
+
+def _factor(value: Any, divides: bool) -> Factor | None:
+    global _last
+    if isinstance(value, torch.Tensor):
+        if value.dim() > 0 or value.requires_grad or not value.is_floating_point():
+            return None
+        if value.is_inference():  # nobody counts its changes
+            return None
+        version = value._version
+        if _last is None or _last[0] is not value or _last[1] != version:
+            _last = value, version, Factor(value.clone())
+        factor = _last[2]
+        return factor if factor.divides == divides else Factor(factor.value, divides)
+    is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return Factor(float(value), divides) if is_real else None
+
+
+def _scale_one(divides: bool) -> Callable[..., _Answer]:
+    def scale(guard_of: _GuardOf, self: Any, /, other: Any, **more: Any) -> _Answer:
+        guard = guard_of([self]) if not more else None
+        factor = None if guard is None else _factor(other, divides)
+        done = guard is not None and factor is not None and guard.change([self], factor)
+        return (self,) if done else None
+
+    return scale
+
+
+def _scale_all(divides: bool) -> Callable[..., _Answer]:
+    def scale(guard_of: _GuardOf, self: Any, /, other: Any) -> _Answer:
+        guard = _guard_of_list(guard_of, self)
+        factor = None if guard is None else _factor(other, divides)
+        done = guard is not None and factor is not None and guard.change(list(self), factor)
+        return (None,) if done else None
+
+    return scale
+
+
+def _limit(value: Any) -> bool:
+    return value is None or isinstance(value, numbers.Real)
+
+
+def _clamp(guard_of: _GuardOf, self: Any, /, min: Any = None, max: Any = None) -> _Answer:
+    guard = guard_of([self]) if _limit(min) and _limit(max) else None
+    done = guard is not None and guard.change([self], Limits(min, max))
+    return (self,) if done else None
+
+
+def _clamp_all(is_low: bool) -> Callable[..., _Answer]:
+    def clamp(guard_of: _GuardOf, self: Any, /, other: Any) -> _Answer:
+        guard = _guard_of_list(guard_of, self) if isinstance(other, numbers.Real) else None
+        limits = Limits(other, None) if is_low else Limits(None, other)
+        done = guard is not None and guard.change(list(self), limits)
+        return (None,) if done else None
+
+    return clamp
+
+
+def _unscale(guard_of: _GuardOf, self: Any, /, found_inf: Any, inv_scale: Any) -> _Answer:
+    """What GradScaler does: any element that is not finite makes the norm so."""
+    guard = _guard_of_list(guard_of, self)
+    factor = None if guard is None else _factor(inv_scale, divides=False)
+    norms = None if guard is None or factor is None else guard.norms(list(self))
+    if guard is None or factor is None or norms is None:
+        return None
+    finite = torch.stack([norm.double() for norm in norms]).isfinite().all()
+    if not guard.change(list(self), factor):
+        return None
+    found_inf.masked_fill_(~finite.to(found_inf.device), 1.0)
+    return (None,)
+
+
+# ---- the tensor itself ------------------------------------------------------------------------
+
+
+def _same(guard_of: _GuardOf, self: Any, /, *_: Any) -> _Answer:
+    """``detach()`` and ``.data`` of a gradient, which needs no gradient itself."""
+    guard = guard_of([self])
+    return (self,) if guard is not None and guard.may_stay_in_flight([self]) else None
+
+
+def _set_data(guard_of: _GuardOf, self: Any, /, value: Any) -> _Answer:
+    """The end of ``gradient.data *= 2``."""
+    return (None,) if value is self and _same(guard_of, self) is not None else None
+
+
+FUNCTIONS: dict[Any, Callable[..., _Answer]] = {
+    torch.linalg.vector_norm: _vector_norm,
+    torch.linalg.norm: _linalg_norm,
+    torch.norm: _norm,
+    torch.Tensor.norm: _norm,
+    torch._foreach_norm: _foreach_norm,
+    torch.Tensor.mul_: _scale_one(divides=False),
+    torch.Tensor.__imul__: _scale_one(divides=False),
+    torch._foreach_mul_: _scale_all(divides=False),
+    torch.Tensor.div_: _scale_one(divides=True),
+    torch.Tensor.__itruediv__: _scale_one(divides=True),
+    torch._foreach_div_: _scale_all(divides=True),
+    torch.Tensor.clamp_: _clamp,
+    torch._foreach_clamp_min_: _clamp_all(is_low=True),
+    torch._foreach_clamp_max_: _clamp_all(is_low=False),
+    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
+    torch.Tensor.detach: _same,
+    torch.Tensor.data.__get__: _same,  # type: ignore[attr-defined]
+    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+}

@@ -1,0 +1,347 @@
+"""Clipping and unscaling while sums are on their way: results, overlap, faults."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from helpers.ranks import RankFactory, RankPool, start_script
+from torch import Tensor, nn
+
+import hvd_order.torch as hvd
+
+STEPS = 8
+ROWS = 12  # divided by 2, 3 and 4 ranks
+Clip = Callable[[nn.Module, torch.optim.Optimizer], Any]
+# Slices that no number of ranks divides evenly, and some that are parts of one tensor.
+SPLIT = {
+    "HVD_ORDER_SPLIT": "always",
+    "HVD_ORDER_SLICE_BYTES": "1000",
+    "HVD_ORDER_CREDIT_BYTES": "3000",
+}
+
+
+@contextmanager
+def new_job(env: dict[str, str]) -> Iterator[None]:
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        hvd.init()
+        yield
+        hvd.shutdown()
+    hvd.init()  # without the variables, for the tests that follow in these processes
+
+
+def network(dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(37, 51), nn.ReLU(), nn.Linear(51, 30), nn.ReLU())
+    layers.append(nn.Linear(30, 3))
+    return layers.to(dtype)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    numbers = torch.Generator().manual_seed(step)
+    return torch.randn(ROWS, 37, generator=numbers), torch.randn(ROWS, 3, generator=numbers)
+
+
+def by_hand(model: nn.Module, _: torch.optim.Optimizer) -> float:
+    total = 0.0
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        total += parameter.grad.detach().data.norm(2).item() ** 2
+    norm: float = total**0.5
+    for parameter in model.parameters():
+        if norm > 0.1:
+            parameter.grad.data *= 0.1 / norm  # type: ignore[union-attr]
+    return norm
+
+
+def by_lists(model: nn.Module, _: torch.optim.Optimizer) -> Tensor:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)))
+    torch._foreach_div_(gradients, (norm / 0.1).clamp(min=1.0))
+    return norm
+
+
+def twice(model: nn.Module, _: torch.optim.Optimizer) -> Tensor:
+    """The second norm is that of clipped gradients."""
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    return nn.utils.clip_grad_norm_(model.parameters(), 0.03, error_if_nonfinite=True)
+
+
+def value_then_norm(model: nn.Module, _: torch.optim.Optimizer) -> Tensor:
+    """The norm after clamping is not known before the sums have arrived."""
+    nn.utils.clip_grad_value_(model.parameters(), 0.01)
+    return nn.utils.clip_grad_norm_(model.parameters(), 0.03)
+
+
+def first_rank_looks(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    """One rank waits for all of one gradient; the others do not, and must not be needed."""
+    if hvd.rank() == 0:
+        assert next(model.parameters()).grad[0].abs().sum() > 0  # type: ignore[index]
+    return torch_norm(model, optimizer)
+
+
+def torch_norm(model: nn.Module, _: torch.optim.Optimizer) -> Tensor:
+    return nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+
+CLIPS: dict[str, Clip] = {
+    "clip_grad_norm_": torch_norm,
+    "by hand": by_hand,
+    "lists": by_lists,
+    "twice": twice,
+    "value": lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 0.003),
+    "infinity norm": lambda model, _: nn.utils.clip_grad_norm_(
+        model.parameters(), 0.02, norm_type=float("inf")
+    ),
+    "value, then norm": value_then_norm,
+    "rank 0 looks": first_rank_looks,
+}
+COMPLETES = {"infinity norm", "value, then norm"}  # before step(): nothing is left to overlap
+
+
+def train(clip: str, distributed: bool) -> dict[str, Any]:
+    model = network()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if distributed:
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    mine = slice(hvd.rank(), None, hvd.size()) if distributed else slice(None)
+    answers = []
+    for step in range(STEPS):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x[mine]), y[mine]).backward()
+        answer = CLIPS[clip](model, optimizer)
+        answers.append(0.0 if answer is None else float(answer))
+        optimizer.step()
+    return {
+        "answers": torch.tensor(answers),
+        "weights": torch.cat([p.detach().flatten() for p in model.parameters()]),
+        "deferred": optimizer.overlap_report().deferred_parameters if distributed else 0,
+    }
+
+
+def body_train(clip: str, env: dict[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    with new_job(env):
+        return train(clip, distributed=True), train(clip, distributed=False)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("clip", CLIPS)
+def test_equals_one_process(ranks: RankFactory, clip: str, size: int) -> None:
+    results = ranks(size).run(body_train, clip, SPLIT)
+    for ours, alone in results:
+        assert torch.equal(ours["weights"], results[0][0]["weights"])
+        torch.testing.assert_close(ours["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours["answers"], alone["answers"])
+    deferred = [ours["deferred"] for ours, _ in results]
+    looks = clip == "rank 0 looks"
+    assert deferred == [
+        0 if clip in COMPLETES or (looks and rank == 0) else 6 for rank in range(size)
+    ]
+
+
+@pytest.mark.parametrize(
+    "env", [{}, {"HVD_ORDER_AGREEMENT": "negotiated"}, {"HVD_ORDER_AGREEMENT": "planned"}]
+)
+def test_every_agreement_and_trials(two_ranks: RankPool, env: dict[str, str]) -> None:
+    for ours, alone in two_ranks.run(
+        body_train, "clip_grad_norm_", {**env, "HVD_ORDER_SPLIT": "always"}
+    ):
+        torch.testing.assert_close(ours["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
+        assert ours["deferred"] == 6
+
+
+# ---- loss scaling, 16 bits --------------------------------------------------------------------
+
+
+def train_scaled(distributed: bool, dtype: str, compression: str) -> dict[str, Any]:
+    """A GradScaler that meets an infinite gradient in step 4."""
+    model = network(getattr(torch, dtype))
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if distributed:
+        optimizer = hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=model.named_parameters(),
+            compression=getattr(hvd.Compression, compression),
+        )
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
+    mine = slice(hvd.rank(), None, hvd.size()) if distributed else slice(None)
+    scales, norms = [], []
+    for step in range(STEPS):
+        x, y = (each.to(getattr(torch, dtype)) for each in batch(step))
+        if step == 4:
+            y[-1, 0] = float("inf")  # of the last rank
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.mse_loss(model(x[mine]), y[mine])).backward()
+        scaler.unscale_(optimizer)
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return {
+        "scales": scales,
+        "norms": torch.tensor(norms),
+        "weights": torch.cat([p.detach().float().flatten() for p in model.parameters()]),
+        "deferred": optimizer.overlap_report().deferred_parameters if distributed else 0,
+    }
+
+
+def body_scaled(dtype: str, compression: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    with new_job(SPLIT):
+        return train_scaled(True, dtype, compression), train_scaled(False, dtype, compression)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compression", "tolerance"),
+    [("float32", "none", 1e-5), ("bfloat16", "none", 3e-2), ("float32", "bf16", 3e-2)],
+)
+def test_loss_scaling(
+    three_ranks: RankPool, dtype: str, compression: str, tolerance: float
+) -> None:
+    results = three_ranks.run(body_scaled, dtype, compression)
+    for ours, alone in results:
+        assert ours["scales"] == alone["scales"]
+        assert ours["scales"][4] < ours["scales"][3]  # a step was left out
+        assert torch.equal(ours["weights"], results[0][0]["weights"])
+        torch.testing.assert_close(ours["weights"], alone["weights"], rtol=0, atol=tolerance)
+        torch.testing.assert_close(
+            ours["norms"], alone["norms"], rtol=tolerance, atol=tolerance, equal_nan=True
+        )
+        assert ours["deferred"] == 6
+
+
+# ---- unusual steps ----------------------------------------------------------------------------
+
+
+def unusual(kind: str, distributed: bool) -> Tensor:
+    model = network()
+    passes = 2 if kind == "accumulation" else 1
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    if distributed:
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=passes
+        )
+    ranks, rank = (hvd.size(), hvd.rank()) if distributed else (1, 0)
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=kind != "zeros")
+        for part in range(passes):
+            x, y = batch(passes * step + part)
+            loss = nn.functional.mse_loss(model(x[rank::ranks]), y[rank::ranks])
+            if kind == "unused":  # the last layer's bias has no gradient anywhere
+                loss = nn.functional.mse_loss(model[:4](x[rank::ranks])[:, :3], y[rank::ranks])
+            loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if kind in ("skipped", "zeros") and step % 3 == 1:
+            continue
+        if kind == "cleared" and step % 3 == 1:
+            model.zero_grad()  # not by the optimizer
+            continue
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def body_unusual(kind: str) -> tuple[Tensor, Tensor]:
+    with new_job(SPLIT):
+        return unusual(kind, distributed=True), unusual(kind, distributed=False)
+
+
+@pytest.mark.parametrize("kind", ["skipped", "zeros", "cleared", "accumulation", "unused"])
+def test_unusual_steps(three_ranks: RankPool, kind: str) -> None:
+    results = three_ranks.run(body_unusual, kind)
+    for ours, alone in results:
+        assert torch.equal(ours, results[0][0])
+        torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-6)
+
+
+# ---- the choice -------------------------------------------------------------------------------
+
+
+def body_choice(clip: str | None, env: dict[str, str]) -> tuple[bool, str]:
+    with new_job({"HVD_ORDER_TUNE": "0", **env}):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+        )
+        for step in range(5):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            if clip == "elements":
+                assert all(p.grad.isfinite().all() for p in model.parameters())  # type: ignore[union-attr]
+            elif clip is not None:
+                CLIPS[clip](model, optimizer)
+            optimizer.step()
+        from hvd_order.c10d.engine.engine_host import running_host
+
+        host = running_host()
+        assert host is not None
+        return host.slice_settings.split, str(optimizer.overlap_report())
+
+
+@pytest.mark.parametrize(
+    ("clip", "env", "split", "says"),
+    [
+        ("clip_grad_norm_", {}, True, "all 6 parameters"),
+        (None, {}, False, "all 6 parameters"),
+        ("value", {}, False, "all 6 parameters"),
+        ("elements", {}, False, "elements of gradients were read before step()"),
+        ("clip_grad_norm_", {"HVD_ORDER_SPLIT": "never"}, False, "HVD_ORDER_SPLIT=never"),
+        (None, {"HVD_ORDER_SPLIT": "always"}, True, "all 6 parameters"),
+    ],
+)
+def test_split_where_norms_are_read(
+    two_ranks: RankPool, clip: str | None, env: dict[str, str], split: bool, says: str
+) -> None:
+    for chosen, report in two_ranks.run(body_choice, clip, env):
+        assert chosen == split
+        assert says in report
+
+
+# ---- a rank that dies -------------------------------------------------------------------------
+
+BETWEEN = """
+import sys
+import torch
+import hvd_order.torch as hvd
+
+hvd.init()
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
+)
+step = 0
+try:
+    while True:
+        optimizer.zero_grad()
+        model(torch.ones(2, 64)).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        step += 1
+        if step == 6:
+            print("between the halves", flush=True)
+            if hvd.rank() == 1:
+                sys.stdin.read()  # until the end
+        optimizer.step()
+except hvd.HorovodInternalError as error:
+    print(f"raised {type(error).__name__}: {error}", flush=True)
+    sys.exit(3)
+"""
+
+
+def test_a_rank_dies_between_the_halves() -> None:
+    with start_script(
+        3, BETWEEN, env={"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TIMEOUT": "20"}
+    ) as script:
+        script.wait_for_output(1, "between the halves")
+        script.kill(1)
+        ended = script.wait(timeout=40)
+    assert ended[1].returncode == -signal.SIGKILL
+    for rank in (0, 2):
+        assert ended[rank].returncode == 3, ended[rank].stderr
+        assert "raised PeerLost: rank 1 is gone" in ended[rank].stdout
