@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The data files of benchmarks/results: all of them (`make bench`, 127 minutes), or those named without ".json".
+# The data files of benchmarks/results: all of them (`make bench`, 171 minutes), or those named without ".json".
 # Leave the machine alone meanwhile. What needs a GPU: gpu_check.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -32,6 +32,16 @@ record side_by_side-vgg16 side_by_side/main --models vgg16 --rate-mbit 2000 \
   --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
 record side_by_side-gpt2_small side_by_side/main --models gpt2_small --rate-mbit 2000 \
   --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
+for model in resnet50 densenet121; do
+  record "side_by_side-clip-$model" side_by_side/main --models "$model" --clip \
+    --systems ddp_tuned hvd_order --rounds 3
+done
+for model in gpt2_small bert_large; do
+  record "side_by_side-clip-$model" side_by_side/main --models "$model" --clip \
+    --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
+done
+record side_by_side-clip-resnet50-4 side_by_side/main --models resnet50 --hosts 4 --clip \
+  --systems ddp_tuned hvd_order --rounds 2
 record side_by_side-real side_by_side/main --models small_cnn demo_gpt \
   --systems ddp_tuned hvd_order --rounds 12
 record side_by_side-resnet50-bound side_by_side/main --models resnet50 \

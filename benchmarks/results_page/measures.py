@@ -24,6 +24,7 @@ class CellOf:
     rate_mbit: float = 1000.0
     ratio: float | None = 1.0
     framework: str = "torch"
+    clipped: bool = False
 
     def find(self, documents: Documents, *systems: str) -> tuple[Document, dict[str, Any]] | None:
         """The newest such cell in which all these systems ran, and its file."""
@@ -38,6 +39,7 @@ class CellOf:
                     and setting["rate_mbit"] == self.rate_mbit
                     and setting["ratio"] == self.ratio
                     and setting["late"] == 1.0
+                    and (setting.get("clip") is not None) == self.clipped
                 )
                 if same and all(system in cell["systems"] for system in systems):
                     return document, cell
@@ -68,6 +70,24 @@ def step_ratio(cell: CellOf, system: str, other: str) -> Measure:
         document, data = found
         seconds = [data["systems"][name]["seconds"] for name in (system, other)]
         return _ratio(paired_ratio(*seconds), document)
+
+    return measure
+
+
+def ratio_over_bounds(cell: CellOf, system: str, other: str) -> Measure:
+    """Steps of a system over those of one that sends whole gradients, over the bounds' ratio.
+
+    The cell is clipped. The bounds are the optimum and that of whole all-reduces.
+    """
+
+    def measure(documents: Documents) -> Figure | None:
+        found = cell.find(documents, system, other)
+        if found is None:
+            return None
+        document, data = found
+        ratio = paired_ratio(*(data["systems"][name]["seconds"] for name in (system, other)))
+        bounds = data["optimum_s"] / data["clip_bounds"]["unsplit_s"]
+        return Figure(ratio.median / bounds, ratio.low / bounds, ratio.high / bounds, document)
 
     return measure
 

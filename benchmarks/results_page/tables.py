@@ -19,13 +19,16 @@ def _cells(runs: Sequence[Document]) -> list[str]:
     for run in runs:
         for cell, summary in zip(run.raw["cells"], run.content["summary"]["cells"], strict=True):
             setting = cell["setting"]
+            clipped, optimum = "", f"{summary['optimum_s']:.3f}"
+            if bounds := cell.get("clip_bounds"):
+                clipped = " (clipped)"
+                optimum += f" (whole all-reduces: {bounds['unsplit_s']:.3f})"
             for name, system in summary["systems"].items():
                 measured = cell["systems"][name]
                 seconds = measured["seconds"]
                 rows.append([
-                    f"{setting['model']}, {setting['hosts']}, {setting['rate_mbit']:g}",
-                    f"{summary['local_s']:.3f}", f"{summary['wire_s']:.3f}",
-                    f"{summary['optimum_s']:.3f}",
+                    f"{setting['model']}{clipped}, {setting['hosts']}, {setting['rate_mbit']:g}",
+                    f"{summary['local_s']:.3f}", f"{summary['wire_s']:.3f}", optimum,
                     f"{name} ({measured['note']})" if measured["note"] else name,
                     f"{system['step_s']:.3f}", f"{min(seconds):.3f} to {max(seconds):.3f}",
                     f"{system['over_optimum']:.3f}", f"{100 * system['link_use']:.0f} %",

@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from cell_bounds import ClipBounds, clipped_optimum_s, layer_s, optimum_s
 from commands import step_s
 from common.summary import Ratio, paired_ratio
 from common.turns import turns
 from fleet import Fleet
 from planned import write_plan
+from weights import same_weights
 from workloads import size_bytes
 
-from hvd_order.plan.bounds.bound import chain_optimum_s
 from hvd_order.plan.steps.efficiency import Overlap
 
 DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
-"""Tried beside the default of 25 for "tuned" DDP."""
+"""Of these "tuned" DDP takes the best; its own default is 25."""
 _TUNING_STEPS = 3
 # DDP lays its buckets out anew after the first step, hvd_order learns in two.
 _FIRST_STEPS = 3
@@ -44,6 +45,7 @@ class Setting:
         rate_mbit: of each host's link, both ways.
         steps: measured steps of a system in each round.
         late: the last rank computes for so many times as long as the others.
+        clip: all gradients are clipped to this global norm in every step; None: they are not.
     """
 
     model: str
@@ -53,6 +55,18 @@ class Setting:
     rounds: int = 3
     steps: int = 5
     late: float = 1.0
+    clip: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The model, and what is unusual about how it is trained."""
+        late = f", late {self.late:g}" if self.late != 1 else ""
+        return self.model + late + ("" if self.clip is None else ", clipped")
+
+    @property
+    def clip_options(self) -> dict[str, float]:
+        """For systems.py."""
+        return {} if self.clip is None else {"max_norm": self.clip}
 
 
 @dataclass
@@ -82,9 +96,11 @@ class CellResult:
 
     Attributes:
         wire_s: a saturated all-reduce of all gradients.
-        optimum_s: of hvd_order/plan/bounds/bound.py, from the measured local step and wire time.
+        optimum_s: from the measured local step and wire time: of hvd_order/plan/bounds/bound.py,
+            with clipping that of clipped_bound.py.
         recorded: one step of each system, see worker.py.
-        same_weights: all systems ended with the same parameters, and so did all ranks.
+        same_weights: all systems ended with the same parameters, and so did all ranks (weights.py).
+        clip_bounds: None without clipping.
     """
 
     setting: Setting
@@ -94,6 +110,7 @@ class CellResult:
     systems: dict[str, Measured]
     recorded: dict[str, Any]
     same_weights: bool
+    clip_bounds: ClipBounds | None = None
 
     @property
     def local_s(self) -> float:
@@ -126,9 +143,11 @@ class CellResult:
         """Medians, and what follows from them."""
         return {
             "model": self.setting.model,
+            "clip": self.setting.clip,
             "local_s": self.local_s,
             "wire_s": self.wire_s,
             "optimum_s": self.optimum_s,
+            "clip_bounds": None if self.clip_bounds is None else asdict(self.clip_bounds),
             "same_weights": self.same_weights,
             "systems": {
                 name: {
@@ -153,12 +172,14 @@ class Contestant:
         system: as in systems.py.
         fleet: its ranks, which it may share with others.
         options: for systems.py.
+        buckets_mib: of which "ddp_tuned" takes the best.
     """
 
     name: str
     system: str
     fleet: Fleet
     options: dict[str, Any] = field(default_factory=dict)
+    buckets_mib: Sequence[float] = DDP_BUCKETS_MIB
 
 
 def run_cell(
@@ -185,16 +206,18 @@ def run_cell(
     jobs: dict[str, Fleet] = {}
     results: dict[str, Measured] = {}
     for one in (Contestant("local", "local", local_fleet or torch_fleet), *contestants):
-        name, fleet, extra = one.name, one.fleet, dict(one.options)
+        name, fleet = one.name, one.fleet
+        extra = {**one.options, **setting.clip_options}
         _check_memory(name, setting, total_bytes)
         if name == "ddp_tuned":
-            extra["bucket_mib"] = _best_bucket(torch_fleet, setting.model, compute_s, tell)
+            extra["bucket_mib"] = _best_bucket(torch_fleet, one, setting, compute_s, tell)
         elif name == "hvd_order_planned":
             tell("plan")
             local = (local_fleet or torch_fleet)("record", job="local", warm_up=_WARM_UP)[0]
-            layer_s = _layer_s(local["layers"], local["step_s"])
+            times = layer_s(local["layers"], local["step_s"])
             with fleet.awake():
-                write_plan(fleet, setting.model, layer_s, Path(extra["env"]["HVD_ORDER_PLAN"]))
+                path = Path(extra["env"]["HVD_ORDER_PLAN"])
+                write_plan(fleet, setting.model, times, path, setting.clip is not None)
         results[name] = Measured()
         tell(f"build {name}")
         with fleet.awake():
@@ -221,15 +244,13 @@ def run_cell(
                 weights[name] = fleet("weights", job=name)
             fleet("drop", job=name)
     wire_s = statistics.median(wire)
-    return CellResult(
-        setting,
-        total_bytes,
-        wire_s,
-        _optimum(recorded["local"]["layers"], layer_bytes, results["local"].step_s, wire_s),
-        results,
-        recorded,
-        _same(weights),
-    )
+    found = (recorded["local"]["layers"], layer_bytes, results["local"].step_s, wire_s)
+    if setting.clip is None:
+        best_s, clip_bounds = optimum_s(*found), None
+    else:
+        best_s, clip_bounds = clipped_optimum_s(*found)
+    same = same_weights(weights, setting.clip is not None)
+    return CellResult(setting, total_bytes, wire_s, best_s, results, recorded, same, clip_bounds)
 
 
 def _check_memory(name: str, setting: Setting, total_bytes: int) -> None:
@@ -248,59 +269,18 @@ def _wire(fleet: Fleet, size_bytes: int) -> list[float]:
 
 
 def _best_bucket(
-    fleet: Fleet, model: str, compute_s: list[float], tell: Callable[[str], None]
+    fleet: Fleet,
+    one: Contestant,
+    setting: Setting,
+    compute_s: list[float],
+    tell: Callable[[str], None],
 ) -> float:
     best = (float("inf"), 25.0)
-    for bucket_mib in DDP_BUCKETS_MIB:
+    for bucket_mib in one.buckets_mib:
         tell(f"tune DDP: buckets of {bucket_mib:g} MiB")
-        fleet("build", job="trial", system="ddp", model=model, compute_s=compute_s,
-              options={"bucket_mib": bucket_mib})  # fmt: skip
+        fleet("build", job="trial", system="ddp", model=setting.model, compute_s=compute_s,
+              options={"bucket_mib": bucket_mib, **setting.clip_options})  # fmt: skip
         answers = fleet("steps", job="trial", count=_TUNING_STEPS, warm_up=_FIRST_STEPS)
         fleet("drop", job="trial")
         best = min(best, (statistics.median(step_s(answers)), bucket_mib))
     return best[1]
-
-
-def _optimum(
-    events: list[tuple[str, str, float, float]],
-    layer_bytes: list[int],
-    local_s: float,
-    wire_s: float,
-) -> float:
-    """From what was measured.
-
-    Args:
-        events: of a recorded local step, or several.
-        local_s: step time.
-    """
-    forward_s, backward_s = zip(*_layer_s(events, local_s), strict=True)
-    return chain_optimum_s(
-        forward_s, backward_s, [wire_s * size / sum(layer_bytes) for size in layer_bytes]
-    )
-
-
-def _layer_s(
-    events: list[tuple[str, str, float, float]], local_s: float
-) -> list[tuple[float, float]]:
-    """Forward and backward time of each layer.
-
-    Args:
-        events: of a recorded local step, or several.
-        local_s: step time, which is spread over the layers: it includes the optimizer.
-    """
-    names = list(dict.fromkeys(name for name, kind, _, _ in events if kind == "forward"))
-    took = {(name, kind): 0.0 for name in names for kind in ("forward", "backward")}
-    for name, kind, begin, end in events:
-        took[name, kind] += end - begin
-    scale = local_s / sum(took.values())
-    return [(scale * took[name, "forward"], scale * took[name, "backward"]) for name in names]
-
-
-def _same(weights: dict[str, list[list[float]]]) -> bool:
-    """Whether all systems and ranks agree, up to the rounding of sums taken in another order."""
-    everything = [values for by_rank in weights.values() for values in by_rank]
-    return all(
-        abs(a - b) <= 1e-5 * max(abs(a), abs(b))
-        for values in everything
-        for a, b in zip(everything[0], values, strict=True)
-    )

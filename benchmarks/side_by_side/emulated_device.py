@@ -57,17 +57,27 @@ def _sleep_until(end: float) -> None:
 class EmulatedLayer(torch.nn.Module):
     """One layer of a profile."""
 
-    def __init__(self, profile: Layer, push: float, recorder: Recorder, by_kernels: bool) -> None:
-        """``push``: scale of this rank's gradient. ``by_kernels``: Python sees no reader."""
+    def __init__(
+        self,
+        profile: Layer,
+        push: float,
+        recorder: Recorder,
+        by_kernels: bool,
+        gradients: list[torch.Tensor],
+    ) -> None:
+        """A layer whose backward pass fills ``gradients``.
+
+        Args:
+            push: scale of this rank's gradient.
+            by_kernels: Python sees no reader.
+        """
         super().__init__()
         self.by_kernels = by_kernels
         self.profile = profile
         self.push = push
         self.recorder = recorder
         self.tensors = torch.nn.ParameterList(torch.zeros(size) for size in profile.tensors)
-        # The same memory in every step, as an accelerator's caching allocator gives it. Fresh pages
-        # would be the processor's affair, in a virtual machine even the host's.
-        self.gradients = [torch.zeros(size) for size in profile.tensors]
+        self.gradients = gradients
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = _Run.apply(x, self, *self.tensors)
@@ -77,13 +87,25 @@ class EmulatedLayer(torch.nn.Module):
 class EmulatedModel(torch.nn.Sequential):
     """All layers of a profile, one after the other."""
 
-    def __init__(self, profile: Profile, rank: int) -> None:
-        """``rank``: ranks get different gradients, as different data would give."""
+    def __init__(self, profile: Profile, rank: int, like: EmulatedModel | None = None) -> None:
+        """A model of a profile.
+
+        Args:
+            rank: ranks get different gradients, as different data would give.
+            like: a model of the same sizes that never trains at the same time; its gradients'
+                memory is shared.
+        """
         self.recorder = Recorder()
+        # The same memory in every step, as an accelerator's caching allocator gives it. Fresh pages
+        # would be the processor's affair, in a virtual machine even the host's.
+        gradients = [
+            [torch.zeros(size) for size in layer.tensors] if like is None else like[i].gradients
+            for i, layer in enumerate(profile.layers)
+        ]
         super().__init__(
             *[
-                EmulatedLayer(layer, 1e-3 * (1 + rank), self.recorder, profile.by_kernels)
-                for layer in profile.layers
+                EmulatedLayer(layer, 1e-3 * (1 + rank), self.recorder, profile.by_kernels, mine)
+                for layer, mine in zip(profile.layers, gradients, strict=True)
             ]
         )
 

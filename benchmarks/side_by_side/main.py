@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from cell import CellResult, Contestant, MemoryIsShort, Setting, run_cell
+from cell import DDP_BUCKETS_MIB, CellResult, Contestant, MemoryIsShort, Setting, run_cell
+from cell_bounds import ClipBounds
 from common.environment import ROOT, commit_of, describe, environment
 from common.horovod_workers import horovod_env
 from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_record
@@ -47,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     cells: list[CellResult] = []
     failed = []
     settings = [
-        Setting(model, hosts, rate, ratio, options.rounds, options.steps, options.late)
+        Setting(
+            model, hosts, rate, ratio, options.rounds, options.steps, options.late, options.clip
+        )
         for hosts, rate, model in itertools.product(
             options.hosts, options.rate_mbit, options.models
         )
@@ -58,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for cell in _run_group(hosts, rate, list(group), options):
                 cells.append(cell)
                 print(_table([cell], header=len(cells) == 1), flush=True)
+                if cell.clip_bounds is not None:
+                    print(_clip_line(cell, cell.clip_bounds), flush=True)
         except (RankFailed, MemoryIsShort) as error:
             print(f"\n{error}", file=sys.stderr)
             failed.append(str(error))
@@ -146,7 +151,8 @@ def _torch(
             env = {**knobs, "HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}
             contestants.append(Contestant(name, "hvd_order", another(200), {"env": env}))
         else:
-            contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet))
+            contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet,
+                                          buckets_mib=options.buckets_mib))  # fmt: skip
     if options.before:
         fleet = another(400, options.before.resolve())
         contestants.append(Contestant("before", "hvd_order", fleet, {"env": knobs}))
@@ -243,9 +249,8 @@ def _table(cells: list[CellResult], header: bool = True) -> str:
     rows = []
     for cell in cells:
         s = cell.setting
-        late = f", late {s.late:g}" if s.late != 1 else ""
         rows += [[
-            s.model + late, s.hosts, f"{s.rate_mbit:g}", f"{cell.ratio:.3g}",
+            s.label, s.hosts, f"{s.rate_mbit:g}", f"{cell.ratio:.3g}",
             f"{cell.wire_s:.3f}", f"{cell.local_s:.3f}", f"{cell.optimum_s:.3f}",
             name + (f" ({m.note})" if m.note else ""),
             f"{m.step_s:.3f}", f"{min(m.seconds):.3f}-{max(m.seconds):.3f}",
@@ -260,6 +265,20 @@ def _table(cells: list[CellResult], header: bool = True) -> str:
          "range", "/ optimum", "E", "link %", "CPU s", "/ hvd_order [95 %]"], rows,
     )  # fmt: skip
     return text if header else "\n".join(text.split("\n")[2:])
+
+
+def _clip_line(cell: CellResult, bounds: ClipBounds) -> str:
+    """What the norm leaves of the overlap: the bounds, and how far the systems follow them."""
+    gain = cell.optimum_s / bounds.unsplit_s
+    text = (
+        f"{cell.setting.label} at norm {cell.setting.clip:g}: optimum {cell.optimum_s:.3f} s; with "
+        f"no all-gather before the norm {bounds.late_gathers_s:.3f} s; with whole all-reduces "
+        f"{bounds.unsplit_s:.3f} s; optimum / whole {gain:.3f}"
+    )
+    if {"hvd_order", "ddp_tuned"} <= cell.systems.keys():
+        ratio = cell.against("hvd_order", "ddp_tuned")
+        text += f"; hvd_order / ddp_tuned {ratio}, that over it {ratio.median / gain:.3f}"
+    return text
 
 
 def _write(found: dict[str, Any], cells: list[CellResult], options: argparse.Namespace) -> None:
@@ -292,12 +311,17 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
                         help="computation over communication, of emulated models")  # fmt: skip
     parser.add_argument("--late", type=float, default=1.0, metavar="FACTOR",
                         help="the last host computes for so many times as long")  # fmt: skip
+    parser.add_argument("--clip", nargs="?", type=float, const=1.0, metavar="NORM",
+                        help="every system clips all gradients to this global norm in every step; "
+                        "1 if none is named")  # fmt: skip
     parser.add_argument("--framework", choices=list(SYSTEMS), default="torch")
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM",
                         help="; ".join(f"{framework}: {', '.join(names)}"
                                        for framework, names in SYSTEMS.items()))  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--steps", type=int, default=5, help="measured steps in each turn")
+    parser.add_argument("--buckets-mib", nargs="+", type=float, default=list(DDP_BUCKETS_MIB),
+                        metavar="MIB", help="of which tuned DDP takes the best")  # fmt: skip
     parser.add_argument("--env", nargs="+", default=[], metavar="NAME=VALUE",
                         help="knobs of hvd_order")  # fmt: skip
     parser.add_argument("--sweep", nargs="+", default=[], metavar="SLICE/CREDIT",
@@ -316,7 +340,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--late {options.late:g}: a factor above 0 is needed")
     if options.late != 1 and any(is_real(model) for model in options.models):
         parser.error("--late goes with emulated models: real ones take the time they take")
+    if options.clip is not None and not options.clip > 0:
+        parser.error(f"--clip {options.clip:g}: a norm above 0 is needed")
     if options.framework == "tensorflow":
+        if options.clip is not None:
+            parser.error("--clip goes with --framework torch")
         if find_spec("tensorflow") is None:
             parser.error("TensorFlow is not installed: pip install -r requirements/tensorflow.txt")
         if "hvd_order" not in options.systems:

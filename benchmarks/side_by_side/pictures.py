@@ -25,7 +25,7 @@ def draw_bars(cells: list[CellResult], path: Path) -> None:
     axes.axhline(1.0, color="black", linewidth=1)
     axes.set_xticks(
         [k + 0.4 - width / 2 for k in range(len(cells))],
-        [f"{c.setting.model}\n{c.setting.hosts} x {c.setting.rate_mbit:g} Mbit/s\n"
+        [f"{c.setting.label}\n{c.setting.hosts} x {c.setting.rate_mbit:g} Mbit/s\n"
          f"ratio {c.ratio:.3g}" for c in cells], fontsize=7,
     )  # fmt: skip
     axes.set_ylabel("step time / optimum")
@@ -59,7 +59,7 @@ def draw_steps(cell: CellResult, path: Path) -> None:
         _draw_step(at, cell.recorded[name], cell.setting.rate_mbit)
         at.set_ylabel(name, rotation=0, ha="right", fontsize=8)
     figure.suptitle(
-        f"{cell.setting.model}: rank 0, one step (blue forward, orange backward, grey: use of the "
+        f"{cell.setting.label}: rank 0, one step (blue forward, orange backward, grey: use of the "
         "link)", fontsize=9,
     )  # fmt: skip
     plt.xlabel("seconds from the start of the step")

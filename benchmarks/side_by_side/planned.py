@@ -16,16 +16,18 @@ from hvd_order.predict.tune import tune
 
 
 def write_plan(
-    fleet: Fleet, model: str, layer_s: Sequence[tuple[float, float]], path: Path
+    fleet: Fleet, model: str, layer_s: Sequence[tuple[float, float]], path: Path, clipped: bool
 ) -> None:
     """Measures the link between a fleet's ranks and writes the plan that fits an emulated model.
 
     Args:
         layer_s: what each layer's forward and backward pass was measured to take.
+        clipped: whether gradients are clipped by their global norm in every step.
     """
     measured = fleet("link")[0]
     link = MeasuredLink(LinkModel(**measured["link"]), measured["ranks"], measured["backend"])
-    tune(_graph(model, layer_s), Network.of_link(link), model).plan.write(path)
+    graph = _graph(model, layer_s)
+    tune(graph, Network.of_link(link), model, clipped=clipped).plan.write(path)
 
 
 def _graph(model: str, layer_s: Sequence[tuple[float, float]]) -> Graph:

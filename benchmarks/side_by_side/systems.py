@@ -1,6 +1,7 @@
 """The systems under comparison: how each makes a model train in parallel.
 
-All get the same model and plain SGD; each is used as its own documentation says.
+All get the same model and plain SGD; each is used as its own documentation says. ``max_norm`` is
+that of clipping by the global norm; None: gradients are not clipped.
 """
 
 from __future__ import annotations
@@ -42,11 +43,16 @@ def _sgd(model: torch.nn.Module) -> torch.optim.SGD:
 
 
 def _loop(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Callable[[], torch.Tensor]
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Callable[[], torch.Tensor],
+    max_norm: float | None,
 ) -> Callable[[], None]:
     def step() -> None:
         optimizer.zero_grad()
         model(batch()).sum().backward()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
 
     return step
@@ -56,18 +62,28 @@ def _nothing() -> None:
     """There is nothing to finish."""
 
 
-def local(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:
+def local(
+    model: torch.nn.Module,
+    batch: Callable[[], torch.Tensor],
+    max_norm: float | None = None,
+    **_: Any,
+) -> Trainer:
     """No communication."""
-    return Trainer(_loop(model, _sgd(model), batch), _nothing)
+    return Trainer(_loop(model, _sgd(model), batch, max_norm), _nothing)
 
 
-def no_waiting(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:
+def no_waiting(
+    model: torch.nn.Module,
+    batch: Callable[[], torch.Tensor],
+    max_norm: float | None = None,
+    **_: Any,
+) -> Trainer:
     """The local step beside as many bytes as its gradients have, for which nothing waits.
 
     No system that moves these bytes on this machine can be faster: what it takes longer than the
     optimum is the price of sharing cores with the network.
     """
-    step = _loop(model, _sgd(model), batch)
+    step = _loop(model, _sgd(model), batch, max_norm)
     reduce = saturated_all_reduce(sum(p.numel() * p.element_size() for p in model.parameters()))
     travelling: list[Callable[[], None]] = []
 
@@ -85,30 +101,39 @@ def no_waiting(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: A
 
 
 def ddp(
-    model: torch.nn.Module, batch: Callable[[], torch.Tensor], bucket_mib: float = 25, **_: Any
+    model: torch.nn.Module,
+    batch: Callable[[], torch.Tensor],
+    bucket_mib: float = 25,
+    max_norm: float | None = None,
+    **_: Any,
 ) -> Trainer:
     parallel = torch.nn.parallel.DistributedDataParallel(
         model, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True
     )
-    return Trainer(
-        _loop(parallel, _sgd(parallel), batch), _nothing, note=lambda: f"{bucket_mib:g} MiB"
-    )
+    loop = _loop(parallel, _sgd(parallel), batch, max_norm)
+    return Trainer(loop, _nothing, note=lambda: f"{bucket_mib:g} MiB")
 
 
-def fsdp2(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:
+def fsdp2(
+    model: torch.nn.Module,
+    batch: Callable[[], torch.Tensor],
+    max_norm: float | None = None,
+    **_: Any,
+) -> Trainer:
     """Parameters stay gathered between forward and backward: the fastest setting."""
     from torch.distributed.fsdp import fully_shard
 
     for layer in model.children():
         fully_shard(layer, reshard_after_forward=False)
     fully_shard(model, reshard_after_forward=False)
-    return Trainer(_loop(model, _sgd(model), batch), _nothing)
+    return Trainer(_loop(model, _sgd(model), batch, max_norm), _nothing)
 
 
 def hvd_order(
     model: torch.nn.Module,
     batch: Callable[[], torch.Tensor],
     env: dict[str, str] | None = None,
+    max_norm: float | None = None,
     **_: Any,
 ) -> Trainer:
     """Joins the process group that exists; ``env`` sets its knobs."""
@@ -139,16 +164,32 @@ def hvd_order(
         return host.engine.take_counts()[0] if hasattr(host.engine, "take_counts") else 0
 
     return Trainer(
-        _loop(model, optimizer, batch), optimizer.flush, lambda: host.settled, hvd.shutdown, note,
-        messages,
+        _loop(model, optimizer, batch, max_norm), optimizer.flush, lambda: host.settled,
+        hvd.shutdown, note, messages,
     )  # fmt: skip
 
 
-def horovod(model: torch.nn.Module, batch: Callable[[], torch.Tensor], **_: Any) -> Trainer:
+def horovod(
+    model: torch.nn.Module,
+    batch: Callable[[], torch.Tensor],
+    max_norm: float | None = None,
+    **_: Any,
+) -> Trainer:
     import horovod.torch as hvd
 
     optimizer = hvd.DistributedOptimizer(_sgd(model), named_parameters=model.named_parameters())
-    return Trainer(_loop(model, optimizer, batch), _nothing)
+    if max_norm is None:
+        return Trainer(_loop(model, optimizer, batch, None), _nothing)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(batch()).sum().backward()
+        optimizer.synchronize()  # Horovod's documentation asks for these two around clipping
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+    return Trainer(step, _nothing)
 
 
 SYSTEMS: dict[str, Callable[..., Trainer]] = {

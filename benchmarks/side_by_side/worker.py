@@ -82,7 +82,9 @@ class Worker:
         Returns:
             The model's layer_bytes().
         """
-        work = build(model, self._rank, compute_s[self._rank])
+        # A cell has one model, and all jobs of a cell are dropped before the next cell.
+        beside = [other.work.model for other in self._jobs.values()]
+        work = build(model, self._rank, compute_s[self._rank], beside)
         layer_bytes = work.layer_bytes()
         trainer = SYSTEMS[system](work.model, work.batch, **options)
         self._jobs[job] = Job(trainer, work)

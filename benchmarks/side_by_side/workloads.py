@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -44,16 +44,21 @@ def is_real(name: str) -> bool:
     return name in REAL_MODELS
 
 
-def build(name: str, rank: int, compute_s: float) -> Workload:
+def build(
+    name: str, rank: int, compute_s: float, beside: Iterable[torch.nn.Module] = ()
+) -> Workload:
     """The model of that name.
 
     Args:
         rank: ranks have different data.
         compute_s: of forward and backward; real models take their time.
+        beside: models of this name that train in other turns; emulated ones share the memory of
+            gradients, as an allocator would reuse it.
     """
     torch.manual_seed(0)
     if not is_real(name):
-        emulated = EmulatedModel(PROFILES[name]().scaled_to(compute_s), rank)
+        like = next((m for m in beside if isinstance(m, EmulatedModel)), None)
+        emulated = EmulatedModel(PROFILES[name]().scaled_to(compute_s), rank, like)
 
         def zero() -> None:
             with torch.no_grad():

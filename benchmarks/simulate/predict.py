@@ -87,6 +87,8 @@ def cells_of_json(path: Path) -> Iterator[Cell]:
         setting = cell["setting"]
         if setting["model"] not in PROFILES or setting["ratio"] is None:
             continue
+        if setting.get("clip") is not None:
+            continue  # what `Machine` says was measured without clipping
         measured = []
         for name, system in cell["systems"].items():
             if re.search(r"\d (?:KiB|MiB)", system["note"]):

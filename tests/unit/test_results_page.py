@@ -17,6 +17,7 @@ from common.schema import problems  # noqa: E402
 from results_page.documents import FOLDER, Document, Documents, InvalidResult  # noqa: E402
 from results_page.figure import MET, MISSED, OPEN  # noqa: E402
 from results_page.main import PAGE, README, pictures_on_file  # noqa: E402
+from results_page.measures import CellOf, over_optimum, ratio_over_bounds  # noqa: E402
 from results_page.page import page  # noqa: E402
 from results_page.readme_table import readme_with_table  # noqa: E402
 from results_page.targets import TARGETS  # noqa: E402
@@ -82,6 +83,35 @@ def test_the_verdict_follows_from_the_data(ratio: float, spread: float, verdict:
 def test_a_target_without_data_keeps_its_row() -> None:
     cells = row("one rank: step / plain optimizer", None)
     assert cells[2] == "not run since 2026-11-21, see [HISTORY.md](HISTORY.md)"
+
+
+def clipped_cell() -> dict[str, Any]:
+    """A clipped cell: optimum 1 s, whole all-reduces 1.25 s, DDP 1.5 s and hvd_order 1.2 s."""
+    return {
+        "setting": {"model": "resnet50", "hosts": 2, "rate_mbit": 1000.0, "ratio": 1.0,
+                    "late": 1.0, "clip": 1.0},
+        "optimum_s": 1.0,
+        "clip_bounds": {"late_gathers_s": 1.1, "unsplit_s": 1.25},
+        "systems": {"ddp_tuned": {"seconds": [1.5] * 10}, "hvd_order": {"seconds": [1.2] * 10}},
+    }  # fmt: skip
+
+
+def test_a_clipped_cell_is_compared_with_its_own_bounds_alone() -> None:
+    content = {
+        **overhead_file(1.0),
+        "benchmark": "side_by_side",
+        "raw": {"cells": [clipped_cell()]},
+    }
+    documents = Documents([Document("side_by_side-clip.json", content)])
+    clipped = CellOf("resnet50", clipped=True)
+    assert over_optimum(CellOf("resnet50"))(documents) is None
+    over = over_optimum(clipped)(documents)
+    assert over is not None
+    assert over.value == pytest.approx(1.2)
+    # DDP takes 1.25 times hvd_order's step, as the bounds promise
+    ratio = ratio_over_bounds(clipped, "hvd_order", "ddp_tuned")(documents)
+    assert ratio is not None
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.0, 1.0, 1.0))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ def draw(documents: Documents, path: Path) -> bool:
             for cell in document.raw["cells"]:
                 setting = cell["setting"]
                 ratio = "" if setting["ratio"] in (1, None) else f"\nratio {setting['ratio']:g}"
-                name = (f"{setting['model']}\n{setting['hosts']} x {setting['rate_mbit']:g} Mbit/s"
-                        f"{ratio}")  # fmt: skip
+                clipped = "" if setting.get("clip") is None else ", clipped"
+                name = (f"{setting['model']}{clipped}\n{setting['hosts']} x "
+                        f"{setting['rate_mbit']:g} Mbit/s{ratio}")  # fmt: skip
                 cells.setdefault(name, cell)
     if not cells:
         return False

@@ -15,7 +15,7 @@ _MODELS = ("densenet121", "resnet50")  # the first that is on file; its step is 
 
 
 def draw(documents: Documents, path: Path) -> bool:
-    """Draws the newest cell that has both systems.
+    """Draws the newest cell that has both systems and does not clip.
 
     Returns:
         Whether there was data.
@@ -24,7 +24,8 @@ def draw(documents: Documents, path: Path) -> bool:
         for document in documents.of("side_by_side", "cells"):
             for cell in document.raw["cells"]:
                 ddp = next((n for n in ("ddp_tuned", "ddp") if n in cell["recorded"]), None)
-                if cell["setting"]["model"] == model and ddp and "hvd_order" in cell["recorded"]:
+                wanted = cell["setting"]["model"] == model and not cell["setting"].get("clip")
+                if wanted and ddp and "hvd_order" in cell["recorded"]:
                     _draw(cell, (ddp, "hvd_order"), path)
                     return True
     return False
