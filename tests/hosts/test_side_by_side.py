@@ -52,3 +52,22 @@ def test_the_comparison_runs() -> None:
             assert name == "local" or 0.999 < sent / cell["size_bytes"] < 1.1
     for kind in ("bars", "efficiency", "step"):
         assert path.with_name(f"quick_test_{kind}.png").stat().st_size > 1000
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(why_not() is not None, reason=f"no emulated hosts here: {why_not()}")
+def test_the_comparison_runs_with_clipping() -> None:
+    command = [
+        sys.executable, "-m", "hvd_order.cli", "bench", "--name", "clip_test", "--clip",
+        "--models", "densenet121", "--rate-mbit", "4000", "--rounds", "1", "--steps", "2",
+        "--systems", "ddp_tuned", "hvd_order", "--buckets-mib", "5",
+        "--env", "HVD_ORDER_TUNE=0",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "densenet121, clipped at norm 1: optimum" in done.stdout
+    (cell,) = json.loads((ROOT / "out/results/clip_test.json").read_text())["raw"]["cells"]
+    assert cell["same_weights"]
+    assert cell["setting"]["clip"] == 1.0
+    bounds = cell["clip_bounds"]
+    assert 0 < cell["optimum_s"] <= min(bounds["unsplit_s"], bounds["late_gathers_s"])
