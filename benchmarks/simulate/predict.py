@@ -24,7 +24,7 @@ from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_rec
 from profiles import PROFILES, Layer, Profile  # noqa: E402
 
 from hvd_order.plan.bounds.bound import chain_optimum_s  # noqa: E402
-from hvd_order.predict.scenario import AgreementName  # noqa: E402
+from hvd_order.plan.link.slice_settings import AgreementName  # noqa: E402
 from hvd_order.predict.simulate import AllReduce, Schedule, Workload, ddp, simulate  # noqa: E402
 
 _MIB = 2**20
