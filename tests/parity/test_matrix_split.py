@@ -26,7 +26,7 @@ def body_split(program: str, optimizer: str, alone: dict[str, Tensor]) -> dict[s
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENV.items():
             patch.setenv(name, value)
-        result = body_compare(program, optimizer, alone)
+        result = body_compare(program, optimizer, alone, fixed_slices=True)
         host = running_host()
         assert host is not None
         split = host.slice_settings.split
