@@ -22,8 +22,7 @@ void writeSquare(const at::Tensor& values, const at::Tensor& square) {
         static_cast<std::size_t>(values.nbytes()));
     return;
   }
-  at::Tensor to = square;
-  to.copy_(values.to(at::kDouble).square().sum());
+  square.copy_(values.to(at::kDouble).square().sum());
 }
 
 } // namespace hvd_order

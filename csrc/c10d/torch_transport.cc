@@ -176,15 +176,10 @@ void TorchTransport::issue(SliceKey key, const Slice& slice, Done done) {
 }
 
 void TorchTransport::start(Sum sum) {
-  if (sum.operation == Operation::kAllReduce) {
-    allReduce(std::move(sum));
-  } else {
-    startHalf(std::move(sum));
+  if (sum.operation != Operation::kAllReduce && !hasHalves()) {
+    throw InvalidUsage("this transport cannot split an all-reduce");
   }
-}
-
-void TorchTransport::startHalf(Sum /*sum*/) {
-  throw InvalidUsage("this transport cannot split an all-reduce");
+  begin(std::move(sum));
 }
 
 void TorchTransport::whenReady(

@@ -79,17 +79,19 @@ class TorchTransport : public Transport {
     std::function<void()> reduced;
   };
 
-  /// Starts a sum.
-  virtual void allReduce(Sum sum) = 0;
+  /// Starts a sum, or a half of one if `hasHalves`.
+  virtual void begin(Sum sum) = 0;
 
-  /// Starts a half of a sum: `Sum::operation`. @throws InvalidUsage if the transport has no halves.
-  virtual void startHalf(Sum sum);
+  /// Whether `begin` knows the halves of a split all-reduce.
+  [[nodiscard]] virtual bool hasHalves() const {
+    return false;
+  }
   /// The part of `elements` elements that this rank sums in the first half.
   [[nodiscard]] virtual Shard shard(std::int64_t elements) const {
     return {0, elements};
   }
 
-  /// Whether `allReduce` regards `Sum::behind`.
+  /// Whether `begin` regards `Sum::behind`.
   [[nodiscard]] virtual bool canIssueAhead() const {
     return false;
   }
@@ -124,7 +126,7 @@ class TorchTransport : public Transport {
   [[nodiscard]] std::vector<SquaredPart> squaredParts(
       const std::vector<at::Tensor>& buffers,
       const SliceLayout& layout,
-      SliceIndex slice) const;
+      SliceIndex index) const;
   EventWatcher& watcher();
   std::size_t readyQueue(const c10::Stream& stream);
   std::shared_ptr<Model> modelOf(ModelId model);

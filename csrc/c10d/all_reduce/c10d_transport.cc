@@ -36,7 +36,7 @@ Shard C10dTransport::shard(std::int64_t elements) const {
   return shardOf(elements, group_->getRank(), group_->getSize());
 }
 
-HalfTransfer C10dTransport::begin(const Sum& sum) {
+Transfer C10dTransport::transferOf(const Sum& sum) {
   if (sum.operation == Operation::kAllReduce) {
     std::vector<at::Tensor> tensors{sum.tensor};
     return {group_->allreduce(tensors), [] {}};
@@ -44,9 +44,9 @@ HalfTransfer C10dTransport::begin(const Sum& sum) {
   const at::NoGradGuard noGrad;
   c10d::Backend& backend = *group_->getBackend(sum.tensor.device().type());
   if (sum.operation == Operation::kAllGather) {
-    return hvd_order::allGather(backend, sum.tensor, allGatherForm_, *parts_);
+    return allGather(backend, sum.tensor, allGatherForm_, *parts_);
   }
-  HalfTransfer half = hvd_order::reduceScatter(backend, sum.tensor, reduceScatterForm_, *parts_);
+  Transfer half = reduceScatter(backend, sum.tensor, reduceScatterForm_, *parts_);
   half.finish = [sums = std::move(half.finish), reduced = sum.reduced] {
     sums();
     reduced();
@@ -54,14 +54,10 @@ HalfTransfer C10dTransport::begin(const Sum& sum) {
   return half;
 }
 
-void C10dTransport::startHalf(Sum sum) {
-  allReduce(std::move(sum));
-}
-
-void C10dTransport::allReduce(Sum sum) {
+void C10dTransport::begin(Sum sum) {
   const c10::Device device = sum.tensor.device();
   if (device.is_cpu()) {
-    const HalfTransfer transfer = begin(sum);
+    const Transfer transfer = transferOf(sum);
     transfer.work->getFuture()->addCallback(
         [done = std::move(sum.done), finish = transfer.finish](c10::ivalue::Future& future) {
           if (future.hasError()) {
@@ -84,7 +80,7 @@ void C10dTransport::allReduce(Sum sum) {
   for (const std::shared_ptr<StreamEvent>& event : sum.behind) {
     event->block(stream);
   }
-  const HalfTransfer transfer = begin(sum);
+  const Transfer transfer = transferOf(sum);
   // The future completes when the work is enqueued (NCCL) or has run on the host (Gloo). Only then
   // can a stream wait for its device part. The callback does not use the future's value: otherwise
   // PyTorch would make another stream wait for it.
@@ -95,10 +91,16 @@ void C10dTransport::allReduce(Sum sum) {
           done(errorOf(future));
           return;
         }
-        const c10::StreamGuard callbackGuard(stream);
-        transfer.work->synchronize(); // orders `stream`, not this thread, behind the work
-        transfer.finish();
-        const std::shared_ptr<StreamEvent> event = self->record(stream);
+        std::shared_ptr<StreamEvent> event;
+        try {
+          const c10::StreamGuard callbackGuard(stream);
+          transfer.work->synchronize(); // orders `stream`, not this thread, behind the work
+          transfer.finish();
+          event = self->record(stream);
+        } catch (...) { // the future would swallow it, and nobody would hear of the end
+          done(std::current_exception());
+          return;
+        }
         enqueued(event);
         self->watch(event, [done, transfer](const std::exception_ptr& error) { done(error); });
       },

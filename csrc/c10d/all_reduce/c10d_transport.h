@@ -32,10 +32,12 @@ class C10dTransport final : public TorchTransport,
   void setHalfForms(HalfForm reduceScatter, HalfForm allGather);
 
  private:
-  void allReduce(Sum sum) override;
-  void startHalf(Sum sum) override;
+  void begin(Sum sum) override;
+  [[nodiscard]] bool hasHalves() const override {
+    return true;
+  }
   [[nodiscard]] Shard shard(std::int64_t elements) const override;
-  HalfTransfer begin(const Sum& sum);
+  Transfer transferOf(const Sum& sum);
   [[nodiscard]] bool canIssueAhead() const override {
     return true;
   }

@@ -66,7 +66,7 @@ HorovodTransport::HorovodTransport(const std::string& library, bool gpuOnHost) :
   waitAndClear_ = look<WaitAndClear>(opened, library, kWaitAndClear);
 }
 
-void HorovodTransport::allReduce(Sum sum) {
+void HorovodTransport::begin(Sum sum) {
   const at::Tensor& tensor = sum.tensor;
   AllReduce* const start = tensor.device().is_cpu() ? allReduceOnHost_ : allReduceOnDevice_;
   const int handle = start(tensor, tensor, 1, sum.name, kSum, 1.0, 1.0, kGlobalProcessSet);

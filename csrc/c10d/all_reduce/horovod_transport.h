@@ -33,7 +33,7 @@ class HorovodTransport final : public TorchTransport,
 
   class Handle;
 
-  void allReduce(Sum sum) override;
+  void begin(Sum sum) override;
   std::size_t takeQueue();
   void giveBack(std::size_t queue);
 

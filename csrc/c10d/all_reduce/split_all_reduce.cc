@@ -14,7 +14,7 @@
 //
 // Back ends differ in what they make of a reduce-scatter. Gloo's moves as much as an all-reduce, so
 // the parts are exchanged with an all-to-all there, and each rank adds up its own. The caller
-// measures which form is faster (C10dTransport::timeHalves).
+// measures which form is faster (half_forms.py).
 //
 // Collectives want equal parts: a slice that does not divide evenly goes through padded memory. An
 // all-to-all takes parts of any length.
@@ -33,7 +33,7 @@ at::Tensor rangeOf(const at::Tensor& slice, Shard shard) {
 
 /// Copies on the CPU with one thread: the operator would start a team of threads for each thread
 /// that sends slices.
-void copyInto(const at::Tensor& from, at::Tensor to) {
+void copyInto(const at::Tensor& from, const at::Tensor& to) {
   if (from.is_cpu()) {
     std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
   } else {
@@ -44,15 +44,15 @@ void copyInto(const at::Tensor& from, at::Tensor to) {
 /// Adds up `count` equally long parts, in order.
 void sumParts(const at::Tensor& parts, int count, const at::Tensor& out) {
   if (!parts.is_cpu()) {
-    at::Tensor to = out;
     const bool narrow = c10::isReducedFloatingType(parts.scalar_type());
-    to.copy_(parts.view({count, -1})
-                 .sum(0, /*keepdim=*/false, narrow ? at::kFloat : parts.scalar_type()));
+    out.copy_(parts.view({count, -1})
+                  .sum(0, /*keepdim=*/false, narrow ? at::kFloat : parts.scalar_type()));
     return;
   }
   const auto bytes = static_cast<std::size_t>(out.nbytes());
   const auto* first = static_cast<const std::byte*>(parts.const_data_ptr());
   std::vector<const std::byte*> inputs;
+  inputs.reserve(static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
     inputs.push_back(first + static_cast<std::size_t>(i) * bytes);
   }
@@ -61,6 +61,7 @@ void sumParts(const at::Tensor& parts, int count, const at::Tensor& out) {
 
 std::vector<std::int64_t> lengthsOf(std::int64_t elements, int size) {
   std::vector<std::int64_t> lengths;
+  lengths.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     lengths.push_back(shardOf(elements, rank, size).length);
   }
@@ -101,7 +102,7 @@ at::Tensor PartsPool::take(std::int64_t elements, const at::TensorOptions& optio
       .make_tensor();
 }
 
-HalfTransfer
+Transfer
 reduceScatter(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool) {
   const int size = backend.getSize();
   const std::int64_t elements = slice.numel();
@@ -129,7 +130,7 @@ reduceScatter(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, Pa
           }};
 }
 
-HalfTransfer
+Transfer
 allGather(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool) {
   const int size = backend.getSize();
   const std::int64_t elements = slice.numel();

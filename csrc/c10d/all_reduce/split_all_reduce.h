@@ -28,9 +28,9 @@ enum class HalfForm {
   kExchange,   ///< its all-to-all; a reduce-scatter then adds up on each rank
 };
 
-/// A half under way: once `work` has ended, `finish` does the rest on this rank, on the current
-/// stream of the device.
-struct HalfTransfer {
+/// A sum or a half under way: once `work` has ended, `finish` does the rest on this rank, on the
+/// current stream of the device.
+struct Transfer {
   c10::intrusive_ptr<c10d::Work> work;
   std::function<void()> finish;
 };
@@ -38,11 +38,10 @@ struct HalfTransfer {
 /// Leaves the sum of this rank's shard of `slice` in its place; the rest of the slice has no
 /// defined contents. 16-bit elements that are exchanged are added in float32, in the order of the
 /// ranks, and rounded once.
-HalfTransfer
+Transfer
 reduceScatter(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool);
 
 /// Fills `slice` with the shards of all ranks.
-HalfTransfer
-allGather(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool);
+Transfer allGather(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool);
 
 } // namespace hvd_order

@@ -128,7 +128,7 @@ void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
       urgencyOf(header.slice), push, payloadOf(registered.views[header.slice]));
 }
 
-void ServerTransport::allReduce(Sum sum) {
+void ServerTransport::begin(Sum sum) {
   const std::uint64_t hash = hashOf(sum.name);
   const std::scoped_lock lock(mutex_);
   if (error_) {

@@ -177,7 +177,7 @@ class ServerTransport final : public TorchTransport,
   void idle(ServerId server);
 
   // server_pushes.cc, with `issue` and `pull`:
-  void allReduce(Sum sum) override;
+  void begin(Sum sum) override;
   void onFrame(ServerId server, const FrameHeader& header, const Payload& payload);
   void answered(ServerId server, const FrameHeader& header, const Payload& payload);
   void admitted(ServerId server, const FrameHeader& header);
