@@ -1,7 +1,7 @@
 """How the halves of split all-reduces travel: as collectives, or as all-to-alls.
 
-Back ends differ. Gloo's reduce-scatter moves as much as an all-reduce; NCCL's has no rival. So both
-forms are timed once, with a few MiB.
+Back ends differ: Gloo's reduce-scatter moves as much as an all-reduce, and reports its end to no
+callback. So both forms are timed once, with a few MiB.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ def choose_half_forms(host: EngineHost, device: torch.device) -> bool:
         mine = _times_s(transport, device, host.in_flight)
     of_ranks = registration.gather(host, mine)
     forms = {}
+    host.has_halves = True
     for half, times in mine.items():
         slowest = {form: max(times_s[half][form] for times_s in of_ranks) for form in times}
-        forms[half] = min(slowest, key=lambda form, of=slowest: of[form])  # type: ignore[misc]
+        forms[half] = min(slowest, key=slowest.__getitem__)
+        host.has_halves &= slowest[forms[half]] < math.inf
     transport.set_half_forms(*(native.HalfForm.__members__[form] for form in forms.values()))
-    host.has_halves = all(mine[half][form] < math.inf for half, form in forms.items())
     if host.rank == 0:
         _log.debug(
             "split all-reduces: %s",
@@ -86,6 +87,7 @@ def _times_s(
                 times[half][name] = min(
                     transport.time_stream(pieces, in_flight, operation) for _ in range(_ROUNDS)
                 )
-            except (HvdOrderError, RuntimeError):  # the same on all ranks: one back end
+            # Not there, on any rank. If instead a rank is gone, what follows names it.
+            except (HvdOrderError, RuntimeError):
                 times[half][name] = math.inf
     return times

@@ -114,15 +114,19 @@ def call(func: Callable[..., Any], args: Any, kwargs: Any, guard_of: _GuardOf) -
     return FUNCTIONS[func](guard_of, *args, **kwargs) if args else None
 
 
+def _as_list(tensors: Any) -> list[torch.Tensor]:
+    return list(tensors) if isinstance(tensors, (list, tuple)) else []
+
+
 def _guard_of_list(guard_of: _GuardOf, tensors: Any) -> Stay | None:
-    return guard_of(list(tensors)) if isinstance(tensors, (list, tuple)) and tensors else None
+    return guard_of(_as_list(tensors)) if _as_list(tensors) else None
 
 
 # ---- norms ------------------------------------------------------------------------------------
 
 
 def _norms(guard_of: _GuardOf, gradients: Any, order: Any) -> list[torch.Tensor] | None:
-    if isinstance(order, bool) or order not in (2, 2.0, "fro", None):
+    if isinstance(order, bool) or order != 2:
         return None
     guard = _guard_of_list(guard_of, gradients)
     return None if guard is None else guard.norms(list(gradients))
@@ -142,14 +146,14 @@ def _vector_norm(
 
 
 def _norm(guard_of: _GuardOf, x: Any, /, p: Any = "fro", dim: Any = None, **more: Any) -> _Answer:
-    return _norm_of_one(guard_of, x, p, {"dim": dim, **more})
+    return _norm_of_one(guard_of, x, 2 if p == "fro" else p, {"dim": dim, **more})
 
 
 def _linalg_norm(
     guard_of: _GuardOf, x: Any, /, ord: Any = None, dim: Any = None, **more: Any
 ) -> _Answer:
     # With an order it is the norm of a matrix.
-    return None if ord is not None else _norm_of_one(guard_of, x, None, {"dim": dim, **more})
+    return None if ord is not None else _norm_of_one(guard_of, x, 2, {"dim": dim, **more})
 
 
 def _foreach_norm(
@@ -172,41 +176,50 @@ def _factor(value: Any, divides: bool) -> Factor | None:
             return None
         if value.is_inference():  # nobody counts its changes
             return None
-        version = value._version
-        if _last is None or _last[0] is not value or _last[1] != version:
-            _last = value, version, Factor(value.clone())
-        factor = _last[2]
+        last, version = _last, value._version  # another thread may set _last
+        if last is None or last[0] is not value or last[1] != version:
+            _last = last = value, version, Factor(value.clone())
+        factor = last[2]
         return factor if factor.divides == divides else Factor(factor.value, divides)
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return Factor(float(value), divides) if is_real else None
 
 
+def _fits(factor: Factor, gradients: list[torch.Tensor]) -> bool:
+    """Whether the operators take the factor: from the CPU, or from the gradient's device."""
+    value = factor.value
+    if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+        return True
+    return all(gradient.device == value.device for gradient in gradients)
+
+
+def _scale(guard_of: _GuardOf, gradients: list[torch.Tensor], other: Any, divides: bool) -> bool:
+    guard = guard_of(gradients)
+    factor = None if guard is None else _factor(other, divides)
+    if guard is None or factor is None or not _fits(factor, gradients):
+        return False
+    return guard.change(gradients, factor)
+
+
 def _scale_one(divides: bool) -> Callable[..., _Answer]:
     def scale(guard_of: _GuardOf, self: Any, /, other: Any, **more: Any) -> _Answer:
-        guard = guard_of([self]) if not more else None
-        factor = None if guard is None else _factor(other, divides)
-        done = guard is not None and factor is not None and guard.change([self], factor)
-        return (self,) if done else None
+        return (self,) if not more and _scale(guard_of, [self], other, divides) else None
 
     return scale
 
 
 def _scale_all(divides: bool) -> Callable[..., _Answer]:
     def scale(guard_of: _GuardOf, self: Any, /, other: Any) -> _Answer:
-        guard = _guard_of_list(guard_of, self)
-        factor = None if guard is None else _factor(other, divides)
-        done = guard is not None and factor is not None and guard.change(list(self), factor)
-        return (None,) if done else None
+        gradients = _as_list(self)
+        return (None,) if gradients and _scale(guard_of, gradients, other, divides) else None
 
     return scale
 
 
-def _limit(value: Any) -> bool:
-    return value is None or isinstance(value, numbers.Real)
-
-
 def _clamp(guard_of: _GuardOf, self: Any, /, min: Any = None, max: Any = None) -> _Answer:
-    guard = guard_of([self]) if _limit(min) and _limit(max) else None
+    limits = [limit for limit in (min, max) if limit is not None]
+    are_numbers = limits and all(isinstance(limit, numbers.Real) for limit in limits)
+    guard = guard_of([self]) if are_numbers else None
     done = guard is not None and guard.change([self], Limits(min, max))
     return (self,) if done else None
 
@@ -249,6 +262,8 @@ def _set_data(guard_of: _GuardOf, self: Any, /, value: Any) -> _Answer:
     return (None,) if value is self and _same(guard_of, self) is not None else None
 
 
+_DATA: Any = torch.Tensor.data
+
 FUNCTIONS: dict[Any, Callable[..., _Answer]] = {
     torch.linalg.vector_norm: _vector_norm,
     torch.linalg.norm: _linalg_norm,
@@ -266,6 +281,6 @@ FUNCTIONS: dict[Any, Callable[..., _Answer]] = {
     torch._foreach_clamp_max_: _clamp_all(is_low=False),
     torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
     torch.Tensor.detach: _same,
-    torch.Tensor.data.__get__: _same,  # type: ignore[attr-defined]
-    torch.Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+    _DATA.__get__: _same,
+    _DATA.__set__: _set_data,
 }
