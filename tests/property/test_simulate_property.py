@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from helpers.property_cases import cases
@@ -145,11 +146,11 @@ def play(
     network: AllReduce | ParameterServers,
     schedule: Schedule,
     form: tuple[bool, bool],
-    **more: object,
+    **more: Any,
 ) -> Simulated:
     """Simulates; with parameter servers neither clipped nor split."""
     clipped, split = form if isinstance(network, AllReduce) else (False, False)
-    return simulate(work, network, in_form(work, schedule, split), clipped=clipped, **more)  # type: ignore[arg-type]
+    return simulate(work, network, in_form(work, schedule, split), clipped=clipped, **more)
 
 
 def in_form(work: Workload, schedule: Schedule, split: bool) -> Schedule:

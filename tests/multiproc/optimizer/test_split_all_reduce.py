@@ -49,20 +49,21 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.randn(ROWS, 37, generator=numbers), torch.randn(ROWS, 3, generator=numbers)
 
 
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
 def by_hand(model: nn.Module, _: torch.optim.Optimizer) -> float:
-    total = 0.0
-    for parameter in model.parameters():
-        assert parameter.grad is not None
-        total += parameter.grad.detach().data.norm(2).item() ** 2
-    norm: float = total**0.5
-    for parameter in model.parameters():
+    squares = [gradient.detach().data.norm(2).item() ** 2 for gradient in gradients_of(model)]
+    norm: float = sum(squares) ** 0.5
+    for gradient in gradients_of(model):
         if norm > 0.1:
-            parameter.grad.data *= 0.1 / norm  # type: ignore[union-attr]
+            gradient.data *= 0.1 / norm
     return norm
 
 
 def by_lists(model: nn.Module, _: torch.optim.Optimizer) -> Tensor:
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    gradients = gradients_of(model)
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)))
     torch._foreach_div_(gradients, (norm / 0.1).clamp(min=1.0))
     return norm
@@ -83,7 +84,7 @@ def value_then_norm(model: nn.Module, _: torch.optim.Optimizer) -> Tensor:
 def first_rank_looks(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     """One rank waits for all of one gradient; the others do not, and must not be needed."""
     if hvd.rank() == 0:
-        assert next(model.parameters()).grad[0].abs().sum() > 0  # type: ignore[index]
+        assert gradients_of(model)[0][0].abs().sum() > 0
     return torch_norm(model, optimizer)
 
 
@@ -260,6 +261,31 @@ def test_unusual_steps(three_ranks: RankPool, kind: str) -> None:
         torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-6)
 
 
+def body_backward_again() -> str:
+    with new_job(SPLIT):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+        )
+        for step in range(STEPS):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        with pytest.raises(AssertionError) as raised:
+            nn.functional.mse_loss(model(x), y).backward()
+        return str(raised.value)
+
+
+def test_gradients_on_their_way_take_no_more(two_ranks: RankPool) -> None:
+    for text in two_ranks.run(body_backward_again):
+        assert "more than backward_passes_per_step times before call to step()" in text
+
+
 # ---- the choice -------------------------------------------------------------------------------
 
 
@@ -274,7 +300,7 @@ def body_choice(clip: str | None, env: dict[str, str]) -> tuple[bool, str]:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
             if clip == "elements":
-                assert all(p.grad.isfinite().all() for p in model.parameters())  # type: ignore[union-attr]
+                assert all(gradient.isfinite().all() for gradient in gradients_of(model))
             elif clip is not None:
                 CLIPS[clip](model, optimizer)
             optimizer.step()
