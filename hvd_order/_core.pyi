@@ -71,6 +71,7 @@ class SliceLayout:
         slice_bytes: int,
         small_front: bool = ...,
         split: bool = ...,
+        sharded: bool = ...,
     ) -> None:
         """Takes (name, size in bytes, buffer) in consumption order.
 
@@ -96,6 +97,11 @@ class SliceLayout:
     def tensors_of(self, slice: int) -> list[int]: ...
     @property
     def is_split(self) -> bool: ...
+    @property
+    def is_sharded(self) -> bool: ...
+    def parameter_of(self, gradient: int) -> int:
+        """The tensor of a gradient's parameter, if sharded."""
+
     @property
     def squares_tensor(self) -> int:
         """The tensor of the squares, if split."""

@@ -45,6 +45,9 @@ class TorchTransport(Transport):
     ) -> float:
         """Sends the pieces, `in_flight` at a time; returns the seconds that this took."""
 
+def shard_of(elements: int, rank: int, size: int) -> tuple[int, int]:
+    """First element and length of a rank's shard of a slice."""
+
 @final
 class HalfForm:
     """How the halves of a split all-reduce travel."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from language_loops import LanguageLoop
 
 _LEARNING_RATE = 1e-2
 
@@ -28,6 +29,7 @@ class Trainer:
         close: gives back what the system holds.
         note: what a reader of the results has to know, once the system has settled.
         messages: messages of the order agreement that this rank has sent since the last call.
+        state_bytes: of optimizer state and master copies on this rank, where a loop counts them.
     """
 
     step: Callable[[], None]
@@ -36,6 +38,7 @@ class Trainer:
     close: Callable[[], None] = lambda: None
     note: Callable[[], str] = lambda: ""
     messages: Callable[[], int] = lambda: 0
+    state_bytes: Callable[[], int] = lambda: 0
 
 
 def _sgd(model: torch.nn.Module) -> torch.optim.SGD:
@@ -192,6 +195,14 @@ def horovod(
     return Trainer(step, _nothing)
 
 
+def language_loop(
+    model: torch.nn.Module, batch: Callable[[], torch.Tensor], loop: dict[str, Any]
+) -> Trainer:
+    """See language_loops.py; ``loop`` has the options."""
+    made = LanguageLoop(model, batch, **loop)
+    return Trainer(made.step, made.finish, made.settled, made.close, state_bytes=made.state_bytes)
+
+
 SYSTEMS: dict[str, Callable[..., Trainer]] = {
     "local": local,
     "no_waiting": no_waiting,
@@ -199,6 +210,7 @@ SYSTEMS: dict[str, Callable[..., Trainer]] = {
     "fsdp2": fsdp2,
     "hvd_order": hvd_order,
     "horovod": horovod,
+    "language_loop": language_loop,
 }
 
 

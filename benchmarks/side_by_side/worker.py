@@ -111,6 +111,10 @@ class Worker:
         self._barrier()
         return trainer.note()
 
+    def state_bytes(self, job: str) -> int:
+        """Size of optimizer state and master copies on this rank."""
+        return self._jobs[job].trainer.state_bytes()
+
     def steps(self, job: str, count: int, warm_up: int) -> dict[str, Any]:
         """Runs steps back to back, after one of warm-up or more.
 

@@ -48,16 +48,19 @@ void bindLayout(py::module_& m) {
       m, "SliceLayout", py::module_local(), "Where tensors lie in buffers and how these are cut.")
       .def(
           py::init([](const std::vector<std::tuple<std::string, ByteCount, BufferId>>& tensors,
-                      ByteCount sliceBytes, bool smallFront, bool split) {
+                      ByteCount sliceBytes, bool smallFront, bool split, bool sharded) {
             std::vector<TensorSpec> specs;
             for (const auto& [name, size, buffer] : tensors) {
               specs.push_back({name, size, buffer});
             }
-            return std::make_shared<SliceLayout>(std::move(specs), sliceBytes, smallFront, split);
+            return std::make_shared<SliceLayout>(
+                std::move(specs), sliceBytes, smallFront, split, sharded);
           }),
           py::arg("tensors"), py::arg("slice_bytes"), py::arg("small_front") = true,
-          py::arg("split") = false)
+          py::arg("split") = false, py::arg("sharded") = false)
       .def_property_readonly("is_split", &SliceLayout::isSplit)
+      .def_property_readonly("is_sharded", &SliceLayout::isSharded)
+      .def("parameter_of", &SliceLayout::parameterOf, py::arg("gradient"))
       .def_property_readonly("squares_tensor", &SliceLayout::squaresTensor)
       .def_property_readonly("squared_tensors", &SliceLayout::squaredTensors)
       .def_property_readonly("slices", &SliceLayout::slices)

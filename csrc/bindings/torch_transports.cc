@@ -119,6 +119,14 @@ void bindTransports(py::module_& m) {
       .def(
           "time_stream", &TorchTransport::timeStream, py::arg("pieces"), py::arg("in_flight"),
           py::arg("operation") = Operation::kAllReduce, py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "shard_of",
+      [](std::int64_t elements, int rank, int size) {
+        const Shard shard = shardOf(elements, rank, size);
+        return std::pair(shard.begin, shard.length);
+      },
+      py::arg("elements"), py::arg("rank"), py::arg("size"),
+      "First element and length of a rank's shard of a slice.");
   py::enum_<HalfForm>(m, "HalfForm", py::module_local(), "How halves of an all-reduce travel.")
       .value("COLLECTIVE", HalfForm::kCollective)
       .value("EXCHANGE", HalfForm::kExchange);

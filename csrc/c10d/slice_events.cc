@@ -46,8 +46,8 @@ void SliceEvents::setReady(
     const std::vector<std::shared_ptr<StreamEvent>>& events) {
   const std::scoped_lock lock(mutex_);
   for (const SliceIndex slice : layout_.slicesOf(tensor)) {
-    // An all-gather is issued when its reduce-scatter is done, which was behind these events.
-    if (layout_.slices()[slice].operation != Operation::kAllGather) {
+    // An all-gather of sums is issued when its reduce-scatter is done, which was behind these events.
+    if (layout_.isSharded() || layout_.slices()[slice].operation != Operation::kAllGather) {
       slices_[slice].ready = events;
     }
   }

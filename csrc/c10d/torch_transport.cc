@@ -130,14 +130,21 @@ std::vector<TorchTransport::SquaredPart> TorchTransport::squaredParts(
   const Shard mine = shard(slice.sizeBytes / element);
   const std::int64_t begin = slice.offsetBytes / element + mine.begin;
   auto place = static_cast<std::int64_t>(layout.firstSquare(index));
+  const auto flags = static_cast<std::int64_t>(layout.squaredTensors().size());
   for (const TensorId tensor : layout.tensorsOf(index)) {
     const std::int64_t first = layout.tensorOffset(tensor) / element;
     const std::int64_t flag = first + layout.tensors()[tensor].sizeBytes / element - 1;
     const std::int64_t from = std::max(begin, first);
     const std::int64_t length = std::min(begin + mine.length, flag) - from;
-    parts.push_back(
-        {length > 0 ? buffer.narrow(0, from, length) : buffer.narrow(0, 0, 0),
-         buffers.back().narrow(0, place++, 1)});
+    const auto rangeOf = [&](std::int64_t at, std::int64_t count) {
+      return count > 0 ? buffer.narrow(0, at, count) : buffer.narrow(0, 0, 0);
+    };
+    parts.push_back({rangeOf(from, length), buffers.back().narrow(0, place, 1)});
+    if (layout.isSharded()) {
+      const bool isMine = begin <= flag && flag < begin + mine.length;
+      parts.push_back({rangeOf(flag, isMine ? 1 : 0), buffers.back().narrow(0, flags + place, 1)});
+    }
+    ++place;
   }
   return parts;
 }

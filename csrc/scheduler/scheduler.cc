@@ -28,7 +28,8 @@
 // In a split layout no gradient of a step is ready before the squares of the step before are done.
 // So the counter of the squares never mixes steps, and a reduce-scatter does not write squares that
 // are still in flight. Slices of a tensor are pending from its readiness to the end of its
-// all-gathers, so the counter of an all-gather does not mix steps either.
+// all-gathers, so the counter of an all-gather does not mix steps either. In a sharded layout an
+// all-gather counts its parameters, which become ready after the squares of their step.
 //
 // Sources: slices in consumption order from P3 (Jayarajan et al., MLSys 2019); the credit from
 // Peng et al., SOSP 2019.
@@ -213,7 +214,7 @@ const std::vector<SliceKey>& Scheduler::tensorReady(TensorKey tensor) {
   ++m.pendingTensors;
   becameReady_.clear();
   for (const SliceIndex slice : slices) {
-    if (m.layout->slices()[slice].operation != Operation::kAllGather) {
+    if (waitsForTensors(*m.layout, slice)) {
       count(m, {tensor.model, slice});
     }
   }
@@ -226,9 +227,14 @@ std::uint32_t Scheduler::squaresDone(const Model& model) {
   return model.readyCounts[squares] - (model.slicesToGo[squares] == 0 ? 0 : 1);
 }
 
+// Whether the tensors of a slice make it ready, and not its reduce-scatter alone.
+bool Scheduler::waitsForTensors(const SliceLayout& layout, SliceIndex slice) {
+  return layout.isSharded() || layout.slices()[slice].operation != Operation::kAllGather;
+}
+
 // How many events make a slice ready: its tensors, or the slices that must be done before it.
 std::uint32_t Scheduler::prerequisites(const SliceLayout& layout, SliceIndex slice) {
-  if (layout.slices()[slice].operation == Operation::kAllGather) {
+  if (!waitsForTensors(layout, slice)) {
     return 1;
   }
   const auto tensors = static_cast<std::uint32_t>(layout.tensorsOf(slice).size());
@@ -326,7 +332,9 @@ const std::vector<TensorKey>& Scheduler::sliceDone(SliceKey slice) {
   m.toCome[slice.index] = prerequisites(*m.layout, slice.index);
   becameReady_.clear();
   if (m.layout->slices()[slice.index].operation == Operation::kReduceScatter) {
-    count(m, {slice.model, m.layout->gatherOf(slice.index)});
+    if (!m.layout->isSharded()) {
+      count(m, {slice.model, m.layout->gatherOf(slice.index)});
+    }
     count(m, {slice.model, SliceLayout::kSquares});
   }
   completed_.clear();

@@ -27,8 +27,9 @@ enum class Policy {
 ///     waiting --every tensor it carries is ready--> ready --next or take--> in flight --done-->
 ///     waiting
 ///
-/// In a split layout (SliceLayout) the end of a reduce-scatter makes its all-gather ready, and the
-/// end of the last one, with the tensor of the squares, makes the squares ready.
+/// In a split layout (SliceLayout) the end of a reduce-scatter makes its all-gather ready, unless
+/// that is sharded, and the end of the last one, with the tensor of the squares, makes the squares
+/// ready.
 ///
 /// A ready slice becomes a candidate of `next` only when the order agreement offers it, because
 /// all ranks may issue it. Several models share one credit.
@@ -151,6 +152,7 @@ class Scheduler final {
   std::optional<SliceKey> nextPlanned();
   bool putInFlight(SliceKey slice);
   void count(Model& model, SliceKey slice);
+  static bool waitsForTensors(const SliceLayout& layout, SliceIndex slice);
   static std::uint32_t prerequisites(const SliceLayout& layout, SliceIndex slice);
   static std::uint32_t squaresDone(const Model& model);
 

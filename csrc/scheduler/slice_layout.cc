@@ -16,7 +16,8 @@
 //
 // Buffers are cut one after the other and then merged by a stable sort on the first tensor. So
 // slice numbers follow consumption order across buffers, and the parts of a tensor keep their
-// order and get consecutive numbers. A split happens last: it repeats all slices.
+// order and get consecutive numbers. A split happens last: it repeats all slices. In a sharded layout
+// the repeated ones carry other tensors in the same places.
 //
 // Invariants: for each operation, the slices of a buffer cover it without gaps or overlaps; a slice
 // holds either whole tensors or a part of one; no slice is larger than the slice size, apart from
@@ -42,8 +43,9 @@ SliceLayout::SliceLayout(
     std::vector<TensorSpec> tensors,
     ByteCount sliceBytes,
     bool smallFront,
-    bool split)
-    : tensors_(std::move(tensors)) {
+    bool split,
+    bool sharded)
+    : tensors_(std::move(tensors)), gradients_(static_cast<TensorId>(tensors_.size())) {
   if (sliceBytes < kCutAlignment) {
     throw InvalidUsage(
         concat("slice size is ", sliceBytes, " bytes; the least is ", kCutAlignment, " bytes"));
@@ -77,7 +79,7 @@ SliceLayout::SliceLayout(
     return a.firstTensor < b.firstTensor;
   });
   if (split && !slices_.empty()) {
-    this->split();
+    this->split(sharded);
   }
   if (slices_.size() > SliceKey::kMaxSlices) {
     throw InvalidUsage(concat(
@@ -150,7 +152,7 @@ void SliceLayout::cutTensor(TensorId id, ByteCount sliceBytes) {
   }
 }
 
-void SliceLayout::split() {
+void SliceLayout::split(bool sharded) {
   const std::size_t count = slices_.size();
   ByteCount squares = 0;
   for (const Slice& slice : slices_) {
@@ -158,6 +160,7 @@ void SliceLayout::split() {
       squares += tensors_[id].buffer == slice.buffer ? 1 : 0;
     }
   }
+  squares *= sharded ? 2 : 1;
   const auto buffer = static_cast<BufferId>(bufferBytes_.size());
   const auto tensor = static_cast<TensorId>(tensors_.size());
   const ByteCount size =
@@ -173,6 +176,20 @@ void SliceLayout::split() {
         [&](Slice& half) { half.operation = operation; });
   }
   slices_ = std::move(halves);
+  if (!sharded) {
+    return;
+  }
+  for (TensorId gradient = 0; gradient < gradients_; ++gradient) {
+    const TensorSpec spec = tensors_[gradient]; // a copy: the vector grows
+    tensors_.push_back({"parameter " + spec.name, spec.sizeBytes, spec.buffer});
+    offsets_.push_back(offsets_[gradient]);
+  }
+  for (Slice& slice : slices_) {
+    if (slice.operation == Operation::kAllGather) {
+      slice.firstTensor = parameterOf(slice.firstTensor);
+      slice.lastTensor = parameterOf(slice.lastTensor);
+    }
+  }
 }
 
 void SliceLayout::index() {
@@ -232,7 +249,8 @@ std::string SliceLayout::sliceName(SliceIndex slice) const {
     return prefix + first + ".." + tensors_[s.lastTensor].name;
   }
   const std::span<const SliceIndex> all = slicesOf(s.firstTensor);
-  const std::size_t parts = isSplit() && slice != kSquares ? all.size() / 2 : all.size();
+  const bool bothHalves = isSplit() && !isSharded() && slice != kSquares;
+  const std::size_t parts = bothHalves ? all.size() / 2 : all.size();
   const std::size_t part = (slice - all.front()) % std::max<std::size_t>(pairs(), parts);
   return prefix + (parts == 1 ? first : concat(first, "[", part, "]"));
 }

@@ -57,6 +57,11 @@ struct Slice {
 /// then come the reduce-scatters and then the all-gathers, each in consumption order: what the
 /// norms wait for goes first.
 ///
+/// In a *sharded* layout each rank updates the parameters of its shards between the halves, so the
+/// all-gathers carry parameters. Each parameter is a tensor of its own, in the place of its
+/// gradient; its all-gathers wait for it, and not for their reduce-scatters. The squares have a
+/// second float64 for each pair: the square of the tensor's use flag, if that lies in the shard.
+///
 /// Immutable, hence safe to share between threads.
 class SliceLayout final {
  public:
@@ -67,13 +72,15 @@ class SliceLayout final {
   ///   that each tensor starts aligned for every dtype (complex128 is the widest).
   /// @param smallFront whether slices at the front of a buffer are shorter.
   /// @param split whether all-reduces are split.
+  /// @param sharded whether parameters travel in the second half; only if split.
   /// @throws InvalidUsage for an empty name, a bad size, a slice size below kCutAlignment, or more
   ///   than SliceKey::kMaxSlices slices.
   SliceLayout(
       std::vector<TensorSpec> tensors,
       ByteCount sliceBytes,
       bool smallFront = true,
-      bool split = false);
+      bool split = false,
+      bool sharded = false);
 
   [[nodiscard]] const std::vector<TensorSpec>& tensors() const {
     return tensors_;
@@ -107,7 +114,14 @@ class SliceLayout final {
   /// The slice of the squares, and the tensor, in a split layout.
   static constexpr SliceIndex kSquares = 0;
   [[nodiscard]] TensorId squaresTensor() const {
-    return static_cast<TensorId>(tensors_.size() - 1);
+    return gradients_;
+  }
+  [[nodiscard]] bool isSharded() const {
+    return isSplit() && slices_.back().lastTensor > gradients_;
+  }
+  /// The parameter of a gradient in a sharded layout.
+  [[nodiscard]] TensorId parameterOf(TensorId gradient) const {
+    return gradients_ + 1 + gradient;
   }
   /// Number of reduce-scatters, and of all-gathers, of a split layout; else 0.
   [[nodiscard]] SliceIndex pairs() const {
@@ -134,10 +148,11 @@ class SliceLayout final {
   void cutFromFront(BufferId buffer, ByteCount sliceBytes);
   void cutFromEnd(BufferId buffer, ByteCount sliceBytes);
   void cutTensor(TensorId id, ByteCount sliceBytes);
-  void split();
+  void split(bool sharded);
   void index();
 
   std::vector<TensorSpec> tensors_;
+  TensorId gradients_; // number of tensors without squares and parameters
   std::vector<Slice> slices_;
   std::vector<ByteCount> offsets_;
   std::vector<ByteCount> bufferBytes_;

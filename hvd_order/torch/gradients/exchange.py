@@ -28,7 +28,7 @@ from hvd_order.c10d.engine import live_exchanges, registration, timeline
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.requests.step_log import StepLogs
 from hvd_order.errors import InvalidUsage, StaleRead
-from hvd_order.torch.gradients import clipping, conflicts
+from hvd_order.torch.gradients import clipping, conflicts, misuse
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
@@ -41,6 +41,9 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.in_flight import Factor
 from hvd_order.torch.parameters.read_guard import Guard, hand_to
+from hvd_order.torch.shards import elementwise
+from hvd_order.torch.shards.model_shards import ModelShards, NamedGather
+from hvd_order.torch.shards.shard_update import take_answers
 from hvd_order.torch.updates import clean_room, overlap, partial_step
 from hvd_order.torch.updates.overlap import Overlap, OverlapReport
 from hvd_order.torch.updates.separability import Verdict, separability, tell
@@ -71,6 +74,7 @@ class GradientExchange:
         passes: int,
         server_update: ServerUpdate | None = None,
         separable: bool | None = None,
+        gather: NamedGather | None = None,
     ) -> None:
         """Collective: registers the model on every rank.
 
@@ -81,6 +85,10 @@ class GradientExchange:
             passes: backward passes whose gradients add up before they are exchanged.
             server_update: set if servers update; ``step`` is then its step.
             separable: the user's statement whether updates may be deferred.
+            gather: set if each rank updates its shards, whose state it then gathers.
+
+        Raises:
+            InvalidUsage: the optimizer, the gradients or the transport cannot be sharded.
         """
         self._server_update = transfer.model.server_update = server_update
         self._optimizer = weakref.ref(optimizer)
@@ -91,10 +99,14 @@ class GradientExchange:
         self._log = steps.open(host.process_set, self)
         self._lock = threading.RLock()
         self.separability = Verdict(False, False, overlap.SWITCHED_OFF)
-        if host.job.config.cross_iteration:
+        if host.job.config.cross_iteration or gather is not None:
             self.separability = separability(optimizer, type(optimizer), separable)
             if host.rank == 0:
                 tell(self.separability)
+        if gather is not None:
+            elementwise.require(optimizer, type(optimizer), step, self.separability)
+            transfer.model.shards = ModelShards(optimizer, step, host, gather, entries)
+            step = self._inner_step = take_answers
         self._sender = transfer.model.sender
         self._table = EntryTable(passes)
         enter = _enter(weakref.ref(self))
@@ -215,6 +227,10 @@ class GradientExchange:
         """Finishes all gradients of this step; without any, applies deferred updates."""
         self._guard.refuse_on_servers()
         with self._lock:
+            if self._shards is not None:
+                if not self._gradients.fresh:
+                    self._gradients.show_shards(self._guard)
+                return
             if self._gradients.fresh and not self._gradients.set_by_hand():
                 self.flush()
             elif not self._gradients.synchronized:
@@ -226,6 +242,8 @@ class GradientExchange:
             in_flight = self._clip_in_flight(max_norm)
             if in_flight is not None:
                 return in_flight
+            if self._shards is not None:
+                misuse.refuse_reads_of_shards()
             # Whoever reads a gradient, to change it, finishes it.
             untouched = {entry for entry in self._table.entries if not entry.finished}
             self._transfer.adds_squares = True
@@ -273,8 +291,10 @@ class GradientExchange:
             if self._gradients.fresh:  # no gradient here; other ranks may wait for zeros
                 self._begin_step()
             self._gradients.check_hooks()
+            if self._shards is not None:
+                self._gradients.update_shards(optimizer, self._guard)
             reason = self._why_at_once(optimizer)
-            if reason is None:
+            if reason is None and self._shards is None:
                 self._gradients.send_the_rest(self._guard)
                 if self._gradients.replaced():
                     reason = overlap.GRADIENTS_REPLACED
@@ -288,6 +308,7 @@ class GradientExchange:
                 with timeline.span("update", "update"):
                     self._inner_step(optimizer)
                 at_once = dict.fromkeys(self._table.entries, reason)
+            self._gradients.drop_shards()
             self._end_step(at_once)
         return loss
 
@@ -307,7 +328,7 @@ class GradientExchange:
                 return overlap.clipped(why_whole)
             return overlap.GRADIENTS_READ
         # These attributes belong to this call and are gone after it.
-        if getattr(optimizer, "found_inf", None) is not None:
+        if self._shards is None and getattr(optimizer, "found_inf", None) is not None:
             return overlap.SCALED
         inside = clean_room.inside_of(self._device_types)
         return None if inside is None else overlap.called_inside(inside)
@@ -360,6 +381,19 @@ class GradientExchange:
             self._transfer.model.fetch()
 
     @property
+    def _shards(self) -> ModelShards | None:
+        return self._transfer.model.shards
+
+    @property
+    def shards(self) -> ModelShards | None:
+        """The shards, whose ranks have the optimizer's state; None: each rank has all of it.
+
+        Applies every deferred update.
+        """
+        self.flush()
+        return self._shards
+
+    @property
     def on_servers(self) -> bool:
         """Whether servers have the optimizer's state."""
         return self._transfer.model.on_servers
@@ -368,6 +402,10 @@ class GradientExchange:
 
     def prepare_to_join(self) -> None:
         """Finishes this rank's step; the other ranks have its gradients, or will get zeros."""
+        if self._shards is not None:
+            raise InvalidUsage(
+                "join() cannot be used with sharded=True: the other ranks need this rank's shards"
+            )
         with self._lock:
             self.flush()
             if self._gradients.fresh or self._gradients.synchronized:

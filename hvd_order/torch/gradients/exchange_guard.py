@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.step_gradients import StepGradients
@@ -110,6 +111,8 @@ class ExchangeGuard:
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients."""
         with self._lock:
+            if self._transfer.model.shards is not None:
+                misuse.refuse_reads_of_shards()
             wanted = {id(gradient) for gradient in gradients}
             entries = [entry for entry in self._table.entries if id(entry.gradient) in wanted]
             outstanding = [entry for entry in entries if entry.update_pending]

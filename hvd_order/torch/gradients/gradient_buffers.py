@@ -36,13 +36,15 @@ class GradientBuffers:
         compression: type[Compressor],
         slice_bytes: int,
         small_front: bool = True,
+        sharded: bool = False,
     ) -> None:
         """Lays out ``entries``, which come in consumption order, and points each at its place.
 
-        All-reduces are whole until `recut`.
+        All-reduces are whole until `recut`, unless they are sharded.
 
         Args:
             slice_bytes, small_front: as in SliceSettings.
+            sharded: as in SliceLayout.
         """
         self._casts = compression in CASTS
         self._feedback = compression in CASTS_WITH_FEEDBACK
@@ -61,6 +63,9 @@ class GradientBuffers:
             torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=device)
             for (device, dtype), size_bytes in zip(kinds, self.layout.buffer_bytes, strict=True)
         ]
+        self._sharded = sharded
+        if sharded:
+            self.recut(slice_bytes, small_front, split=True)
         flags: list[list[int]] = [[] for _ in self.flat]
         self._samples = samples
         for tensor, (entry, sample) in enumerate(zip(entries, samples, strict=True)):
@@ -101,7 +106,9 @@ class GradientBuffers:
         Args:
             slice_bytes, small_front, split: as in SliceSettings; only `can_be_split` buffers can.
         """
-        self.layout = native.SliceLayout(self._tensors, slice_bytes, small_front, split)
+        self.layout = native.SliceLayout(
+            self._tensors, slice_bytes, small_front, split, self._sharded
+        )
         self.squares = None
         if split:
             (device,) = self.devices
@@ -126,12 +133,21 @@ class GradientBuffers:
         Args:
             factor: of all sums.
         """
+        return self._by_tensor(0).sqrt_().mul_(abs(factor))
+
+    def used(self) -> list[bool]:
+        """Whether any rank had a gradient, by TensorId, once the squares have arrived.
+
+        Only for sharded all-reduces: later the use flags themselves are there.
+        """
+        return (self._by_tensor(len(self._squared)) > 0).tolist()
+
+    def _by_tensor(self, first: int) -> torch.Tensor:
+        """The sums of the squares from place `first` on, by TensorId."""
         assert self.squares is not None
-        by_tensor = torch.zeros(
-            len(self._tensors), dtype=torch.float64, device=self._squared.device
-        )
-        by_tensor.index_add_(0, self._squared, self.squares[: len(self._squared)])
-        return by_tensor.sqrt_().mul_(abs(factor))
+        sums = torch.zeros(len(self._tensors), dtype=torch.float64, device=self._squared.device)
+        of_pairs = self.squares[first : first + len(self._squared)]
+        return sums.index_add_(0, self._squared, of_pairs)
 
     def raise_use_flags(self) -> None:
         """Sets every use flag to 1. The buffers must be idle."""

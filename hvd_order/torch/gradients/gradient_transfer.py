@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch.optim import Optimizer
 
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, timeline
@@ -16,7 +17,7 @@ from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.process_sets import ProcessSet
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.collectives.compression import Compressor
-from hvd_order.torch.gradients import sparse
+from hvd_order.torch.gradients import misuse, sparse
 from hvd_order.torch.gradients.registered_model import RegisteredModel
 from hvd_order.torch.kernels import use_kernels
 from hvd_order.torch.parameters.entry import ParameterEntry
@@ -93,6 +94,8 @@ class GradientTransfer:
             )
         if gradient.is_sparse:
             if not self._sparse_as_dense:
+                if self.model.shards is not None:
+                    misuse.refuse_sparse_shards(entry.name)
                 self._leave_to_sparse(entry, warm_up)
                 return
             gradient = gradient.to_dense()
@@ -221,8 +224,25 @@ class GradientTransfer:
         taken = self.model.can_be_taken()
         return lambda entry: entry.finished or taken(entry)
 
+    def find_used(self, entries: Sequence[ParameterEntry]) -> list[ParameterEntry]:
+        """The parameters that only other ranks have used; all entries have been sent."""
+        absent = [entry for entry in entries if entry.absent]
+        if absent:
+            self.model.find_used(absent)
+        return [entry for entry in absent if entry.used]
+
+    def update_shards(self, optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> None:
+        """Updates this rank's shards as their sums arrive; from now on parameters arrive."""
+        with torch._C.DisableTorchFunctionSubclass(), native.OnHomeStreams(self.streams):
+            self.model.update_shards(optimizer, entries, self._postscale)
+
     def _complete(self, entries: Sequence[ParameterEntry], stay_armed: bool) -> None:
         """Puts sums that have arrived into ``.grad``."""
+        if self.model.shards is not None:
+            # No gradient: half a sum, or a parameter. Uses of it still call the guard.
+            for entry in entries:
+                entry.finished = True
+            return
         try:
             self._unpack([entry for entry in entries if entry.used and entry.casts])
             for entry in entries:

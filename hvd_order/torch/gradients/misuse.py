@@ -34,6 +34,54 @@ def refuse_sparse(names: Sequence[str]) -> None:
         )
 
 
+def refuse_sparse_shards(name: str) -> None:
+    """Refuses a sparse gradient: shards are ranges of dense ones."""
+    raise InvalidUsage(
+        f"the gradient of '{name}' is sparse, which sharded=True cannot divide; pass "
+        "sparse_as_dense=True to DistributedOptimizer as well"
+    )
+
+
+def refuse_reads_of_shards() -> None:
+    """Refuses a use of a gradient's elements."""
+    raise InvalidUsage(
+        "with sharded=True a rank has the sums of its shards only, so gradients cannot be read or "
+        "changed element by element between backward() and step(), nor later. clip_grad_norm_, "
+        "clip_grad_value_, norms of order 2, get_total_norm and GradScaler work. To read "
+        "gradients, leave sharded out"
+    )
+
+
+def refuse_clipped_without(name: str, rank: int) -> None:
+    """Refuses norms or changes that left out a gradient which only other ranks have."""
+    raise InvalidUsage(
+        f"parameter '{name}' has no gradient on rank {rank}, but on other ranks, so gradients were "
+        "clipped or unscaled without it here: with sharded=True call optimizer.synchronize() after "
+        "backward(), which gives it one"
+    )
+
+
+def refuse_replaced_shards() -> None:
+    """Refuses gradients that the program has replaced."""
+    raise InvalidUsage(
+        "with sharded=True the sums of gradients cannot be replaced by other tensors, or by None, "
+        "between backward() and step(); leave sharded out"
+    )
+
+
+def check_sharded(uncompressed: bool, comm_is_allreduce: bool, is_adasum: bool) -> None:
+    """Refuses what sharded optimizer state cannot be combined with."""
+    if is_adasum:
+        raise InvalidUsage("sharded=True needs sums of gradients; Adasum has none")
+    if not uncompressed:
+        raise InvalidUsage(
+            "compression is for gradients, but with sharded=True parameters travel as well; drop "
+            "it. Parameters of bfloat16 travel in 16 bits, with float32 master copies"
+        )
+    if not comm_is_allreduce:
+        raise InvalidUsage("sharded=True needs all-reduces: parameter servers have the state")
+
+
 def check_server_update(uncompressed: bool, no_postscale: bool) -> None:
     """Refuses work on gradients after the sum, since servers answer with parameters."""
     if not uncompressed:

@@ -8,9 +8,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
+from torch.optim import Optimizer
 
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, static_plan, timeline
+from hvd_order.c10d.engine.advised_settings import advised_settings
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.errors import HvdOrderError
 from hvd_order.plan.link.link_model import LinkModel
@@ -20,6 +22,7 @@ from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
+from hvd_order.torch.shards.model_shards import ModelShards
 from hvd_order.torch.updates.server_update import ServerUpdate
 
 __all__: list[str] = []
@@ -37,6 +40,7 @@ class RegisteredModel:
     Attributes:
         sender: sends gradients that need no special treatment.
         server_update: set if parameter servers update.
+        shards: set if each rank updates its shards.
         read_by_norm: whether in the last step the program read the norms of gradients before
             ``step()``, and no elements.
     """
@@ -59,8 +63,10 @@ class RegisteredModel:
         self._buffers: GradientBuffers
         self._in_order: list[ParameterEntry] = []
         self.server_update: ServerUpdate | None = None
+        self.shards: ModelShards | None = None
         self.read_by_norm = False
         self._split = False
+        self._answered = False
         self._norms: dict[torch.dtype, Sequence[torch.Tensor]] = {}  # of this step
         self._awaited = (
             _ENQUEUED if host.job.config.device_wait == "enqueued" else native.Stage.ENDED
@@ -89,8 +95,11 @@ class RegisteredModel:
         self._in_order = [entries[i] for i in agreed.order]
         settings = self._host.slice_settings
         self._buffers = GradientBuffers(
-            self._in_order, self._compression, settings.slice_bytes, settings.small_front
-        )
+            self._in_order, self._compression, settings.slice_bytes, settings.small_front,
+            sharded=self.shards is not None,
+        )  # fmt: skip
+        if self.shards is not None:
+            self.shards.move(self._in_order, self._buffers.flat, self._buffers.layout)
         if self._split and self._buffers.can_be_split:
             self._buffers.recut(settings.slice_bytes, settings.small_front, split=True)
         self._model = self.sender.model = agreed.model
@@ -109,6 +118,18 @@ class RegisteredModel:
         self._host.retune(settings, self._model)
         self.sender.copies_beside = settings.cross_iteration
         self._recut(settings, settings.split, issue_order)
+
+    def use_advised_settings(self, device: torch.device) -> None:
+        """Takes the link model's settings for the next registration, unless another optimizer has
+        tuned the engine. Collective. Nothing may be in flight.
+
+        Sharded models are not tried with other settings: each trial would move the state.
+        """
+        host = self._host
+        if self._alone and not host.tuned:
+            self._give_back()
+            host.tuned = host.settled = True
+            host.retune(advised_settings(host, device, self.size_bytes, split=True), self._model)
 
     def split_if_of_use(self, deferrable: bool) -> None:
         """Splits the all-reduces of a model whose other settings are those of an earlier model.
@@ -186,6 +207,9 @@ class RegisteredModel:
             self._add([])
             return
         layout = self._buffers.layout
+        if self.shards is not None:  # what all wait for first, then what is needed first
+            self._add(static_plan.arrival_plan(layout))
+            return
         plan = None if issue_order is None else static_plan.by_name(layout, issue_order)
         if issue_order is not None and plan is None and self._host.rank == 0:
             _log.warning(
@@ -239,6 +263,7 @@ class RegisteredModel:
             self.server_update.begin_step(self._model)
         if self.is_split:
             self._norms.clear()
+            self._answered = False
             self._wait_for_squares()  # of the step before: they may arrive after the last sum
             self._host.engine.tensor_ready(self._model, self._buffers.layout.squares_tensor)
 
@@ -337,24 +362,76 @@ class RegisteredModel:
             self._host.engine, self._host.transport, self._model, entry.tensor, entry.wire
         )
 
-    def wait(self, entry: ParameterEntry) -> None:
-        """Waits for the sum of a gradient. Raises the engine's failure.
+    @property
+    def answered(self) -> bool:
+        """Whether what arrives in this step are parameters, because shards are updated."""
+        return self._answered
 
-        On a device only the current stream waits for the sum; the host waits until it is enqueued.
+    def find_used(self, absent: Sequence[ParameterEntry]) -> None:
+        """Finds which parameters other ranks have used, once the first halves are done."""
+        self._wait_for_squares()
+        used = self._buffers.used()
+        for entry in absent:
+            entry.used = used[entry.tensor]
+
+    def update_shards(
+        self, optimizer: Optimizer, entries: Sequence[ParameterEntry], factor: float
+    ) -> None:
+        """Updates this rank's shards as their sums arrive, and sends the parameters.
+
+        Args:
+            entries: all, each of which has been sent, with what is known of their use.
+            factor: of all sums.
+        """
+        assert self.shards is not None
+        pending = sorted(entries, key=lambda entry: entry.tensor)
+        while pending:
+            taken = self.can_be_taken()
+            due = [entry for entry in pending if taken(entry)]
+            if not due:  # about the one that comes first
+                with timeline.span("wait", pending[-1].name):
+                    self.wait(pending[-1])
+                continue
+            for entry in due:
+                self.wait(entry)
+            with timeline.span("update", "update", tensors=len(due)):
+                self.shards.update(optimizer, due, factor)
+            for entry in due:
+                native.tensor_ready(
+                    self._host.engine, self._host.transport, self._model,
+                    self._buffers.layout.parameter_of(entry.tensor), entry.wire,
+                )  # fmt: skip
+            pending = [entry for entry in pending if not taken(entry)]
+        self._answered = True
+
+    def wait(self, entry: ParameterEntry) -> None:
+        """Waits for the sum of a gradient, or for a parameter once shards are updated.
+
+        Raises the engine's failure.
+
+        On a device only the current stream waits; the host waits until the sum is enqueued.
         """
         if not entry.on_device or self._awaited is not _ENQUEUED:
             self._wait_for_arrival(entry)
         else:
-            self._host.engine.wait(self._model, entry.tensor, _ENQUEUED)
-            self._host.transport.order_behind_sums(self._model, entry.tensor, entry.wire.device)
+            tensor = self._first_tensor + entry.tensor
+            self._host.engine.wait(self._model, tensor, _ENQUEUED)
+            self._host.transport.order_behind_sums(self._model, tensor, entry.wire.device)
 
     def _wait_for_arrival(self, entry: ParameterEntry) -> None:
-        self._host.engine.wait(self._model, entry.tensor)
+        self._host.engine.wait(self._model, self._first_tensor + entry.tensor)
+
+    @property
+    def _first_tensor(self) -> int:
+        return self._buffers.layout.parameter_of(0) if self._answered else 0
 
     def stages(self) -> bytes:
-        """The stage of each gradient at this moment, by TensorId: values of `native.Stage`."""
+        """The stage of each gradient at this moment, by TensorId: values of `native.Stage`.
+
+        Once shards are updated, of each parameter.
+        """
         self._host.copier.release()
-        return self._host.engine.stages(self._model)
+        return self._host.engine.stages(self._model)[self._first_tensor :]
 
     def can_be_taken(self) -> Callable[[ParameterEntry], bool]:
         """A test whether `wait` for a gradient would block the host."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.optim import Optimizer
 
 from hvd_order import _torch as native
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.requests.step_log import StepLog
 from hvd_order.errors import InvalidUsage
+from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.in_flight import Change
-from hvd_order.torch.parameters.read_guard import Guard, disarm_gradient
+from hvd_order.torch.parameters.read_guard import Guard, arm_gradient, disarm_gradient
 
 __all__: list[str] = []
 
@@ -66,6 +68,9 @@ class StepGradients:
         """Begins a step: its first gradient has arrived, or there will be none."""
         self._begun_at = self._host.steps
         self._transfer.model.raise_use_flags()
+        if self._transfer.model.shards is not None:  # armed since the step before
+            for entry in self._table.entries:
+                disarm_gradient(entry.gradient)
         self.fresh = False
 
     def begin_pass(self) -> None:
@@ -132,7 +137,8 @@ class StepGradients:
     @property
     def stay_armed(self) -> bool:
         """Whether gradients are complete, and their norms still come from the sums of squares."""
-        return self.synchronized and self._transfer.model.is_split
+        model = self._transfer.model
+        return self.synchronized and model.is_split and model.shards is None
 
     def disarm(self) -> None:
         """Makes complete gradients ordinary tensors."""
@@ -177,6 +183,34 @@ class StepGradients:
             self.touched = True
         return True
 
+    def show_shards(self, guard: Guard) -> None:
+        """Sends the rest, and gives every parameter that any rank used a gradient in flight."""
+        self.send_the_rest(guard)
+        for entry in self._transfer.find_used(self._table.entries):
+            entry.parameter.grad = entry.gradient
+            arm_gradient(entry.gradient, guard)
+
+    def update_shards(self, optimizer: Optimizer, guard: Guard) -> None:
+        """Sends the rest and updates this rank's shards."""
+        self.send_the_rest(guard)
+        if self.replaced():
+            misuse.refuse_replaced_shards()
+        for entry in self._transfer.find_used(self._table.entries):
+            # What has clipped here did not see it, and did elsewhere.
+            if self.touched and entry.parameter.grad is None:
+                misuse.refuse_clipped_without(entry.name, self._host.job.rank)
+        self._transfer.update_shards(optimizer, self._table.entries)
+
+    def drop_shards(self) -> None:
+        """Sets ``.grad`` to None: what its memory has, or will have, is no gradient."""
+        if self._transfer.model.shards is None:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            for entry in self._table.entries:
+                if entry.parameter.grad is entry.gradient:  # else it is that of a next pass
+                    entry.parameter.grad = None
+                entry.cleared = True
+
     def finish(self, guard: Guard) -> None:
         """Sends the rest and waits until all sums are in ``.grad``."""
         self.read = not self.touched
@@ -211,6 +245,7 @@ class StepGradients:
     def drop(self) -> None:
         """Waits for the sent gradients of a step that will not come, and resets the step."""
         self._transfer.finish(self._table.entries)
+        self.drop_shards()
         self.reset()
 
     def give_up(self) -> None:

@@ -158,14 +158,19 @@ class WarmUp:
             misuse.refuse_sparse([entry.name for entry in entries if entry.sparse])
         order = followed_plan.in_order(plan, unseen, seen)
         self.order.take(order)
+        model = self._transfer.model
+        if model.shards is not None:
+            model.use_advised_settings(entries[0].parameter.device)
         self._register(order, on_servers=True)
+        if model.shards is not None:
+            return
         # One engine has one credit: with several optimizers, the first one's choice holds for all.
-        if self._transfer.model.alone and not self._host.tuned:
+        if model.alone and not self._host.tuned:
             self._host.tuned = True
             device = entries[0].parameter.device
-            self._tuning = Tuning(self._host, self._transfer.model, device, plan, self._separable)
+            self._tuning = Tuning(self._host, model, device, plan, self._separable)
         else:
-            self._transfer.model.split_if_of_use(self._separable)
+            model.split_if_of_use(self._separable)
 
     def _confirm_order(self, flush: Callable[[], object]) -> None:
         """After 4, 8, 16, ... steps, takes another order if the two steps before have shown it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,6 +19,7 @@ from hvd_order.c10d.requests.reduce_ops import Adasum, Average, ReduceOp, Sum
 from hvd_order.config import Comm
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.collectives.compression import Compression, Compressor
+from hvd_order.torch.collectives.functions import allgather_object
 from hvd_order.torch.gradients import misuse, sparse
 from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
@@ -144,20 +146,40 @@ class _Distributed:
             cast("Any", self).param_groups = groups
 
     def state_dict(self) -> dict[str, Any]:
-        """Same as the optimizer's own method, after applying deferred updates."""
-        if self._hvd_exchange is not None:
-            self._hvd_exchange.fetch_state()
-        return cast("dict[str, Any]", cast("Any", self._hvd_base).state_dict(self))
+        """Same as the optimizer's own method, after applying deferred updates.
+
+        With ``sharded=True`` collective: the state of all ranks, in CPU memory.
+        """
+        state_dict: Callable[[], dict[str, Any]] = partial(
+            cast("Any", self._hvd_base).state_dict, self
+        )
+        if self._hvd_exchange is None:
+            return state_dict()
+        self._hvd_exchange.fetch_state()
+        shards = self._hvd_exchange.shards
+        return state_dict() if shards is None else shards.state_dict(cast("Any", self), state_dict)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Same as the optimizer's own method, after applying deferred updates."""
+        """Same as the optimizer's own method, after applying deferred updates.
+
+        With ``sharded=True`` collective: every rank passes the same whole state, and keeps its
+        shards of it.
+        """
         self.flush()
-        if self._hvd_exchange is not None and self._hvd_exchange.on_servers:
+        load = partial(cast("Any", self._hvd_base).load_state_dict, self)
+        if self._hvd_exchange is None:
+            load(state_dict)
+            return
+        if self._hvd_exchange.on_servers:
             raise InvalidUsage(
                 "the parameter servers have this optimizer's state; load a checkpoint before "
                 "training begins, or set HVD_ORDER_PS_UPDATE=worker"
             )
-        cast("Any", self._hvd_base).load_state_dict(self, state_dict)
+        shards = self._hvd_exchange.shards
+        if shards is None:
+            load(state_dict)
+        else:
+            shards.load_state_dict(cast("Any", self), state_dict, load)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Same as the optimizer's own method. Collective: every rank adds the same parameters."""
@@ -177,6 +199,11 @@ class _Distributed:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are of the user's own class, after deferred updates."""
         self.flush()
+        if self._hvd_exchange is not None and self._hvd_exchange.shards is not None:
+            raise InvalidUsage(
+                "a sharded optimizer cannot be copied or pickled, since other ranks have most of "
+                "its state; use state_dict() on every rank"
+            )
         return optimizer_class.rebuild, (self._hvd_base, cast("Any", self).__getstate__())
 
 
@@ -193,6 +220,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     process_set: ProcessSet = global_process_set,
     comm: Comm | None = None,
     separable: bool | None = None,
+    sharded: bool = False,
 ) -> AnyOptimizer:
     """Makes ``optimizer`` sum its gradients over all ranks, in consumption order.
 
@@ -223,6 +251,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         separable: whether the optimizer updates each parameter from that parameter's gradient and
             state alone, so that updates may be deferred; None: use its class attribute
             ``hvd_order_separable``, or the list of known classes (known_optimizers.py).
+        sharded: each rank keeps the optimizer state of its shards of the parameters only, and
+            updates these (ZeRO stage 1; docs/sharded.md). Then parameters travel in place of the
+            second half of the sums. The optimizer has to update each element by itself. Between
+            ``backward()`` and ``step()`` gradients can be clipped and unscaled, but not read;
+            ``step()`` sets ``.grad`` to None. ``state_dict()`` and ``load_state_dict()`` are
+            collective. No effect on a single rank.
 
     Returns:
         ``optimizer``.
@@ -231,6 +265,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         NotInitialized: before ``hvd.init()``.
         ValueError: parameters without name, duplicate names, or arguments out of range.
         ModelMismatch: the ranks have different parameters; raised on every rank.
+        InvalidUsage: ``sharded`` with an optimizer, a compression or a transport that does not
+            allow it.
         NotImplementedError: Adasum of a number of ranks that is not a power of 2.
     """
     job = process.current()
@@ -242,6 +278,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam):
         step = sparse.with_sparse_gradients(step)
     size = len(process_set.ranks) if process_set.included() else 1
+    if sharded:
+        misuse.check_sharded(
+            compression is Compression.none, (comm or job.config.comm) == "allreduce", op == Adasum
+        )
     if op == Adasum and size > 1:
         adasum_optimizer.distribute(
             optimizer, entries, compression, backward_passes_per_step, process_set
@@ -272,6 +312,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             backward_passes_per_step,
             server_update,
             separable,
+            partial(allgather_object, process_set=process_set) if sharded else None,
         )
     optimizer_class.give_methods(optimizer, _Distributed)
     cast("Any", optimizer)._hvd_exchange = exchange

@@ -65,6 +65,7 @@ class _NoExchange:
     """Replaces the optimizer's `GradientExchange` in the child."""
 
     on_servers = False
+    shards = None
     has_deferred_updates = False
 
     def __init__(self, job: Job) -> None:

@@ -80,21 +80,24 @@ class RecordedStep:
             if group is not None:
                 members[group].append(parameter)
         with self._conditions.restored():
-            self._step(self._with_groups([
+            self._step(stand_in(self.optimizer, [
                 {"params": parameters, **values}
                 for parameters, values in zip(members, self._hyper_parameters, strict=True)
                 if parameters
             ]))  # fmt: skip
 
-    def _with_groups(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """The user's optimizer, with its state and other groups; an object for one inner step.
 
-        The optimizer itself stays unchanged: another thread may be in its ``zero_grad()``, or a
-        scheduler may set its learning rate. A deferred update changes no attribute
-        (separability.py).
-        """
-        base = getattr(self.optimizer, "_hvd_base", type(self.optimizer))
-        stand_in: Any = object.__new__(base)
-        stand_in.__dict__.update(object.__getattribute__(self.optimizer, "__dict__"))
-        stand_in.param_groups = groups
-        return stand_in  # type: ignore[no-any-return]
+def stand_in(optimizer: Optimizer, groups: list[dict[str, Any]], **attributes: Any) -> Optimizer:
+    """The user's optimizer with other groups; an object for one inner step.
+
+    The optimizer itself stays unchanged: another thread may be in its ``zero_grad()``, or a
+    scheduler may set its learning rate. A deferred update changes no attribute (separability.py).
+
+    Args:
+        attributes: that differ, such as ``state``.
+    """
+    base = getattr(optimizer, "_hvd_base", type(optimizer))
+    other: Any = object.__new__(base)
+    other.__dict__.update(object.__getattribute__(optimizer, "__dict__"), **attributes)
+    other.param_groups = groups
+    return other  # type: ignore[no-any-return]

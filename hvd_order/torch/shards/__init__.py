@@ -1,0 +1,1 @@
+"""Sharded optimizer state: each rank updates its shards of all slices."""

@@ -1,0 +1,201 @@
+"""One optimizer's shards: laid out anew with each registration, checkpointed as a whole."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch.optim import Optimizer
+
+from hvd_order import _torch as native
+from hvd_order.c10d.engine import live_exchanges, registration
+from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine.half_forms import choose_half_forms
+from hvd_order.errors import InvalidUsage
+from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.shards import shard_state
+from hvd_order.torch.shards.piece import pieces_of
+from hvd_order.torch.shards.shard_update import ShardUpdate
+from hvd_order.torch.updates.partial_step import InnerStep
+
+__all__: list[str] = []
+
+# What all ranks give under a name, by rank.
+NamedGather = Callable[[Any, str], list[Any]]
+
+_CALL_ON_ALL = "{} of a sharded optimizer, which every rank has to call"
+
+
+_FLOATING = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+
+
+def _require_halves(host: EngineHost, parameters: Sequence[torch.Tensor]) -> None:
+    """Measures the halves, unless they were measured before, with nothing in flight."""
+    devices = {parameter.device for parameter in parameters}
+    if host.job.config.split == "never":
+        why_not = "HVD_ORDER_SPLIT=never"
+    elif len(devices) > 1:
+        why_not = f"parameters are on several devices, {', '.join(sorted(map(str, devices)))}"
+    elif not {parameter.dtype for parameter in parameters} <= _FLOATING:
+        why_not = "not all parameters are floating-point numbers"
+    elif not isinstance(host.transport, native.C10dTransport):
+        why_not = "Horovod's engine carries the gradients"
+    else:
+        for other in live_exchanges.live(host):
+            other.flush()
+        registration.gather(host, None)  # until all ranks have
+        if not devices or choose_half_forms(host, devices.pop()):
+            return
+        why_not = "the back end of torch.distributed has no reduce-scatter or no all-gather"
+    raise InvalidUsage(f"sharded=True sends each sum in two halves, but {why_not}")
+
+
+class ModelShards:
+    """The shards of one model, and their state."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        step: InnerStep,
+        host: EngineHost,
+        gather: NamedGather,
+        entries: Sequence[ParameterEntry],
+    ) -> None:
+        """Starts before the first registration. Collective.
+
+        Args:
+            optimizer: of the user; its state is taken with the first registration.
+            step: the ``step`` of its class.
+            gather: for the methods that a rank may call when others do not.
+            entries: the trainable parameters.
+
+        Raises:
+            InvalidUsage: their sums cannot travel in halves.
+        """
+        _require_halves(host, [entry.parameter for entry in entries])
+        self._optimizer = weakref.ref(optimizer)
+        self._host = host
+        self._gather = gather
+        self._update = ShardUpdate(step)
+        self._entries: Sequence[ParameterEntry] = ()  # in the order of all ranks
+
+    def update(
+        self, optimizer: Optimizer, entries: Sequence[ParameterEntry], factor: float
+    ) -> None:
+        """See `ShardUpdate.update`."""
+        self._update.update(optimizer, entries, factor)
+
+    def move(
+        self,
+        entries: Sequence[ParameterEntry],
+        buffers: Sequence[torch.Tensor],
+        layout: native.SliceLayout,
+    ) -> None:
+        """Takes new shards, and moves the state to the ranks that have its elements. Collective.
+
+        Args:
+            entries: by TensorId; the first time or later, with further ones.
+            buffers, layout: of the gradients.
+
+        Raises:
+            InvalidUsage: the first time, only some ranks have state; on every rank.
+        """
+        pieces = pieces_of(entries, buffers, layout, self._host.rank, self._host.size)
+        before, self._entries = self._entries, entries
+        state: dict[torch.Tensor, dict[str, Any]] = {}
+        if any(registration.gather(self._host, bool(self._update.state) or self._has_masters)):
+            wholes = shard_state.gathered(
+                before, self._update.pieces, self._update.state,
+                lambda mine: registration.gather(self._host, mine),
+            )  # fmt: skip
+            state.update(shard_state.cut(wholes, pieces))
+        new = [entry for entry in entries if entry not in set(before)]
+        state.update(shard_state.cut(shard_state.of_parameters(self._own_state(new)), pieces))
+        self._update.take(pieces, state)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of this rank's state and master copies."""
+        state = [
+            value.nbytes
+            for values in self._update.state.values()
+            for value in values.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        return sum(state) + sum(p.values.nbytes for p in self._update.pieces if p.is_master)
+
+    @property
+    def _has_masters(self) -> bool:
+        return any(piece.has_master for piece in self._update.pieces)
+
+    def _own_state(
+        self, entries: Sequence[ParameterEntry]
+    ) -> list[tuple[ParameterEntry, dict[str, Any]]]:
+        """Takes the state that the optimizer itself has for the parameters."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        states = [(entry, optimizer.state.pop(entry.parameter, {})) for entry in entries]
+        kinds = [(entry.name, sorted(state)) for entry, state in states]
+        self._compare(registration.gather(self._host, kinds))
+        return [(entry, state) for entry, state in states if state]
+
+    def _compare(self, kinds: Sequence[list[tuple[str, list[str]]]]) -> None:
+        for rank, theirs in zip(self._host.ranks, kinds, strict=True):
+            for (name, here), (_, there) in zip(kinds[0], theirs, strict=True):
+                if here != there:
+                    raise InvalidUsage(
+                        f"the optimizer state of '{name}' is {here or 'empty'} on rank "
+                        f"{self._host.ranks[0]} and {there or 'empty'} on rank {rank}. With "
+                        "sharded=True every rank loads the checkpoint, or "
+                        "broadcast_optimizer_state is called before DistributedOptimizer"
+                    )
+
+    # ---- checkpoints --------------------------------------------------------------------------
+
+    def state_dict(self, optimizer: Optimizer, state_dict: Callable[[], Any]) -> dict[str, Any]:
+        """The optimizer's ``state_dict`` with the whole state, in CPU memory. Collective.
+
+        Args:
+            optimizer: of the user.
+            state_dict: the method of its class.
+        """
+        name = _CALL_ON_ALL.format("state_dict()")
+        wholes = shard_state.gathered(
+            self._entries, self._update.pieces, self._update.state,
+            lambda mine: self._gather(mine, name),
+        )  # fmt: skip
+        own = optimizer.state
+        optimizer.state = {whole[0].parameter: shard_state.for_parameter(whole) for whole in wholes}  # type: ignore[assignment]
+        try:
+            return cast("dict[str, Any]", state_dict())
+        finally:
+            optimizer.state = own
+
+    def load_state_dict(
+        self,
+        optimizer: Optimizer,
+        state_dict: dict[str, Any],
+        load: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Loads a ``state_dict`` with the whole state, of any number of ranks. Collective.
+
+        Args:
+            optimizer: of the user.
+            state_dict: the same on all ranks.
+            load: the ``load_state_dict`` of its class.
+        """
+        load({**state_dict, "state": {}})
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        places = [p for group in state_dict["param_groups"] for p in group["params"]]
+        saved = {
+            id(parameter): state_dict["state"].get(place, {})
+            for parameter, place in zip(parameters, places, strict=True)
+        }
+        states = [(entry, saved.get(id(entry.parameter), {})) for entry in self._entries]
+        kinds = [(entry.name, sorted(state)) for entry, state in states]
+        self._compare(self._gather(kinds, _CALL_ON_ALL.format("load_state_dict()")))
+        wholes = shard_state.of_parameters((entry, state) for entry, state in states if state)
+        self._update.forget()
+        self._update.take(self._update.pieces, shard_state.cut(wholes, self._update.pieces))
