@@ -46,7 +46,8 @@ void SliceEvents::setReady(
     const std::vector<std::shared_ptr<StreamEvent>>& events) {
   const std::scoped_lock lock(mutex_);
   for (const SliceIndex slice : layout_.slicesOf(tensor)) {
-    // An all-gather of sums is issued when its reduce-scatter is done, which was behind these events.
+    // An all-gather of sums is issued when its reduce-scatter is done, which was behind these
+    // events.
     if (layout_.isSharded() || layout_.slices()[slice].operation != Operation::kAllGather) {
       slices_[slice].ready = events;
     }

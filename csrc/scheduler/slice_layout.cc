@@ -16,8 +16,8 @@
 //
 // Buffers are cut one after the other and then merged by a stable sort on the first tensor. So
 // slice numbers follow consumption order across buffers, and the parts of a tensor keep their
-// order and get consecutive numbers. A split happens last: it repeats all slices. In a sharded layout
-// the repeated ones carry other tensors in the same places.
+// order and get consecutive numbers. A split happens last: it repeats all slices. In a sharded
+// layout the repeated ones carry other tensors in the same places.
 //
 // Invariants: for each operation, the slices of a buffer cover it without gaps or overlaps; a slice
 // holds either whole tensors or a part of one; no slice is larger than the slice size, apart from
