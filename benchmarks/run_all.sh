@@ -42,6 +42,7 @@ for model in gpt2_small bert_large; do
 done
 record side_by_side-clip-resnet50-4 side_by_side/main --models resnet50 --hosts 4 --clip \
   --systems ddp_tuned hvd_order --rounds 2
+record sharded-resnet50-4 sharded/main
 record side_by_side-real side_by_side/main --models small_cnn demo_gpt \
   --systems ddp_tuned hvd_order --rounds 12
 record side_by_side-resnet50-bound side_by_side/main --models resnet50 \

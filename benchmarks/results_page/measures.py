@@ -119,6 +119,24 @@ def one_host(ranks: int, model: str = "linear8") -> Measure:
     return measure
 
 
+def language_loop(system: str, quantity: str) -> Measure:
+    """A system's step, bytes sent or state over those of DDP with weights of the same type."""
+
+    def measure(documents: Documents) -> Figure | None:
+        document = documents.newest("sharded", "systems")
+        if document is None or system not in document.raw["systems"]:
+            return None
+        systems = document.raw["systems"]
+        base = "ddp, bfloat16" if system.endswith("bfloat16") else "ddp"
+        ours, theirs = systems[system][quantity], systems[base][quantity]
+        if quantity == "seconds":
+            return _ratio(paired_ratio(ours, theirs), document)
+        value = statistics.median(ours) / statistics.median(theirs)
+        return Figure(value, value, value, document)
+
+    return measure
+
+
 def cost_ratio(benchmark: str) -> Measure:
     """Cost in this tree over the cost in the other one of `before_after`."""
 

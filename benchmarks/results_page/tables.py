@@ -63,6 +63,24 @@ def _ranks_of_one_host(runs: Sequence[Document]) -> list[str]:
     return table(rows, header)
 
 
+def _language_loops(runs: Sequence[Document]) -> list[str]:
+    """Step, processor time, bytes and state of each system."""
+    rows = []
+    for run in runs:
+        settings = run.content["settings"]
+        for name, one in run.content["summary"]["systems"].items():
+            rows.append([
+                f"{settings['model']}, {settings['hosts']}, {settings['rate_mbit']:g}", name,
+                f"{one['step_s']:.3f}",
+                f"{one['of_ddp']:.3f}", f"{one['of_ddp_low']:.3f} to {one['of_ddp_high']:.3f}",
+                f"{one['cpu_s']:.2f}", f"{one['sent_bytes'] / 1e6:.0f}",
+                f"{one['state_bytes'] / 1e6:.1f}", f"{one['state_of_ddp']:.3f}", run.commit,
+            ])  # fmt: skip
+    header = ("model, hosts, Mbit/s", "system", "step s", "/ DDP", "interval", "processor s",
+              "sent MB", "state MB a rank", "/ DDP's", "commit")  # fmt: skip
+    return table(rows, header)
+
+
 def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
     """Simulated jobs of 1,024 ranks, then real ones on this machine."""
     steps = [
@@ -148,6 +166,7 @@ TABLES: Mapping[str, Callable[[Sequence[Document]], list[str]]] = {
     "one_host": _ranks_of_one_host,
     "prediction": _predictions,
     "scale": _simulated_jobs,
+    "sharded": _language_loops,
     "side_by_side": _cells,
 }
 """Makes the table from the benchmark's result files, newest first."""

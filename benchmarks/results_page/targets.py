@@ -24,6 +24,7 @@ from results_page.measures import (
     device_wait,
     events_per_s,
     failed_gpu_checks,
+    language_loop,
     link_share,
     longest_pause,
     node_ratio,
@@ -135,6 +136,18 @@ TARGETS = [
         for model, ranks in (("linear8", 2), ("linear8", 4), ("linear8", 8), ("linear8", 16),
                              ("demo_gpt", 2), ("small_cnn", 2))
     ),
+    *(
+        Target("sharded", f"{system} / DDP with the same weights, AdamW, clipped, 4 hosts: {text}",
+               language_loop(system, quantity), bound, "")
+        for system in ("sharded", "sharded, bfloat16")
+        for quantity, text, bound in (
+            ("seconds", "step", Bound(1.0)),
+            ("sent_bytes", "bytes sent", None),
+            ("state_bytes", "state on a rank", Bound(0.27)),
+        )
+    ),
+    Target("sharded", "hvd_order with GradScaler / DDP, AdamW, clipped, 4 hosts: step",
+           language_loop("hvd_order, scaled", "seconds"), Bound(1.0), ""),
     Target("overhead", "one rank: step / plain optimizer", overhead, Bound(1.01), "2026-11-21"),
     *(
         Target("throughput", f"leader / plain all-reduce, slices of {size:g} MiB",

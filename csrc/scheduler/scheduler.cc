@@ -47,13 +47,18 @@ void checkHalves(const SliceLayout& layout, const std::vector<SliceIndex>& plan)
   for (std::size_t i = 0; i < plan.size(); ++i) {
     place[plan[i]] = i;
   }
+  const auto check = [&](SliceIndex waits, SliceIndex before) {
+    if (place[waits] < place[before]) {
+      throw InvalidUsage(concat(
+          "the planned order sends '", layout.sliceName(waits), "' before '",
+          layout.sliceName(before), "', for which it waits; make the plan again"));
+    }
+  };
   for (SliceIndex sum = 1; sum <= layout.pairs(); ++sum) {
-    for (const SliceIndex waits : {layout.gatherOf(sum), SliceLayout::kSquares}) {
-      if (place[waits] < place[sum]) {
-        throw InvalidUsage(concat(
-            "the planned order sends '", layout.sliceName(waits), "' before '",
-            layout.sliceName(sum), "', for which it waits; make the plan again"));
-      }
+    check(layout.gatherOf(sum), sum);
+    check(SliceLayout::kSquares, sum);
+    if (layout.isSharded()) { // a rank may need the squares to update its shards
+      check(layout.gatherOf(sum), SliceLayout::kSquares);
     }
   }
 }

@@ -1,7 +1,8 @@
 """What the slices of a layout wait for, told without the classes under test.
 
 Of a layout whose all-reduces are split, an all-gather waits for the reduce-scatter of the same
-bytes, and the squares wait for all reduce-scatters.
+bytes, and the squares wait for all reduce-scatters. Of a sharded one, an all-gather waits for
+tensors of its own, the parameters, which a rank may update after the squares only.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ def is_squares(layout: SliceLayout, slice_: int) -> bool:
     return layout.is_split and layout.tensors_of(slice_) == [layout.squares_tensor]
 
 
-def waits_for(layout: SliceLayout) -> list[set[int]]:
-    """Returns for each slice the slices that must be done before it is ready."""
+def waits_for(layout: SliceLayout, for_plan: bool = False) -> list[set[int]]:
+    """Returns for each slice the slices that must be done before it is ready.
+
+    Args:
+        for_plan: also those that must be done before its tensors are ready.
+    """
     slices = layout.slices
     kinds = [piece.operation.value for piece in slices]
     places = [(piece.buffer, piece.offset_bytes) for piece in slices]
@@ -32,7 +37,9 @@ def waits_for(layout: SliceLayout) -> list[set[int]]:
         if kind == Operation.REDUCE_SCATTER.value
     }
     return [
-        {sums[place]}
+        ({0} if for_plan else set())
+        if kind == Operation.ALL_GATHER.value and layout.is_sharded
+        else {sums[place]}
         if kind == Operation.ALL_GATHER.value
         else set(sums.values())
         if kind == Operation.ALL_REDUCE.value
@@ -46,14 +53,14 @@ def can_be_followed(layout: SliceLayout, plan: list[int]) -> bool:
     place = {slice_: i for i, slice_ in enumerate(plan)}
     return sorted(plan) == list(range(len(layout.slices))) and all(
         place[before] < place[slice_]
-        for slice_, needed in enumerate(waits_for(layout))
+        for slice_, needed in enumerate(waits_for(layout, for_plan=True))
         for before in needed
     )
 
 
 def any_plan(layout: SliceLayout, chance: Choices) -> list[int]:
     """Returns an order that can be followed."""
-    needed = waits_for(layout)
+    needed = waits_for(layout, for_plan=True)
     rest = list(range(len(needed)))
     plan: list[int] = []
     while rest:

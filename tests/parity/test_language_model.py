@@ -1,7 +1,8 @@
 """A language model's training script, with one changed import and one wrapped optimizer.
 
 It clips by global norm, accumulates, scales the loss, follows a cosine schedule, and resumes from a
-checkpoint on another number of ranks. The loss of every step equals that of one process.
+checkpoint on another number of ranks. The loss of every step equals that of one process, also with
+sharded optimizer state.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 import hvd_order.torch as hvd
 from torch import nn
 
-FOLDER, BEGIN, END = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+FOLDER, BEGIN, END, SHARDED = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 BATCH, PASSES, LENGTH, WORDS, WIDTH = 12, 2, 9, 31, 24
 
 hvd.init()
@@ -42,7 +43,8 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
 optimizer = hvd.DistributedOptimizer(
-    optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=PASSES
+    optimizer, named_parameters=model.named_parameters(), backward_passes_per_step=PASSES,
+    sharded=bool(SHARDED),
 )
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=40)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=5)
@@ -79,11 +81,11 @@ for step in range(BEGIN, END):
     scaler.update()
     schedule.step()
     losses.append(hvd.allreduce(torch.tensor(total)).item())
+state = {
+    "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+    "schedule": schedule.state_dict(), "scaler": scaler.state_dict(),
+}
 if hvd.rank() == 0:
-    state = {
-        "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-        "schedule": schedule.state_dict(), "scaler": scaler.state_dict(),
-    }
     torch.save(state, checkpoint)
     report = str(getattr(optimizer, "overlap_report", str)())
     with open(os.path.join(FOLDER, f"{BEGIN}.json"), "w") as file:
@@ -92,14 +94,17 @@ hvd.shutdown()
 """
 
 
-def run(folder: Path, parts: list[tuple[int, int, int]]) -> tuple[list[float], list[float], str]:
+def run(
+    folder: Path, parts: list[tuple[int, int, int]], sharded: bool = False
+) -> tuple[list[float], list[float], str]:
     """Runs (ranks, first step, end); returns all losses and norms, and the last report."""
     folder.mkdir()
     losses: list[float] = []
     norms: list[float] = []
     overlap = ""
     for ranks, begin, end in parts:
-        script = f"import sys; sys.argv[1:] = {[str(folder), str(begin), str(end)]!r}\n" + TRAIN
+        arguments = [str(folder), str(begin), str(end), str(int(sharded))]
+        script = f"import sys; sys.argv[1:] = {arguments!r}\n" + TRAIN
         for ended in run_script(ranks, script, env={"HVD_ORDER_TUNE": "0"}, timeout=120):
             assert ended.returncode == 0, ended.stderr
         said = json.loads((folder / f"{begin}.json").read_text())
@@ -110,9 +115,10 @@ def run(folder: Path, parts: list[tuple[int, int, int]]) -> tuple[list[float], l
 
 
 @pytest.mark.timeout(300)
-def test_equals_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_equals_one_process(tmp_path: Path, sharded: bool) -> None:
     losses, norms, _ = run(tmp_path / "alone", [(1, 0, 24)])
-    ours, our_norms, overlap = run(tmp_path / "ranks", [(2, 0, 12), (3, 12, 24)])
+    ours, our_norms, overlap = run(tmp_path / "ranks", [(2, 0, 12), (3, 12, 24)], sharded)
     assert ours == pytest.approx(losses, rel=2e-5)
     assert our_norms == pytest.approx(norms, rel=2e-4)
     assert max(norms) > 0.5  # it clips

@@ -12,6 +12,7 @@ from hvd_order._core import Policy, Scheduler, SliceLayout
 
 SliceKey = tuple[int, int]
 TensorKey = tuple[int, int]
+FORMS: list[dict[str, bool]] = [{}, {"split": True}, {"split": True, "sharded": True}]
 
 
 class Model:
@@ -100,8 +101,19 @@ def play(
         scheduler.add_model(m, layout, plan)
     tensors = {(m, t) for m, s in model.bytes for t in layouts[m].tensors_of(s)}
     squares = {m: (m, layout.squares_tensor) for m, layout in layouts.items() if layout.is_split}
-    idle = dict.fromkeys(sorted(tensors), steps)  # tensor: how often it is still to be ready
-    left = dict(idle)  # tensor: how often it is still to be exchanged
+    # Of sharded models: a parameter becomes ready after the exchange of its gradient and the
+    # squares, and the next gradient after the exchange of the parameter.
+    after = {
+        (m, t): (m, layout.parameter_of(t))
+        for m, layout in layouts.items()
+        if layout.is_sharded
+        for t in range(layout.squares_tensor)
+    }
+    after |= {parameter: gradient for gradient, parameter in after.items()}
+    left = dict.fromkeys(sorted(tensors), steps)  # tensor: how often it is still to be exchanged
+    idle = {  # tensor: how often it is still to be ready
+        (m, t): steps for m, t in left if not layouts[m].is_split or t <= squares[m][1]
+    }
     under_way: dict[TensorKey, int] = {}
     waiting: list[TensorKey] = []  # exchanged, for the squares of the same step
     unoffered: list[SliceKey] = []
@@ -111,7 +123,7 @@ def play(
         under_way[tensor] = idle.pop(tensor) - 1
         became = scheduler.tensor_ready(*tensor)
         assert became == model.ready(tensor) == scheduler.became_ready()
-        assert not any(is_gather(layouts[m], s) for m, s in became)
+        assert not any(is_gather(layouts[m], s) and not layouts[m].is_sharded for m, s in became)
         unoffered.extend(became)
 
     def offer() -> None:
@@ -138,8 +150,9 @@ def play(
             # A step of a split model begins when the squares of the step before are done.
             if left[squares.get(tensor[0], tensor)] <= left[tensor]:
                 waiting.remove(tensor)
-                if left[tensor]:
-                    idle[tensor] = left[tensor]
+                following = after.get(tensor, tensor)
+                if left[following]:
+                    idle[following] = left[following]
 
     news = False  # since `next` last returned nothing: every action makes progress, so this ends
     while True:
@@ -172,7 +185,7 @@ def play(
 @given(
     tensors=tensor_specs(),
     slice_bytes=slice_sizes,
-    split=st.booleans(),
+    form=st.sampled_from(FORMS),
     spare_credit=st.integers(0, 500),
     steps=st.integers(1, 3),
     chance=choices(),
@@ -181,12 +194,12 @@ def test_every_slice_goes_once_a_step_in_order_of_policy_within_the_credit(
     policy: Policy,
     tensors: list[tuple[str, int, int]],
     slice_bytes: int,
-    split: bool,
+    form: dict[str, bool],
     spare_credit: int,
     steps: int,
     chance: Choices,
 ) -> None:
-    play(policy, {0: SliceLayout(tensors, slice_bytes, split=split)}, spare_credit, steps, chance)
+    play(policy, {0: SliceLayout(tensors, slice_bytes, **form)}, spare_credit, steps, chance)
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
@@ -195,7 +208,7 @@ def test_every_slice_goes_once_a_step_in_order_of_policy_within_the_credit(
     first=tensor_specs(3),
     second=tensor_specs(3),
     slice_bytes=slice_sizes,
-    split=st.tuples(st.booleans(), st.booleans()),
+    forms=st.tuples(st.sampled_from(FORMS), st.sampled_from(FORMS)),
     spare_credit=st.integers(0, 500),
     steps=st.integers(1, 2),
     chance=choices(),
@@ -205,13 +218,13 @@ def test_two_models_share_the_credit(
     first: list[tuple[str, int, int]],
     second: list[tuple[str, int, int]],
     slice_bytes: int,
-    split: tuple[bool, bool],
+    forms: tuple[dict[str, bool], dict[str, bool]],
     spare_credit: int,
     steps: int,
     chance: Choices,
 ) -> None:
     layouts = {
-        0: SliceLayout(first, slice_bytes, split=split[0]),
-        7: SliceLayout(second, slice_bytes, split=split[1]),
+        0: SliceLayout(first, slice_bytes, **forms[0]),
+        7: SliceLayout(second, slice_bytes, **forms[1]),
     }
     play(policy, layouts, spare_credit, steps, chance)

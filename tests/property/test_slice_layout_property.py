@@ -148,3 +148,35 @@ def test_a_split_layout_is_the_whole_one_twice_and_the_squares(
     plan = list(range(len(slices)))
     assert not can_be_followed(layout, plan)
     assert can_be_followed(layout, [*plan[1 : 1 + count], 0, *plan[1 + count :]])
+
+
+@cases(500)
+@given(tensors=tensor_lists, slice_bytes=st.integers(64, 4000), small_front=st.booleans())
+def test_a_sharded_layout_gathers_parameters_in_the_places_of_their_gradients(
+    tensors: list[tuple[str, int, int]], slice_bytes: int, small_front: bool
+) -> None:
+    split = SliceLayout(tensors, slice_bytes, small_front, split=True)
+    layout = SliceLayout(tensors, slice_bytes, small_front, split=True, sharded=True)
+    assert not split.is_sharded
+    assert layout.is_sharded == bool(tensors)
+    slices, count = layout.slices, len(layout.slices) // 2
+    assert layout.squared_tensors == split.squared_tensors
+    assert len({layout.slice_name(s) for s in range(len(slices))}) == len(slices)
+    for s, (piece, other) in enumerate(zip(slices, split.slices, strict=True)):
+        assert piece.operation == other.operation
+        if s > 0:
+            assert (piece.buffer, piece.offset_bytes) == (other.buffer, other.offset_bytes)
+            assert piece.size_bytes == other.size_bytes
+        carried = split.tensors_of(s)
+        if s > count:
+            carried = [layout.parameter_of(t) for t in carried]
+        assert layout.tensors_of(s) == carried
+    for t in range(len(tensors)):
+        parameter = layout.parameter_of(t)
+        assert layout.tensor_offset(parameter) == layout.tensor_offset(t)
+        both = split.slices_of(t)
+        assert layout.slices_of(t) == both[: len(both) // 2]
+        assert layout.slices_of(parameter) == both[len(both) // 2 :]
+    if tensors:  # a second float64 for each pair
+        size = (16 * len(layout.squared_tensors) + 15) // 16 * 16
+        assert layout.buffer_bytes == [*split.buffer_bytes[:-1], size]

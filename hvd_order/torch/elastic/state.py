@@ -12,6 +12,7 @@ import torch
 
 from hvd_order.c10d.job.process import rank
 from hvd_order.elastic.state import ObjectState
+from hvd_order.errors import InvalidUsage
 from hvd_order.torch.collectives.functions import (
     allgather_object,
     broadcast_object,
@@ -169,6 +170,12 @@ class OptimizerStateHandler(StateHandler):
     """State and hyper-parameters of an optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        exchange = getattr(optimizer, "_hvd_exchange", None)
+        if exchange is not None and exchange.shards is not None:
+            raise InvalidUsage(
+                "an elastic job cannot use sharded=True: the state of a rank that is lost exists "
+                "on no other rank"
+            )
         super().__init__(optimizer)
         self.save()
 
