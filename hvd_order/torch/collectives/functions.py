@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,7 +63,8 @@ def broadcast_optimizer_state(
 
     Unlike Horovod's function, this one takes no hidden step to create state. Afterwards no rank
     has state that the root lacks, so training continues exactly as on the root. LBFGS works as
-    well. The optimizer's ``param_groups`` and their dictionaries stay the same objects.
+    well. The optimizer's ``param_groups`` and their dictionaries stay the same objects. Of an
+    optimizer with ``sharded=True`` only hyper-parameters are sent: the ranks share one state.
 
     Args:
         optimizer: any optimizer; on every rank of the same class over the same parameters.
@@ -79,7 +81,8 @@ def broadcast_optimizer_state(
         return
     is_root = process.rank() == root_rank
     tensors: list[torch.Tensor] = []
-    skeleton = _take_tensors(optimizer.state_dict(), tensors) if is_root else None
+    state_dict, load_state_dict = _methods(optimizer)
+    skeleton = _take_tensors(state_dict(), tensors) if is_root else None
     skeleton = broadcast_object(skeleton, root_rank, name="optimizer_state")
     if is_root:
         _broadcast_tensors(tensors, root_rank)
@@ -89,7 +92,7 @@ def broadcast_optimizer_state(
     _find_specs(skeleton, specs)
     tensors = [spec.empty(_device_like(spec, parameters)) for spec in specs]
     _broadcast_tensors(tensors, root_rank)
-    _load_in_place(optimizer, _put_tensors(skeleton, iter(tensors)), parameters)
+    _load_in_place(optimizer, _put_tensors(skeleton, iter(tensors)), parameters, load_state_dict)
 
 
 def broadcast_object(
@@ -338,8 +341,24 @@ def _device_like(spec: _TensorSpec, parameters: Sequence[torch.Tensor]) -> torch
     return torch.device(spec.device_type)
 
 
+def _methods(
+    optimizer: Any,
+) -> tuple[Callable[[], dict[str, Any]], Callable[[dict[str, Any]], None]]:
+    """``state_dict`` and ``load_state_dict``. Those of a sharded optimizer are collective, so its
+    class's own are taken, which see its groups and no state.
+    """
+    exchange = getattr(optimizer, "_hvd_exchange", None)
+    if exchange is None or exchange.shards is None:
+        return optimizer.state_dict, optimizer.load_state_dict
+    base = optimizer._hvd_base
+    return partial(base.state_dict, optimizer), partial(base.load_state_dict, optimizer)
+
+
 def _load_in_place(
-    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any], parameters: list[torch.Tensor]
+    optimizer: torch.optim.Optimizer,
+    state_dict: dict[str, Any],
+    parameters: list[torch.Tensor],
+    load_state_dict: Callable[[dict[str, Any]], None],
 ) -> None:
     """``load_state_dict`` that keeps the groups' identity and the state as it is on the root.
 
@@ -353,7 +372,7 @@ def _load_in_place(
         for index, values in state_dict.get("state", {}).items()
         if isinstance(index, int) and index < len(parameters)
     }
-    optimizer.load_state_dict(state_dict)
+    load_state_dict(state_dict)
     if optimizer.param_groups is not groups:
         for old, new in zip(dictionaries, optimizer.param_groups, strict=True):
             old.clear()

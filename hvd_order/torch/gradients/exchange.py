@@ -228,7 +228,9 @@ class GradientExchange:
         self._guard.refuse_on_servers()
         with self._lock:
             if self._shards is not None:
-                if not self._gradients.fresh:
+                if self._gradients.fresh:
+                    self.flush()
+                else:
                     self._gradients.show_shards(self._guard)
                 return
             if self._gradients.fresh and not self._gradients.set_by_hand():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -52,6 +53,20 @@ def _require_halves(host: EngineHost, parameters: Sequence[torch.Tensor]) -> Non
     raise InvalidUsage(f"sharded=True sends each sum in two halves, but {why_not}")
 
 
+class _StateElsewhere(defaultdict[torch.Tensor, Any]):
+    """The ``state`` of a sharded optimizer: empty, but true once there is state in the shards.
+
+    torch.distributed.checkpoint takes a step to make state where it finds none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(dict)
+        self.exists = False
+
+    def __bool__(self) -> bool:
+        return self.exists or len(self) > 0
+
+
 class ModelShards:
     """The shards of one model, and their state."""
 
@@ -80,12 +95,14 @@ class ModelShards:
         self._gather = gather
         self._update = ShardUpdate(step)
         self._entries: Sequence[ParameterEntry] = ()  # in the order of all ranks
+        self._elsewhere = _StateElsewhere()
 
     def update(
         self, optimizer: Optimizer, entries: Sequence[ParameterEntry], factor: float
     ) -> None:
         """See `ShardUpdate.update`."""
         self._update.update(optimizer, entries, factor)
+        self._elsewhere.exists = True
 
     def move(
         self,
@@ -139,7 +156,10 @@ class ModelShards:
         states = [(entry, optimizer.state.pop(entry.parameter, {})) for entry in entries]
         kinds = [(entry.name, sorted(state)) for entry, state in states]
         self._compare(registration.gather(self._host, kinds))
-        return [(entry, state) for entry, state in states if state]
+        found = [(entry, state) for entry, state in states if state]
+        self._elsewhere.exists |= bool(found)
+        optimizer.state = self._elsewhere
+        return found
 
     def _compare(self, kinds: Sequence[list[tuple[str, list[str]]]]) -> None:
         for rank, theirs in zip(self._host.ranks, kinds, strict=True):
@@ -187,6 +207,7 @@ class ModelShards:
             load: the ``load_state_dict`` of its class.
         """
         load({**state_dict, "state": {}})
+        optimizer.state = self._elsewhere
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         places = [p for group in state_dict["param_groups"] for p in group["params"]]
         saved = {
@@ -197,5 +218,6 @@ class ModelShards:
         kinds = [(entry.name, sorted(state)) for entry, state in states]
         self._compare(self._gather(kinds, _CALL_ON_ALL.format("load_state_dict()")))
         wholes = shard_state.of_parameters((entry, state) for entry, state in states if state)
+        self._elsewhere.exists = any(state for _, state in states)
         self._update.forget()
         self._update.take(self._update.pieces, shard_state.cut(wholes, self._update.pieces))

@@ -7,11 +7,12 @@ import pickle
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from helpers.ranks import RankFactory, RankPool, start_script
+from helpers.ranks import RankFactory, RankPool, run_script, start_script
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
@@ -433,6 +434,107 @@ def body_checkpoint() -> tuple[Tensor, Tensor]:
 def test_checkpoints(three_ranks: RankPool) -> None:
     for ours, expected in three_ranks.run(body_checkpoint):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+
+
+def body_broadcast() -> tuple[float, Tensor, Tensor]:
+    with new_job({}):
+        model = Network()
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01 * (1 + hvd.rank()))
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), sharded=True)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=1)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        for step in range(3):
+            nn.functional.mse_loss(model(batch(step)[0]), batch(step)[1]).backward()
+            optimizer.step()
+        before = optimizer.state_dict()["state"][0]["exp_avg"]
+        hvd.broadcast_optimizer_state(optimizer, root_rank=1)
+        return (
+            optimizer.param_groups[0]["lr"],
+            before,
+            optimizer.state_dict()["state"][0]["exp_avg"],
+        )
+
+
+def test_broadcast_sends_hyper_parameters(two_ranks: RankPool) -> None:
+    for lr, before, after in two_ranks.run(body_broadcast):
+        assert lr == 0.02
+        assert before.abs().sum() > 0
+        assert torch.equal(before, after)
+
+
+ALONE = """
+import torch
+import hvd_order.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(8, 8)
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.Adam(model.parameters()), model.named_parameters(), sharded=True
+)
+for step in range(5):
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    if step == 3 and hvd.rank() == 0:
+        optimizer.state_dict()
+"""
+
+
+def test_state_dict_on_one_rank_only() -> None:
+    env = {"HVD_ORDER_STALL_WARNING": "1", "HVD_ORDER_TIMEOUT": "6"}
+    ended = run_script(2, ALONE, env=env, timeout=60)
+    assert ended[0].returncode != 0
+    assert "state_dict() of a sharded optimizer, which every rank has to call" in ended[0].stderr
+    assert "rank 1" in ended[0].stderr
+
+
+CHECKPOINT = """
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+dist.init_process_group("gloo")
+import hvd_order.torch as hvd
+
+hvd.init()
+torch.manual_seed(3)
+model = torch.nn.Sequential(torch.nn.Linear(37, 51), torch.nn.Tanh(), torch.nn.Linear(51, 3))
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.AdamW(model.parameters(), lr=0.01), model.named_parameters(), sharded=True
+)
+if BEGIN:
+    weights, state = get_state_dict(model, optimizer)
+    saved = {"model": weights, "optimizer": state}
+    dcp.load(saved, checkpoint_id=FOLDER + str(BEGIN))
+    set_state_dict(
+        model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"]
+    )
+for step in range(BEGIN, END):
+    numbers = torch.Generator().manual_seed(step)
+    x = torch.randn(6, 37, generator=numbers)[hvd.rank() :: hvd.size()]
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+weights, state = get_state_dict(model, optimizer)
+dcp.save({"model": weights, "optimizer": state}, checkpoint_id=FOLDER + str(END))
+print(torch.cat([p.detach().flatten() for p in model.parameters()]).double().sum().item())
+hvd.shutdown()
+dist.destroy_process_group()
+"""
+
+
+def test_distributed_checkpoint(tmp_path: Path) -> None:
+    """Saved by 2 ranks after 4 steps, resumed by 3; against 2 ranks that went on."""
+
+    def run(ranks: int, begin: int, end: int) -> float:
+        script = f"BEGIN, END, FOLDER = {begin}, {end}, {str(tmp_path / 'after')!r}\n" + CHECKPOINT
+        ended = run_script(ranks, script, timeout=90)
+        assert all(each.returncode == 0 for each in ended), ended[0].stderr
+        return float(ended[0].stdout.split()[-1])
+
+    expected = run(2, 0, 8)
+    run(2, 0, 4)
+    assert run(3, 4, 8) == pytest.approx(expected, rel=1e-5)
 
 
 def body_masters_in_checkpoint() -> tuple[Tensor, Tensor]:
