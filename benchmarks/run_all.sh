@@ -40,8 +40,10 @@ for model in gpt2_small bert_large; do
   record "side_by_side-clip-$model" side_by_side/main --models "$model" --clip \
     --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
 done
+record side_by_side-clip-densenet121-bound side_by_side/main --models densenet121 --clip \
+  --systems no_waiting no_waiting_halves ddp_tuned hvd_order --rounds 3
 record side_by_side-clip-resnet50-4 side_by_side/main --models resnet50 --hosts 4 --clip \
-  --systems ddp_tuned hvd_order --rounds 2
+  --systems no_waiting no_waiting_halves ddp_tuned hvd_order --rounds 2
 record sharded-resnet50-4 sharded/main
 record side_by_side-real side_by_side/main --models small_cnn demo_gpt \
   --systems ddp_tuned hvd_order --rounds 12

@@ -240,7 +240,11 @@ def run_cell(
     for name, fleet in jobs.items():
         with fleet.awake():
             recorded[name] = fleet("record", job=name, warm_up=_WARM_UP)[0]
-            if name not in ("local", "no_waiting"):  # which do not train together
+            if name not in (
+                "local",
+                "no_waiting",
+                "no_waiting_halves",
+            ):  # which do not train together
                 weights[name] = fleet("weights", job=name)
             fleet("drop", job=name)
     wire_s = statistics.median(wire)

@@ -27,7 +27,7 @@ from pictures import draw_bars, draw_efficiency, draw_steps
 from workloads import MODELS, is_real
 
 SYSTEMS = {
-    "torch": ["no_waiting", "ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order",
+    "torch": ["no_waiting", "no_waiting_halves", "ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order",
               "hvd_order_planned", "hvd_order_on_horovod"],
     "tensorflow": ["mirrored", "horovod", "hvd_order"],
 }  # fmt: skip
@@ -143,6 +143,8 @@ def _torch(
             contestants.append(Contestant(name, name, fleet))
         elif name == "hvd_order":
             contestants.append(Contestant(name, name, another(300), {"env": knobs}))
+        elif name == "no_waiting_halves":
+            contestants.append(Contestant(name, name, another(500)))
         elif name == "hvd_order_on_horovod":
             env = {**knobs, "HVD_ORDER_TRANSPORT": "horovod"}
             contestants.append(Contestant(name, "hvd_order", another(100), {"env": env}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from language_loops import LanguageLoop
 
 _LEARNING_RATE = 1e-2
+_SLICE_BYTES = 1 << 20
 
 
 @dataclass
@@ -101,6 +103,44 @@ def no_waiting(
             travelling.pop(0)()
 
     return Trainer(step_beside, finish)
+
+
+def no_waiting_halves(
+    model: torch.nn.Module,
+    batch: Callable[[], torch.Tensor],
+    max_norm: float | None = None,
+    **_: Any,
+) -> Trainer:
+    """As `no_waiting`, with the bytes in slices and halves, as split all-reduces send them."""
+    import hvd_order.torch as hvd
+    from hvd_order import _torch as native
+    from hvd_order.c10d.engine.engine_host import engine_host
+    from hvd_order.c10d.engine.half_forms import choose_half_forms
+
+    hvd.init()
+    host = engine_host(0, range(hvd.size()))
+    choose_half_forms(host, torch.device("cpu"))
+    size_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    pieces = list(torch.zeros(size_bytes // 4).split(_SLICE_BYTES // 4))
+    step = _loop(model, _sgd(model), batch, max_norm)
+    thread = ThreadPoolExecutor(1)
+    travelling: list[Future[None]] = []
+
+    def travel() -> None:
+        for half in (native.Operation.REDUCE_SCATTER, native.Operation.ALL_GATHER):
+            host.transport.time_stream(pieces, 2, half)
+
+    def step_beside() -> None:
+        travelling.append(thread.submit(travel))
+        step()
+        if len(travelling) > 1:  # the link never idles between steps
+            travelling.pop(0).result()
+
+    def finish() -> None:
+        while travelling:
+            travelling.pop(0).result()
+
+    return Trainer(step_beside, finish, close=hvd.shutdown)
 
 
 def ddp(
@@ -206,6 +246,7 @@ def language_loop(
 SYSTEMS: dict[str, Callable[..., Trainer]] = {
     "local": local,
     "no_waiting": no_waiting,
+    "no_waiting_halves": no_waiting_halves,
     "ddp": ddp,
     "fsdp2": fsdp2,
     "hvd_order": hvd_order,

@@ -12,6 +12,7 @@ from matplotlib import pyplot as plt
 
 NAMES = {
     "no_waiting": "bytes that nothing waits for",
+    "no_waiting_halves": "bytes that nothing waits for, in halves",
     "ddp": "DDP, 25 MiB buckets",
     "ddp_tuned": "DDP, best of five buckets",
     "fsdp2": "FSDP2",
@@ -20,7 +21,8 @@ NAMES = {
     "hvd_order_planned": "hvd_order with a plan",
 }
 COLOURS = {
-    "no_waiting": "0.8", "ddp": "C3", "ddp_tuned": "C1", "fsdp2": "C4", "horovod": "C2",
+    "no_waiting": "0.8", "no_waiting_halves": "0.6",
+    "ddp": "C3", "ddp_tuned": "C1", "fsdp2": "C4", "horovod": "C2",
     "hvd_order": "C0", "hvd_order_planned": "C9",
 }  # fmt: skip
 
