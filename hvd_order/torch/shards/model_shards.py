@@ -59,16 +59,21 @@ class _StateElsewhere(defaultdict[torch.Tensor, Any]):
     torch.distributed.checkpoint takes a step to make state where it finds none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shards: weakref.ref[ModelShards]) -> None:
         super().__init__(dict)
-        self.exists = False
+        self._shards = shards
 
     def __bool__(self) -> bool:
-        return self.exists or len(self) > 0
+        shards = self._shards()
+        return len(self) > 0 or (shards is not None and shards.has_state)
 
 
 class ModelShards:
-    """The shards of one model, and their state."""
+    """The shards of one model, and their state.
+
+    Attributes:
+        has_state: the optimizer has taken a step, or loaded state; the same on all ranks.
+    """
 
     def __init__(
         self,
@@ -95,14 +100,14 @@ class ModelShards:
         self._gather = gather
         self._update = ShardUpdate(step)
         self._entries: Sequence[ParameterEntry] = ()  # in the order of all ranks
-        self._elsewhere = _StateElsewhere()
+        self.has_state = False
 
     def update(
         self, optimizer: Optimizer, entries: Sequence[ParameterEntry], factor: float
     ) -> None:
         """See `ShardUpdate.update`."""
         self._update.update(optimizer, entries, factor)
-        self._elsewhere.exists = True
+        self.has_state = True
 
     def move(
         self,
@@ -157,9 +162,13 @@ class ModelShards:
         kinds = [(entry.name, sorted(state)) for entry, state in states]
         self._compare(registration.gather(self._host, kinds))
         found = [(entry, state) for entry, state in states if state]
-        self._elsewhere.exists |= bool(found)
-        optimizer.state = self._elsewhere
+        self.has_state |= bool(found)
+        self._take_state_from(optimizer)
         return found
+
+    def _take_state_from(self, optimizer: Optimizer) -> None:
+        # Held by the optimizer alone: a second holder would end the overlap (STATE_HELD).
+        optimizer.state = _StateElsewhere(weakref.ref(self))
 
     def _compare(self, kinds: Sequence[list[tuple[str, list[str]]]]) -> None:
         for rank, theirs in zip(self._host.ranks, kinds, strict=True):
@@ -207,7 +216,7 @@ class ModelShards:
             load: the ``load_state_dict`` of its class.
         """
         load({**state_dict, "state": {}})
-        optimizer.state = self._elsewhere
+        self._take_state_from(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         places = [p for group in state_dict["param_groups"] for p in group["params"]]
         saved = {
@@ -218,6 +227,6 @@ class ModelShards:
         kinds = [(entry.name, sorted(state)) for entry, state in states]
         self._compare(self._gather(kinds, _CALL_ON_ALL.format("load_state_dict()")))
         wholes = shard_state.of_parameters((entry, state) for entry, state in states if state)
-        self._elsewhere.exists = any(state for _, state in states)
+        self.has_state = any(state for _, state in states)
         self._update.forget()
         self._update.take(self._update.pieces, shard_state.cut(wholes, self._update.pieces))
