@@ -293,6 +293,7 @@ class GradientExchange:
             if self._gradients.fresh:  # no gradient here; other ranks may wait for zeros
                 self._begin_step()
             self._gradients.check_hooks()
+            self._gradients.close()
             if self._shards is not None:
                 self._gradients.update_shards(optimizer, self._guard)
             reason = self._why_at_once(optimizer)
@@ -477,6 +478,7 @@ class GradientExchange:
             The optimizer, if it still exists.
         """
         _remove(self._hooks)
+        self._gradients.close()
         self._warm_up.end(self._table.entries)
         for entry in self._table.entries:
             hand_to(entry.parameter, guard)

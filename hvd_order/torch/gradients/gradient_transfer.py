@@ -6,6 +6,7 @@ without a gradient sends zeros and a use flag of 0 in its place.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -21,6 +22,7 @@ from hvd_order.torch.gradients import misuse, sparse
 from hvd_order.torch.gradients.registered_model import RegisteredModel
 from hvd_order.torch.kernels import use_kernels
 from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.parameters.in_flight import OPEN, Opened
 from hvd_order.torch.parameters.read_guard import (
     Guard,
     InFlightGradient,
@@ -213,6 +215,17 @@ class GradientTransfer:
                 return None
             norms.append(norm.to(entry.gradient.dtype))
         return norms
+
+    def open(self, entries: Sequence[ParameterEntry]) -> Opened:
+        """Opens gradients whose norms are known to the short way of clipping."""
+        opened = Opened()
+        with torch._C.DisableTorchFunctionSubclass():
+            for entry in entries:
+                if type(entry.gradient) is InFlightGradient and not entry.changes:
+                    norms = self.model.norms(self._postscale, entry.gradient.dtype)
+                    of_it = (opened, weakref.ref(entry), norms[entry.tensor])
+                    setattr(entry.gradient, OPEN, of_it)
+        return opened
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of host or device."""

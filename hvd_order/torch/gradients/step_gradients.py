@@ -16,7 +16,7 @@ from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
-from hvd_order.torch.parameters.in_flight import Change
+from hvd_order.torch.parameters.in_flight import Change, Opened
 from hvd_order.torch.parameters.read_guard import Guard, arm_gradient, disarm_gradient
 
 __all__: list[str] = []
@@ -50,6 +50,7 @@ class StepGradients:
         self.touched = False
         self.read = False
         self._asked_for_norms = False
+        self._opened: Opened | None = None
         self._host = host
         self._transfer = transfer
         self._table = table
@@ -152,7 +153,16 @@ class StepGradients:
         if not self._touch(guard):
             return None
         self._asked_for_norms = True
-        return self._transfer.norms(entries)
+        norms = self._transfer.norms(entries)
+        if norms is not None and self._opened is None and not self.synchronized:
+            self._opened = self._transfer.open(self._table.entries)
+        return norms
+
+    def close(self) -> None:
+        """Ends the time in which changes are noted without this object."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     @property
     def read_by_norm(self) -> bool:
@@ -170,6 +180,8 @@ class StepGradients:
                 entry.changes.append(change)
                 if entry.finished:
                     entry.make_changes()
+        if self._opened is not None:
+            self._opened.factor = change
         return True
 
     def _touch(self, guard: Guard) -> bool:
@@ -213,6 +225,7 @@ class StepGradients:
 
     def finish(self, guard: Guard) -> None:
         """Sends the rest and waits until all sums are in ``.grad``."""
+        self.close()
         self.read = not self.touched
         self.send_the_rest(guard)
         self.finish_sparse()
@@ -224,6 +237,7 @@ class StepGradients:
 
     def reset(self) -> None:
         """Resets the state of the step; its sent gradients must be finished."""
+        self.close()
         self.disarm()
         self.fresh = True
         self.announced = False

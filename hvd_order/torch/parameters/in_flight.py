@@ -11,6 +11,7 @@ gets its norm from the same sums of squares: norms must be equal to the last bit
 from __future__ import annotations
 
 import numbers
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -71,6 +72,12 @@ class Limits:
         return None
 
 
+class HasChanges(Protocol):
+    """The part of `ParameterEntry` that is used here."""
+
+    changes: list[Change]
+
+
 class Stay(Protocol):
     """The part of `read_guard.Guard` that is used here."""
 
@@ -120,6 +127,68 @@ def _as_list(tensors: Any) -> list[torch.Tensor]:
 
 def _guard_of_list(guard_of: _GuardOf, tensors: Any) -> Stay | None:
     return guard_of(_as_list(tensors)) if _as_list(tensors) else None
+
+
+# ---- the short way ----------------------------------------------------------------------------
+
+OPEN = "_hvd_order_open"  # attribute of a gradient: (Opened, weak reference to its entry, its norm)
+
+
+class Opened:
+    """The gradients of one optimizer, from the first use of a norm until elements are read, or
+    ``step()``.
+
+    Clipping calls two functions for each gradient while the link waits for ``step()``. So what the
+    first calls have checked holds for the others.
+
+    Attributes:
+        factor: which the gradients can be multiplied by.
+    """
+
+    __slots__ = ("_is_open", "_lock", "factor")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_open = True
+        self.factor: Change | None = None
+
+    def note(self, entry: HasChanges, change: Change) -> bool:
+        """Notes a change of a gradient in flight; returns whether it is one still."""
+        with self._lock:
+            if self._is_open:
+                entry.changes.append(change)
+            return self._is_open
+
+    def close(self) -> None:
+        """No change is noted from now on."""
+        with self._lock:
+            self._is_open = False
+
+    def __bool__(self) -> bool:
+        return self._is_open
+
+
+def short_call(func: Callable[..., Any], args: Any, kwargs: Any) -> _Answer:
+    """Same as `call`, for the two functions of `torch.nn.utils.clip_grad_norm_` on one gradient."""
+    if kwargs or len(args) != 2:
+        return None
+    gradient, value = args
+    opened, reference, norm = getattr(gradient, OPEN, _CLOSED)
+    entry = reference() if opened else None
+    if entry is None:
+        return None
+    if func is torch.linalg.vector_norm:
+        is_known = type(value) in (int, float) and value == 2 and not entry.changes
+        return (norm,) if is_known else None
+    if func is torch.Tensor.mul_:
+        last = _last
+        is_same = last is not None and last[0] is value and last[1] == value._version
+        if last is not None and is_same and last[2] is opened.factor:
+            return (gradient,) if opened.note(entry, last[2]) else None
+    return None
+
+
+_CLOSED: tuple[Any, Any, Any] = (None, None, None)
 
 
 # ---- norms ------------------------------------------------------------------------------------

@@ -162,10 +162,18 @@ def settle(*values: object) -> None:
             guard.before_parameter_read(tensors)
 
 
-def _make_ordinary(tensor: Any) -> None:
-    """Finishes a tensor, and makes it ordinary, also where a device has yet to run its update."""
+def _ordinary(tensor: Any) -> Any:
+    """Finishes a tensor, and makes it ordinary, also where a device has yet to run its update.
+
+    Returns:
+        The tensor; for a complete gradient that stays armed, another one with the same memory.
+    """
     settle(tensor)
     disarm_parameter(tensor)
+    if type(tensor) is InFlightGradient:
+        with torch._C.DisableTorchFunctionSubclass():
+            return tensor.as_subclass(torch.Tensor)
+    return tensor
 
 
 @torch._dynamo.disable  # type: ignore[untyped-decorator]
@@ -182,7 +190,9 @@ def _in_flight(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any] |
 
 def _before_call(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any] | None:
     if func in in_flight.FUNCTIONS:
-        answer: tuple[Any] | None = _in_flight(func, args, kwargs)
+        answer: tuple[Any] | None = in_flight.short_call(func, args, kwargs)
+        if answer is None:
+            answer = _in_flight(func, args, kwargs)
         if answer is not None:
             return answer
     if func not in _METADATA:
@@ -204,18 +214,15 @@ class _Guarded:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the completed tensor, as an ordinary one."""
-        _make_ordinary(self)
-        return copy.deepcopy(self, memo)
+        return copy.deepcopy(_ordinary(self), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles the completed tensor, as an ordinary one."""
-        _make_ordinary(self)
-        return self.__reduce_ex__(protocol)
+        return _ordinary(self).__reduce_ex__(protocol)
 
     def __repr__(self) -> str:
         """Shows the completed tensor."""
-        _make_ordinary(self)
-        return repr(self)
+        return repr(_ordinary(self))
 
 
 class _Pending(_Guarded):
@@ -309,6 +316,7 @@ def disarm_gradient(gradient: torch.Tensor) -> None:
     if type(gradient) is InFlightGradient:
         gradient.__class__ = torch.Tensor  # type: ignore[assignment]
         delattr(gradient, GUARD)
+        vars(gradient).pop(in_flight.OPEN, None)
 
 
 def hand_to(tensor: torch.Tensor, guard: Guard) -> None:

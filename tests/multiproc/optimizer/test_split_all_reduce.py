@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -259,6 +261,39 @@ def test_unusual_steps(three_ranks: RankPool, kind: str) -> None:
     for ours, alone in results:
         assert torch.equal(ours, results[0][0])
         torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-6)
+
+
+def body_copied() -> list[tuple[Tensor, Tensor, Tensor]]:
+    with new_job(SPLIT):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+        )
+        copies = []
+        for step in range(STEPS):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            gradient = gradients_of(model)[step % 4]
+            as_bytes = io.BytesIO()
+            if step % 2:
+                torch.save(gradient, as_bytes)
+                copied = torch.load(io.BytesIO(as_bytes.getvalue()))
+            else:
+                copied = copy.deepcopy(gradient)
+            assert type(copied) is Tensor
+            gradients_of(model)[0].mul_(2.0)  # one that is complete by now
+            copies.append((copied, gradient.detach().clone(), gradients_of(model)[0].clone()))
+            optimizer.step()
+        return copies
+
+
+def test_a_clipped_gradient_can_be_copied(two_ranks: RankPool) -> None:
+    for copies in two_ranks.run(body_copied):
+        for step, (copied, gradient, first) in enumerate(copies):
+            assert torch.equal(2 * copied if step % 4 == 0 else copied, gradient)
+            assert first.abs().sum() > 0
 
 
 def body_backward_again() -> str:
