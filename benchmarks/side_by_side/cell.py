@@ -27,6 +27,7 @@ _TUNING_STEPS = 3
 _FIRST_STEPS = 3
 _WARM_UP = 2
 _WIRE_ROUNDS = 3
+_NOT_TOGETHER = ("local", "no_waiting", "no_waiting_halves")  # their ranks train by themselves
 # Of a model's size on each rank: weights, gradients, buffers; hvd_order's are there twice for a
 # moment, when it has learnt the order.
 _COPIES = 4
@@ -240,11 +241,7 @@ def run_cell(
     for name, fleet in jobs.items():
         with fleet.awake():
             recorded[name] = fleet("record", job=name, warm_up=_WARM_UP)[0]
-            if name not in (
-                "local",
-                "no_waiting",
-                "no_waiting_halves",
-            ):  # which do not train together
+            if name not in _NOT_TOGETHER:
                 weights[name] = fleet("weights", job=name)
             fleet("drop", job=name)
     wire_s = statistics.median(wire)

@@ -27,8 +27,8 @@ from pictures import draw_bars, draw_efficiency, draw_steps
 from workloads import MODELS, is_real
 
 SYSTEMS = {
-    "torch": ["no_waiting", "no_waiting_halves", "ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order",
-              "hvd_order_planned", "hvd_order_on_horovod"],
+    "torch": ["no_waiting", "no_waiting_halves", "ddp", "ddp_tuned", "fsdp2", "horovod",
+              "hvd_order", "hvd_order_planned", "hvd_order_on_horovod"],
     "tensorflow": ["mirrored", "horovod", "hvd_order"],
 }  # fmt: skip
 PEERS = {
