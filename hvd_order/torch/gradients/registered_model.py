@@ -66,7 +66,7 @@ class RegisteredModel:
         self.shards: ModelShards | None = None
         self.read_by_norm = False
         self._split = False
-        self._answered = False
+        self._answered = False  # shards are updated: what arrives in this step are parameters
         self._norms: dict[torch.dtype, Sequence[torch.Tensor]] = {}  # of this step
         self._awaited = (
             _ENQUEUED if host.job.config.device_wait == "enqueued" else native.Stage.ENDED
@@ -361,11 +361,6 @@ class RegisteredModel:
         native.tensor_ready(
             self._host.engine, self._host.transport, self._model, entry.tensor, entry.wire
         )
-
-    @property
-    def answered(self) -> bool:
-        """Whether what arrives in this step are parameters, because shards are updated."""
-        return self._answered
 
     def find_used(self, absent: Sequence[ParameterEntry]) -> None:
         """Finds which parameters other ranks have used, once the first halves are done."""

@@ -27,8 +27,6 @@ __all__: list[str] = []
 NamedGather = Callable[[Any, str], list[Any]]
 
 _CALL_ON_ALL = "{} of a sharded optimizer, which every rank has to call"
-
-
 _FLOATING = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
@@ -196,7 +194,8 @@ class ModelShards:
             lambda mine: self._gather(mine, name),
         )  # fmt: skip
         own = optimizer.state
-        optimizer.state = {whole[0].parameter: shard_state.for_parameter(whole) for whole in wholes}  # type: ignore[assignment]
+        whole = ((each[0].parameter, shard_state.for_parameter(each)) for each in wholes)
+        optimizer.state = defaultdict(dict, whole)
         try:
             return cast("dict[str, Any]", state_dict())
         finally:
