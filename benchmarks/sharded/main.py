@@ -24,6 +24,7 @@ from workloads import size_bytes
 
 _FIRST_STEPS = 4
 _WARM_UP = 2
+_NORM = 1.0
 SYSTEMS: dict[str, dict[str, Any]] = {
     "ddp": {"system": "ddp"},
     "hvd_order": {"system": "hvd_order"},
@@ -73,7 +74,7 @@ def _measure(options: argparse.Namespace, log: TextIO) -> dict[str, Any]:
                     "env": {"HVD_ORDER_TUNE": "0"}, **SYSTEMS[name]}  # fmt: skip
             fleet("build", job=name, system="language_loop", model=options.model,
                   compute_s=[options.ratio * wire_s] * options.hosts,
-                  options={"loop": loop})  # fmt: skip
+                  options={"max_norm": _NORM, "loop": loop})  # fmt: skip
             fleet("settle", job=name, at_least=_FIRST_STEPS)
             state = fleet("state_bytes", job=name)
             fleet.sleep()

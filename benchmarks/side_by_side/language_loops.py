@@ -15,7 +15,6 @@ from emulated_device import EmulatedLayer
 from torch import nn
 
 _LEARNING_RATE = 1e-4
-_NORM = 1.0
 
 
 class LanguageLoop:
@@ -33,6 +32,7 @@ class LanguageLoop:
         self,
         model: nn.Module,
         batch: Callable[[], torch.Tensor],
+        max_norm: float,
         system: str,
         bfloat16: bool,
         scaler: bool,
@@ -42,6 +42,7 @@ class LanguageLoop:
         """Builds the system: "ddp", "hvd_order" or "sharded".
 
         Args:
+            max_norm: clips gradients.
             scaler: a GradScaler scales the loss and unscales the gradients.
             bucket_mib: of DDP.
             env: knobs of hvd_order.
@@ -50,6 +51,7 @@ class LanguageLoop:
             _make_bfloat16(model)
         self._model = model
         self._batch = batch
+        self._max_norm = max_norm
         self._scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scaler)
         weights = list(model.parameters())
         own_masters = bfloat16 and system == "ddp"
@@ -86,7 +88,7 @@ class LanguageLoop:
         self._scaler.scale(self._forward(self._batch()).sum()).backward()
         if not self._masters:
             self._scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self._model.parameters(), _NORM)
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._max_norm)
             self._scaler.step(self._optimizer)
             self._scaler.update()
             return
@@ -94,7 +96,7 @@ class LanguageLoop:
         for master, parameter in pairs:
             assert parameter.grad is not None
             master.grad = parameter.grad.float()
-        nn.utils.clip_grad_norm_(self._masters, _NORM)
+        nn.utils.clip_grad_norm_(self._masters, self._max_norm)
         self._optimizer.step()
         with torch.no_grad():
             torch._foreach_copy_([p for _, p in pairs], self._masters)

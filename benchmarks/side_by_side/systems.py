@@ -236,10 +236,13 @@ def horovod(
 
 
 def language_loop(
-    model: torch.nn.Module, batch: Callable[[], torch.Tensor], loop: dict[str, Any]
+    model: torch.nn.Module,
+    batch: Callable[[], torch.Tensor],
+    max_norm: float,
+    loop: dict[str, Any],
 ) -> Trainer:
     """See language_loops.py; ``loop`` has the options."""
-    made = LanguageLoop(model, batch, **loop)
+    made = LanguageLoop(model, batch, max_norm=max_norm, **loop)
     return Trainer(made.step, made.finish, made.settled, made.close, state_bytes=made.state_bytes)
 
 
