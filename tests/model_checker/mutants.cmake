@@ -132,7 +132,7 @@ add_mutant(squares_wait_for_the_sums_of_the_first_step_alone scheduler.cc
   [[  m.toCome[slice.index] = slice.index == 0 ? 1 : prerequisites(*m.layout, slice.index);
 ]])
 add_mutant(gather_does_not_wait_for_the_sum scheduler.cc
-  [[    if (m.layout->slices()[slice].operation != Operation::kAllGather) {
+  [[    if (waitsForTensors(*m.layout, slice)) {
       count(m, {tensor.model, slice});
     }
 ]]
@@ -162,7 +162,7 @@ add_mutant(unknown_model_is_taken_for_a_known_one scheduler.cc
   [[return hasModel(slice.model) && isReady(slice) && putInFlight(slice);]]
   [[return isReady(slice) && putInFlight(slice);]])
 add_mutant(reservation_is_ignored scheduler.cc
-  [[layout(slice.model).creditBytes(slice.index) > largestBytes_ || ]]
+  [[isHeldBack(slice) || ]]
   [[]])
 
 # ------------------------------------------------------------------ from a plan to a leader
