@@ -406,3 +406,40 @@ def test_a_rank_dies_between_the_halves() -> None:
     for rank in (0, 2):
         assert ended[rank].returncode == 3, ended[rank].stderr
         assert "raised PeerLost: rank 1 is gone" in ended[rank].stdout
+
+
+def body_process_set() -> tuple[Tensor, Tensor, Tensor, bool] | None:
+    with new_job(SPLIT):
+        pair = hvd.add_process_set([0, 2])
+        if not pair.included():
+            return None
+        model, alone = network(), network()
+        optimizer: Any = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+            named_parameters=model.named_parameters(),
+            process_set=pair,
+        )
+        plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+        norms = []
+        for step in range(STEPS):
+            x, y = batch(step)
+            mine = slice(pair.rank(), None, pair.size())
+            for each, of, rows in ((optimizer, model, mine), (plain, alone, slice(None))):
+                each.zero_grad()
+                nn.functional.mse_loss(of(x[rows]), y[rows]).backward()
+                norms.append(nn.utils.clip_grad_norm_(of.parameters(), 0.1).detach())
+                each.step()
+        split = optimizer._hvd_exchange.host.slice_settings.split
+        weights = [
+            torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, alone)
+        ]
+        return weights[0], weights[1], torch.stack(norms).view(STEPS, 2), split
+
+
+def test_a_process_set_splits_its_own_sums(three_ranks: RankPool) -> None:
+    first, outside, second = three_ranks.run(body_process_set)
+    assert outside is None
+    assert [first[3], second[3]] == [True, True]
+    assert torch.equal(first[0], second[0])
+    torch.testing.assert_close(first[0], first[1], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first[2][:, 0], first[2][:, 1], rtol=1e-5, atol=1e-6)
