@@ -32,6 +32,16 @@ record side_by_side-vgg16 side_by_side/main --models vgg16 --rate-mbit 2000 \
   --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
 record side_by_side-gpt2_small side_by_side/main --models gpt2_small --rate-mbit 2000 \
   --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
+record side_by_side-large side_by_side/main --models vgg16 gpt2_small bert_large dlrm \
+  --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
+record side_by_side-ratios side_by_side/main --models resnet50 --ratio 0.25 0.5 2 4 \
+  --systems ddp_tuned hvd_order --buckets-mib 2 5 10 --rounds 2
+record side_by_side-control side_by_side/main --models parallel resnet50_by_kernels \
+  --systems ddp_tuned hvd_order --buckets-mib 2 5 10 --rounds 2
+record side_by_side-slow side_by_side/main --models resnet50 --rate-mbit 100 \
+  --systems ddp_tuned hvd_order --buckets-mib 5 10 --rounds 2 --steps 3 "${untuned[@]}"
+record side_by_side-resnet50-8 side_by_side/main --models resnet50 --hosts 8 --rate-mbit 200 \
+  --systems ddp hvd_order --rounds 2 --steps 3 "${untuned[@]}"
 for model in resnet50 densenet121; do
   record "side_by_side-clip-$model" side_by_side/main --models "$model" --clip \
     --systems ddp_tuned hvd_order --rounds 3
@@ -44,6 +54,10 @@ record side_by_side-clip-densenet121-bound side_by_side/main --models densenet12
   --systems no_waiting no_waiting_halves ddp_tuned hvd_order --rounds 3
 record side_by_side-clip-resnet50-4 side_by_side/main --models resnet50 --hosts 4 --clip \
   --systems no_waiting no_waiting_halves ddp_tuned hvd_order --rounds 2
+record side_by_side-clip-densenet121-4 side_by_side/main --models densenet121 --hosts 4 --clip \
+  --systems no_waiting_halves ddp_tuned hvd_order --rounds 2
+record side_by_side-clip-gpt2_small-4 side_by_side/main --models gpt2_small --hosts 4 --clip \
+  --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
 record sharded-resnet50-4 sharded/main
 record side_by_side-real side_by_side/main --models small_cnn demo_gpt \
   --systems ddp_tuned hvd_order --rounds 12
@@ -97,7 +111,7 @@ record cluster-scale cluster/scale
 record cluster-workload6 cluster/workload6
 record cluster-order cluster/order
 record cluster-order-alike cluster/order --alike
-record cluster-fidelity cluster/fidelity
+record cluster-fidelity cluster/fidelity --scale 3 --limit 1200
 
 for file in "${wanted[@]}"; do
   [[ " ${known[*]} " == *" $file "* ]] || failed+=("$file (no such file)")
