@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -227,3 +229,27 @@ def test_an_elastic_job_gains_a_host_and_goes_on_when_one_loses_its_power(
     assert {step for step, _ in seen} == set(range(steps)), job.text()
     for step, loss in seen:
         assert loss == pytest.approx(losses[step], rel=1e-9), f"step {step}\n{job.text()}"
+
+
+@pytest.mark.timeout(240)
+def test_a_scheduler_runs_jobs_on_hosts_behind_ssh(hosts: EmulatedHosts, tmp_path: Path) -> None:
+    steps = 40
+    train = shlex.join([sys.executable, str(elastic_training.__file__), str(steps), "0.1"])
+    (tmp_path / "jobs.csv").write_text(
+        f"name,command,workers,duration_s\nwide,{train},2,60\nnarrow,{train},1,60\n"
+    )
+    serve = [sys.executable, "-m", "hvd_order.cli", "cluster", "serve", "--once", "--policy",
+             "fifo", "-H", "host0:1,host1:1,host2:1", "--state", str(tmp_path / "state"),
+             str(tmp_path / "jobs.csv")]  # fmt: skip
+    with on_host(hosts, 0, serve) as job:
+        assert job.wait(200) == 0, job.text()
+    begun = dict(re.findall(r"(wide|narrow): is started on (.*)$", job.text(), re.MULTILINE))
+    used = {name: set(re.findall(r"host\d", places)) for name, places in begun.items()}
+    assert len(used["wide"]) == 2, job.text()
+    assert used["wide"] | used["narrow"] == {"host0", "host1", "host2"}, job.text()
+    losses, _ = elastic_training.reference(steps)
+    for name in used:
+        log = (tmp_path / "state" / "jobs" / name / "log").read_text()
+        seen = re.findall(STEP, log, re.MULTILINE)
+        assert [int(step) for step, _, _ in seen] == list(range(steps)), log
+        assert [float(loss) for _, loss, _ in seen] == pytest.approx(losses, rel=1e-9)
