@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -30,25 +30,36 @@ _CALL_ON_ALL = "{} of a sharded optimizer, which every rank has to call"
 _FLOATING = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
-def _require_halves(host: EngineHost, parameters: Sequence[torch.Tensor]) -> None:
+def require_halves(parameters: Iterable[torch.Tensor]) -> None:
+    """Refuses parameters whose sums cannot travel in halves, of whatever transport.
+
+    Raises:
+        InvalidUsage: they are on several devices, or not floating-point numbers.
+    """
+    kinds = {(parameter.device, parameter.dtype) for parameter in parameters}
+    devices = sorted({str(device) for device, _ in kinds})
+    if len(devices) > 1:
+        raise _no_halves(f"parameters are on several devices, {', '.join(devices)}")
+    if not {dtype for _, dtype in kinds} <= _FLOATING:
+        raise _no_halves("not all parameters are floating-point numbers")
+
+
+def _no_halves(why: str) -> InvalidUsage:
+    return InvalidUsage(f"sharded=True sends each sum in two halves, but {why}")
+
+
+def _require_transport(host: EngineHost, parameters: Sequence[torch.Tensor]) -> None:
     """Measures the halves, unless they were measured before, with nothing in flight."""
-    devices = {parameter.device for parameter in parameters}
     if host.job.config.split == "never":
-        why_not = "HVD_ORDER_SPLIT=never"
-    elif len(devices) > 1:
-        why_not = f"parameters are on several devices, {', '.join(sorted(map(str, devices)))}"
-    elif not {parameter.dtype for parameter in parameters} <= _FLOATING:
-        why_not = "not all parameters are floating-point numbers"
-    elif not isinstance(host.transport, native.C10dTransport):
-        why_not = "Horovod's engine carries the gradients"
-    else:
-        for other in live_exchanges.live(host):
-            other.flush()
-        registration.gather(host, None)  # until all ranks have
-        if not devices or choose_half_forms(host, devices.pop()):
-            return
-        why_not = "the back end of torch.distributed has no reduce-scatter or no all-gather"
-    raise InvalidUsage(f"sharded=True sends each sum in two halves, but {why_not}")
+        raise _no_halves("HVD_ORDER_SPLIT=never")
+    require_halves(parameters)
+    if not isinstance(host.transport, native.C10dTransport):
+        raise _no_halves("Horovod's engine carries the gradients")
+    for other in live_exchanges.live(host):
+        other.flush()
+    registration.gather(host, None)  # until all ranks have
+    if parameters and not choose_half_forms(host, parameters[0].device):
+        raise _no_halves("the back end of torch.distributed has no reduce-scatter or no all-gather")
 
 
 class _StateElsewhere(defaultdict[torch.Tensor, Any]):
@@ -92,7 +103,7 @@ class ModelShards:
         Raises:
             InvalidUsage: their sums cannot travel in halves.
         """
-        _require_halves(host, [entry.parameter for entry in entries])
+        _require_transport(host, [entry.parameter for entry in entries])
         self._optimizer = weakref.ref(optimizer)
         self._host = host
         self._gather = gather
@@ -218,9 +229,13 @@ class ModelShards:
         self._take_state_from(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         places = [p for group in state_dict["param_groups"] for p in group["params"]]
+        groups = [group for group in optimizer.param_groups for _ in group["params"]]
         saved = {
-            id(parameter): state_dict["state"].get(place, {})
-            for parameter, place in zip(parameters, places, strict=True)
+            id(parameter): {
+                key: shard_state.placed_as_loaded(key, value, parameter, group)
+                for key, value in state_dict["state"].get(place, {}).items()
+            }
+            for parameter, place, group in zip(parameters, places, groups, strict=True)
         }
         states = [(entry, saved.get(id(entry.parameter), {})) for entry in self._entries]
         kinds = [(entry.name, sorted(state)) for entry, state in states]

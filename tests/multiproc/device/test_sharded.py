@@ -1,0 +1,50 @@
+"""Sharded optimizer state on a device."""
+
+from __future__ import annotations
+
+from helpers.device_job import run_on_device
+
+ELSEWHERE = """
+from hvd_order.errors import InvalidUsage
+
+model = network()
+optimizer = wrapped(model, sharded=True)
+train(model, optimizer, 4)
+try:
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(4))]})
+except InvalidUsage as error:
+    print("refused:", error)
+"""
+
+
+def test_a_parameter_on_another_device_is_refused() -> None:
+    for each in run_on_device(ELSEWHERE):
+        assert each.returncode == 0, each.stderr
+        assert "refused: sharded=True sends each sum in two halves" in each.stdout
+        assert "parameters are on several devices, asyncdev:0, cpu" in each.stdout
+
+
+COUNTS = """
+import copy
+
+model = network()
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.AdamW(model.parameters(), lr=1e-2, capturable=True),
+    named_parameters=model.named_parameters(), sharded=True,
+)
+train(model, optimizer, 4)  # the state moves after the second
+kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+train(model, optimizer, 4, begin=4)
+expected = weights(model)
+model.load_state_dict(kept[0])
+optimizer.load_state_dict(kept[1])
+train(model, optimizer, 4, begin=4)
+print("same:", all(map(torch.equal, weights(model), expected)))
+"""
+
+
+def test_counts_on_the_device() -> None:
+    """Of an optimizer that keeps counts there, as fused ones do."""
+    for each in run_on_device(COUNTS):
+        assert each.returncode == 0, each.stderr
+        assert "same: True" in each.stdout
