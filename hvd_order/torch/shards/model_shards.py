@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from hvd_order import _torch as native
@@ -16,7 +17,7 @@ from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.engine.half_forms import choose_half_forms
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.parameters.entry import ParameterEntry
-from hvd_order.torch.shards import shard_state
+from hvd_order.torch.shards import shard_state, sharded_dict
 from hvd_order.torch.shards.piece import pieces_of
 from hvd_order.torch.shards.shard_update import ShardUpdate
 from hvd_order.torch.updates.partial_step import InnerStep
@@ -244,3 +245,68 @@ class ModelShards:
         self.has_state = any(state for _, state in states)
         self._update.forget()
         self._update.take(self._update.pieces, shard_state.cut(wholes, self._update.pieces))
+
+    def sharded_state_dict(
+        self,
+        optimizer: Optimizer,
+        state_dict: Callable[[], Any],
+        names: Mapping[torch.nn.Parameter, str],
+    ) -> dict[str, Any]:
+        """This rank's shards, for torch.distributed.checkpoint. Collective.
+
+        Args:
+            optimizer: of the user.
+            state_dict: the method of its class.
+            names: of its parameters.
+
+        Raises:
+            InvalidUsage: no default process group, or parameters without names.
+        """
+        if not dist.is_initialized():
+            raise InvalidUsage(
+                "torch.distributed.checkpoint has no process group, so each rank would write a "
+                "checkpoint of its shards alone: call torch.distributed.init_process_group() "
+                "before sharded_state_dict()"
+            )
+        groups = sharded_dict.groups_by_name(state_dict()["param_groups"], optimizer, names)
+        call = _CALL_ON_ALL.format("sharded_state_dict()")
+        shards = sharded_dict.shards_by_name(
+            self._entries,
+            self._update.with_masters(optimizer, self.has_state),
+            lambda mine: self._gather(mine, call),
+        )
+        return {"state": shards, "param_groups": groups}
+
+    def load_shards(
+        self,
+        optimizer: Optimizer,
+        state_dict: dict[str, Any],
+        load: Callable[[dict[str, Any]], None],
+        names: Mapping[torch.nn.Parameter, str],
+    ) -> None:
+        """Loads what `sharded_state_dict` has returned. Collective; copies no shards.
+
+        Args:
+            optimizer: of the user.
+            state_dict: with names for parameters.
+            load: the ``load_state_dict`` of its class.
+            names: of its parameters.
+
+        Raises:
+            InvalidUsage: it does not fit the optimizer or its shards; on every rank, and nothing
+                has been loaded.
+        """
+        problem, state = "", {}
+        try:
+            sharded_dict.check_groups(state_dict["param_groups"], optimizer, names)
+            state = sharded_dict.of_pieces(self._entries, self._update.pieces, state_dict["state"])
+        except InvalidUsage as error:
+            problem = str(error)
+        call = _CALL_ON_ALL.format("load_state_dict() with shards")
+        for rank, theirs in zip(self._host.ranks, self._gather(problem, call), strict=True):
+            if theirs:
+                raise InvalidUsage(f"rank {rank}: {theirs}")
+        load({**state_dict, "state": {}})
+        self._take_state_from(optimizer)
+        self._update.replace(state)
+        self.has_state = True

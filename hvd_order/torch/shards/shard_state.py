@@ -81,7 +81,8 @@ def _chunks(entries: Sequence[ParameterEntry]) -> Iterator[list[ParameterEntry]]
         yield chunk
 
 
-def _on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values, with tensors in the memory of the CPU."""
     return {
         key: value.detach().cpu() if isinstance(value, torch.Tensor) else value
         for key, value in values.items()
@@ -89,15 +90,16 @@ def _on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sent(values: Mapping[str, Any], length: int) -> dict[str, Any]:
-    sent = _on_cpu(values)
+    sent = on_cpu(values)
     for key, value in values.items():
         is_tensor = isinstance(value, torch.Tensor)
-        if is_tensor and value.device.type != "cpu" and not _is_by_element(key, value, (length,)):
+        if is_tensor and value.device.type != "cpu" and not is_by_element(key, value, (length,)):
             sent[key] = OnDevice(sent[key])
     return sent
 
 
-def _is_by_element(key: str, value: Any, shape: tuple[int, ...]) -> bool:
+def is_by_element(key: str, value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a value of the state has one number for each element of a tensor of this shape."""
     # "step" is torch's name for a count, which has the shape of a parameter without dimensions.
     return isinstance(value, torch.Tensor) and value.shape == shape and key != "step"
 
@@ -108,7 +110,7 @@ def _join(
     whole: dict[str, Any] = {}
     for begin, end, values in parts:
         for key, value in values.items():
-            if not _is_by_element(key, value, (end - begin,)):
+            if not is_by_element(key, value, (end - begin,)):
                 if key not in whole:  # this rank's own would change with the next step
                     whole[key] = copy.deepcopy(value)
                 continue
@@ -131,7 +133,7 @@ def cut(wholes: Iterable[Whole], pieces: Iterable[Piece]) -> dict[torch.Tensor, 
                 if isinstance(value, OnDevice):
                     values[key] = value.value.to(piece.wire.device, copy=True)
                     continue
-                if not _is_by_element(key, value, (entry.parameter.numel(),)):
+                if not is_by_element(key, value, (entry.parameter.numel(),)):
                     values[key] = copy.deepcopy(value)
                     continue
                 part = value[piece.begin : piece.end].to(piece.wire.device, copy=True)
@@ -156,7 +158,7 @@ def of_parameters(
             entry,
             {
                 key: in_wire_order(value.detach(), entry.wire)
-                if _is_by_element(key, value, shape)
+                if is_by_element(key, value, shape)
                 else value
                 for key, value in values.items()
             },
@@ -167,7 +169,7 @@ def placed_as_loaded(
     key: str, value: Any, parameter: torch.Tensor, group: Mapping[str, Any]
 ) -> Any:
     """A value of a loaded state, marked if torch's optimizers put it on the device then."""
-    if not isinstance(value, torch.Tensor) or _is_by_element(key, value, tuple(parameter.shape)):
+    if not isinstance(value, torch.Tensor) or is_by_element(key, value, tuple(parameter.shape)):
         return value
     is_count = key == "step" and not (group.get("capturable") or group.get("fused"))
     return value if is_count else OnDevice(value.cpu())
@@ -180,7 +182,7 @@ def for_parameter(whole: Whole) -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, OnDevice):
             found[key] = value.value
-        elif _is_by_element(key, value, (entry.parameter.numel(),)):
+        elif is_by_element(key, value, (entry.parameter.numel(),)):
             found[key] = in_own_order(value, entry.wire)
         else:
             found[key] = value
