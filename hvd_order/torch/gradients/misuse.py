@@ -94,3 +94,13 @@ def check_server_update(uncompressed: bool, no_postscale: bool) -> None:
             "gradient_predivide_factor scales sums, but with HVD_ORDER_PS_UPDATE=server parameters "
             "come back; drop it or set HVD_ORDER_PS_UPDATE=worker"
         )
+
+
+def check_has_shards(is_sharded: bool) -> None:
+    """Refuses `sharded_state_dict` of an optimizer of which each rank has the whole state."""
+    if not is_sharded:
+        raise InvalidUsage(
+            "sharded_state_dict() needs DistributedOptimizer(..., sharded=True). Each rank has the "
+            "whole state here: pass the result of torch.distributed.checkpoint.state_dict."
+            "get_optimizer_state_dict(model, optimizer) to torch.distributed.checkpoint"
+        )

@@ -22,7 +22,7 @@ from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
-from hvd_order.torch.shards.model_shards import ModelShards
+from hvd_order.torch.shards.model_shards import ModelShards, require_halves
 from hvd_order.torch.updates.server_update import ServerUpdate
 
 __all__: list[str] = []
@@ -84,7 +84,10 @@ class RegisteredModel:
 
         Raises:
             ModelMismatch: the ranks have different parameters.
+            InvalidUsage: shards of parameters that came later cannot be summed.
         """
+        if self.shards is not None:
+            require_halves([entry.parameter for entry in entries])
         self._give_back()
         if self.server_update is not None:
             self.server_update.active = on_servers

@@ -26,6 +26,7 @@ from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.misuse import check_passes
 from hvd_order.torch.optimizer import adasum_optimizer
 from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.shards import sharded_dict
 from hvd_order.torch.updates import optimizer_class, partial_step
 from hvd_order.torch.updates.overlap import OverlapReport
 from hvd_order.torch.updates.server_update import ServerUpdate
@@ -41,6 +42,7 @@ class _Distributed:
     _hvd_exchange: GradientExchange | None  # None on a single rank
     _hvd_base: type[Optimizer]
     _hvd_synchronize: bool
+    _hvd_sharded: bool
     _parameter_names: dict[torch.nn.Parameter, str]  # as Horovod's, which libraries read
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -163,11 +165,15 @@ class _Distributed:
         """Same as the optimizer's own method, after applying deferred updates.
 
         With ``sharded=True`` collective: every rank passes the same whole state, and keeps its
-        shards of it.
+        shards of it; or its dictionary from ``sharded_state_dict()``.
         """
         self.flush()
         load = partial(cast("Any", self._hvd_base).load_state_dict, self)
         if self._hvd_exchange is None:
+            if self._hvd_sharded and sharded_dict.is_by_name(state_dict):
+                sharded_dict.check_groups(
+                    state_dict["param_groups"], cast("Any", self), self._parameter_names
+                )
             load(state_dict)
             return
         if self._hvd_exchange.on_servers:
@@ -178,8 +184,42 @@ class _Distributed:
         shards = self._hvd_exchange.shards
         if shards is None:
             load(state_dict)
+        elif sharded_dict.has_shards(state_dict["state"]):
+            shards.load_shards(cast("Any", self), state_dict, load, self._parameter_names)
         else:
             shards.load_state_dict(cast("Any", self), state_dict, load)
+
+    def sharded_state_dict(self) -> dict[str, Any]:
+        """This rank's shards of the state, for ``torch.distributed.checkpoint``. Collective.
+
+        The dictionary has the form and the names of torch's ``get_optimizer_state_dict``: pass it
+        to ``dcp.save``; or to ``dcp.load``, which fills it, and then to ``load_state_dict()``. A
+        value with one number for each element of a parameter is a tensor of the parameter's shape,
+        of which this rank has some boxes; they are the memory of the state, no copies, so the next
+        ``step()`` changes them. Master copies are under ``master``. Before there is state, values
+        are those of an update with zeros (first_state.py), not kept by the optimizer.
+
+        On a single rank tensors are whole.
+
+        Raises:
+            InvalidUsage: not ``sharded=True``, parameters without names, or no default process
+                group in torch.distributed.
+        """
+        misuse.check_has_shards(self._hvd_sharded)
+        optimizer = cast("Any", self)
+        state_dict: Callable[[], dict[str, Any]] = partial(
+            cast("Any", self._hvd_base).state_dict, self
+        )
+        exchange = self._hvd_exchange
+        shards = None if exchange is None else exchange.shards
+        if shards is not None:
+            return shards.sharded_state_dict(optimizer, state_dict, self._parameter_names)
+        return sharded_dict.on_one_rank(
+            optimizer,
+            state_dict(),
+            partial_step.inner_step(self._hvd_base),
+            self._parameter_names,
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Same as the optimizer's own method. Collective: every rank adds the same parameters."""
@@ -316,6 +356,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         )
     optimizer_class.give_methods(optimizer, _Distributed)
     cast("Any", optimizer)._hvd_exchange = exchange
+    cast("Any", optimizer)._hvd_sharded = sharded
     cast("Any", optimizer)._parameter_names = {entry.parameter: entry.name for entry in entries}
     return optimizer
 

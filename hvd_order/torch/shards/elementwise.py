@@ -10,16 +10,17 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
-from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.updates.partial_step import InnerStep, snapshot
+from hvd_order.torch.updates.partial_step import InnerStep
 from hvd_order.torch.updates.separability import Verdict
-from hvd_order.torch.updates.separability_trial import is_plain
+from hvd_order.torch.updates.trial_copy import state_like, trial_copy, trial_settings
+from hvd_order.torch.updates.values import same
 
 __all__: list[str] = []
 
@@ -46,31 +47,46 @@ def require(optimizer: Optimizer, base: type[Optimizer], step: InnerStep, verdic
     name = f"{base.__module__}.{base.__qualname__}"
     if not verdict.separable:
         raise InvalidUsage(f"sharded=True: {verdict.reason}")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            whole = _run(optimizer, base, step, (0, _CUTS[-1]))
-            pieces = _run(optimizer, base, step, _CUTS)
-    except Exception as error:  # any error of a foreign optimizer on a toy problem
-        text = str(error).splitlines() or [""]
-        raise InvalidUsage(
-            f"sharded=True: {name} cannot update 1-d pieces of a parameter: in a trial, it raised "
-            f"{type(error).__name__}: {text[0]}"
-        ) from error
-    if not torch.allclose(whole, pieces, rtol=_TOLERANCE, atol=0.0):
-        raise InvalidUsage(
-            f"sharded=True: {name} does not update each element by itself: in a trial, pieces of a "
-            "matrix got other values than the whole. Leave sharded out"
-        )
+    for settings, like in _groups(optimizer):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                whole = _run(optimizer, base, step, settings, like, (0, _CUTS[-1]))
+                pieces = _run(optimizer, base, step, settings, like, _CUTS)
+        except Exception as error:  # any error of a foreign optimizer on a toy problem
+            text = str(error).splitlines() or [""]
+            raise InvalidUsage(
+                f"sharded=True: {name} cannot update 1-d pieces of a parameter: in a trial, it "
+                f"raised {type(error).__name__}: {text[0]}"
+            ) from error
+        if not torch.allclose(whole, pieces, rtol=_TOLERANCE, atol=0.0):
+            raise InvalidUsage(
+                f"sharded=True: {name} does not update each element by itself: in a trial, pieces "
+                "of a matrix got other values than the whole. Leave sharded out"
+            )
+
+
+def _groups(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], torch.Tensor]]:
+    """Each distinct settings of a group, with a parameter of that group."""
+    tried: list[Any] = []
+    for group, settings in zip(optimizer.param_groups, trial_settings(optimizer), strict=True):
+        for like in group["params"][:1]:
+            kind = (settings, like.dtype, like.device)
+            if not any(same(kind, other) for other in tried):
+                tried.append(kind)
+                yield settings, like.detach()
 
 
 def _run(
-    optimizer: Optimizer, base: type[Optimizer], step: InnerStep, cuts: tuple[int, ...]
+    optimizer: Optimizer,
+    base: type[Optimizer],
+    step: InnerStep,
+    settings: dict[str, Any],
+    like: torch.Tensor,
+    cuts: tuple[int, ...],
 ) -> torch.Tensor:
     """Takes steps with a matrix that is cut at these elements; returns its elements after each."""
     numbers = torch.Generator().manual_seed(0)
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    like = parameters[0].detach() if parameters else torch.empty(0)
     dtype = torch.float32 if like.element_size() < 4 else like.dtype
 
     def values() -> torch.Tensor:
@@ -82,17 +98,13 @@ def _run(
         torch.nn.Parameter(matrix if is_whole else matrix.flatten()[begin:end].clone())
         for begin, end in itertools.pairwise(cuts)
     ]
-    trial: Any = base.__new__(base)
-    memo: dict[int, Any] = {id(optimizer): trial}
-    for name, value in vars(optimizer).items():
-        if name.endswith("_hooks"):
-            setattr(trial, name, OrderedDict())
-        elif name not in ("state", "param_groups", "step") and is_plain(value):
-            setattr(trial, name, copy.deepcopy(value, memo))
-    trial.state = defaultdict(dict)
-    _begin_state(optimizer, like, trial, pieces)
-    settings = snapshot(optimizer)[0]
-    settings.pop("param_names", None)
+    trial = trial_copy(optimizer, base, plain_only=True)
+    owner, theirs = next(iter(optimizer.state.items()), (like, {}))
+    for piece in pieces if theirs else ():
+        trial.state[piece] = {
+            key: value.to(dtype) if _is_narrow(value) else value
+            for key, value in state_like(theirs, owner, piece).items()
+        }
     results = []
     for size in _SIZES:
         gradient = values() * size
@@ -104,16 +116,6 @@ def _run(
     return torch.stack(results)
 
 
-def _begin_state(
-    optimizer: Optimizer, like: torch.Tensor, trial: Any, pieces: list[torch.nn.Parameter]
-) -> None:
-    """State as the optimizer has made it for its own parameters at its construction (Adagrad)."""
-    theirs = next(iter(optimizer.state.values()), None)
-    owner = next(iter(optimizer.state), like)
-    for piece in pieces if theirs else ():
-        trial.state[piece] = {
-            key: torch.full_like(piece, float(value.flatten()[0]))
-            if isinstance(value, torch.Tensor) and value.shape == owner.shape and key != "step"
-            else copy.deepcopy(value)
-            for key, value in (theirs or {}).items()
-        }
+def _is_narrow(value: object) -> bool:
+    """Whether shards of 16-bit parameters have float32 in place of a value of their state."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.itemsize < 4

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.optim import Optimizer
 
 from hvd_order import _torch as native
@@ -16,7 +17,7 @@ from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.engine.half_forms import choose_half_forms
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.parameters.entry import ParameterEntry
-from hvd_order.torch.shards import shard_state
+from hvd_order.torch.shards import shard_state, sharded_dict
 from hvd_order.torch.shards.piece import pieces_of
 from hvd_order.torch.shards.shard_update import ShardUpdate
 from hvd_order.torch.updates.partial_step import InnerStep
@@ -30,25 +31,36 @@ _CALL_ON_ALL = "{} of a sharded optimizer, which every rank has to call"
 _FLOATING = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
-def _require_halves(host: EngineHost, parameters: Sequence[torch.Tensor]) -> None:
+def require_halves(parameters: Iterable[torch.Tensor]) -> None:
+    """Refuses parameters whose sums cannot travel in halves, of whatever transport.
+
+    Raises:
+        InvalidUsage: they are on several devices, or not floating-point numbers.
+    """
+    kinds = {(parameter.device, parameter.dtype) for parameter in parameters}
+    devices = sorted({str(device) for device, _ in kinds})
+    if len(devices) > 1:
+        raise _no_halves(f"parameters are on several devices, {', '.join(devices)}")
+    if not {dtype for _, dtype in kinds} <= _FLOATING:
+        raise _no_halves("not all parameters are floating-point numbers")
+
+
+def _no_halves(why: str) -> InvalidUsage:
+    return InvalidUsage(f"sharded=True sends each sum in two halves, but {why}")
+
+
+def _require_transport(host: EngineHost, parameters: Sequence[torch.Tensor]) -> None:
     """Measures the halves, unless they were measured before, with nothing in flight."""
-    devices = {parameter.device for parameter in parameters}
     if host.job.config.split == "never":
-        why_not = "HVD_ORDER_SPLIT=never"
-    elif len(devices) > 1:
-        why_not = f"parameters are on several devices, {', '.join(sorted(map(str, devices)))}"
-    elif not {parameter.dtype for parameter in parameters} <= _FLOATING:
-        why_not = "not all parameters are floating-point numbers"
-    elif not isinstance(host.transport, native.C10dTransport):
-        why_not = "Horovod's engine carries the gradients"
-    else:
-        for other in live_exchanges.live(host):
-            other.flush()
-        registration.gather(host, None)  # until all ranks have
-        if not devices or choose_half_forms(host, devices.pop()):
-            return
-        why_not = "the back end of torch.distributed has no reduce-scatter or no all-gather"
-    raise InvalidUsage(f"sharded=True sends each sum in two halves, but {why_not}")
+        raise _no_halves("HVD_ORDER_SPLIT=never")
+    require_halves(parameters)
+    if not isinstance(host.transport, native.C10dTransport):
+        raise _no_halves("Horovod's engine carries the gradients")
+    for other in live_exchanges.live(host):
+        other.flush()
+    registration.gather(host, None)  # until all ranks have
+    if parameters and not choose_half_forms(host, parameters[0].device):
+        raise _no_halves("the back end of torch.distributed has no reduce-scatter or no all-gather")
 
 
 class _StateElsewhere(defaultdict[torch.Tensor, Any]):
@@ -92,7 +104,7 @@ class ModelShards:
         Raises:
             InvalidUsage: their sums cannot travel in halves.
         """
-        _require_halves(host, [entry.parameter for entry in entries])
+        _require_transport(host, [entry.parameter for entry in entries])
         self._optimizer = weakref.ref(optimizer)
         self._host = host
         self._gather = gather
@@ -218,9 +230,13 @@ class ModelShards:
         self._take_state_from(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         places = [p for group in state_dict["param_groups"] for p in group["params"]]
+        groups = [group for group in optimizer.param_groups for _ in group["params"]]
         saved = {
-            id(parameter): state_dict["state"].get(place, {})
-            for parameter, place in zip(parameters, places, strict=True)
+            id(parameter): {
+                key: shard_state.placed_as_loaded(key, value, parameter, group)
+                for key, value in state_dict["state"].get(place, {}).items()
+            }
+            for parameter, place, group in zip(parameters, places, groups, strict=True)
         }
         states = [(entry, saved.get(id(entry.parameter), {})) for entry in self._entries]
         kinds = [(entry.name, sorted(state)) for entry, state in states]
@@ -229,3 +245,68 @@ class ModelShards:
         self.has_state = any(state for _, state in states)
         self._update.forget()
         self._update.take(self._update.pieces, shard_state.cut(wholes, self._update.pieces))
+
+    def sharded_state_dict(
+        self,
+        optimizer: Optimizer,
+        state_dict: Callable[[], Any],
+        names: Mapping[torch.nn.Parameter, str],
+    ) -> dict[str, Any]:
+        """This rank's shards, for torch.distributed.checkpoint. Collective.
+
+        Args:
+            optimizer: of the user.
+            state_dict: the method of its class.
+            names: of its parameters.
+
+        Raises:
+            InvalidUsage: no default process group, or parameters without names.
+        """
+        if not dist.is_initialized():
+            raise InvalidUsage(
+                "torch.distributed.checkpoint has no process group, so each rank would write a "
+                "checkpoint of its shards alone: call torch.distributed.init_process_group() "
+                "before sharded_state_dict()"
+            )
+        groups = sharded_dict.groups_by_name(state_dict()["param_groups"], optimizer, names)
+        call = _CALL_ON_ALL.format("sharded_state_dict()")
+        shards = sharded_dict.shards_by_name(
+            self._entries,
+            self._update.with_masters(optimizer, self.has_state),
+            lambda mine: self._gather(mine, call),
+        )
+        return {"state": shards, "param_groups": groups}
+
+    def load_shards(
+        self,
+        optimizer: Optimizer,
+        state_dict: dict[str, Any],
+        load: Callable[[dict[str, Any]], None],
+        names: Mapping[torch.nn.Parameter, str],
+    ) -> None:
+        """Loads what `sharded_state_dict` has returned. Collective; copies no shards.
+
+        Args:
+            optimizer: of the user.
+            state_dict: with names for parameters.
+            load: the ``load_state_dict`` of its class.
+            names: of its parameters.
+
+        Raises:
+            InvalidUsage: it does not fit the optimizer or its shards; on every rank, and nothing
+                has been loaded.
+        """
+        problem, state = "", {}
+        try:
+            sharded_dict.check_groups(state_dict["param_groups"], optimizer, names)
+            state = sharded_dict.of_pieces(self._entries, self._update.pieces, state_dict["state"])
+        except InvalidUsage as error:
+            problem = str(error)
+        call = _CALL_ON_ALL.format("load_state_dict() with shards")
+        for rank, theirs in zip(self._host.ranks, self._gather(problem, call), strict=True):
+            if theirs:
+                raise InvalidUsage(f"rank {rank}: {theirs}")
+        load({**state_dict, "state": {}})
+        self._take_state_from(optimizer)
+        self._update.replace(state)
+        self.has_state = True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,17 @@ Whole = tuple[ParameterEntry, dict[str, Any]]
 
 MASTER = "master"  # float32 master copies among the state of a parameter
 _AT_A_TIME = 2**24  # elements
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """A value of the state, not by element, that belongs on the device of its parameter.
+
+    Attributes:
+        value: in the memory of the CPU, in which state travels.
+    """
+
+    value: torch.Tensor
 
 
 def gathered(
@@ -47,7 +59,7 @@ def gathered(
             mine.setdefault(piece.entry, []).append((piece.begin, piece.end, values))
     for chunk in _chunks(entries):
         told = gather([
-            [(begin, end, _on_cpu(values)) for begin, end, values in mine.get(entry, ())]
+            [(begin, end, _sent(values, end - begin)) for begin, end, values in mine.get(entry, ())]
             for entry in chunk
         ])  # fmt: skip
         for entry, parts in zip(chunk, zip(*told, strict=True), strict=True):
@@ -69,14 +81,25 @@ def _chunks(entries: Sequence[ParameterEntry]) -> Iterator[list[ParameterEntry]]
         yield chunk
 
 
-def _on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+def on_cpu(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values, with tensors in the memory of the CPU."""
     return {
         key: value.detach().cpu() if isinstance(value, torch.Tensor) else value
         for key, value in values.items()
     }
 
 
-def _is_by_element(key: str, value: Any, shape: tuple[int, ...]) -> bool:
+def _sent(values: Mapping[str, Any], length: int) -> dict[str, Any]:
+    sent = on_cpu(values)
+    for key, value in values.items():
+        is_tensor = isinstance(value, torch.Tensor)
+        if is_tensor and value.device.type != "cpu" and not is_by_element(key, value, (length,)):
+            sent[key] = OnDevice(sent[key])
+    return sent
+
+
+def is_by_element(key: str, value: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a value of the state has one number for each element of a tensor of this shape."""
     # "step" is torch's name for a count, which has the shape of a parameter without dimensions.
     return isinstance(value, torch.Tensor) and value.shape == shape and key != "step"
 
@@ -87,8 +110,9 @@ def _join(
     whole: dict[str, Any] = {}
     for begin, end, values in parts:
         for key, value in values.items():
-            if not _is_by_element(key, value, (end - begin,)):
-                whole.setdefault(key, value)
+            if not is_by_element(key, value, (end - begin,)):
+                if key not in whole:  # this rank's own would change with the next step
+                    whole[key] = copy.deepcopy(value)
                 continue
             if key not in whole:
                 whole[key] = value.new_zeros(entry.parameter.numel())
@@ -106,7 +130,10 @@ def cut(wholes: Iterable[Whole], pieces: Iterable[Piece]) -> dict[torch.Tensor, 
         for piece in by_entry.get(entry, ()):
             values = {}
             for key, value in whole.items():
-                if not _is_by_element(key, value, (entry.parameter.numel(),)):
+                if isinstance(value, OnDevice):
+                    values[key] = value.value.to(piece.wire.device, copy=True)
+                    continue
+                if not is_by_element(key, value, (entry.parameter.numel(),)):
                     values[key] = copy.deepcopy(value)
                     continue
                 part = value[piece.begin : piece.end].to(piece.wire.device, copy=True)
@@ -131,19 +158,32 @@ def of_parameters(
             entry,
             {
                 key: in_wire_order(value.detach(), entry.wire)
-                if _is_by_element(key, value, shape)
+                if is_by_element(key, value, shape)
                 else value
                 for key, value in values.items()
             },
         )
 
 
+def placed_as_loaded(
+    key: str, value: Any, parameter: torch.Tensor, group: Mapping[str, Any]
+) -> Any:
+    """A value of a loaded state, marked if torch's optimizers put it on the device then."""
+    if not isinstance(value, torch.Tensor) or is_by_element(key, value, tuple(parameter.shape)):
+        return value
+    is_count = key == "step" and not (group.get("capturable") or group.get("fused"))
+    return value if is_count else OnDevice(value.cpu())
+
+
 def for_parameter(whole: Whole) -> dict[str, Any]:
-    """The state of one parameter, with tensors of its shape."""
+    """The state of one parameter in CPU memory, with tensors of its shape."""
     entry, values = whole
-    return {
-        key: in_own_order(value, entry.wire)
-        if _is_by_element(key, value, (entry.parameter.numel(),))
-        else value
-        for key, value in values.items()
-    }
+    found = {}
+    for key, value in values.items():
+        if isinstance(value, OnDevice):
+            found[key] = value.value
+        elif is_by_element(key, value, (entry.parameter.numel(),)):
+            found[key] = in_own_order(value, entry.wire)
+        else:
+            found[key] = value
+    return found

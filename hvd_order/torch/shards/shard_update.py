@@ -12,7 +12,7 @@ parameter between steps, the copy follows.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from torch.optim import Optimizer
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards.piece import Piece, in_wire_order
+from hvd_order.torch.shards.shard_state import MASTER
 from hvd_order.torch.updates import partial_step
+from hvd_order.torch.updates.first_state import first_state
 
 __all__: list[str] = []
 
@@ -60,6 +62,44 @@ class ShardUpdate:
             if piece.has_master:
                 piece.values.data.fill_(torch.nan)
                 piece.has_master = False
+
+    def with_masters(self, optimizer: Optimizer, begun: bool) -> dict[Piece, dict[str, Any]]:
+        """The state of each piece that has any, with master copies under `MASTER`.
+
+        Args:
+            begun: there is state; if not, it is that of `first_state`, and not kept here.
+        """
+        make = first_state(optimizer, self._step)
+        found = {}
+        with torch.no_grad():
+            for piece, elements in zip(self.pieces, _elements(self.pieces), strict=True):
+                if piece.is_master and not piece.has_master:
+                    master = elements.float()
+                else:
+                    master = piece.values.data
+                if begun:
+                    values = dict(self.state.get(piece.values, {}))
+                else:
+                    values = make(piece.entry.parameter, master if piece.is_master else elements)
+                if piece.is_master and (values or piece.has_master or not begun):
+                    values[MASTER] = master
+                if values:
+                    found[piece] = values
+        return found
+
+    def replace(self, state: Mapping[Piece, dict[str, Any]]) -> None:
+        """Replaces all state by one as `with_masters` returns it."""
+        self.state.clear()
+        for piece in self.pieces:
+            values = dict(state.get(piece, {}))
+            master = values.pop(MASTER, None)
+            if values:
+                self.state[piece.values] = values
+            if piece.is_master and master is not None:
+                piece.values.data = master
+            elif piece.has_master:
+                piece.values.data.fill_(torch.nan)
+            piece.has_master = piece.is_master and master is not None
 
     def update(
         self, optimizer: Optimizer, entries: Iterable[ParameterEntry], factor: float

@@ -11,16 +11,16 @@ import copy
 import itertools
 import random
 import sys
-import types
 import warnings
-from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.torch.updates.partial_step import InnerStep, snapshot
+from hvd_order.torch.updates.partial_step import InnerStep
+from hvd_order.torch.updates.trial_copy import state_like, trial_copy, trial_settings
+from hvd_order.torch.updates.values import same
 
 __all__: list[str] = []
 
@@ -95,26 +95,11 @@ class _Trial:
         self._like = like
         self._numbers = torch.Generator().manual_seed(0)
         self._toys = [torch.nn.Parameter(self._values()) for _ in range(_TOYS)]
-        self._settings = snapshot(optimizer)[:2]
-        for settings in self._settings:
-            settings.pop("param_names", None)
-        self._optimizer = base.__new__(base)
-        memo: dict[int, Any] = {id(optimizer): self._optimizer}
-        own = vars(self._optimizer)
-        for name, value in vars(optimizer).items():
-            if name.endswith("_hooks"):  # never called by the inner step
-                own[name] = OrderedDict()
-            elif name not in ("state", "param_groups", "step") and (not known or is_plain(value)):
-                own[name] = copy.deepcopy(value, memo)
-        state: Any = optimizer.state
-        self._optimizer.state = defaultdict(dict)
-        if not isinstance(
-            state, defaultdict
-        ):  # an optimizer may have put a plain dict in its place
-            self._optimizer.state = type(state)()
-        theirs = state.get(like, {}) if with_state else {}
+        self._settings = trial_settings(optimizer)[:2]
+        self._optimizer = trial_copy(optimizer, base, plain_only=known)
+        theirs = optimizer.state.get(like, {}) if with_state else {}
         for toy in self._toys if theirs else ():
-            self._optimizer.state[toy] = _state_like(theirs, like, toy)
+            self._optimizer.state[toy] = state_like(theirs, like, toy)
 
     def run(self, parts: list[list[int]]) -> list[dict[str, Any]]:
         """Takes steps, each in these parts, and returns the results after each."""
@@ -167,18 +152,6 @@ class _Trial:
         return numbers.to(device=self._like.device, dtype=self._like.dtype)
 
 
-def _state_like(
-    state: dict[str, Any], parameter: torch.Tensor, toy: torch.Tensor
-) -> dict[str, Any]:
-    """State for ``toy`` with the fields of ``parameter``'s state, and numbers of similar size."""
-    return {
-        key: value.flatten()[0].expand_as(toy).clone()
-        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
-        else copy.deepcopy(value)
-        for key, value in state.items()
-    }
-
-
 def _first_difference(at_once: list[dict[str, Any]], in_parts: list[dict[str, Any]]) -> str | None:
     for one, other in zip(at_once, in_parts, strict=True):
         if not same(one["weights"], other["weights"]):
@@ -190,47 +163,6 @@ def _first_difference(at_once: list[dict[str, Any]], in_parts: list[dict[str, An
             if not same(one["attributes"].get(name), other["attributes"].get(name)):
                 return f"its attribute '{name}' changed with every part of an update"
     return None
-
-
-# ---- values -----------------------------------------------------------------------------------
-
-_ATOMS = (
-    type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device,
-    types.FunctionType, types.BuiltinFunctionType,
-)  # fmt: skip
-
-
-_IDENTITY: Any = object.__eq__  # of classes without an own equality
-
-
-def is_plain(value: object) -> bool:
-    """Whether a value is a setting: a number, a name, a function, or a container of these."""
-    if isinstance(value, _ATOMS):
-        return True
-    if isinstance(value, torch.Tensor):
-        return value.numel() <= 1
-    if type(value) is dict:
-        return all(map(is_plain, value.values()))
-    return type(value) in (list, tuple) and all(map(is_plain, value))  # type: ignore[call-overload]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, with tensors to the last bit and NaN equal to NaN."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        if one.shape != other.shape or one.dtype != other.dtype or one.layout != other.layout:
-            return False
-        return bool(((one == other) | ((one != one) & (other != other))).all())
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    if hasattr(one, "tobytes"):  # numpy's arrays
-        return bool(one.tobytes() == other.tobytes())
-    if type(one).__eq__ is _IDENTITY and hasattr(one, "__dict__"):
-        return one is other or same(vars(one), vars(other))
-    return bool(one == other) or (one != one and other != other)
 
 
 class _Generators:

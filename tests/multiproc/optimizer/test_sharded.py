@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
+from helpers.jobs import dies_between_the_halves, new_job
 from helpers.ranks import RankFactory, RankPool, run_script, start_script
 from torch import Tensor, nn
 
@@ -23,18 +23,6 @@ ROWS = 12  # divided by 2, 3 and 4 ranks
 # Slices that no number of ranks divides evenly, and some that are parts of one tensor.
 SMALL = {"HVD_ORDER_SLICE_BYTES": "1000", "HVD_ORDER_CREDIT_BYTES": "3000"}
 Make = Callable[[Any], torch.optim.Optimizer]
-
-
-@contextmanager
-def new_job(env: dict[str, str]) -> Iterator[None]:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in env.items():
-            patch.setenv(name, value)
-        hvd.init()
-        yield
-        hvd.shutdown()
-    hvd.init()  # without the variables, for the tests that follow in these processes
 
 
 class Network(nn.Module):
@@ -674,35 +662,10 @@ def test_a_checkpoint_on_one_rank_only(two_ranks: RankPool) -> None:
 
 # ---- a rank that dies -------------------------------------------------------------------------
 
-BETWEEN = """
-import sys
-import torch
-import hvd_order.torch as hvd
-
-hvd.init()
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=1e-3), model.named_parameters(), sharded=True
-)
-step = 0
-try:
-    while True:
-        model(torch.ones(2, 64)).square().mean().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        step += 1
-        if step == 6:
-            print("between the halves", flush=True)
-            if hvd.rank() == 1:
-                sys.stdin.read()  # until the end
-        optimizer.step()
-except hvd.HorovodInternalError as error:
-    print(f"raised {type(error).__name__}: {error}", flush=True)
-    sys.exit(3)
-"""
-
 
 def test_a_rank_dies_before_its_update() -> None:
-    with start_script(3, BETWEEN, env={"HVD_ORDER_TIMEOUT": "20"}) as script:
+    program = dies_between_the_halves(sharded=True)
+    with start_script(3, program, env={"HVD_ORDER_TIMEOUT": "20"}) as script:
         script.wait_for_output(1, "between the halves")
         script.kill(1)
         ended = script.wait(timeout=40)
