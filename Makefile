@@ -13,6 +13,7 @@
 # make test-containers  the images of docker/, built and run by podman
 # make test-third-party  training by Lightning, Accelerate, Trainer, timm and Ignite
 # make test-torch TORCH=2.8  the tests of logic and of the optimizer with another PyTorch
+# make lock     requirements/lock from requirements, after a change there: UPGRADE=1 takes the newest of all dependencies
 # make horovod  real Horovod in .venv, to test and measure against; builds it once, for minutes
 #
 # Settings: PYTHON (interpreter to make the environment with), VENV (where), JOBS (compilers at once),
@@ -36,20 +37,22 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs wheels test test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-docker format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs lock wheels test test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-docker format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
 # A stamp is named after the content of the files it stands for, so a changed pin installs again and
 # a mere checkout does not.
 key = $(shell cat $(1) | cksum | cut -d' ' -f1)
-RUN_STAMP := $(VENV)/.installed-run-$(call key,requirements/run.txt requirements/build.txt requirements/torch.txt)
-DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/dev.txt)
-THIRD_PARTY_STAMP := $(VENV)/.installed-third-party-$(call key,requirements/third_party.txt)
-DOCS_STAMP := $(VENV)/.installed-docs-$(call key,requirements/docs.txt)
-FUZZ_STAMP := $(VENV)/.installed-fuzz-$(call key,requirements/fuzz.txt)
-CUDA_STAMP := $(VENV)/.installed-cuda-$(call key,requirements/cuda.txt)
-TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow-$(call key,requirements/tensorflow.txt)
+LOCKED = --require-hashes -r requirements/lock
+RUN_STAMP := $(VENV)/.installed-run-$(call key,requirements/lock/run.txt requirements/lock/torch.txt requirements/torch.txt)
+DEV_STAMP := $(VENV)/.installed-dev-$(call key,requirements/lock/dev.txt)
+THIRD_PARTY_STAMP := $(VENV)/.installed-third-party-$(call key,requirements/lock/third_party.txt)
+DOCS_STAMP := $(VENV)/.installed-docs-$(call key,requirements/lock/docs.txt)
+LOCK_STAMP := $(VENV)/.installed-lock-$(call key,requirements/lock/uv.txt)
+FUZZ_STAMP := $(VENV)/.installed-fuzz-$(call key,requirements/lock/fuzz.txt)
+CUDA_STAMP := $(VENV)/.installed-cuda-$(call key,requirements/lock/cuda.txt)
+TENSORFLOW_STAMP := $(VENV)/.installed-tensorflow-$(call key,requirements/lock/tensorflow.txt)
 PROJECT_STAMP := $(VENV)/.installed-project-$(call key,pyproject.toml setup.py)
 
 # A PyTorch that the user has installed, 2.8 or newer, is used rather than the pinned one.
@@ -73,47 +76,55 @@ $(BIN)/python:
 	fi
 
 $(RUN_STAMP): | $(BIN)/python
-	@echo "installing requirements/run.txt and PyTorch"
-	@$(PIP) install -r requirements/run.txt
+	@echo "installing requirements/lock/run.txt and PyTorch"
+	@$(PIP) install $(LOCKED)/run.txt
 	@grep -q 'include-system-site-packages = true' "$(VENV)/pyvenv.cfg" || \
-	  $(PIP) install -r requirements/torch.txt
+	  { $(PIP) install $(LOCKED)/torch.txt && $(PIP) install -r requirements/torch.txt; }
 	@rm -f "$(VENV)"/.installed-run-* && touch "$@"
 
 $(DEV_STAMP): $(RUN_STAMP)
-	@echo "installing requirements/dev.txt"
-	@$(PIP) install -r requirements/dev.txt
+	@echo "installing requirements/lock/dev.txt"
+	@$(PIP) install $(LOCKED)/dev.txt
 	@rm -f "$(VENV)"/.installed-dev-* && touch "$@"
 
 # Only what tests TensorFlow needs it: half a minute, once.
 $(TENSORFLOW_STAMP): $(RUN_STAMP)
-	@echo "installing requirements/tensorflow.txt"
-	@$(PIP) install -r requirements/tensorflow.txt
+	@echo "installing requirements/lock/tensorflow.txt"
+	@$(PIP) install $(LOCKED)/tensorflow.txt
 	@rm -f "$(VENV)"/.installed-tensorflow-* && touch "$@"
 
 # nvcc, with which the build compiles the kernels for CUDA: seconds, once. The build says so if it
 # goes on without.
 $(CUDA_STAMP): $(RUN_STAMP)
-	@echo "installing requirements/cuda.txt"
-	@$(PIP) install -r requirements/cuda.txt || echo "nvcc could not be installed" >&2
+	@echo "installing requirements/lock/cuda.txt"
+	@$(PIP) install $(LOCKED)/cuda.txt || echo "nvcc could not be installed" >&2
 	@rm -f "$(VENV)"/.installed-cuda-* && touch "$@"
 
-# Half a minute, once. PyTorch stays what it is, so these fit it or are not installed.
+# Half a minute, once. PyTorch stays what it is: torchvision, which timm needs, is the one that fits
+# it, and what pip installs from the lock file finds both there.
 $(THIRD_PARTY_STAMP): $(DEV_STAMP)
-	@echo "installing requirements/third_party.txt"
+	@echo "installing requirements/lock/third_party.txt"
 	@"$(BIN)/python" -c 'import torch; print("torch==" + torch.__version__)' > "$@.torch"
-	@$(PIP) install -r requirements/third_party.txt -c "$@.torch"
+	@$(PIP) install torchvision -c "$@.torch"
+	@$(PIP) install $(LOCKED)/third_party.txt
 	@rm -f "$(VENV)"/.installed-third-party-* && touch "$@"
 
 # Only `make docs` needs it: seconds, once.
 $(DOCS_STAMP): | $(BIN)/python
-	@echo "installing requirements/docs.txt"
-	@$(PIP) install -r requirements/docs.txt
+	@echo "installing requirements/lock/docs.txt"
+	@$(PIP) install $(LOCKED)/docs.txt
 	@rm -f "$(VENV)"/.installed-docs-* && touch "$@"
+
+# Only `make lock` needs it: seconds, once. A new pin of uv is locked by the uv before it.
+$(LOCK_STAMP): | $(BIN)/python
+	@echo "installing requirements/lock/uv.txt"
+	@$(PIP) install $(LOCKED)/uv.txt
+	@rm -f "$(VENV)"/.installed-lock-* && touch "$@"
 
 # Only `make fuzz` needs it: a minute, once.
 $(FUZZ_STAMP): $(RUN_STAMP)
-	@echo "installing requirements/fuzz.txt"
-	@$(PIP) install -r requirements/fuzz.txt
+	@echo "installing requirements/lock/fuzz.txt"
+	@$(PIP) install $(LOCKED)/fuzz.txt
 	@rm -f "$(VENV)"/.installed-fuzz-* && touch "$@"
 
 # ------------------------------------------------------------------------------ build and run
@@ -137,6 +148,10 @@ demo: build
 docs: $(DOCS_STAMP)
 	@NO_MKDOCS_2_WARNING=1 "$(BIN)/mkdocs" build --quiet
 	@echo out/site/index.html
+
+# A minute. The versions of the lock files stay where they fit, so a changed pin changes little else.
+lock: $(LOCK_STAMP)
+	@"$(BIN)/python" scripts/lock_requirements.py $(if $(UPGRADE),--upgrade)
 
 # For each Python from 3.10 to 3.13 that this machine has, with engines for each PyTorch release: the
 # first time fetches gigabytes. WHEEL_OPTIONS: see scripts/build_wheels.py --help.
@@ -237,7 +252,7 @@ lint-docker:
 	else echo "hadolint has no package for this machine; docker/ is not checked"; fi
 
 # One stamp a file: what has not changed since it passed is not read again.
-build/lint/%.tidy: % $(HEADERS) .clang-tidy requirements/dev.txt
+build/lint/%.tidy: % $(HEADERS) .clang-tidy requirements/lock/dev.txt
 	@echo clang-tidy $<
 	@"$(BIN)/clang-tidy" --quiet -p $(CMAKE_DIR) $< 2> >(grep -v 'warnings generated' >&2)
 	@mkdir -p "$(@D)" && touch "$@"

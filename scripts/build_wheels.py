@@ -115,7 +115,8 @@ def _environment(python: str) -> str:
     found = WORK / f"venv-{tag}/bin/python"
     if not found.exists():
         _run([python, "-m", "venv", str(found.parents[1])])
-    _run([str(found), *_PIP, "install", "--quiet", "-r", str(ROOT / "requirements/wheels.txt")])
+    tools = str(ROOT / "requirements/lock/wheels.txt")
+    _run([str(found), *_PIP, "install", "--quiet", "--require-hashes", "-r", tools])
     return str(found)
 
 

@@ -14,6 +14,6 @@ git clone --quiet . "$fresh/hvd_order"
 cd "$fresh/hvd_order"
 echo "torch==$release.*" > requirements/torch.txt
 make build HAS_TORCH=false
-.venv/bin/python -m pip --quiet install -r requirements/dev.txt
+.venv/bin/python -m pip --quiet install --require-hashes -r requirements/lock/dev.txt
 .venv/bin/python -c 'import torch; print("PyTorch", torch.__version__)'
 .venv/bin/python -m pytest tests/unit tests/multiproc/optimizer

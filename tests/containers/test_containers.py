@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -137,8 +138,24 @@ def test_the_image_passes_doctor_as_another_user_on_a_read_only_system(
 
 def test_the_image_lists_what_it_holds(podman: Podman, runtime: str) -> None:
     listed = podman.run("run", *HARDENED, runtime, "cat", "/opt/hvd_order/sbom.json")
-    names = {component["name"] for component in json.loads(listed)["components"]}
-    assert {"torch", "numpy", "hvd_order"} <= {name.replace("-", "_") for name in names}
+    held = {
+        (component["name"].lower().replace("_", "-"), component["version"])
+        for component in json.loads(listed)["components"]
+    }
+    names = {name for name, _ in held}
+    assert {"torch", "numpy", "hvd-order"} <= names
+    locked = {
+        pin
+        for lock in ("image", "torch")
+        for pin in re.findall(
+            r"^([\w.-]+)==([^ ;]+)",
+            (REPOSITORY / f"requirements/lock/{lock}.txt").read_text("utf-8"),
+            re.MULTILINE,
+        )
+    }
+    # pip is the one of Debian's venv; NVIDIA's libraries come with a PyTorch for its GPUs.
+    others = re.compile(r"torch|hvd-order|pip|triton|(nvidia|cuda)-.*")
+    assert not {pin for pin in held - locked if not others.fullmatch(pin[0])}
 
 
 def test_the_image_trains_and_has_no_compiler(podman: Podman, runtime: str) -> None:
