@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["parse_duration", "parse_rate", "rate_text"]
+__all__ = ["byte_rate_text", "parse_duration", "parse_rate", "rate_text", "time_text"]
 
 _RATE_UNITS = {"bit": 1 / 8, "b": 1.0, "byte": 1.0}
 _PREFIXES = {
@@ -60,3 +60,19 @@ def rate_text(bytes_per_s: float) -> str:
         if bits >= size:
             return f"{bits / size:.3g} {unit}"
     return f"{bits:.3g} bit/s"
+
+
+def byte_rate_text(bytes_per_s: float) -> str:
+    """Formats a rate of work on memory: ``2.1 GB/s``."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= size:
+            return f"{bytes_per_s / size:.3g} {unit}"
+    return f"{bytes_per_s:.3g} B/s"
+
+
+def time_text(seconds: float) -> str:
+    """Formats a short time: ``30 us``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"

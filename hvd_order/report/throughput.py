@@ -25,7 +25,12 @@ _MODES = {
 
 
 def throughput_report(
-    model: str, rows: Sequence[Row], batch: int | None, price: float | None, link: str
+    model: str,
+    rows: Sequence[Row],
+    batch: int | None,
+    price: float | None,
+    link: str,
+    sources: Sequence[str] = (),
 ) -> Report:
     """Sums up predictions of one mode.
 
@@ -33,6 +38,7 @@ def throughput_report(
         batch: samples a step of one worker; None: throughput in steps.
         price: of a worker or server for an hour; None: no costs.
         link: description of the links.
+        sources: sentences on where links and costs come from.
     """
     mode = rows[0].found.mode
     unit = "steps/s" if batch is None else "samples/s"
@@ -61,7 +67,8 @@ def throughput_report(
             hours = 1e6 / (scale * one.steps_per_s) / 3600
             cells.append(f"{price * (one.workers + one.servers) * hours:.4g}")
         table.append(cells)
-    facts = [f"{_MODES[mode]}; {link}. One step is one batch of one worker.", *_knees(rows)]
+    facts = [f"{_MODES[mode]}; {link}. One step is one batch of one worker.", *sources]
+    facts += _knees(rows)
     facts.append(
         f"95 %: interval of the mean over random draws. Mean value, bound: without overlap within "
         f"a step. {formula}: fitted to the predictions for up to 4 workers."

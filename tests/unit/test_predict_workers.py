@@ -6,6 +6,7 @@ Vectors V5 to V10 were computed by hand or by another program; times are in seco
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, Timing, read_profile
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
+from hvd_order.plan.link.busy_union import LinkUse
+from hvd_order.plan.link.server_costs import Cost, ServerCosts
 from hvd_order.predict.workers.closed_forms import (
     OptimusAsync,
     OptimusSync,
@@ -451,6 +454,72 @@ def test_the_command_prints_a_table_and_writes_a_page(
     assert main(["predict", str(tmp_path / "p.json"), *options]) == 0
     assert "two layers: predicted throughput" in capsys.readouterr().out
     assert "throughput by workers" in page.read_text("utf-8")
+
+
+def measured(rate: float | None = 5e8, at_least: bool = False) -> Profile:
+    """The profile above with servers: slow updates, and workers' ends that copy 1 GB/s."""
+    use = LinkUse(100, 10**8, 0.2, rate, at_least)
+    cost = Cost(0.0, 0.0, apart=True)
+    costs = ServerCosts(
+        1, 1, "async", "server", use, use, Cost(1e-3, 2e-8, apart=True), cost,
+        Cost(0.0, 1e-9, apart=False),
+    )  # fmt: skip
+    return replace(profile(), servers=costs)
+
+
+def predicted(
+    mine: Profile, folder: Any, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[int, str, str]:
+    mine.write(folder / "p.json")
+    code = main(["predict", str(folder / "p.json"), "--workers", "2", "--seeds", "2", *options])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_what_was_measured_stands_in_for_options(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same steps/s as with the same numbers as options, and a sentence that says which."""
+
+    def rate(text: str) -> str:
+        (row,) = [line for line in text.splitlines() if line.startswith("1, 2")]
+        return row.split()[2]
+
+    code, out, _ = predicted(measured(), tmp_path, capsys)
+    assert code == 0
+    assert "links of 4 Gbit/s" in out
+    assert "From the profile, measured with 1 server, 1 worker, async: the links, updates (" in out
+    assert "As given" not in out
+    given = ["--bandwidth", "0.5GB/s", "--copy-rate", "1GB/s"]
+    _, half, _ = predicted(measured(), tmp_path, capsys, *given)
+    assert "async: updates (50 MB/s and 1 ms a slice)." in half
+    assert "As given: --bandwidth, --copy-rate." in half
+    _, bare, _ = predicted(profile(), tmp_path, capsys, *given)
+    assert "No time is counted for updates: neither measured nor given." in bare
+    assert float(rate(bare)) > 1.5 * float(rate(out)), "updates of 42 ms a step were counted"
+    _, fast, _ = predicted(measured(), tmp_path, capsys, *given, "--update-rate", "1000GB/s")
+    assert float(rate(fast)) == pytest.approx(float(rate(bare)), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("mine", "options", "code", "says"),
+    [
+        (measured(at_least=True), [], 0, "links of at least 4 Gbit/s"),
+        (measured(), ["--mode", "allreduce"], 0, "1 worker, async: the links."),
+        (measured(), ["--system", "tensorflow"], 0,
+         "of hvd_order's servers, not of TensorFlow's"),
+        (measured(None), [], 2, "the recorded slices are too small to time; give --bandwidth"),
+        (profile(), [], 2, "has no link to servers, so --bandwidth must be given"),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_is_said(
+    mine: Profile, options: list[str], code: int, says: str, tmp_path: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    ended, out, err = predicted(mine, tmp_path, capsys, *options)
+    assert ended == code
+    assert says in " ".join((out + err).split())
+    assert out == "" or code == 0
 
 
 def test_a_truncated_profile_is_named(tmp_path: Any) -> None:
