@@ -14,7 +14,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, read_profile
 from hvd_order.predict.units import parse_duration, parse_rate
 from hvd_order.report.drawing import save
-from hvd_order.report.server_costs import cost_text, job_text, link_text
+from hvd_order.report.server_costs import NOT_APART, cost_text, job_text, link_text
 
 if TYPE_CHECKING:
     from hvd_order.plan.link.server_costs import Cost, ServerCosts
@@ -211,13 +211,18 @@ def _sources(
     names = ("bandwidth", "update_rate", "copy_rate")
     given = [f"--{n.replace('_', '-')}" for n in names if getattr(parsed, n) is not None]
     used = [] if measured is None or parsed.bandwidth is not None else ["the links"]
+    taken: list[Cost] = []
     if costs is not None and parsed.update_rate is None:
         used.append(f"updates ({cost_text(costs.update)})")
+        taken.append(costs.update)
     if costs is not None and parsed.copy_rate is None:
         used.append(f"a server's end of a push ({cost_text(costs.server_end)})")
         used.append(f"a worker's end of an answer ({cost_text(costs.worker_end)})")
+        taken += [costs.server_end, costs.worker_end]
     if measured is not None and used:
         yield f"From the profile, measured with {job_text(measured)}: {', '.join(used)}."
+    if any(not cost.apart for cost in taken):
+        yield f"The recorded {NOT_APART}; all of it counts for bytes."
     if measured is not None and given:
         yield f"As given: {', '.join(given)}."
     if parsed.mode == "allreduce":

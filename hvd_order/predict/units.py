@@ -10,6 +10,7 @@ _RATE_UNITS = {"bit": 1 / 8, "b": 1.0, "byte": 1.0}
 _PREFIXES = {
     "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30
 }  # fmt: skip
+_ROUNDS_UP = 0.9995  # of a unit: three digits make one of it
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -65,7 +66,7 @@ def rate_text(bytes_per_s: float) -> str:
 def byte_rate_text(bytes_per_s: float) -> str:
     """Formats a rate of work on memory: ``2.1 GB/s``."""
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
-        if bytes_per_s >= size:
+        if bytes_per_s >= _ROUNDS_UP * size:
             return f"{bytes_per_s / size:.3g} {unit}"
     return f"{bytes_per_s:.3g} B/s"
 
@@ -73,6 +74,6 @@ def byte_rate_text(bytes_per_s: float) -> str:
 def time_text(seconds: float) -> str:
     """Formats a short time: ``30 us``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
+        if seconds >= _ROUNDS_UP * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} us"

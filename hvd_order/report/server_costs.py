@@ -8,7 +8,9 @@ from hvd_order.plan.link.busy_union import LinkUse
 from hvd_order.plan.link.server_costs import Cost, ServerCosts
 from hvd_order.predict.units import byte_rate_text, rate_text, time_text
 
-__all__ = ["cost_text", "job_text", "lines_of", "link_text"]
+__all__ = ["NOT_APART", "cost_text", "job_text", "lines_of", "link_text"]
+
+NOT_APART = "slices had about one size, so time by slice and time by byte cannot be told apart"
 
 
 def job_text(costs: ServerCosts) -> str:
@@ -24,6 +26,8 @@ def lines_of(costs: ServerCosts) -> Iterator[str]:
     yield f"server, {what}: {cost_text(costs.update)}"
     yield f"server, its end of a push: {cost_text(costs.server_end)}"
     yield f"worker, its end of an answer: {cost_text(costs.worker_end)}"
+    if not all(cost.apart for cost in (costs.update, costs.server_end, costs.worker_end)):
+        yield NOT_APART
 
 
 def link_text(bytes_per_s: float, at_least: bool) -> str:
@@ -38,10 +42,7 @@ def cost_text(cost: Cost) -> str:
         parts.append(byte_rate_text(1 / cost.seconds_per_byte))
     if cost.seconds > 0 or not parts:
         parts.append(f"{time_text(cost.seconds)} a slice")
-    text = " and ".join(parts)
-    if cost.apart:
-        return text
-    return f"{text} (slices of about one size: time by slice and by byte cannot be told apart)"
+    return " and ".join(parts)
 
 
 def _use_text(use: LinkUse, what: str) -> str:

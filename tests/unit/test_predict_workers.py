@@ -493,6 +493,8 @@ def test_what_was_measured_stands_in_for_options(
     given = ["--bandwidth", "0.5GB/s", "--copy-rate", "1GB/s"]
     _, half, _ = predicted(measured(), tmp_path, capsys, *given)
     assert "async: updates (50 MB/s and 1 ms a slice)." in half
+    assert "cannot be told apart" not in half
+    assert out.count("cannot be told apart") == 1, "the workers' ends"
     assert "As given: --bandwidth, --copy-rate." in half
     _, bare, _ = predicted(profile(), tmp_path, capsys, *given)
     assert "No time is counted for updates: neither measured nor given." in bare
