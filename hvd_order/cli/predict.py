@@ -56,6 +56,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
     add("--staleness", type=int, metavar="N",
         help="async: a worker waits while the slowest is more than N steps behind")  # fmt: skip
+    add("--delay-bound", type=int, metavar="N",
+        help="async: no update is applied more than N updates after the one that its worker had "
+        "read; what would come later is not sent (HVD_ORDER_PS_DELAY_BOUND)")  # fmt: skip
+    add("--aggregate", action="store_true", default=None,
+        help="with a delay bound: servers add up several workers' updates for one another where "
+        "that is faster (HVD_ORDER_PS_AGGREGATE)")  # fmt: skip
     add("--update-rate", type=as_option(parse_rate), metavar="RATE",
         help="at which a server applies gradients: 2GB/s (default: as measured, or at once)"
         )  # fmt: skip
@@ -119,10 +125,15 @@ def main(parsed: argparse.Namespace) -> int:
 def _refuse_without_effect(parsed: argparse.Namespace) -> None:
     """Refuses options that another one leaves without effect."""
     of_servers = ("servers", "server_bandwidth", "system", "transmission", "order", "slice_bytes",
-                  "staleness", "update_rate", "copy_rate")  # fmt: skip
+                  "staleness", "delay_bound", "aggregate", "update_rate", "copy_rate")  # fmt: skip
     given = [f"--{n.replace('_', '-')}" for n in of_servers if getattr(parsed, n) is not None]
     if parsed.mode == "allreduce" and given:
         raise InvalidUsage(f"{given[0]} is for parameter servers: --mode async or sync")
+    if parsed.aggregate and parsed.delay_bound is None:
+        raise InvalidUsage("--aggregate needs --delay-bound: without one, workers do not ask where "
+                           "to push")  # fmt: skip
+    if parsed.delay_bound is not None and parsed.system == "tensorflow":
+        raise InvalidUsage("--delay-bound is for hvd_order's servers, not for --system tensorflow")
     way = parsed.transmission or ("round_robin" if parsed.system == "tensorflow" else "ordered")
     if parsed.order is not None and way != "ordered":
         raise InvalidUsage(f"--order has no effect with --transmission {way}")
@@ -159,6 +170,8 @@ def _cluster(
         "request" if tensorflow else "answer",
         "updated" if tensorflow else "computed",
         parsed.staleness,
+        parsed.delay_bound,
+        bool(parsed.aggregate),
         update_s_per_byte=update[1],
         update_s=update[0],
     )

@@ -52,6 +52,7 @@ def run(step: _core.SampledStep, way: Transmission, **changed: Any) -> _core.Sam
         "slowness": [1.0] * workers, "servers": 1, "server_of": [], "worker_bytes_per_s": 1.0,
         "server_bytes_per_s": 1.0, "pull": way.native(), "push": way.native(), "sync": False,
         "pulls_are_answers": False, "step_end": _core.SampledStepEnd.PUSHED, "staleness": None,
+        "delay_bound": None, "aggregates": False,
         "update_seconds_per_byte": 0.0, "update_seconds": 0.0, "update_lanes": 1,
         "program_order": False, "starts_s": [], "spread_s": 0.0, "seed": 1, "steps": 3,
         "recorded": 1,
@@ -288,6 +289,54 @@ def test_no_link_carries_more_than_it_can(
         assert max(pulled, pushed) <= found.end_s + 1e-6
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 6), st.integers(1, 3), st.integers(0, 8), st.booleans(), st.floats(0.0, 2.0),
+    st.integers(0, 2**32),
+)  # fmt: skip
+def test_a_delay_bound_holds_and_costs_no_link_anything(
+    workers: int, servers: int, bound: int, aggregates: bool, update_s: float, seed: int
+) -> None:
+    """No applied update is later than the bound; what is not sent needs no time on a link."""
+    draw = random.Random(seed)
+    step, _ = three_parameters((3, 2, 1))
+    options: dict[str, Any] = {
+        "workers": workers, "servers": servers, "seed": seed, "steps": 8,
+        "spread_s": 10 * draw.random(), "server_of": [draw.randrange(servers) for _ in range(3)],
+        "step_end": _core.SampledStepEnd.COMPUTED, "pulls_are_answers": True,
+        "update_seconds": update_s, "delay_bound": bound, "aggregates": aggregates,
+    }  # fmt: skip
+    found = run(step, Transmission("priority"), **options)
+    assert found.step_ends_s == run(step, Transmission("priority"), **options).step_ends_s
+    assert found.longest_delay <= bound
+    # Of two updates of a tensor at a time, one is the other's delay.
+    assert workers > 1 or (found.late_updates, found.longest_delay) == (0, 0)
+    assert found.aggregated_updates == 0 or (aggregates and servers > 1 and workers > 1)
+    begun = sum(len(each) + 1 for each in found.step_ends_s)
+    assert found.late_updates <= 3 * begun
+    for busy in (*found.pull_busy_s, *found.push_busy_s, *found.update_busy_s):
+        assert busy <= found.end_s + update_s + 1e-6
+
+
+def test_helpers_relieve_a_server_with_a_full_link() -> None:
+    """One server owns all that travels. Its link is full, and with helpers less than half so."""
+    step = WorkerStep.from_profile(profile(seconds=1e-3), slice_bytes=100_000)
+    owned = [0] * len(step.tensor_bytes)
+    options: dict[str, Any] = {
+        "workers": 8, "servers": 4, "server_of": owned, "worker_bytes_per_s": 1e8,
+        "server_bytes_per_s": 1e8, "steps": 40, "spread_s": 0.1, "pulls_are_answers": True,
+        "step_end": _core.SampledStepEnd.COMPUTED, "delay_bound": 100,
+    }  # fmt: skip
+    way = Transmission("priority")
+    alone = run(step.native, way, **options)
+    helped = run(step.native, way, **options, aggregates=True)
+    assert alone.late_updates == helped.late_updates == 0
+    assert helped.aggregated_updates > 0.5 * 8 * 40 * len(owned)
+    assert alone.push_busy_s[0] > 0.9 * alone.end_s
+    assert helped.push_busy_s[0] < 0.5 * helped.end_s
+    assert min(helped.push_busy_s[1:]) > 0.1 * helped.end_s
+
+
 # ---- the formulas ----
 
 
@@ -429,6 +478,11 @@ def test_impossible_jobs_are_refused() -> None:
         (["--mode", "allreduce", "--servers", "2"], "--servers is for parameter servers"),
         (["--mode", "sync", "--staleness", "1"], "a staleness of 1 steps, sync"),
         (["--transmission", "fifo", "--order", "tic"], "--order has no effect"),
+        (["--mode", "sync", "--delay-bound", "1"], "a delay bound of 1 updates, sync"),
+        (["--delay-bound", "-1"], "a delay bound of -1 updates"),
+        (["--mode", "allreduce", "--delay-bound", "1"], "--delay-bound is for parameter servers"),
+        (["--system", "tensorflow", "--delay-bound", "1"], "--delay-bound is for hvd_order's"),
+        (["--aggregate"], "--aggregate needs --delay-bound"),
         (["--servers", "0"], "--servers is '0'"),
         (["--batch", "0"], "--batch is 0"),
     ],
@@ -522,6 +576,23 @@ def test_what_was_not_measured_is_said(
     assert ended == code
     assert says in " ".join((out + err).split())
     assert out == "" or code == 0
+
+
+def test_the_report_says_what_a_delay_bound_drops(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--bandwidth", "0.02gbit", "--servers", "2"]
+    eight = ["--workers", "8", *options]
+    code, out, _ = predicted(profile(), tmp_path, capsys, *eight, "--delay-bound", "1")
+    assert code == 0
+    assert "were not sent" in out
+    code, out, _ = predicted(
+        profile(), tmp_path, capsys, *eight, "--delay-bound", "100", "--aggregate"
+    )
+    assert code == 0
+    assert "were added up by helpers" in out
+    _, out, _ = predicted(profile(), tmp_path, capsys, *eight)
+    assert "added up" not in out
 
 
 def test_a_truncated_profile_is_named(tmp_path: Any) -> None:
