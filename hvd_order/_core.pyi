@@ -401,6 +401,18 @@ class SampledResult:
     @property
     def update_busy_s(self) -> list[float]: ...
     @property
+    def late_updates(self) -> int:
+        """Updates that a delay bound kept from being sent."""
+
+    @property
+    def aggregated_updates(self) -> int:
+        """Updates that went to a helper."""
+
+    @property
+    def longest_delay(self) -> int:
+        """With a delay bound: the largest delay of an update that was applied."""
+
+    @property
     def end_s(self) -> float: ...
 
 def simulate_sampled(
@@ -417,6 +429,8 @@ def simulate_sampled(
     pulls_are_answers: bool,
     step_end: SampledStepEnd,
     staleness: int | None,
+    delay_bound: int | None,
+    aggregates: bool,
     update_seconds_per_byte: float,
     update_seconds: float,
     update_lanes: int,
@@ -428,6 +442,13 @@ def simulate_sampled(
     recorded: int,
 ) -> SampledResult:
     """Trains workers and servers in virtual time; runs without the GIL.
+
+    Args:
+        staleness: steps that a worker may be ahead of the slowest; None: any.
+        delay_bound: updates that may be applied between a worker's read and its own update; a later
+            update is not sent. For asynchronous workers whose pulls are answers. None: any.
+        aggregates: with such a bound, other servers add up the updates of several workers where
+            this is faster.
 
     Raises:
         InvalidUsage: the scenario is impossible, or makes no more progress.

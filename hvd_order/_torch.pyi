@@ -337,6 +337,18 @@ class PairConnection(Connection):
             largest_payload: bytes; the same at both ends.
         """
 
+    def record(self, on: bool) -> None:
+        """Records the times of received pushes and answers, or stops."""
+
+    def take_received(self) -> list[tuple[int, int, int, int, int, int, int]]:
+        """Times recorded since the last call, of each push or answer.
+
+        Returns:
+            Its bytes; when the frame before it was complete, when the receiving thread was free for
+            this one, had its header, had its payload and had handled it (nanoseconds of
+            ``time.monotonic_ns``); the thread's number.
+        """
+
 @final
 class ServerCore:
     """A parameter server: receives frames and sends answers over connections.
@@ -392,6 +404,15 @@ class ServerCore:
 
     def late_workers(self) -> set[int]:
         """The workers that slices wait for."""
+
+    def record_updates(self, on: bool) -> None:
+        """Records the times of updates, or stops."""
+
+    def take_updates(self) -> list[tuple[int, int, int, int]]:
+        """Times recorded since the last call: bytes of the slice, begin, end, the thread's number.
+
+        Nanoseconds of ``time.monotonic_ns``, and threads as in `PairConnection.take_received`.
+        """
 
     def has_failed(self) -> bool:
         """Whether a worker is lost or has given up, so that no worker can continue."""

@@ -71,7 +71,7 @@ def test_cpp_reads_no_environment() -> None:
         ("base", {"base"}),
         ("cuda", {"base", "cuda"}),
         ("scheduler", {"base", "scheduler"}),
-        ("simulate", {"base", "scheduler", "simulate"}),
+        ("simulate", {"base", "scheduler", "server/admission", "simulate"}),
         ("server/arithmetic", {"base", "server/arithmetic"}),
         ("server/wire", {"base", "server/arithmetic", "server/wire"}),
         ("server/admission", {"base", "server/arithmetic", "server/wire", "server/admission"}),

@@ -93,6 +93,9 @@ void bindSampled(py::module_& m) {
       .def_readonly("pull_busy_s", &SampledResult::pullBusyS)
       .def_readonly("push_busy_s", &SampledResult::pushBusyS)
       .def_readonly("update_busy_s", &SampledResult::updateBusyS)
+      .def_readonly("late_updates", &SampledResult::lateUpdates)
+      .def_readonly("aggregated_updates", &SampledResult::aggregatedUpdates)
+      .def_readonly("longest_delay", &SampledResult::longestDelay)
       .def_readonly("end_s", &SampledResult::endS);
   m.def(
       "simulate_sampled",
@@ -100,9 +103,10 @@ void bindSampled(py::module_& m) {
          std::vector<std::uint32_t> serverOf, double workerBytesPerS, double serverBytesPerS,
          const Transmission& pull, const Transmission& push, bool sync, bool pullsAreAnswers,
          SampledStepEnd stepEnd, std::optional<std::uint32_t> staleness,
-         double updateSecondsPerByte, double updateSeconds, std::uint32_t updateLanes,
-         bool programOrder, std::vector<double> startsS, double spreadS, std::uint64_t seed,
-         std::uint32_t steps, std::uint32_t recorded) {
+         std::optional<std::uint32_t> delayBound, bool aggregates, double updateSecondsPerByte,
+         double updateSeconds, std::uint32_t updateLanes, bool programOrder,
+         std::vector<double> startsS, double spreadS, std::uint64_t seed, std::uint32_t steps,
+         std::uint32_t recorded) {
         const SampledTraining training{
             .slowness = std::move(slowness),
             .servers = servers,
@@ -115,6 +119,8 @@ void bindSampled(py::module_& m) {
             .pullStart = pullsAreAnswers ? PullStart::kAnswer : PullStart::kRequest,
             .stepEnd = stepEnd,
             .staleness = staleness,
+            .delayBound = delayBound,
+            .aggregates = aggregates,
             .updateSecondsPerByte = updateSecondsPerByte,
             .updateSeconds = updateSeconds,
             .updateLanes = updateLanes,
@@ -130,9 +136,10 @@ void bindSampled(py::module_& m) {
       py::arg("step"), py::kw_only(), py::arg("slowness"), py::arg("servers"), py::arg("server_of"),
       py::arg("worker_bytes_per_s"), py::arg("server_bytes_per_s"), py::arg("pull"),
       py::arg("push"), py::arg("sync"), py::arg("pulls_are_answers"), py::arg("step_end"),
-      py::arg("staleness"), py::arg("update_seconds_per_byte"), py::arg("update_seconds"),
-      py::arg("update_lanes"), py::arg("program_order"), py::arg("starts_s"), py::arg("spread_s"),
-      py::arg("seed"), py::arg("steps"), py::arg("recorded"));
+      py::arg("staleness"), py::arg("delay_bound"), py::arg("aggregates"),
+      py::arg("update_seconds_per_byte"), py::arg("update_seconds"), py::arg("update_lanes"),
+      py::arg("program_order"), py::arg("starts_s"), py::arg("spread_s"), py::arg("seed"),
+      py::arg("steps"), py::arg("recorded"));
 }
 
 } // namespace hvd_order

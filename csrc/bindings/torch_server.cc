@@ -92,7 +92,20 @@ void bindConnections(py::module_& m) {
                       std::uint64_t receives, std::size_t largestPayload) {
             return std::make_shared<PairConnection>(group, sends, receives, largestPayload);
           }),
-          py::arg("group"), py::arg("sends"), py::arg("receives"), py::arg("largest_payload"));
+          py::arg("group"), py::arg("sends"), py::arg("receives"), py::arg("largest_payload"))
+      .def(
+          "record", [](PairConnection& connection, bool on) { connection.received.turn(on); },
+          py::arg("on"))
+      .def("take_received", [](PairConnection& connection) {
+        py::list received;
+        for (const ReceivedTimes& times : connection.received.take()) {
+          received.append(
+              py::make_tuple(
+                  times.sizeBytes, times.beforeNs, times.freeNs, times.beganNs, times.cameNs,
+                  times.handledNs, times.thread));
+        }
+        return received;
+      });
 }
 
 void bindServer(py::module_& m) {
@@ -140,6 +153,19 @@ void bindServer(py::module_& m) {
             return held;
           })
       .def("late_workers", &ServerCore::lateWorkers)
+      .def(
+          "record_updates", [](ServerCore& core, bool on) { core.updates().turn(on); },
+          py::arg("on"))
+      .def(
+          "take_updates",
+          [](ServerCore& core) {
+            py::list updates;
+            for (const UpdateTimes& times : core.updates().take()) {
+              updates.append(
+                  py::make_tuple(times.sizeBytes, times.beginNs, times.endNs, times.thread));
+            }
+            return updates;
+          })
       .def("has_failed", &ServerCore::hasFailed)
       .def("stop", &ServerCore::stop, py::call_guard<py::gil_scoped_release>());
 }

@@ -68,6 +68,11 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
     return hasFailed_;
   }
 
+  /// Times of updates; may be turned on at any time.
+  [[nodiscard]] Recording<UpdateTimes>& updates() {
+    return room_.updates;
+  }
+
   /// Ends all connections.
   void stop() noexcept;
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING
 from hvd_order.cli.network_options import as_option
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, read_profile
-from hvd_order.predict.units import parse_duration, parse_rate, rate_text
+from hvd_order.predict.units import parse_duration, parse_rate
 from hvd_order.report.drawing import save
+from hvd_order.report.server_costs import NOT_APART, cost_text, job_text, link_text
 
 if TYPE_CHECKING:
+    from hvd_order.plan.link.server_costs import Cost, ServerCosts
     from hvd_order.predict.workers.throughput import Cluster
 
 __all__ = ["add_options", "main"]
@@ -31,8 +34,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--mode", choices=["async", "sync", "allreduce"], default="async",
         help="servers apply each gradient at once, or those of a step together; or no servers "
         "(default: %(default)s)")  # fmt: skip
-    add("--bandwidth", type=as_option(parse_rate), metavar="RATE", required=True,
-        help="of each worker's link, each way, as payload gets it: 10gbit, 1.2GB/s")  # fmt: skip
+    add("--bandwidth", type=as_option(parse_rate), metavar="RATE",
+        help="of each worker's link, each way, as payload gets it: 10gbit, 1.2GB/s (default: as "
+        "measured by hvd-order profile --servers)")  # fmt: skip
     add("--server-bandwidth", type=as_option(parse_rate), metavar="RATE",
         help="of each server's link (default: the same)")  # fmt: skip
     add("--latency", type=as_option(parse_duration), default=50e-6, metavar="TIME",
@@ -52,10 +56,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         )  # fmt: skip
     add("--staleness", type=int, metavar="N",
         help="async: a worker waits while the slowest is more than N steps behind")  # fmt: skip
+    add("--delay-bound", type=int, metavar="N",
+        help="async: no update is applied more than N updates after the one that its worker had "
+        "read; what would come later is not sent (HVD_ORDER_PS_DELAY_BOUND)")  # fmt: skip
+    add("--aggregate", action="store_true", default=None,
+        help="with a delay bound: servers add up several workers' updates for one another where "
+        "that is faster (HVD_ORDER_PS_AGGREGATE)")  # fmt: skip
     add("--update-rate", type=as_option(parse_rate), metavar="RATE",
-        help="at which a server applies gradients: 2GB/s (default: at once)")  # fmt: skip
+        help="at which a server applies gradients: 2GB/s (default: as measured, or at once)"
+        )  # fmt: skip
     add("--copy-rate", type=as_option(parse_rate), metavar="RATE",
-        help="at which a connection's ends parse and copy: 1GB/s (default: at once)")  # fmt: skip
+        help="at which a connection's ends parse and copy: 1GB/s (default: as measured, or at "
+        "once)")  # fmt: skip
     add("--batch", type=int, metavar="N", help="samples a step of one worker")
     add("--price", type=float, metavar="P", help="of a worker or server for an hour")
     add("--seeds", type=int, default=5, metavar="N", help="random draws (default: %(default)s)")
@@ -87,15 +99,15 @@ def main(parsed: argparse.Namespace) -> int:
             raise InvalidUsage(f"--{name.replace('_', '-')} is {value}; at least 1 is needed")
     profile: Profile = read_profile(parsed.profile)
     graph = profile.graph("median")
+    cluster, link, sources = _cluster(parsed, profile.servers)
     priorities = None
     if parsed.order is not None:
-        priorities = order(parsed.order, graph, LinkModel(0.0, 0.0, 1 / parsed.bandwidth))
+        priorities = order(parsed.order, graph, LinkModel(0.0, 0.0, 1 / cluster.worker_bytes_per_s))
     whole = parsed.system == "tensorflow"
     slice_bytes = parsed.slice_bytes or (None if whole else _SLICE_BYTES)
     step = WorkerStep.from_profile(profile, priorities=priorities, slice_bytes=slice_bytes)
-    rows = compare(step, graph, _cluster(parsed), workers, servers, parsed.mode, parsed.seeds)
-    link = f"links of {rate_text(parsed.bandwidth)}"
-    report = throughput_report(profile.model, rows, parsed.batch, parsed.price, link)
+    rows = compare(step, graph, cluster, workers, servers, parsed.mode, parsed.seeds)
+    report = throughput_report(profile.model, rows, parsed.batch, parsed.price, link, sources)
     sys.stdout.write(text_of(report))
     if parsed.png is None and parsed.html is None:
         return 0
@@ -113,32 +125,131 @@ def main(parsed: argparse.Namespace) -> int:
 def _refuse_without_effect(parsed: argparse.Namespace) -> None:
     """Refuses options that another one leaves without effect."""
     of_servers = ("servers", "server_bandwidth", "system", "transmission", "order", "slice_bytes",
-                  "staleness", "update_rate", "copy_rate")  # fmt: skip
+                  "staleness", "delay_bound", "aggregate", "update_rate", "copy_rate")  # fmt: skip
     given = [f"--{n.replace('_', '-')}" for n in of_servers if getattr(parsed, n) is not None]
     if parsed.mode == "allreduce" and given:
         raise InvalidUsage(f"{given[0]} is for parameter servers: --mode async or sync")
+    if parsed.aggregate and parsed.delay_bound is None:
+        raise InvalidUsage("--aggregate needs --delay-bound: without one, workers do not ask where "
+                           "to push")  # fmt: skip
+    if parsed.delay_bound is not None and parsed.system == "tensorflow":
+        raise InvalidUsage("--delay-bound is for hvd_order's servers, not for --system tensorflow")
     way = parsed.transmission or ("round_robin" if parsed.system == "tensorflow" else "ordered")
     if parsed.order is not None and way != "ordered":
         raise InvalidUsage(f"--order has no effect with --transmission {way}")
 
 
-def _cluster(parsed: argparse.Namespace) -> Cluster:
+def _cluster(
+    parsed: argparse.Namespace, measured: ServerCosts | None
+) -> tuple[Cluster, str, list[str]]:
+    """The cluster that the options and the profile describe; options win.
+
+    Returns:
+        The cluster, its links in words, and sentences on where the numbers come from.
+
+    Raises:
+        InvalidUsage: the bandwidth is neither given nor measured.
+    """
     from hvd_order.predict.workers.throughput import Cluster
     from hvd_order.predict.workers.transmission import policy
 
     tensorflow = parsed.system == "tensorflow"
+    bandwidth, at_least = _bandwidth(parsed, measured)
+    # hvd_order's servers were measured, so what they do with a slice says nothing of other ones.
+    costs = None if tensorflow or parsed.mode == "allreduce" else measured
+    update, worker_end, server_end = _costs(parsed, costs)
     way = replace(
         policy(parsed.transmission or ("round_robin" if tensorflow else "ordered")),
         latency_s=parsed.latency,
-        receive_s_per_byte=0.0 if parsed.copy_rate is None else 1 / parsed.copy_rate,
     )
-    return Cluster(
-        parsed.bandwidth,
+    cluster = Cluster(
+        bandwidth,
         parsed.server_bandwidth,
-        way,
-        way,
+        replace(way, receive_s_per_byte=worker_end[1], receive_s=worker_end[0]),
+        replace(way, receive_s_per_byte=server_end[1], receive_s=server_end[0]),
         "request" if tensorflow else "answer",
         "updated" if tensorflow else "computed",
         parsed.staleness,
-        0.0 if parsed.update_rate is None else 1 / parsed.update_rate,
+        parsed.delay_bound,
+        bool(parsed.aggregate),
+        update_s_per_byte=update[1],
+        update_s=update[0],
     )
+    link = f"links of {link_text(bandwidth, at_least)}"
+    return cluster, link, list(_sources(parsed, measured, costs))
+
+
+def _bandwidth(parsed: argparse.Namespace, measured: ServerCosts | None) -> tuple[float, bool]:
+    """Bytes/s of a worker's link, and whether it is only known to be at least that."""
+    if parsed.bandwidth is not None:
+        return parsed.bandwidth, False
+    if measured is None:
+        raise InvalidUsage(
+            "the profile has no link to servers, so --bandwidth must be given, for example "
+            "--bandwidth 10gbit; or record it with hvd-order profile --servers 1"
+        )
+    link = measured.link()
+    if link is None:
+        raise InvalidUsage(
+            "the profile cannot tell the bandwidth, because the recorded slices are too small to "
+            "time; give --bandwidth, for example --bandwidth 10gbit"
+        )
+    return link
+
+
+_Seconds = tuple[float, float]  # of a slice, and of a byte of it
+
+
+def _costs(
+    parsed: argparse.Namespace, costs: ServerCosts | None
+) -> tuple[_Seconds, _Seconds, _Seconds]:
+    """Times of a server's update, a worker's end and a server's end."""
+
+    def given_or(rate: float | None, cost: Cost | None) -> _Seconds:
+        if rate is not None:
+            return 0.0, 1 / rate
+        return (0.0, 0.0) if cost is None else (cost.seconds, cost.seconds_per_byte)
+
+    return (
+        given_or(parsed.update_rate, None if costs is None else costs.update),
+        given_or(parsed.copy_rate, None if costs is None else costs.worker_end),
+        given_or(parsed.copy_rate, None if costs is None else costs.server_end),
+    )
+
+
+def _sources(
+    parsed: argparse.Namespace, measured: ServerCosts | None, costs: ServerCosts | None
+) -> Iterator[str]:
+    """Sentences that say which numbers were measured, given, or neither."""
+    names = ("bandwidth", "update_rate", "copy_rate")
+    given = [f"--{n.replace('_', '-')}" for n in names if getattr(parsed, n) is not None]
+    used = [] if measured is None or parsed.bandwidth is not None else ["the links"]
+    taken: list[Cost] = []
+    if costs is not None and parsed.update_rate is None:
+        used.append(f"updates ({cost_text(costs.update)})")
+        taken.append(costs.update)
+    if costs is not None and parsed.copy_rate is None:
+        used.append(f"a server's end of a push ({cost_text(costs.server_end)})")
+        used.append(f"a worker's end of an answer ({cost_text(costs.worker_end)})")
+        taken += [costs.server_end, costs.worker_end]
+    if measured is not None and used:
+        yield f"From the profile, measured with {job_text(measured)}: {', '.join(used)}."
+    if any(not cost.apart for cost in taken):
+        yield f"The recorded {NOT_APART}; all of it counts for bytes."
+    if measured is not None and given:
+        yield f"As given: {', '.join(given)}."
+    if parsed.mode == "allreduce":
+        return
+    if costs is None:
+        free = {"update_rate": "updates", "copy_rate": "both ends of a connection"}
+        left = [what for name, what in free.items() if getattr(parsed, name) is None]
+        if left:
+            why = "neither measured nor given"
+            if measured is not None:
+                why = "the profile is of hvd_order's servers, not of TensorFlow's"
+            yield f"No time is counted for {' and '.join(left)}: {why}."
+    elif costs.updates == "worker" and parsed.update_rate is None:
+        yield (
+            "The measured servers only summed, so servers that update may take longer; "
+            "HVD_ORDER_PS_UPDATE=server hvd-order profile --servers measures those."
+        )

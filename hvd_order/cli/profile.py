@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hvd_order.config import Config
 from hvd_order.errors import InvalidUsage
 from hvd_order.launch.environment import rank_info
 from hvd_order.launch.hosts import parse_hosts, read_hostfile
@@ -14,11 +16,12 @@ from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.run import run
 from hvd_order.plan.files.chrome_trace import profile_of_trace
 from hvd_order.plan.files.profile import LEAST_RUNS, Profile
+from hvd_order.report.server_costs import job_text, lines_of
 
 __all__ = ["USAGE", "add_options", "main"]
 
 USAGE = (
-    "hvd-order profile [-np N] [-o FILE] [--steps N] train.py [arguments ...]\n"
+    "hvd-order profile [-np N] [--servers S] [-o FILE] [--steps N] train.py [arguments ...]\n"
     "       hvd-order profile --from-trace TRACE [-o FILE]"
 )
 
@@ -33,6 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="measure the transport among N processes as well; all options of hvd-order run: "
         "hvd-order run -np N ... hvd-order profile train.py",
     )  # fmt: skip
+    add("--servers", type=int, default=0, metavar="S",
+        help="train with S parameter servers, started as by hvd-order run, and measure what they "
+        "cost: link, updates, both ends (default: none; docs/throughput.md)")  # fmt: skip
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where, as for run")
     hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="F", help="as for run")
@@ -50,6 +56,7 @@ def main(parsed: argparse.Namespace) -> int:
 
     Raises:
         InvalidUsage: the options contradict each other, or no profile can be made.
+        HorovodInternalError: servers do not come, or are lost.
         ImportError: PyTorch is not installed, and a script is to be profiled.
         OSError: a file cannot be read or written.
     """
@@ -62,12 +69,14 @@ def main(parsed: argparse.Namespace) -> int:
     if not parsed.script.is_file():
         raise InvalidUsage(f"there is no file {parsed.script}")
     output: Path = parsed.output or parsed.script.with_suffix(".profile.json")
-    if parsed.num_proc is not None or parsed.hosts is not None or parsed.hostfile is not None:
+    here = parsed.num_proc is None and parsed.hosts is None and parsed.hostfile is None
+    if not here or parsed.servers != 0:
         return run(_on_ranks(parsed, output))
-    if rank_info(os.environ).size > 1:
-        from hvd_order.torch.profile.ranks import profile_on_ranks
-
-        recorded = profile_on_ranks(parsed.script, parsed.arguments, parsed.steps, output)
+    with_servers = Config.from_environment(os.environ).servers is not None
+    if with_servers or rank_info(os.environ).size > 1:
+        recorded = _record_in_job(with_servers)(
+            parsed.script, parsed.arguments, parsed.steps, output
+        )
         if recorded is not None:
             _say(recorded, output)
         return 0
@@ -79,8 +88,22 @@ def main(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _record_in_job(
+    with_servers: bool,
+) -> Callable[[Path, Sequence[str], int, Path], Profile | None]:
+    if with_servers:
+        from hvd_order.torch.profile.with_servers import profile_with_servers
+
+        return profile_with_servers
+    from hvd_order.torch.profile.ranks import profile_on_ranks
+
+    return profile_on_ranks
+
+
 def _import(parsed: argparse.Namespace) -> int:
-    given = [n for n in ("script", "num_proc", "hosts", "hostfile") if getattr(parsed, n)]
+    given = [
+        n for n in ("script", "num_proc", "servers", "hosts", "hostfile") if getattr(parsed, n)
+    ]
     if given:
         raise InvalidUsage(f"--from-trace needs no {given[0].replace('_', '-')}; leave it out")
     trace: Path = parsed.from_trace
@@ -96,12 +119,14 @@ def _on_ranks(parsed: argparse.Namespace, output: Path) -> LaunchRequest:
     hosts = parse_hosts(parsed.hosts) if parsed.hosts is not None else []
     if parsed.hostfile is not None:
         hosts = read_hostfile(parsed.hostfile)
-    count = parsed.num_proc if parsed.num_proc is not None else sum(h.slots for h in hosts)
+    count = parsed.num_proc
+    if count is None:
+        count = sum(host.slots for host in hosts) if hosts else 1
     command = [
         sys.executable, "-m", "hvd_order.cli", "profile", "--steps", str(parsed.steps),
         "-o", str(output), str(parsed.script), *parsed.arguments,
     ]  # fmt: skip
-    return LaunchRequest(command=command, process_count=count, hosts=hosts)
+    return LaunchRequest(command=command, process_count=count, hosts=hosts, servers=parsed.servers)
 
 
 def _say(profile: Profile, output: Path) -> None:
@@ -116,3 +141,6 @@ def _say(profile: Profile, output: Path) -> None:
         wire_s = size * link.link.seconds_per_byte
         sys.stdout.write(f"; {link.backend}, {link.ranks} ranks, {wire_s * 1e3:.1f} ms for them")
     sys.stdout.write("\n")
+    if profile.servers is not None:
+        sys.stdout.write(f"with {job_text(profile.servers)}:\n")
+        sys.stdout.writelines(f"  {line}\n" for line in lines_of(profile.servers))

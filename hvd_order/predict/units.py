@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["parse_duration", "parse_rate", "rate_text"]
+__all__ = ["byte_rate_text", "parse_duration", "parse_rate", "rate_text", "time_text"]
 
 _RATE_UNITS = {"bit": 1 / 8, "b": 1.0, "byte": 1.0}
 _PREFIXES = {
     "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30
 }  # fmt: skip
+_ROUNDS_UP = 0.9995  # of a unit: three digits make one of it
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -60,3 +61,19 @@ def rate_text(bytes_per_s: float) -> str:
         if bits >= size:
             return f"{bits / size:.3g} {unit}"
     return f"{bits:.3g} bit/s"
+
+
+def byte_rate_text(bytes_per_s: float) -> str:
+    """Formats a rate of work on memory: ``2.1 GB/s``."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
+        if bytes_per_s >= _ROUNDS_UP * size:
+            return f"{bytes_per_s / size:.3g} {unit}"
+    return f"{bytes_per_s:.3g} B/s"
+
+
+def time_text(seconds: float) -> str:
+    """Formats a short time: ``30 us``."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= _ROUNDS_UP * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"

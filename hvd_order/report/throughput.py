@@ -7,7 +7,7 @@ from itertools import cycle, groupby
 from typing import TYPE_CHECKING
 
 from hvd_order.predict.workers.comparison import Row
-from hvd_order.predict.workers.throughput import saturation
+from hvd_order.predict.workers.throughput import Throughput, saturation
 from hvd_order.report.drawing import new_figure, strip_frame
 from hvd_order.report.what_if import Report
 
@@ -25,7 +25,12 @@ _MODES = {
 
 
 def throughput_report(
-    model: str, rows: Sequence[Row], batch: int | None, price: float | None, link: str
+    model: str,
+    rows: Sequence[Row],
+    batch: int | None,
+    price: float | None,
+    link: str,
+    sources: Sequence[str] = (),
 ) -> Report:
     """Sums up predictions of one mode.
 
@@ -33,6 +38,7 @@ def throughput_report(
         batch: samples a step of one worker; None: throughput in steps.
         price: of a worker or server for an hour; None: no costs.
         link: description of the links.
+        sources: sentences on where links and costs come from.
     """
     mode = rows[0].found.mode
     unit = "steps/s" if batch is None else "samples/s"
@@ -61,12 +67,33 @@ def throughput_report(
             hours = 1e6 / (scale * one.steps_per_s) / 3600
             cells.append(f"{price * (one.workers + one.servers) * hours:.4g}")
         table.append(cells)
-    facts = [f"{_MODES[mode]}; {link}. One step is one batch of one worker.", *_knees(rows)]
+    facts = [f"{_MODES[mode]}; {link}. One step is one batch of one worker.", *sources]
+    facts += [*_bounded(rows), *_knees(rows)]
     facts.append(
         f"95 %: interval of the mean over random draws. Mean value, bound: without overlap within "
         f"a step. {formula}: fitted to the predictions for up to 4 workers."
     )
     return Report(f"{model}: predicted throughput", facts, table, [])
+
+
+def _bounded(rows: Sequence[Row]) -> Iterator[str]:
+    """What a delay bound does, in the job in which it does most."""
+    late = max((row.found for row in rows), key=lambda one: one.late)
+    if late.late > 0:
+        yield f"Delay bound: with {_job(late)} {late.late:.1%} of the updates were not sent."
+    helped = max((row.found for row in rows), key=lambda one: one.aggregated)
+    if helped.aggregated > 0:
+        yield (
+            f"Aggregation: with {_job(helped)} {helped.aggregated:.0%} of the updates were added "
+            "up by helpers."
+        )
+
+
+def _job(one: Throughput) -> str:
+    return (
+        f"{one.servers} server{'s' * (one.servers != 1)} and {one.workers} "
+        f"worker{'s' * (one.workers != 1)}"
+    )
 
 
 def _knees(rows: Sequence[Row]) -> Iterator[str]:

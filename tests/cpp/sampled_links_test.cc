@@ -36,25 +36,34 @@ struct Setup {
   double workerBytesPerS;
   double serverBytesPerS;
   Sharing sharing;
+  std::uint32_t others = 0; // ends with the fastest links, numbered behind the workers
+  [[nodiscard]] std::size_t connections() const {
+    return std::size_t{workers + others} * servers;
+  }
 };
 
 Setup drawSetup(std::mt19937& random) {
   const auto rate = [&random] { return std::vector<double>{1, 2, 2, 3, 10}[random() % 5]; };
   const auto workers = static_cast<std::uint32_t>(1 + random() % 12);
   const auto servers = static_cast<std::uint32_t>(1 + random() % 5);
-  return {workers, servers, rate(), rate(), random() % 3 == 0 ? Sharing::kFifo : Sharing::kFair};
+  const double workerBytesPerS = rate();
+  const double serverBytesPerS = rate();
+  const Sharing sharing = random() % 3 == 0 ? Sharing::kFifo : Sharing::kFair;
+  const std::uint32_t others = random() % 3 == 0 ? servers : 0;
+  return {workers, servers, workerBytesPerS, serverBytesPerS, sharing, others};
 }
 
 /// All connections of one direction, without any memory of rates.
 class Plain final {
  public:
-  explicit Plain(const Setup& setup)
-      : turns(std::size_t{setup.workers} * setup.servers), setup_(setup) {}
+  explicit Plain(const Setup& setup) : turns(setup.connections()), setup_(setup) {}
 
   std::vector<Turn> turns; // by connection
 
   void share() {
     workers_.assign(setup_.workers, setup_.workerBytesPerS);
+    workers_.resize(
+        setup_.workers + setup_.others, std::max(setup_.workerBytesPerS, setup_.serverBytesPerS));
     servers_.assign(setup_.servers, setup_.serverBytesPerS);
     if (setup_.sharing == Sharing::kFair) {
       shareFairly();
@@ -82,7 +91,7 @@ class Plain final {
   void shareFairly() {
     std::vector<std::uint32_t> toGo = active();
     while (!toGo.empty()) {
-      std::vector<double> workersToGo(setup_.workers);
+      std::vector<double> workersToGo(workers_.size());
       std::vector<double> serversToGo(setup_.servers);
       for (const std::uint32_t i : toGo) {
         ++workersToGo[route(i).worker];
@@ -133,9 +142,7 @@ class Plain final {
 class Known final {
  public:
   explicit Known(const Setup& setup)
-      : setup_(setup),
-        servers_(setup.servers),
-        rates_(std::size_t{setup.workers} * setup.servers) {}
+      : setup_(setup), servers_(setup.servers), rates_(setup.connections()) {}
 
   void read(const SharedLinks& links) {
     for (const std::uint32_t server : links.changed()) {
@@ -159,8 +166,8 @@ class Known final {
 };
 
 SharedLinks linksOf(const Setup& setup) {
-  return {
-      setup.workers, setup.servers, setup.workerBytesPerS, setup.serverBytesPerS, setup.sharing};
+  return {setup.workers,         setup.servers, setup.workerBytesPerS,
+          setup.serverBytesPerS, setup.sharing, setup.others};
 }
 
 TEST(rates_are_those_of_progressive_filling_after_any_changes) {
@@ -210,7 +217,7 @@ class Traffic final {
       : random_(seed),
         setup_(drawSetup(random_)),
         links_(linksOf(setup_)),
-        ends_(setup_.workers, setup_.servers, clock_),
+        ends_(setup_.workers + setup_.others, setup_.servers, clock_),
         plain_(setup_) {}
 
   void run(int rounds) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing, read_profile
 from hvd_order.plan.graph.graph import Op, Parameter
+from hvd_order.plan.link.busy_union import LinkUse
 from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.server_costs import Cost, ServerCosts
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,9 +40,25 @@ def example() -> Profile:
     )
 
 
+def with_servers() -> Profile:
+    costs = ServerCosts(
+        servers=2,
+        workers=3,
+        mode="async",
+        updates="server",
+        push=LinkUse(10, 4_160_000, 0.01, 4.16e8, at_least=True),
+        answer=LinkUse(10, 41_600, 0.001, None, at_least=False),
+        update=Cost(1e-5, 4e-10, apart=True),
+        server_end=Cost(0.0, 0.0, apart=True),
+        worker_end=Cost(0.0, 2e-10, apart=False),
+    )
+    return replace(example(), servers=costs)
+
+
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
-    for profile in (example(), Profile("empty", {}, (), (), {}, clock="cuda_event")):
+    empty = Profile("empty", {}, (), (), {}, clock="cuda_event")
+    for profile in (example(), empty, with_servers()):
         profile.write(path)
         assert read_profile(path) == profile
     assert list(tmp_path.iterdir()) == [path]
@@ -83,7 +102,7 @@ def changed(document: Any, path: list[Any], value: Any) -> str:
     ("path", "value", "message"),
     [
         (["format"], "other", "no profile"),
-        (["version"], 1, "version 1 of the format, this hvd_order reads 2"),
+        (["version"], 1, "version 1 of the format, this hvd_order reads 2 and 3"),
         (["model"], None, 'the profile lacks "model"'),
         (["colour"], "red", 'unknown fields: "colour"'),
         (["clock"], "sundial", "\"clock\": 'sundial'; expected one of wall, cuda_event"),
@@ -113,6 +132,40 @@ def test_mistakes_in_a_file_are_named(
         read_profile(file)
     assert message in str(raised.value)
     assert str(file) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["servers"], 7, '"servers": 7; expected an object'),
+        (["servers", "servers"], 0, "0 servers and 3 workers; expected 1 or more"),
+        (["servers", "mode"], "late", "'late'; expected one of sync, async"),
+        (["servers", "colour"], "red", '"servers" has unknown fields: "colour"'),
+        (["servers", "push", "bytes_per_s"], 0, '"bytes_per_s": 0 in 0.01 s; expected more than 0'),
+        (["servers", "push", "at_least"], 1, '"at_least": 1; expected true or false'),
+        (["servers", "answer", "busy_s"], None, '"answer" of "servers" lacks "busy_s"'),
+        (["servers", "answer", "transfers"], -1, "-1 transfers"),
+        (["servers", "update", "seconds"], -1.0, '"update" of "servers" has -1.0 s'),
+        (["servers", "worker_end"], None, '"servers" lacks "worker_end"'),
+    ],
+)
+def test_mistakes_about_servers_are_named(
+    tmp_path: Path, path: list[Any], value: Any, message: str
+) -> None:
+    file = tmp_path / "broken.json"
+    with_servers().write(file)
+    file.write_text(changed(json.loads(file.read_text()), path, value))
+    with pytest.raises(InvalidUsage) as raised:
+        read_profile(file)
+    assert message in str(raised.value)
+
+
+def test_a_profile_without_servers_is_a_file_for_older_versions_too(tmp_path: Path) -> None:
+    for profile, version in ((example(), 2), (with_servers(), 3)):
+        profile.write(tmp_path / "p.json")
+        written = json.loads((tmp_path / "p.json").read_text())
+        assert written["version"] == version
+        assert ("servers" in written) == (version == 3)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"format": "hvd_order profile"}'])

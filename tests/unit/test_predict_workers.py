@@ -6,6 +6,7 @@ Vectors V5 to V10 were computed by hand or by another program; times are in seco
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, Timing, read_profile
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
+from hvd_order.plan.link.busy_union import LinkUse
+from hvd_order.plan.link.server_costs import Cost, ServerCosts
 from hvd_order.predict.workers.closed_forms import (
     OptimusAsync,
     OptimusSync,
@@ -49,6 +52,7 @@ def run(step: _core.SampledStep, way: Transmission, **changed: Any) -> _core.Sam
         "slowness": [1.0] * workers, "servers": 1, "server_of": [], "worker_bytes_per_s": 1.0,
         "server_bytes_per_s": 1.0, "pull": way.native(), "push": way.native(), "sync": False,
         "pulls_are_answers": False, "step_end": _core.SampledStepEnd.PUSHED, "staleness": None,
+        "delay_bound": None, "aggregates": False,
         "update_seconds_per_byte": 0.0, "update_seconds": 0.0, "update_lanes": 1,
         "program_order": False, "starts_s": [], "spread_s": 0.0, "seed": 1, "steps": 3,
         "recorded": 1,
@@ -285,6 +289,54 @@ def test_no_link_carries_more_than_it_can(
         assert max(pulled, pushed) <= found.end_s + 1e-6
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 6), st.integers(1, 3), st.integers(0, 8), st.booleans(), st.floats(0.0, 2.0),
+    st.integers(0, 2**32),
+)  # fmt: skip
+def test_a_delay_bound_holds_and_costs_no_link_anything(
+    workers: int, servers: int, bound: int, aggregates: bool, update_s: float, seed: int
+) -> None:
+    """No applied update is later than the bound; what is not sent needs no time on a link."""
+    draw = random.Random(seed)
+    step, _ = three_parameters((3, 2, 1))
+    options: dict[str, Any] = {
+        "workers": workers, "servers": servers, "seed": seed, "steps": 8,
+        "spread_s": 10 * draw.random(), "server_of": [draw.randrange(servers) for _ in range(3)],
+        "step_end": _core.SampledStepEnd.COMPUTED, "pulls_are_answers": True,
+        "update_seconds": update_s, "delay_bound": bound, "aggregates": aggregates,
+    }  # fmt: skip
+    found = run(step, Transmission("priority"), **options)
+    assert found.step_ends_s == run(step, Transmission("priority"), **options).step_ends_s
+    assert found.longest_delay <= bound
+    # Of two updates of a tensor at a time, one is the other's delay.
+    assert workers > 1 or (found.late_updates, found.longest_delay) == (0, 0)
+    assert found.aggregated_updates == 0 or (aggregates and servers > 1 and workers > 1)
+    begun = sum(len(each) + 1 for each in found.step_ends_s)
+    assert found.late_updates <= 3 * begun
+    for busy in (*found.pull_busy_s, *found.push_busy_s, *found.update_busy_s):
+        assert busy <= found.end_s + update_s + 1e-6
+
+
+def test_helpers_relieve_a_server_with_a_full_link() -> None:
+    """One server owns all that travels. Its link is full, and with helpers less than half so."""
+    step = WorkerStep.from_profile(profile(seconds=1e-3), slice_bytes=100_000)
+    owned = [0] * len(step.tensor_bytes)
+    options: dict[str, Any] = {
+        "workers": 8, "servers": 4, "server_of": owned, "worker_bytes_per_s": 1e8,
+        "server_bytes_per_s": 1e8, "steps": 40, "spread_s": 0.1, "pulls_are_answers": True,
+        "step_end": _core.SampledStepEnd.COMPUTED, "delay_bound": 100,
+    }  # fmt: skip
+    way = Transmission("priority")
+    alone = run(step.native, way, **options)
+    helped = run(step.native, way, **options, aggregates=True)
+    assert alone.late_updates == helped.late_updates == 0
+    assert helped.aggregated_updates > 0.5 * 8 * 40 * len(owned)
+    assert alone.push_busy_s[0] > 0.9 * alone.end_s
+    assert helped.push_busy_s[0] < 0.5 * helped.end_s
+    assert min(helped.push_busy_s[1:]) > 0.1 * helped.end_s
+
+
 # ---- the formulas ----
 
 
@@ -426,6 +478,11 @@ def test_impossible_jobs_are_refused() -> None:
         (["--mode", "allreduce", "--servers", "2"], "--servers is for parameter servers"),
         (["--mode", "sync", "--staleness", "1"], "a staleness of 1 steps, sync"),
         (["--transmission", "fifo", "--order", "tic"], "--order has no effect"),
+        (["--mode", "sync", "--delay-bound", "1"], "a delay bound of 1 updates, sync"),
+        (["--delay-bound", "-1"], "a delay bound of -1 updates"),
+        (["--mode", "allreduce", "--delay-bound", "1"], "--delay-bound is for parameter servers"),
+        (["--system", "tensorflow", "--delay-bound", "1"], "--delay-bound is for hvd_order's"),
+        (["--aggregate"], "--aggregate needs --delay-bound"),
         (["--servers", "0"], "--servers is '0'"),
         (["--batch", "0"], "--batch is 0"),
     ],
@@ -451,6 +508,91 @@ def test_the_command_prints_a_table_and_writes_a_page(
     assert main(["predict", str(tmp_path / "p.json"), *options]) == 0
     assert "two layers: predicted throughput" in capsys.readouterr().out
     assert "throughput by workers" in page.read_text("utf-8")
+
+
+def measured(rate: float | None = 5e8, at_least: bool = False) -> Profile:
+    """The profile above with servers: slow updates, and workers' ends that copy 1 GB/s."""
+    use = LinkUse(100, 10**8, 0.2, rate, at_least)
+    cost = Cost(0.0, 0.0, apart=True)
+    costs = ServerCosts(
+        1, 1, "async", "server", use, use, Cost(1e-3, 2e-8, apart=True), cost,
+        Cost(0.0, 1e-9, apart=False),
+    )  # fmt: skip
+    return replace(profile(), servers=costs)
+
+
+def predicted(
+    mine: Profile, folder: Any, capsys: pytest.CaptureFixture[str], *options: str
+) -> tuple[int, str, str]:
+    mine.write(folder / "p.json")
+    code = main(["predict", str(folder / "p.json"), "--workers", "2", "--seeds", "2", *options])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_what_was_measured_stands_in_for_options(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same steps/s as with the same numbers as options, and a sentence that says which."""
+
+    def rate(text: str) -> str:
+        (row,) = [line for line in text.splitlines() if line.startswith("1, 2")]
+        return row.split()[2]
+
+    code, out, _ = predicted(measured(), tmp_path, capsys)
+    assert code == 0
+    assert "links of 4 Gbit/s" in out
+    assert "From the profile, measured with 1 server, 1 worker, async: the links, updates (" in out
+    assert "As given" not in out
+    given = ["--bandwidth", "0.5GB/s", "--copy-rate", "1GB/s"]
+    _, half, _ = predicted(measured(), tmp_path, capsys, *given)
+    assert "async: updates (50 MB/s and 1 ms a slice)." in half
+    assert "cannot be told apart" not in half
+    assert out.count("cannot be told apart") == 1, "the workers' ends"
+    assert "As given: --bandwidth, --copy-rate." in half
+    _, bare, _ = predicted(profile(), tmp_path, capsys, *given)
+    assert "No time is counted for updates: neither measured nor given." in bare
+    assert float(rate(bare)) > 1.5 * float(rate(out)), "updates of 42 ms a step were counted"
+    _, fast, _ = predicted(measured(), tmp_path, capsys, *given, "--update-rate", "1000GB/s")
+    assert float(rate(fast)) == pytest.approx(float(rate(bare)), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("mine", "options", "code", "says"),
+    [
+        (measured(at_least=True), [], 0, "links of at least 4 Gbit/s"),
+        (measured(), ["--mode", "allreduce"], 0, "1 worker, async: the links."),
+        (measured(), ["--system", "tensorflow"], 0,
+         "of hvd_order's servers, not of TensorFlow's"),
+        (measured(None), [], 2, "the recorded slices are too small to time; give --bandwidth"),
+        (profile(), [], 2, "has no link to servers, so --bandwidth must be given"),
+    ],
+)  # fmt: skip
+def test_what_was_not_measured_is_said(
+    mine: Profile, options: list[str], code: int, says: str, tmp_path: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    ended, out, err = predicted(mine, tmp_path, capsys, *options)
+    assert ended == code
+    assert says in " ".join((out + err).split())
+    assert out == "" or code == 0
+
+
+def test_the_report_says_what_a_delay_bound_drops(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--bandwidth", "0.02gbit", "--servers", "2"]
+    eight = ["--workers", "8", *options]
+    code, out, _ = predicted(profile(), tmp_path, capsys, *eight, "--delay-bound", "1")
+    assert code == 0
+    assert "were not sent" in out
+    code, out, _ = predicted(
+        profile(), tmp_path, capsys, *eight, "--delay-bound", "100", "--aggregate"
+    )
+    assert code == 0
+    assert "were added up by helpers" in out
+    _, out, _ = predicted(profile(), tmp_path, capsys, *eight)
+    assert "added up" not in out
 
 
 def test_a_truncated_profile_is_named(tmp_path: Any) -> None:

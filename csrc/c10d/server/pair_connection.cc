@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/thread_name.h"
 #include "c10d/wait_limits.h"
+#include "server/wire/registration.h"
 
 // A frame on a Gloo process group: a send of the header and, if there is one, of the payload.
 //
@@ -40,6 +41,12 @@ int headerTag(std::uint64_t number, std::uint64_t depth) {
 }
 int payloadTag(std::uint64_t number, std::uint64_t depth) {
   return headerTag(number, depth) + 1;
+}
+
+// Whether the payload is a slice's gradient, sum or parameters on its way from or to a worker.
+bool isContent(const FrameHeader& header) {
+  return header.model != kNoModel &&
+      (header.kind == FrameKind::kPush || header.kind == FrameKind::kValue);
 }
 
 } // namespace
@@ -177,9 +184,11 @@ bool PairConnection::receive() {
   if (at.notPosted) {
     std::rethrow_exception(at.notPosted);
   }
+  ReceivedTimes times{.beforeNs = lastCameNs_, .freeNs = steadyNs(), .thread = threadNumber()};
   if (!at.headerWork->wait(kForever) || stopping_) {
     return false;
   }
+  times.beganNs = steadyNs();
   const FrameHeader header = parse(at.header, {receives_, received_, largestPayload_});
   Payload payload;
   const bool withPayload = header.payloadBytes > 0;
@@ -190,6 +199,7 @@ bool PairConnection::receive() {
     payload = std::exchange(at.payload, {});
     payload.sizeBytes = header.payloadBytes;
   }
+  times.cameNs = lastCameNs_ = steadyNs();
   {
     const std::scoped_lock lock(workMutex_);
     std::erase_if(underWay_, [&](const Work& work) {
@@ -208,6 +218,11 @@ bool PairConnection::receive() {
     at.notPosted = std::current_exception();
   }
   onFrame_(header, std::move(payload));
+  if (received.isOn() && withPayload && isContent(header)) {
+    times.sizeBytes = header.payloadBytes;
+    times.handledNs = steadyNs();
+    received.add(times);
+  }
   return true;
 }
 

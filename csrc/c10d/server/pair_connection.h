@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "server/wire/connection.h"
+#include "server/wire/recording.h"
 
 namespace hvd_order {
 
@@ -39,6 +40,9 @@ class PairConnection final : public Connection {
   void send(std::uint64_t urgency, FrameHeader header, Payload payload) override;
   void breakOff(const std::string& why) noexcept override;
   void stop() noexcept override;
+
+  /// Of received pushes and answers about slices; may be turned on at any time.
+  Recording<ReceivedTimes> received;
 
  private:
   using Work = c10::intrusive_ptr<c10d::Work>;
@@ -97,8 +101,10 @@ class PairConnection final : public Connection {
   std::atomic<bool> stopping_ = false;
   std::uint64_t sent_ = 0; // of the sending thread
 
-  std::array<Posted, kDepth> posted_; // of the listening thread
-  std::uint64_t received_ = 0;        // of the listening thread
+  // Of the listening thread:
+  std::array<Posted, kDepth> posted_;
+  std::uint64_t received_ = 0;
+  std::int64_t lastCameNs_ = 0; // the last frame was complete
 
   std::atomic<int> threads_ = 2; // threads that may still use the group
 

@@ -10,6 +10,7 @@
 #include "server/slice/served_slice.h"
 #include "server/wire/options.h"
 #include "server/wire/peers.h"
+#include "server/wire/recording.h"
 
 namespace hvd_order {
 
@@ -22,6 +23,7 @@ struct ServerRoom {
   PushWindows windows;       // of workers, by rank
   PushWindows helperWindows; // by server
   Routes routes;
+  Recording<UpdateTimes> updates; // of workers' pushes, not of copies
 };
 
 /// One layout of a model on a server: its slices, the rules of their updates, and the map that

@@ -274,11 +274,24 @@ void ServedSlice::advance() {
   }
   const ServedModel& model = context_.model;
   const std::shared_lock lock(model.rulesMutex);
-  while (const auto update =
-             held_.advance(model.rules, context_.mayLag() && replication_.hasReplica())) {
+  while (const auto update = applyNext(model.rules)) {
     afterUpdate(*update);
   }
   answerWhenAllowed();
+}
+
+std::optional<HeldSlice::Update> ServedSlice::applyNext(const RuleBook& rules) {
+  const bool measureChange = context_.mayLag() && replication_.hasReplica();
+  Recording<UpdateTimes>& updates = context_.model.room.updates;
+  if (!updates.isOn()) {
+    return held_.advance(rules, measureChange);
+  }
+  const std::int64_t beginNs = steadyNs();
+  auto update = held_.advance(rules, measureChange);
+  if (update && update->sum) { // else an update was skipped
+    updates.add({context_.sizeBytes(), beginNs, steadyNs(), threadNumber()});
+  }
+  return update;
 }
 
 void ServedSlice::afterUpdate(const HeldSlice::Update& update) {

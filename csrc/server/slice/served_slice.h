@@ -101,6 +101,7 @@ class ServedSlice final : public PushWindows::Waiter {
   }
   void settleNow();
   void advance();
+  std::optional<HeldSlice::Update> applyNext(const RuleBook& rules);
   void afterUpdate(const HeldSlice::Update& update);
   void answerWhenAllowed();
   void becomeOriginal();

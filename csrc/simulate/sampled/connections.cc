@@ -10,21 +10,22 @@ Connections::Connections(
     double workerBytesPerS,
     double serverBytesPerS,
     const Transmission& transmission,
-    const Clock& clock)
+    const Clock& clock,
+    std::uint32_t others)
     : transmission_(transmission),
       servers_(servers),
       clock_(clock),
-      links_(workers, servers, workerBytesPerS, serverBytesPerS, transmission.sharing),
-      ends_(workers, servers, clock),
-      connections_(std::size_t{workers} * servers),
+      links_(workers, servers, workerBytesPerS, serverBytesPerS, transmission.sharing, others),
+      ends_(workers + others, servers, clock),
+      connections_(std::size_t{workers + others} * servers),
       loads_(servers) {
   for (std::uint32_t number = 0; number < connections_.size(); ++number) {
     connections_[number].route = {number / servers, number % servers, number};
   }
 }
 
-void Connections::enqueue(const Transfer& transfer, std::uint32_t server) {
-  const std::uint32_t number = transfer.worker * servers_ + server;
+void Connections::enqueue(const Transfer& transfer) {
+  const std::uint32_t number = transfer.worker * servers_ + transfer.server;
   Connection& connection = connections_[number];
   Transfer mine = transfer;
   mine.came = came_++;

@@ -35,7 +35,9 @@ struct Transmission {
   double receiveSeconds = 0;
 };
 
-/// The connections of one direction between all workers and all servers.
+/// The connections of one direction between all workers and all servers. What goes from one server
+/// to another uses the links of both, each in the connections of its direction, and counts as from
+/// or to one of the `others`, which are no bottleneck themselves.
 ///
 /// A connection sends one turn after the other; while it has something to send, it is active. What
 /// comes at one moment comes together: turns begin in `settle`, before time goes on. Rates change
@@ -49,9 +51,11 @@ class Connections final {
       double workerBytesPerS,
       double serverBytesPerS,
       const Transmission& transmission,
-      const Clock& clock);
+      const Clock& clock,
+      std::uint32_t others = 0);
 
-  void enqueue(const Transfer& transfer, std::uint32_t server);
+  /// @param transfer its `worker` may be the number of workers plus that of another server.
+  void enqueue(const Transfer& transfer);
   /// Time at which the next turn ends; infinity if none is under way.
   [[nodiscard]] double nextEndS() const {
     return ends_.earliestS();

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "simulate/sampled/bounded_delay.h"
 #include "simulate/sampled/random.h"
 #include "simulate/sampled/step_tables.h"
 #include "simulate/sampled/training_check.h"
@@ -13,6 +14,11 @@
 // `held_` -> prepared by the server's end -> on the connection -> received by the worker's end ->
 // the op ends. A push's path: prepared -> on the connection -> received -> the server's queue ->
 // applied (`applied`), which may release pulls that are held.
+//
+// With a delay bound a push first asks (`kAsking`), and the rules of bounded_delay.h let it go, to
+// the owner or to a helper. What goes from server to server, a helper's sum or the owner's answer
+// to it, is a Relay: it uses the outgoing link of one and the incoming link of the other, in the
+// connections of both directions, and is there when both are done with it.
 //
 // The stages off the connection are entries of `stages_`; a stage without a duration costs no
 // event. Rates are settled once for all events of one moment, before time goes on.
@@ -25,7 +31,19 @@ namespace hvd_order::simulate {
 namespace {
 
 struct Stage {
-  enum class Kind : std::uint8_t { kAsked, kPrepared, kArrived, kReceived, kApplied };
+  enum class Kind : std::uint8_t {
+    kAsked,
+    kPrepared,
+    kArrived,
+    kReceived,
+    kApplied,
+    // With a delay bound:
+    kAsking,
+    kAdmitted,
+    kSummed,
+    kRelayed,
+    kRelayReceived,
+  };
   Kind kind;
   bool isPull;
   Transfer transfer;
@@ -49,7 +67,16 @@ struct Worker {
   bool begun = false;
 };
 
-class Simulation final {
+/// A sum, or the answer to one, between two servers. It takes no time of its sender's end.
+struct Relay {
+  std::uint32_t from = 0;
+  std::uint32_t to = 0;
+  bool isAnswer = false;
+  std::vector<Transfer> answers; // that the helper sends on
+  std::uint32_t linksToGo = 2;
+};
+
+class Simulation final : private BoundedDelay::Listener {
  public:
   Simulation(const SampledStep& step, const SampledTraining& training)
       : step_(step),
@@ -61,19 +88,23 @@ class Simulation final {
             training.workerBytesPerS,
             training.serverBytesPerS,
             training.pull,
-            clock_),
+            clock_,
+            training.aggregates ? training.servers : 0),
         pushes_(
             size_,
             training.servers,
             training.workerBytesPerS,
             training.serverBytesPerS,
             training.push,
-            clock_),
+            clock_,
+            training.aggregates ? training.servers : 0),
         random_(training.seed),
         tables_(step, training),
         workers_(size_),
         unfinished_(size_),
-        preparedFreeS_(2 * std::size_t{size_} * training.servers),
+        preparedFreeS_(
+            2 * std::size_t{size_ + (training.aggregates ? training.servers : 0)} *
+            training.servers),
         receivedFreeS_(preparedFreeS_.size()),
         laneFreeS_(training.servers, std::vector<double>(training.updateLanes)),
         rounds_(step.tensorBytes().size(), std::vector<std::uint32_t>(size_)),
@@ -82,6 +113,9 @@ class Simulation final {
     result_.stepEndsS.resize(size_);
     result_.opEndsS.resize(size_);
     result_.updateBusyS.resize(training.servers);
+    if (training.delayBound) {
+      delay_.emplace(training, tables_, clock_, step, static_cast<BoundedDelay::Listener&>(*this));
+    }
     if (tables_.awaited == 0) {
       throw InvalidUsage("a step that waits for nothing");
     }
@@ -101,6 +135,7 @@ class Simulation final {
       advance();
     }
     result_.endS = clock_.nowS();
+    result_.longestDelay = delay_ ? delay_->longestDelay() : 0;
     for (std::uint32_t server = 0; server < training_.servers; ++server) {
       result_.pullBusyS.push_back(pulls_.busyS(server));
       result_.pushBusyS.push_back(pushes_.busyS(server));
@@ -134,6 +169,9 @@ class Simulation final {
     const Transfer* const transfer = way.endTurn();
     if (transfer == nullptr) {
       return;
+    }
+    if (transfer->worker >= size_) {
+      return relaySent(*transfer);
     }
     if (&way == &pulls_) {
       sent<true>(*transfer);
@@ -211,7 +249,11 @@ class Simulation final {
         enter<Stage::Kind::kAsked, true>(transferOf(number, index), training_.pull.latencyS);
         return;
       case SampledOp::Kind::kPush:
-        prepare<false>(transferOf(number, index));
+        if (delay_) {
+          enter<Stage::Kind::kAsking, false>(transferOf(number, index), training_.push.latencyS);
+        } else {
+          prepare<false>(transferOf(number, index));
+        }
         return;
     }
   }
@@ -282,8 +324,7 @@ class Simulation final {
 
   template <bool kIsPull>
   [[nodiscard]] std::size_t endOf(const Transfer& transfer) const {
-    return (std::size_t{transfer.worker} * training_.servers + tables_.serverOf[transfer.tensor]) *
-        2 +
+    return (std::size_t{transfer.worker} * training_.servers + transfer.server) * 2 +
         (kIsPull ? 0 : 1);
   }
 
@@ -358,6 +399,16 @@ class Simulation final {
         return over<Stage::Kind::kReceived, kIsPull>(stage.transfer);
       case Stage::Kind::kApplied:
         return over<Stage::Kind::kApplied, kIsPull>(stage.transfer);
+      case Stage::Kind::kAsking:
+        return over<Stage::Kind::kAsking, kIsPull>(stage.transfer);
+      case Stage::Kind::kAdmitted:
+        return over<Stage::Kind::kAdmitted, kIsPull>(stage.transfer);
+      case Stage::Kind::kSummed:
+        return over<Stage::Kind::kSummed, kIsPull>(stage.transfer);
+      case Stage::Kind::kRelayed:
+        return over<Stage::Kind::kRelayed, kIsPull>(stage.transfer);
+      case Stage::Kind::kRelayReceived:
+        return over<Stage::Kind::kRelayReceived, kIsPull>(stage.transfer);
     }
   }
 
@@ -366,19 +417,32 @@ class Simulation final {
     if constexpr (kKind == Stage::Kind::kAsked) {
       ask(transfer);
     } else if constexpr (kKind == Stage::Kind::kPrepared) {
-      (kIsPull ? pulls_ : pushes_).enqueue(transfer, tables_.serverOf[transfer.tensor]);
+      (kIsPull ? pulls_ : pushes_).enqueue(transfer);
     } else if constexpr (kKind == Stage::Kind::kArrived) {
       arrived<kIsPull>(transfer);
     } else if constexpr (kKind == Stage::Kind::kReceived) {
       kIsPull ? pulled(transfer) : received(transfer);
-    } else {
+    } else if constexpr (kKind == Stage::Kind::kApplied) {
       applied(transfer);
+    } else if constexpr (kKind == Stage::Kind::kAsking) {
+      delay_->ask(transfer);
+    } else if constexpr (kKind == Stage::Kind::kAdmitted) {
+      prepare<false>(transfer);
+    } else if constexpr (kKind == Stage::Kind::kSummed) {
+      relay(transfer, {transfer.server, tables_.serverOf[transfer.tensor]});
+    } else if constexpr (kKind == Stage::Kind::kRelayed) {
+      relayArrived(transfer);
+    } else {
+      relayReceived(transfer);
     }
   }
 
   void pulled(const Transfer& transfer) {
     Worker& worker = workers_[transfer.worker];
     worker.answers[transfer.tensor] = transfer.step + 1;
+    if (delay_) {
+      delay_->reads(transfer.tensor, transfer.worker);
+    }
     // An answer may come before its step has begun.
     if (worker.begun && worker.step == transfer.step) {
       const OpIndex op = step_.pullOf(transfer.tensor);
@@ -393,6 +457,9 @@ class Simulation final {
 
   void ask(const Transfer& pull) {
     if (mayAnswer(pull)) {
+      if (delay_) {
+        delay_->answers(pull.tensor, pull.worker);
+      }
       prepare<true>(pull);
     } else {
       held_[pull.tensor].push_back(pull);
@@ -419,16 +486,33 @@ class Simulation final {
       }
       pushed_[push.tensor] = 0;
     }
+    if (push.server != tables_.serverOf[push.tensor]) {
+      ++result_.aggregatedUpdates;
+      if (delay_->partCame(push.tensor)) {
+        work<Stage::Kind::kSummed>(push, push.server);
+      }
+      return;
+    }
+    if (delay_) {
+      delay_->came(push.tensor);
+    }
+    work<Stage::Kind::kApplied>(push, push.server);
+  }
+
+  /// A server sums or updates, one tensor after the other in each of its lanes.
+  template <Stage::Kind kKind>
+  void work(const Transfer& push, std::uint32_t server) {
     const double bytes = static_cast<double>(step_.tensorBytes()[push.tensor]);
     const double seconds = training_.updateSeconds + training_.updateSecondsPerByte * bytes;
-    const std::uint32_t server = tables_.serverOf[push.tensor];
     auto& lanes = laneFreeS_[server];
     result_.updateBusyS[server] += seconds;
-    enter<Stage::Kind::kApplied, false>(
-        push, queued(*std::min_element(lanes.begin(), lanes.end()), seconds));
+    enter<kKind, false>(push, queued(*std::min_element(lanes.begin(), lanes.end()), seconds));
   }
 
   void applied(const Transfer& push) {
+    if (delay_) {
+      return appliedInTime(push.tensor);
+    }
     const bool sync = training_.mode == ServerMode::kSync;
     const std::uint32_t first = sync ? 0 : push.worker;
     const std::uint32_t last = sync ? size_ : push.worker + 1;
@@ -436,23 +520,146 @@ class Simulation final {
     for (std::uint32_t worker = first; worker < last; ++worker) {
       ++rounds[worker];
     }
-    std::vector<Transfer> waiting = std::exchange(held_[push.tensor], {});
-    for (const Transfer& pull : waiting) {
-      ask(pull);
-    }
+    askAgain(push.tensor);
     for (std::uint32_t worker = first; worker < last; ++worker) {
       Transfer own = push;
       own.worker = worker;
       if (training_.pullStart == PullStart::kAnswer &&
           step_.pullOf(push.tensor) != SampledStep::kNone) {
-        Transfer answer = transferOf(worker, step_.pullOf(push.tensor));
-        answer.step = rounds[worker];
-        ask(answer);
+        ask(answerTo(own));
       }
       if (training_.stepEnd == SampledStepEnd::kUpdated) {
         endPush(own);
       }
     }
+  }
+
+  void askAgain(TensorId tensor) {
+    for (const Transfer& pull : std::exchange(held_[tensor], {})) {
+      ask(pull);
+    }
+  }
+
+  /// The parameter that a worker gets once its push has been applied.
+  [[nodiscard]] Transfer answerTo(const Transfer& push) const {
+    Transfer answer = transferOf(push.worker, step_.pullOf(push.tensor));
+    answer.step = rounds_[push.tensor][push.worker];
+    return answer;
+  }
+
+  // ---- bounded delay ----
+
+  void admitted(const Transfer& push) override {
+    enter<Stage::Kind::kAdmitted, false>(push, training_.pull.latencyS);
+  }
+
+  void tooLate(const Transfer& push) override {
+    ++result_.lateUpdates;
+    made(push);
+    ask(answerTo(push));
+    endLatePush(push);
+  }
+
+  /// A worker's update counts as made; pulls that waited for it may go.
+  void made(const Transfer& push) {
+    ++rounds_[push.tensor][push.worker];
+    askAgain(push.tensor);
+  }
+
+  void endLatePush(const Transfer& push) {
+    if (training_.stepEnd != SampledStepEnd::kComputed) {
+      endPush(push);
+    }
+  }
+
+  /// The owner has applied an update, or the sum of several.
+  void appliedInTime(TensorId tensor) {
+    const std::vector<Transfer> pushes = delay_->applied(tensor);
+    for (const Transfer& push : pushes) {
+      made(push);
+    }
+    answer(tensor, pushes);
+    if (training_.stepEnd == SampledStepEnd::kUpdated) {
+      for (const Transfer& push : pushes) {
+        endPush(push);
+      }
+    }
+    delay_->proceed(tensor);
+  }
+
+  /// Answers the workers, by their helper if all of them may be answered now.
+  void answer(TensorId tensor, const std::vector<Transfer>& pushes) {
+    std::vector<Transfer> answers;
+    answers.reserve(pushes.size());
+    for (const Transfer& push : pushes) {
+      answers.push_back(answerTo(push));
+    }
+    const std::uint32_t owner = tables_.serverOf[tensor];
+    const std::uint32_t helper = pushes.front().server;
+    const bool all =
+        std::ranges::all_of(answers, [&](const Transfer& pull) { return mayAnswer(pull); });
+    if (helper == owner || !all) {
+      for (const Transfer& pull : answers) {
+        ask(pull);
+      }
+      return;
+    }
+    for (Transfer& pull : answers) {
+      delay_->answers(tensor, pull.worker);
+      pull.server = helper;
+    }
+    relay(pushes.front(), {owner, helper, /*isAnswer=*/true, answers});
+  }
+
+  void relay(const Transfer& of, Relay relay) {
+    Transfer transfer = of;
+    transfer.leftBytes = static_cast<double>(step_.tensorBytes()[of.tensor]);
+    transfer.step = static_cast<std::uint32_t>(relays_.size());
+    if (!freeRelays_.empty()) {
+      transfer.step = freeRelays_.back();
+      freeRelays_.pop_back();
+    } else {
+      relays_.emplace_back();
+    }
+    transfer.worker = size_ + relay.to;
+    transfer.server = relay.from;
+    pulls_.enqueue(transfer);
+    transfer.worker = size_ + relay.from;
+    transfer.server = relay.to;
+    pushes_.enqueue(transfer);
+    relays_[transfer.step] = std::move(relay);
+  }
+
+  void relaySent(const Transfer& sent) {
+    Relay& relay = relays_[sent.step];
+    if (--relay.linksToGo > 0) {
+      return;
+    }
+    Transfer transfer = sent;
+    transfer.worker = size_ + relay.from;
+    transfer.server = relay.to;
+    enter<Stage::Kind::kRelayed, false>(transfer, training_.push.latencyS);
+  }
+
+  void relayArrived(const Transfer& transfer) {
+    const double bytes = static_cast<double>(step_.tensorBytes()[transfer.tensor]);
+    const double seconds =
+        training_.push.receiveSeconds + training_.push.receiveSecondsPerByte * bytes;
+    enter<Stage::Kind::kRelayReceived, false>(
+        transfer, queued(receivedFreeS_[endOf<false>(transfer)], seconds));
+  }
+
+  void relayReceived(const Transfer& transfer) {
+    const Relay relay = std::exchange(relays_[transfer.step], {});
+    freeRelays_.push_back(transfer.step);
+    if (relay.isAnswer) {
+      for (const Transfer& pull : relay.answers) {
+        prepare<true>(pull);
+      }
+      return;
+    }
+    delay_->came(transfer.tensor);
+    work<Stage::Kind::kApplied>(transfer, transfer.server);
   }
 
   [[nodiscard]] std::string whatWaits() const {
@@ -474,6 +681,9 @@ class Simulation final {
   Connections pushes_;
   Random random_;
   const StepTables tables_;
+  std::optional<BoundedDelay> delay_;
+  std::vector<Relay> relays_;
+  std::vector<std::uint32_t> freeRelays_;
   std::vector<Worker> workers_;
   std::uint32_t unfinished_; // workers that have not ended their steps
   std::vector<Stage> stages_;

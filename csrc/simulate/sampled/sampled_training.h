@@ -44,6 +44,12 @@ struct SampledTraining {
   SampledStepEnd stepEnd = SampledStepEnd::kPushed;
   /// A pull waits while the slowest worker is more than this number of steps behind; none: never.
   std::optional<std::uint32_t> staleness;
+  /// A push waits until its server admits it; an update is applied at most this number of updates
+  /// after the one that its worker had read, or not at all (PullStart::kAnswer, kAsync only).
+  std::optional<std::uint32_t> delayBound;
+  /// With a delay bound: where it is faster, other servers add the updates of several workers and
+  /// send the sum to the owner. A sum takes a helper as long as an update.
+  bool aggregates = false;
   double updateSecondsPerByte = 0; ///< of a server, for each tensor that it applies
   double updateSeconds = 0;
   std::uint32_t updateLanes = 1; ///< updates that a server works on at a time
@@ -61,8 +67,11 @@ struct SampledResult {
   std::vector<std::vector<double>> opEndsS;   ///< by worker: recorded step and op, flattened
   std::vector<double> pullBusyS;              ///< by server: time for which its link sent
   std::vector<double> pushBusyS;              ///< by server: time for which its link received
-  std::vector<double> updateBusyS;            ///< by server: time of its updates
-  double endS;
+  std::vector<double> updateBusyS;            ///< by server: time of its updates and sums
+  std::uint64_t lateUpdates = 0;              ///< with a delay bound: those that were not sent
+  std::uint64_t aggregatedUpdates = 0;        ///< those that went to a helper
+  std::uint32_t longestDelay = 0;             ///< with a delay bound: of an applied update
+  double endS = 0;
 };
 
 /// Trains in virtual time. Each worker has one step in flight; its durations are those of a

@@ -21,17 +21,19 @@ SharedLinks::SharedLinks(
     std::uint32_t servers,
     double workerBytesPerS,
     double serverBytesPerS,
-    Sharing sharing)
-    : workerBytesPerS_(workerBytesPerS),
+    Sharing sharing,
+    std::uint32_t others)
+    : workers_(workers),
+      workerBytesPerS_(workerBytesPerS),
       serverBytesPerS_(serverBytesPerS),
       sharing_(sharing),
       isTouched_(servers),
       evenly_(servers),
       rates_(servers),
       active_(servers),
-      places_(std::size_t{workers} * servers, kIdle),
+      places_(std::size_t{workers + others} * servers, kIdle),
       came_(sharing == Sharing::kFifo ? places_.size() : 0, kNone),
-      workerLinks_(workers),
+      workerLinks_(workers + others),
       serverLinks_(servers) {}
 
 void SharedLinks::activate(const Route& route) {
@@ -166,7 +168,7 @@ void SharedLinks::collect(
       continue;
     }
     met_.push_back(route.worker);
-    link.spare = workerBytesPerS_;
+    link.spare = linkOf(route.worker);
     for (const std::uint32_t server : fixed) {
       if (places_[route.number - route.server + server] != kIdle) {
         link.spare = std::max(link.spare - rates_[server], 0.0);
@@ -214,7 +216,9 @@ void SharedLinks::fill(std::span<const std::uint32_t> rest) {
 }
 
 void SharedLinks::shareInOrder() {
-  std::fill(workerLinks_.begin(), workerLinks_.end(), Link{workerBytesPerS_});
+  for (std::uint32_t worker = 0; worker < workerLinks_.size(); ++worker) {
+    workerLinks_[worker] = Link{linkOf(worker)};
+  }
   std::fill(serverLinks_.begin(), serverLinks_.end(), Link{serverBytesPerS_});
   auto open = std::count_if(
       active_.begin(), active_.end(), [](const auto& active) { return !active.empty(); });

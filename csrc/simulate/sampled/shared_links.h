@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -35,12 +36,15 @@ struct Route {
 /// kFifo those that move at all.
 class SharedLinks final {
  public:
+  /// @param others further ends, numbered behind the workers, whose links are as fast as the
+  ///   fastest.
   SharedLinks(
       std::uint32_t workers,
       std::uint32_t servers,
       double workerBytesPerS,
       double serverBytesPerS,
-      Sharing sharing);
+      Sharing sharing,
+      std::uint32_t others = 0);
 
   /// A connection has something to send.
   void activate(const Route& route);
@@ -81,6 +85,9 @@ class SharedLinks final {
     Route route;
   };
 
+  [[nodiscard]] double linkOf(std::uint32_t worker) const {
+    return worker < workers_ ? workerBytesPerS_ : std::max(workerBytesPerS_, serverBytesPerS_);
+  }
   void touch(std::uint32_t server);
   void shareFairly();
   void shareUnevenly();
@@ -89,6 +96,7 @@ class SharedLinks final {
   void shareInOrder();
   void removeTurn(const Route& route);
 
+  const std::uint32_t workers_; // without the others
   const double workerBytesPerS_;
   const double serverBytesPerS_;
   const Sharing sharing_;

@@ -27,7 +27,12 @@ struct StepTables {
       }
       const bool moves = op.kind != SampledOp::Kind::kCompute;
       transfers.push_back(
-          {0, op.tensor, 0, op.priority, moves ? static_cast<double>(sizes[op.tensor]) : 0.0});
+          {.worker = 0,
+           .tensor = op.tensor,
+           .step = 0,
+           .priority = op.priority,
+           .leftBytes = moves ? static_cast<double>(sizes[op.tensor]) : 0.0,
+           .server = moves ? serverOf[op.tensor] : 0});
       awaited += isAwaited(i) ? 1 : 0;
     }
   }

@@ -3,8 +3,38 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "server/admission/routes.h"
 
 namespace hvd_order::simulate {
+
+namespace {
+
+void checkDelayBound(const SampledStep& step, const SampledTraining& training) {
+  if (!training.delayBound) {
+    if (training.aggregates) {
+      throw InvalidUsage("aggregation without a delay bound; give one");
+    }
+    return;
+  }
+  if (training.mode != ServerMode::kAsync || training.pullStart != PullStart::kAnswer) {
+    throw InvalidUsage(
+        "a delay bound is for asynchronous workers whose servers answer each push; others have "
+        "none");
+  }
+  if (training.servers >= Routes::kDirect) {
+    throw InvalidUsage(concat("a delay bound with ", training.servers, " servers; expected fewer"));
+  }
+  for (TensorId tensor = 0; tensor < step.tensorBytes().size(); ++tensor) {
+    if (step.pushOf(tensor) != SampledStep::kNone && step.pullOf(tensor) == SampledStep::kNone) {
+      throw InvalidUsage(concat(
+          "tensor ", tensor,
+          " is pushed and never pulled, so its delay has no limit; a delay bound "
+          "needs a pull of each pushed tensor"));
+    }
+  }
+}
+
+} // namespace
 
 void checkTraining(const SampledStep& step, const SampledTraining& training) {
   const auto positive = [](double value) { return std::isfinite(value) && value > 0; };
@@ -29,6 +59,7 @@ void checkTraining(const SampledStep& step, const SampledTraining& training) {
   if (training.servers < 1) {
     throw InvalidUsage("0 parameter servers; at least 1 is needed");
   }
+  checkDelayBound(step, training);
   for (const double rate : {training.workerBytesPerS, training.serverBytesPerS}) {
     if (!positive(rate)) {
       throw InvalidUsage(concat("a link of ", rate, " bytes/s; a positive rate is needed"));

@@ -9,14 +9,15 @@
 
 namespace hvd_order::simulate {
 
-/// One tensor of one worker's step on its way.
+/// One tensor of one worker's step on its way, or a sum on its way between two servers.
 struct Transfer {
   std::uint32_t worker;
   TensorId tensor;
   std::uint32_t step;
   std::int32_t priority; ///< smaller is more urgent
   double leftBytes;
-  std::uint64_t came = 0; ///< set by Connections: number of its newest place in a queue
+  std::uint64_t came = 0;   ///< set by Connections: number of its newest place in a queue
+  std::uint32_t server = 0; ///< at the other end
 };
 
 /// The transfers that wait for a connection, in the order in which they came or in that of urgency.

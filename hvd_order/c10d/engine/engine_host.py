@@ -91,10 +91,11 @@ class EngineHost:
         # time.
         self.in_flight = 3 if isinstance(self.transport, native.HorovodTransport) else 2
         # Asynchronous workers have no step in common, so each one's engine runs alone, as its own
-        # leader. Synchronous ones agree on an order, although servers need none: a slice is
-        # complete when all workers have pushed it (docs/decisions/order-on-servers.md).
+        # leader; so does that of a single worker. Synchronous ones agree on an order, although
+        # servers need none: a slice is complete when all workers have pushed it
+        # (docs/decisions/order-on-servers.md).
         on_servers = self.process_set == 0 and comm == "ps"
-        alone = on_servers and job.config.ps_mode == "async"
+        alone = on_servers and (job.config.ps_mode == "async" or self.size == 1)
         if on_servers:
             agreement = "leader"
         control = None if alone else native.C10dControl(groups["control"], self.rank, self.size)

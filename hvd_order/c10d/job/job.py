@@ -37,7 +37,7 @@ class Job:
         cross_rank, cross_size: this host's number among the hosts that have a process of this
             local rank, and their count.
         config: the knobs, read from the environment once.
-        backend: backend of new groups, in torch.distributed's spelling; empty when size is 1.
+        backend: backend of new groups, in torch.distributed's spelling; empty if the job is alone.
         abandoned: the process ends by an error, so `close` applies no updates and waits for no
             rank.
         is_open: ``shutdown()`` has not begun.
@@ -73,10 +73,16 @@ class Job:
         self._parts: dict[Callable[[Job], Any], Any] = {}
         self._parts_lock = threading.RLock()  # a part may need another one when it is made
         self._callbacks: list[Callable[[], None]] = []
-        self._functions_group = self.new_group("functions") if size > 1 else None
-        self._messages_group = (
-            self.new_group("messages", backend="gloo", traffic="messages") if size > 1 else None
-        )
+        self._functions_group: dist.ProcessGroup | None = None
+        self._messages_group: dist.ProcessGroup | None = None
+        if not self.is_alone:
+            self._functions_group = self.new_group("functions")
+            self._messages_group = self.new_group("messages", "gloo", traffic="messages")
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are neither other ranks nor servers; then there are no process groups."""
+        return self._maker is None
 
     def new_group(
         self,
@@ -101,7 +107,7 @@ class Job:
             The group; on a rank that is not a member, an unusable object.
 
         Raises:
-            InvalidUsage: in a job of one process.
+            InvalidUsage: in a job of one process without servers.
             HorovodInternalError: a rank did not arrive, or cannot be reached.
         """
         if self._maker is None:
@@ -131,7 +137,7 @@ class Job:
         """The group for allreduce(), broadcast() and similar functions.
 
         Raises:
-            InvalidUsage: in a job of one process.
+            InvalidUsage: in a job of one process without servers.
         """
         if self._functions_group is None:
             raise InvalidUsage("a job of one process has no process groups")
@@ -142,7 +148,7 @@ class Job:
         """The group over which ranks agree on the next collective.
 
         Raises:
-            InvalidUsage: in a job of one process.
+            InvalidUsage: in a job of one process without servers.
         """
         if self._messages_group is None:
             raise InvalidUsage("a job of one process has no process groups")

@@ -53,20 +53,25 @@ def new_job(config: Config) -> Job:
         job = _join_program(config)
     else:
         info = rank_info(os.environ)
-        job = _alone(config) if info.size == 1 else _start(info, config)
+        job = _alone(config) if _is_alone(info.size, config) else _start(info, config)
     _stores.jobs_begun += 1
     return job
 
 
+def _is_alone(size: int, config: Config) -> bool:
+    """Whether a job has nobody to exchange gradients with: neither ranks nor servers."""
+    return size == 1 and config.servers is None
+
+
 def _alone(config: Config) -> Job:
-    """Creates a job of one process."""
+    """Creates a job of one process without servers."""
     return Job(0, 1, Placement(0, 1, 0, 1), config, backend="", maker=None)
 
 
 def _join_program(config: Config) -> Job:
     """Joins the job that the program has initialised with torch.distributed."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    if size == 1:
+    if _is_alone(size, config):
         return _alone(config)
     everyone: list[tuple[Card, int] | None] = [None] * size
     # The group replaces the launcher's name of the job.

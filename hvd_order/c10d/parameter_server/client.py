@@ -16,6 +16,8 @@ from hvd_order.c10d.parameter_server import connections, messages, orders, signs
 from hvd_order.c10d.parameter_server.coordinator import Coordinator
 from hvd_order.config import Config
 from hvd_order.errors import HvdOrderError, InvalidUsage
+from hvd_order.plan.link.busy_union import ReceivedTimes
+from hvd_order.plan.link.server_costs import ServerTimes, UpdateTimes
 from hvd_order.server.access.secret import load_secret
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ class ParameterServers:
             on_lost=self._lost,
             on_control=self._answers.take,
         )
+        self._links: dict[int, native.PairConnection] = {}
         store = self._meeting.own()
         for server in range(count):
             connections.wait_for(
@@ -90,6 +93,7 @@ class ParameterServers:
 
     def _connect(self, server: int, others: Sequence[int]) -> None:
         link = connections.take_part(self._meeting, self._key, self._me, server, self._timeout)
+        self._links[server] = link
         self.transport.connect(server, link)
         # After the models, which connect() has sent to the server.
         self.transport.send_control(server, messages.ready(others))
@@ -151,6 +155,41 @@ class ParameterServers:
         if self.coordinator is not None:
             self.coordinator.forget(model)
 
+    # ---- times, for a profile -----------------------------------------------------------------
+
+    def record(self) -> None:
+        """Begins to record the times of transfers and of the servers' work on them."""
+        for server in self.transport.servers():
+            self._links[server].record(True)
+            self.transport.send_control(server, messages.RECORD)
+
+    def take_times(self) -> list[ServerTimes]:
+        """Ends the recording.
+
+        Returns:
+            What this worker and each server have recorded, by server.
+
+        Raises:
+            PeerLost, TransferTimeout: a server is gone, or does not answer.
+        """
+        servers = self.transport.servers()
+        for server in servers:
+            self._links[server].record(False)
+            self._answers.forget("times", server)
+            self.transport.send_control(server, messages.ask("times"))
+        found = []
+        for server in servers:
+            told = self._answers.wait("times", server)
+            found.append(
+                ServerTimes(
+                    [ReceivedTimes(*each) for each in told["pushes"]],
+                    [UpdateTimes(*each) for each in told["updates"]],
+                    [ReceivedTimes(*each) for each in self._links[server].take_received()],
+                    told["host"] == connections.host_name(),
+                )
+            )
+        return found
+
     def close(self) -> None:
         """Sends farewells to the servers, which end when all workers have left."""
         if self._orders is not None:
@@ -159,6 +198,7 @@ class ParameterServers:
             self._watch.close()
         self._lookout.close()
         self._report_updates()
+        self._links.clear()  # the last to hold a connection must not be the interpreter's end
         self.transport.close()
 
     def _report_updates(self) -> None:

@@ -19,9 +19,12 @@ def ready(servers: Iterable[int]) -> str:
 
 
 def ask(what: str) -> str:
-    """Requests an answer of the same name: "audit" or "late"."""
+    """Requests an answer of the same name: "audit", "late" or "times"."""
     return json.dumps({"what": what})
 
+
+RECORD = json.dumps({"what": "record"})
+"""Tells a server to record the times of its work, until it is asked for "times"."""
 
 LEAVE = json.dumps({"what": "leave"})
 """Tells a server that it holds no slices and may leave."""

@@ -61,6 +61,7 @@ class ServerProcess:
         self.number = self._meeting.count("servers")
         self._changed = threading.Condition()  # guards the fields below
         self._at_hand: set[tuple[str, int]] = set()
+        self._links: dict[tuple[str, int], native.PairConnection] = {}
         self._server_joined: set[int] = set()  # workers, including those that have left
         self._ready_workers: set[int] = set()
         self._expected: set[int] | None = None  # servers that it must be connected to
@@ -115,6 +116,7 @@ class ServerProcess:
         self._core.connect(kind, number, link)
         with self._changed:
             self._at_hand.add((kind, number))
+            self._links[kind, number] = link
             if kind == "worker":
                 self._server_joined.add(number)
                 self._changed.notify_all()
@@ -153,6 +155,11 @@ class ServerProcess:
                 late = sorted(self._core.late_workers())
                 answer = {"what": "late", "server": self.number, "workers": late}
                 self._core.send_control(kind, number, json.dumps(answer))
+            elif what == "record" and kind == "worker":
+                self._record(number, True)
+            elif what == "times" and kind == "worker":
+                self._record(number, False)
+                self._core.send_control(kind, number, json.dumps(self._times(number)))
             elif what == "leave" and kind in ("worker", "observer"):
                 with self._changed:
                     self._told_to_leave = True
@@ -164,9 +171,27 @@ class ServerProcess:
                 "server %d: refused a message of %s %d: %s", self.number, kind, number, error
             )
 
+    def _record(self, worker: int, on: bool) -> None:
+        with self._changed:
+            link = self._links["worker", worker]
+        link.record(on)
+        self._core.record_updates(on)
+
+    def _times(self, worker: int) -> dict[str, Any]:
+        with self._changed:
+            link = self._links["worker", worker]
+        return {
+            "what": "times",
+            "server": self.number,
+            "host": connections.host_name(),
+            "pushes": link.take_received(),
+            "updates": self._core.take_updates(),
+        }
+
     def _on_gone(self, peer: tuple[str, int], why: str) -> None:
         with self._changed:
             self._at_hand.discard(peer)
+            self._links.pop(peer, None)
             if peer[0] == "worker":
                 self._left += 1
                 if why:
@@ -213,6 +238,8 @@ class ServerProcess:
                     )
         self._lookout.close()
         self._door.close()
+        with self._changed:
+            self._links.clear()  # the last to hold a connection must not be the interpreter's end
         self._core.stop()
         if self._away_s > 0:
             _log.warning(

@@ -25,14 +25,14 @@ class Queues:
     """The queues of one job, and the negotiation that they share: a part of the `Job`.
 
     Attributes:
-        negotiation: None in a job of one process.
+        negotiation: None in a job of one process without servers.
     """
 
     def __init__(self, job: Job) -> None:
         job.on_shutdown(self._close)
         self._job = job
         self._lock = threading.Lock()  # guards the queues
-        alone = job.size == 1
+        alone = job.is_alone
         self.negotiation = None if alone else Negotiation(job)
         group = None if alone else job.functions_group
         ranks = range(job.size)
@@ -97,7 +97,7 @@ def collective_queue(process_set_id: int = 0) -> CollectiveQueue:
 
 
 def negotiation() -> Negotiation | None:
-    """Returns the negotiation of the current ``init()``; None in a job of one process."""
+    """Returns the negotiation of the current ``init()``; None if the job is alone."""
     return _queues().negotiation
 
 

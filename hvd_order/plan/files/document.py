@@ -37,6 +37,10 @@ class Fields:
             raise InvalidUsage(f'{self.where} has "{key}": {value!r}; expected {wanted}')
         return value
 
+    def has(self, key: str) -> bool:
+        """Whether an optional field is there and has not been taken."""
+        return key in self._left
+
     @overload
     def names(self, key: str) -> tuple[str, ...]: ...
     @overload
@@ -84,12 +88,18 @@ _JSON_NAMES: dict[type, str] = {
 
 
 def read_document(
-    path: str | os.PathLike[str], kind: str, version: int, parse: Callable[[Fields], T]
+    path: str | os.PathLike[str],
+    kind: str,
+    version: int,
+    parse: Callable[[Fields], T],
+    oldest: int | None = None,
 ) -> T:
     """Reads a file that :func:`write_document` wrote.
 
     Args:
         kind: expected format: "profile", "plan".
+        version: of the format, the newest one.
+        oldest: the oldest version that ``parse`` understands; None: ``version``.
         parse: takes all fields except format and version.
 
     Raises:
@@ -99,21 +109,22 @@ def read_document(
     """
     text = Path(path).read_text(encoding="utf-8")
     try:
-        return _parse(text, kind, version, parse)
+        return _parse(text, kind, range(oldest or version, version + 1), parse)
     except InvalidUsage as error:
         raise InvalidUsage(f"{os.fspath(path)}: {error}") from None
 
 
-def _parse(text: str, kind: str, version: int, parse: Callable[[Fields], T]) -> T:
+def _parse(text: str, kind: str, versions: range, parse: Callable[[Fields], T]) -> T:
     try:
         content = json.loads(text)
     except ValueError as error:
         raise InvalidUsage(f"not JSON ({error})") from None
     if not isinstance(content, dict) or content.get("format") != _format(kind):
         raise InvalidUsage(f'no {kind}: it does not say "format": "{_format(kind)}"')
-    if content.get("version") != version:
+    if content.get("version") not in versions:
+        known = " and ".join(str(version) for version in versions)
         raise InvalidUsage(
-            f"version {content.get('version')!r} of the format, this hvd_order reads {version}; "
+            f"version {content.get('version')!r} of the format, this hvd_order reads {known}; "
             f"make the {kind} again"
         )
     top = Fields(content, f"the {kind}")

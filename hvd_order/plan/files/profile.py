@@ -14,8 +14,10 @@ from typing import Any, Literal, get_args
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.document import Fields, read_document, write_document
+from hvd_order.plan.files.profiled_servers import costs_from, document_of
 from hvd_order.plan.graph.graph import Graph, Op, Parameter, Phase
 from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.server_costs import ServerCosts
 
 __all__ = [
     "LEAST_RUNS",
@@ -29,7 +31,8 @@ __all__ = [
 ]
 
 _KIND = "profile"
-VERSION = 2
+VERSION = 3
+_WITHOUT_SERVERS = 2  # the newest version that knows no servers
 LEAST_RUNS = 5
 
 Clock = Literal["wall", "cuda_event"]
@@ -112,6 +115,7 @@ class Profile:
         timings: timing of each op, by name.
         link: None if no transport was measured.
         clock: clock that timed the ops.
+        servers: what parameter servers cost; None if none were measured.
 
     Raises:
         InvalidUsage: the graph is invalid, or ops and timings do not match.
@@ -124,6 +128,7 @@ class Profile:
     timings: Mapping[str, Timing]
     link: MeasuredLink | None = None
     clock: Clock = "wall"
+    servers: ServerCosts | None = None
 
     def __post_init__(self) -> None:
         names = {op.name for op in self.ops}
@@ -150,7 +155,9 @@ class Profile:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the file; an existing file is replaced atomically."""
-        write_document(path, _KIND, VERSION, self._document())
+        # Older versions of hvd_order read a file without servers.
+        version = _WITHOUT_SERVERS if self.servers is None else VERSION
+        write_document(path, _KIND, version, self._document())
 
     def _document(self) -> dict[str, Any]:
         link = self.link
@@ -159,6 +166,7 @@ class Profile:
             "machine": dict(self.machine),
             "clock": self.clock,
             "link": link and {"backend": link.backend, "ranks": link.ranks, **asdict(link.link)},
+            **({} if self.servers is None else {"servers": document_of(self.servers)}),
             "parameters": [asdict(parameter) for parameter in self.parameters],
             "ops": [
                 {
@@ -183,7 +191,7 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
             message names the file and the place in it.
         OSError: the file does not exist.
     """
-    return read_document(path, _KIND, VERSION, _profile)
+    return read_document(path, _KIND, VERSION, _profile, oldest=_WITHOUT_SERVERS)
 
 
 def _profile(top: Fields) -> Profile:
@@ -191,6 +199,7 @@ def _profile(top: Fields) -> Profile:
     machine = top.take("machine", dict)
     clock = top.choice("clock", get_args(Clock))
     link = top.take("link", dict, type(None))
+    servers = costs_from(top.take("servers", dict)) if top.has("servers") else None
     parameters = [
         parameter_from(each, str(i)) for i, each in enumerate(top.take("parameters", list))
     ]
@@ -209,6 +218,7 @@ def _profile(top: Fields) -> Profile:
         timings,
         None if link is None else _link(link),
         clock,
+        servers,
     )
 
 

@@ -51,7 +51,11 @@ class Cluster:
             "pushed": the gradients have left; "updated": they are applied.
         staleness: async: a pull waits while the slowest worker is more than this number of steps
             behind; None: never.
-        update_s_per_byte, update_s: time of a server for a tensor that it applies.
+        delay_bound: async, pulls that are answers: an update is applied at most this number of
+            updates after the one that its worker had read, or not sent at all; None: any number.
+        aggregates: with a delay bound: other servers add up the updates of several workers and send
+            the owner the sum, where this is faster.
+        update_s_per_byte, update_s: time of a server for a tensor that it applies or adds up.
         update_lanes: updates that a server works on at a time.
     """
 
@@ -62,6 +66,8 @@ class Cluster:
     pulls: Literal["answer", "request"] = "answer"
     step_end: Literal["computed", "pushed", "updated"] = "computed"
     staleness: int | None = None
+    delay_bound: int | None = None
+    aggregates: bool = False
     update_s_per_byte: float = 0.0
     update_s: float = 0.0
     update_lanes: int = 1
@@ -80,6 +86,8 @@ class Throughput:
 
     Attributes:
         server_busy: largest share of the time in which a server's link is busy; 0 without servers.
+        late: share of the updates that came too late for a delay bound and were not sent.
+        aggregated: share of the updates that helpers added up.
     """
 
     workers: int
@@ -89,6 +97,8 @@ class Throughput:
     low: float
     high: float
     server_busy: float = 0.0
+    late: float = 0.0
+    aggregated: float = 0.0
 
 
 _STEP_ENDS = {
@@ -127,13 +137,14 @@ def predict_servers(
             f"a staleness of {cluster.staleness} steps, {mode}; expected 0 or more, and "
             "asynchronous workers"
         )
+    _check_bound(cluster, mode)
     if steps is not None and steps < _FEWEST_STEPS:
         raise InvalidUsage(f"{steps} steps of each worker; at least {_FEWEST_STEPS} are needed")
     if not cluster.worker_bytes_per_s > 0:
         raise InvalidUsage(f"a bandwidth of {cluster.worker_bytes_per_s} bytes/s; expected more")
     count = steps or max(_LEAST_STEPS, _ALL_STEPS // len(slowness))
     wire_s = 2 * sum(step.tensor_bytes) / cluster.slower_bytes_per_s
-    rates, busy = [], []
+    rates, busy, late, aggregated = [], [], [], []
     for seed in range(seeds):
         result = _core.simulate_sampled(
             step.native,
@@ -148,6 +159,8 @@ def predict_servers(
             pulls_are_answers=cluster.pulls == "answer",
             step_end=_STEP_ENDS[cluster.step_end],
             staleness=cluster.staleness,
+            delay_bound=cluster.delay_bound,
+            aggregates=cluster.aggregates,
             update_seconds_per_byte=cluster.update_s_per_byte,
             update_seconds=cluster.update_s,
             update_lanes=cluster.update_lanes,
@@ -161,8 +174,32 @@ def predict_servers(
         rates.append(_rate(result.step_ends_s, max(2, count // 5)))
         links = [*result.pull_busy_s, *result.push_busy_s]
         busy.append(max(links) / result.end_s)
+        updates = len(step.tensor_bytes) * sum(len(ends) for ends in result.step_ends_s)
+        late.append(result.late_updates / updates)
+        aggregated.append(result.aggregated_updates / updates)
     mean, low, high = _interval(rates)
-    return Throughput(len(slowness), servers, mode, mean, low, high, statistics.fmean(busy))
+    return Throughput(
+        len(slowness),
+        servers,
+        mode,
+        mean,
+        low,
+        high,
+        *(statistics.fmean(each) for each in (busy, late, aggregated)),
+    )
+
+
+def _check_bound(cluster: Cluster, mode: str) -> None:
+    bound = cluster.delay_bound
+    if bound is None:
+        if cluster.aggregates:
+            raise InvalidUsage("aggregation needs a delay bound; give one")
+        return
+    if bound < 0 or mode == "sync" or cluster.pulls != "answer":
+        raise InvalidUsage(
+            f"a delay bound of {bound} updates, {mode}, pulls by {cluster.pulls}; expected 0 or "
+            "more, and asynchronous workers of hvd_order's servers"
+        )
 
 
 def _rate(ends: Sequence[Sequence[float]], warm_up: int) -> float:

@@ -330,10 +330,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         return optimizer
 
     exchange = None
-    if size > 1:
+    # One worker exchanges gradients too where there are servers.
+    servers = number == 0 and job.config.servers is not None
+    if size > 1 or (servers and (comm or job.config.comm) == "ps"):
         prescale, postscale = _scales(size if op == Average else 1, gradient_predivide_factor)
         ranks = negotiation()
-        assert ranks is not None  # there are other ranks
+        assert ranks is not None  # there are other ranks, or servers
         ranks.steps.check_nobody_joined("a DistributedOptimizer is made")
         host = engine_host.engine_host(number, process_set.ranks, comm)
         server_update = None

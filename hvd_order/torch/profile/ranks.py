@@ -26,7 +26,7 @@ from hvd_order.plan.link.link_fit import Stream, fit_link
 from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.torch.collectives.functions import broadcast_object
 
-__all__ = ["measure_link", "profile_on_ranks"]
+__all__ = ["measure_link", "profile_on_ranks", "record_alone"]
 
 _STREAMS = ((32, 64 * 1024), (16, 256 * 1024), (8, 2**20), (4, 4 * 2**20))  # slices, bytes of each
 _TINY_BYTES = 1024
@@ -34,6 +34,10 @@ _ROUNDS, _FEWEST_ROUNDS = 12, 4
 _PATIENCE_S = 5.0  # for all rounds of the largest stream
 
 _LAUNCHERS = ("OMPI_", "PMI", "SLURM_", "HOROVOD_RANK", "HOROVOD_SIZE", "TORCHELASTIC_")
+_SERVERS = (
+    "HVD_ORDER_SERVER_STORE", "HVD_ORDER_SERVERS", "HVD_ORDER_MIN_SERVERS",
+    "HVD_ORDER_MAX_SERVERS", "HVD_ORDER_COMM",
+)  # fmt: skip
 # Also for scripts that create a torch.distributed process group themselves.
 _ALONE = {
     "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
@@ -59,7 +63,7 @@ def profile_on_ranks(
     """
     profile = None
     if rank_info(os.environ).rank == 0:
-        _record(script, arguments, runs, output)
+        record_alone(script, arguments, runs, output)
         profile = read_profile(output)
     init()
     try:
@@ -73,8 +77,17 @@ def profile_on_ranks(
     return profile
 
 
-def _record(script: Path, arguments: Sequence[str], runs: int, output: Path) -> None:
-    env = {name: v for name, v in os.environ.items() if not name.startswith(_LAUNCHERS)}
+def record_alone(script: Path, arguments: Sequence[str], runs: int, output: Path) -> None:
+    """Writes the profile of a script in a process without launcher and servers.
+
+    Args:
+        script, arguments, runs, output: as of `profile_on_ranks`.
+
+    Raises:
+        SystemExit: the script could not be recorded; the reason has been printed.
+    """
+    left_out = (*_LAUNCHERS, *_SERVERS)
+    env = {name: v for name, v in os.environ.items() if not name.startswith(left_out)}
     command = [
         sys.executable, "-m", "hvd_order.cli", "profile",
         "--steps", str(runs), "-o", str(output), str(script), *arguments,

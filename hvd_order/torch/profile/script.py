@@ -18,10 +18,14 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile
 from hvd_order.torch.profile.profiler import Profiler
 
-__all__ = ["profile_script"]
+__all__ = ["WARM_UP", "Enough", "profile_script", "run_script", "too_few"]
+
+WARM_UP = 2
 
 
-def profile_script(script: Path, arguments: Sequence[str], runs: int, warm_up: int = 2) -> Profile:
+def profile_script(
+    script: Path, arguments: Sequence[str], runs: int, warm_up: int = WARM_UP
+) -> Profile:
     """Runs a script until enough steps of its optimizer have been recorded, then stops it.
 
     A step goes from the end of one ``optimizer.step()`` to the end of the next. With several
@@ -38,29 +42,44 @@ def profile_script(script: Path, arguments: Sequence[str], runs: int, warm_up: i
         InvalidUsage: the script ended too early, or its steps run different operators.
     """
     recorder = _Recorder(runs, warm_up)
+    try:
+        run_script(script, arguments)
+    finally:
+        recorder.close()
+    profiler = recorder.profiler
+    if profiler is None or profiler.steps < runs:
+        raise too_few(script, recorder.steps, f"{warm_up} + {runs} + 1")
+    return profiler.profile(script.stem)
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> None:
+    """Runs a script as a program of its own, until it ends or `Enough` is raised in it.
+
+    Raises:
+        SystemExit: the script ended with an exit code that is not 0.
+    """
     before = sys.argv[:], sys.path[:]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
     try:
         runpy.run_path(str(script), run_name="__main__")
-    except _Enough:
+    except Enough:
         pass
     except SystemExit as ended:
         if ended.code not in (None, 0):
             raise
     finally:
         sys.argv[:], sys.path[:] = before
-        recorder.close()
-    profiler = recorder.profiler
-    if profiler is None or profiler.steps < runs:
-        raise InvalidUsage(
-            f"{script} ended after {recorder.steps} optimizer steps; {warm_up} + {runs} + 1 are "
-            "needed. Let it train longer"
-        )
-    return profiler.profile(script.stem)
 
 
-class _Enough(BaseException):
+def too_few(script: Path, steps: int, needed: str) -> InvalidUsage:
+    """The error about a script that ended too early."""
+    return InvalidUsage(
+        f"{script} ended after {steps} optimizer steps; {needed} are needed. Let it train longer"
+    )
+
+
+class Enough(BaseException):
     """Ends the script; an ``except Exception`` in the script does not catch it."""
 
 
@@ -98,7 +117,7 @@ class _Recorder:
         if self._recording:
             self._stop(whole=True)
         if self.profiler.steps == self._runs:
-            raise _Enough
+            raise Enough
         if self.steps >= self._warm_up:
             self._recording = True
             self.profiler.__enter__()
@@ -106,7 +125,7 @@ class _Recorder:
     def _stop(self, whole: bool) -> None:
         assert self.profiler is not None
         self._recording = False
-        self.profiler.__exit__(*((None,) * 3 if whole else (_Enough, None, None)))
+        self.profiler.__exit__(*((None,) * 3 if whole else (Enough, None, None)))
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:

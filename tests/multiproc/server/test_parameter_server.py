@@ -51,6 +51,8 @@ def body_train(env: Mapping[str, str], names: list[str]) -> dict[str, dict[str, 
 @pytest.mark.parametrize(
     ("update", "workers", "servers"),
     [
+        ("server", 1, 1),
+        ("worker", 1, 2),
         ("server", 2, 1),
         ("server", 2, 2),
         ("server", 3, 3),

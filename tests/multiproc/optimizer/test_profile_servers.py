@@ -1,0 +1,173 @@
+"""``hvd-order profile --servers S``: a script's job with real servers, and what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from helpers.launching import launcher_environment
+
+from hvd_order.cli.main import main
+from hvd_order.plan.files.profile import read_profile
+
+SCRIPT = """
+import torch
+import hvd_order.torch as hvd
+hvd.init()
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+for step in range({steps}):
+    optimizer.zero_grad()
+    model(torch.randn(8, 256)).square().mean().backward()
+    optimizer.step()
+"""
+# Slices that are large enough to time, of more than one size, and no trials of other sizes.
+ENV = {"HVD_ORDER_SLICE_BYTES": "512KiB", "HVD_ORDER_TIMEOUT": "60"}
+
+
+def profile(
+    folder: Path, source: str, *arguments: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    script = folder / "train.py"
+    script.write_text(source)
+    return subprocess.run(
+        [sys.executable, "-m", "hvd_order.cli", "profile", *arguments, str(script)],
+        env=launcher_environment({**ENV, "JOB_OF_TEST": str(folder), **(env or {})}),
+        capture_output=True,
+        text=True,
+        timeout=160,
+        check=False,
+    )
+
+
+def nothing_runs(folder: Path) -> bool:
+    """Whether within five seconds no process of the job runs any more, servers among them."""
+    mark = f"JOB_OF_TEST={folder}".encode()
+    for _ in range(100):
+        if not any(mark in variables for variables in _environments()):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _environments() -> Iterator[list[bytes]]:
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is a stranger's
+            yield path.read_bytes().split(b"\0")
+
+
+@pytest.mark.timeout(180)
+def test_the_profile_says_what_the_servers_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asynchronous servers that update; then the prediction needs no option about them."""
+    asynchronous = {"HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_MODE": "async"}
+    endless = SCRIPT.format(steps=10**9)
+    done = profile(tmp_path, endless, "--servers", "1", "--steps", "12", env=asynchronous)
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "train.profile.json"
+    recorded = read_profile(file)
+    assert all(timing.runs == 12 for timing in recorded.timings.values()), "every step of each op"
+    costs = recorded.servers
+    assert costs is not None
+    assert (costs.servers, costs.workers, costs.mode, costs.updates) == (1, 1, "async", "server")
+    gradients = sum(parameter.size_bytes for parameter in recorded.parameters)
+    for way in (costs.push, costs.answer):
+        # The last steps' transfers may be under way, and one of a step before in flight.
+        assert 10 * gradients <= way.size_bytes <= 13.1 * gradients
+        # Between memories of one host: more than 1 MB/s, less than 1 TB/s.
+        assert way.bytes_per_s is not None
+        assert 1e6 < way.bytes_per_s < 1e12
+    assert costs.update.seconds + costs.update.seconds_per_byte * 2**19 < 1
+    assert "with 1 server, 1 worker, async:" in done.stdout
+    assert "server, update:" in done.stdout
+    assert nothing_runs(tmp_path)
+
+    assert main(["predict", str(file), "--workers", "1,2", "--seeds", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "From the profile, measured with 1 server, 1 worker, async: the links, updates (" in said
+    assert main(["predict", str(file), "--workers", "1,2", "--seeds", "2", "--bandwidth", "1gbit",
+                 "--update-rate", "1GB/s", "--copy-rate", "1GB/s"]) == 0  # fmt: skip
+    said = capsys.readouterr().out
+    assert "As given: --bandwidth, --update-rate, --copy-rate." in said
+    assert "From the profile" not in said
+
+
+@pytest.mark.timeout(180)
+def test_several_workers_and_servers_that_only_sum(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = profile(tmp_path, SCRIPT.format(steps=30), "-np", "2", "--servers", "2", "--steps", "6")
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "train.profile.json"
+    costs = read_profile(file).servers
+    assert costs is not None
+    assert (costs.servers, costs.workers, costs.mode, costs.updates) == (2, 2, "sync", "worker")
+    assert done.stdout.count("server, sum, as the servers did not update") == 1, "one rank says so"
+    assert main(["predict", str(file), "--workers", "1,2", "--seeds", "2"]) == 0
+    assert "The measured servers only summed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "env", "says"),
+    [
+        (SCRIPT.format(steps=7), [], {}, "ended after 7 optimizer steps; 4 + 5 are needed"),
+        (
+            SCRIPT.format(steps=10**9),
+            [],
+            {"HVD_ORDER_PS_MODE": "async"},
+            "asynchronous workers need servers that update",
+        ),
+        (
+            "\n".join(
+                line for line in SCRIPT.format(steps=10**9).splitlines() if "hvd.D" not in line
+            ),
+            [],
+            {},
+            "does not train with parameter servers",
+        ),
+        ("raise ValueError('no data')", [], {}, "no data"),
+        ("", ["-np", "0"], {}, "-np 0: at least one process is needed"),
+        ("", ["--servers", "-1"], {}, "--servers -1: expected a number from 0 on"),
+    ],
+    ids=["too_early", "no_servers_start", "not_used", "fails", "no_ranks", "fewer_than_none"],
+)
+def test_what_goes_wrong_is_said_and_nothing_is_written(
+    tmp_path: Path, source: str, arguments: list[str], env: dict[str, str], says: str
+) -> None:
+    options = ["--steps", "5", *([] if "--servers" in arguments else ["--servers", "1"])]
+    done = profile(tmp_path, source, *options, *arguments, env=env)
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr or "no data" in says
+    assert not (tmp_path / "train.profile.json").exists()
+    assert nothing_runs(tmp_path)
+
+
+@pytest.mark.timeout(180)
+def test_servers_that_do_not_come_are_named(tmp_path: Path) -> None:
+    """A server that dies at once, because its interpreter finds another program of its name."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    # A file that every Python process of the job reads as it starts; servers end there.
+    (folder / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'hvd_order.c10d.parameter_server.process' in ' '.join(sys.orig_argv):\n"
+        "    os._exit(3)\n"
+    )
+    env = launcher_environment()
+    path = f"{folder}:{env['PYTHONPATH']}"
+    done = profile(
+        tmp_path, SCRIPT.format(steps=99), "--servers", "1", "--steps", "5",
+        env={"PYTHONPATH": path, "HVD_ORDER_TIMEOUT": "10"},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "server 0 has not come" in done.stderr
+    assert not (tmp_path / "train.profile.json").exists()
