@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The data files of benchmarks/results: all of them (`make bench`, 171 minutes), or those named without ".json".
+# The data files of benchmarks/results: all of them (`make bench`, about five hours), or those named without ".json".
 # Leave the machine alone meanwhile. What needs a GPU: gpu_check.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
