@@ -574,6 +574,35 @@ def test_parameter_names_are_where_horovod_has_them(ranks: RankFactory, size: in
     ranks(size).run(body_parameter_names)
 
 
+def body_backward_passes(adasum: bool) -> None:
+    model = nn.Linear(3, 1, dtype=torch.float64)
+    optimizer: Any = hvd.DistributedOptimizer(
+        sgd(model.parameters()), model.named_parameters(), op=hvd.Adasum if adasum else hvd.Average
+    )
+    assert optimizer.backward_passes_per_step == 1
+    for passes in (1, 2, 3):
+        if passes == 2:
+            optimizer.set_backward_passes_per_step(2)
+        elif passes == 3:
+            optimizer.backward_passes_per_step = 3
+        assert optimizer.backward_passes_per_step == passes
+        for _ in range(passes):  # a pass too many is an error
+            model(torch.ones(2, 3, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+        assert optimizer.backward_passes_per_step == passes  # while the update is deferred, too
+        optimizer.zero_grad()
+    with pytest.raises(ValueError, match="backward_passes_per_step"):
+        optimizer.backward_passes_per_step = 0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("adasum", [False, True], ids=["average", "adasum"])
+def test_the_number_of_passes_is_where_horovod_has_it(
+    ranks: RankFactory, size: int, adasum: bool
+) -> None:
+    ranks(size).run(body_backward_passes, adasum)
+
+
 def body_sparse_adam(closure: bool) -> dict[str, Any]:
     """Rows that both ranks, one rank or nobody looks up; gradients travel as dense ones."""
     results, deferred = [], []

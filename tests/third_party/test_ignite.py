@@ -48,6 +48,13 @@ trainer = create_supervised_trainer(prepared, optimizer, loss_of)
 trainer.run(batches({STEPS}, hvd.rank(), hvd.size()), max_epochs=1)
 torch.save(weights_of(model), sys.argv[2] + str(hvd.rank()))
 
+# Ignite's own test of these two also looks for a private method of Horovod's optimizer.
+twice = torch.optim.SGD(new_model().parameters(), lr=0.1)
+twice = idist.auto_optim(twice, backward_passes_per_step=2)
+assert twice.backward_passes_per_step == 2
+rows = idist.auto_dataloader(torch.arange(8), batch_size=4)  # of all ranks together
+assert sorted(idist.all_gather(torch.cat(list(rows))).tolist()) == list(range(8))
+
 assert idist.all_reduce(torch.tensor(1.0 + hvd.rank())).item() == 3.0
 assert idist.all_gather("rank %d" % hvd.rank()) == ["rank 0", "rank 1"]
 assert idist.broadcast("here" if hvd.rank() == 1 else None, src=1, safe_mode=True) == "here"

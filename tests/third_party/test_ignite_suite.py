@@ -114,24 +114,40 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Suite:
     return Suite(tmp_path_factory.mktemp("ignite"))
 
 
+BACK_END = (
+    "tests/ignite/distributed/utils/test_horovod.py",
+    "tests/ignite/distributed/test_launcher.py",
+)
+# Each of these starts four processes for every case; a start takes 24 s of processor time.
+FEW = {
+    "test_hvd_distrib_single_node_single_device",
+    "test_sync_as_hvd_inside_gloo_executor",
+    "test_idist_all_reduce_hvd",
+    "test_idist_broadcast_hvd",
+    "test_check_idist_parallel_hvdrun_launch_n_procs",
+}
+
+
 @pytest.mark.timeout(900)
-def test_its_tests_of_the_horovod_back_end_pass(suite: Suite) -> None:
+def test_some_of_its_tests_of_the_horovod_back_end_pass(suite: Suite) -> None:
+    assert suite.passed(*BACK_END, f"-k={' or '.join(FEW)}") == FEW
+
+
+# Not test_auto.py: it tells Horovod's optimizer by the private method `_allreduce_grad_async`,
+# which ours has no use for. The rest of it is in test_ignite.py.
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_all_of_its_tests_of_the_horovod_back_end_pass(suite: Suite) -> None:
     passed = suite.passed(
-        "tests/ignite/distributed/comp_models/test_horovod.py",
-        "tests/ignite/distributed/utils/test_horovod.py",
-        "tests/ignite/distributed/test_launcher.py",
-        "tests/ignite/distributed/test_auto.py",
-        "-k=hvd or horovod",
+        "tests/ignite/distributed/comp_models/test_horovod.py", *BACK_END, "-k=hvd or horovod"
     )
+    assert passed > FEW
     assert {
         "test__hvd_dist_model_create_dist_1",
         "test__hvd_dist_model_spawn",
-        "test_sync_as_hvd_inside_gloo_executor",
-        "test_idist_all_reduce_hvd",
         "test_idist_all_gather_hvd",
-        "test_idist_broadcast_hvd",
-        "test_check_idist_parallel_hvdrun_launch_n_procs",
-        "test_auto_methods_hvd",
+        "test_idist_one_rank_only",
+        "test_check_idist_parallel_spawn_n_procs_hvd",
     } <= passed
 
 

@@ -126,6 +126,15 @@ class _AdasumMethods:
             "Skipping synchronization is not supported when using Adasum optimizer."
         )
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """The number of backward passes that add up before a step; can be set."""
+        return self._hvd_passes.allowed
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes that add up before a step."""
         check_passes(passes)

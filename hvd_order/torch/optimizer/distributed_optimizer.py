@@ -43,6 +43,7 @@ class _Distributed:
     _hvd_base: type[Optimizer]
     _hvd_synchronize: bool
     _hvd_sharded: bool
+    _hvd_passes: int
     _parameter_names: dict[torch.nn.Parameter, str]  # as Horovod's, which libraries read
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
@@ -114,9 +115,19 @@ class _Distributed:
         """
         yield
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """The number of backward passes that add up before gradients are exchanged; can be set."""
+        return self._hvd_passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
+
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes the number of backward passes that add up before gradients are exchanged."""
         check_passes(passes)
+        self._hvd_passes = passes
         if self._hvd_exchange is not None:
             self._hvd_exchange.set_passes(passes)
 
@@ -359,6 +370,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer_class.give_methods(optimizer, _Distributed)
     cast("Any", optimizer)._hvd_exchange = exchange
     cast("Any", optimizer)._hvd_sharded = sharded
+    cast("Any", optimizer)._hvd_passes = backward_passes_per_step
     cast("Any", optimizer)._parameter_names = {entry.parameter: entry.name for entry in entries}
     return optimizer
 

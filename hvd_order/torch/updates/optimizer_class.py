@@ -18,7 +18,7 @@ __all__: list[str] = []
 
 
 def give_methods(optimizer: Optimizer, methods: type) -> None:
-    """Replaces methods of ``optimizer``, which stays an instance of its own class.
+    """Replaces methods and properties of ``optimizer``, which stays an instance of its own class.
 
     ``methods`` is a class with a ``step``; it finds the user's class as ``self._hvd_base``.
 
@@ -29,10 +29,10 @@ def give_methods(optimizer: Optimizer, methods: type) -> None:
     changed = cast("Any", optimizer)
     _redirect_scheduler(changed)
     changed._hvd_base = base
-    ours = {
+    ours: dict[str, Any] = {
         name: value
         for name, value in vars(methods).items()
-        if isinstance(value, types.FunctionType)
+        if isinstance(value, (types.FunctionType, property))
     }
     # Step hooks and the profiler's range run once for each step() of the user's.
     step: Any = Optimizer.profile_hook_step(ours["step"])
@@ -49,9 +49,9 @@ def give_methods(optimizer: Optimizer, methods: type) -> None:
 _HARMLESS_TO_READ = frozenset([
     *(name for name, value in vars(Optimizer).items() if isinstance(value, types.FunctionType)),
     "__class__", "flush", "synchronize", "skip_synchronize", "overlap_report",
-    "set_backward_passes_per_step", "param_groups", "defaults", "_zero_grad_profile_name",
-    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", "_opt_called", "_step_count",
-    "_parameter_names",
+    "set_backward_passes_per_step", "backward_passes_per_step", "param_groups", "defaults",
+    "_zero_grad_profile_name", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
+    "_opt_called", "_step_count", "_parameter_names",
 ])  # fmt: skip
 # Schedulers set these attributes.
 _HARMLESS_TO_SET = frozenset(["param_groups", "_opt_called", "_step_count"])
