@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
 import torch.distributed as dist
 
 import hvd_order.torch as hvd
+from hvd_order.errors import InvalidUsage
 
-__all__ = ["default_group", "dies_between_the_halves", "new_job"]
+__all__ = [
+    "SMALL",
+    "calls_on_rank_0",
+    "default_group",
+    "dies_between_the_halves",
+    "new_job",
+    "refused",
+]
+
+# Slices that no number of ranks divides evenly, and some that are parts of one tensor.
+SMALL = {"HVD_ORDER_SLICE_BYTES": "1000", "HVD_ORDER_CREDIT_BYTES": "3000"}
 
 
 @contextmanager
@@ -40,6 +51,38 @@ def default_group(file: str) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def refused(what: Callable[[], object], error: type[Exception] = InvalidUsage) -> str:
+    """The text of the error that a call raises."""
+    with pytest.raises(error) as raised:
+        what()
+    return str(raised.value)
+
+
+_ALONE = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+import hvd_order.torch as hvd
+
+hvd.init()
+model = torch.nn.Linear(8, 8)
+optimizer = hvd.DistributedOptimizer(
+    torch.optim.Adam(model.parameters()), model.named_parameters(), sharded=True
+)
+for step in range(5):
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    if step == 3 and hvd.rank() == 0:
+        getattr(optimizer, METHOD)()
+"""
+
+
+def calls_on_rank_0(method: str) -> str:
+    """A script in which rank 0 alone calls a method of a sharded optimizer."""
+    return f"METHOD = {method!r}\n{_ALONE}"
 
 
 _BETWEEN = """

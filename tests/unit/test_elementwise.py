@@ -6,26 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.optimizers import Normed
 from torch import nn
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.shards import elementwise
 from hvd_order.torch.updates.partial_step import inner_step
 from hvd_order.torch.updates.separability import separability
-
-
-class NormedIfAsked(torch.optim.SGD):
-    """Divides updates by norms of gradients, in groups that ask for it."""
-
-    hvd_order_separable = True
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    size = p.grad.norm() if group.get("normed") else 1.0
-                    p.sub_(p.grad / size, alpha=group["lr"])
 
 
 def require(optimizer: torch.optim.Optimizer) -> None:
@@ -40,10 +27,10 @@ def test_every_group_is_tried(normed: int) -> None:
         for number in range(3)
     ]
     with pytest.raises(InvalidUsage, match="does not update each element by itself"):
-        require(NormedIfAsked(groups, lr=0.1))
+        require(Normed(groups, lr=0.1))
     for group in groups:
         group["normed"] = False
-    require(NormedIfAsked(groups, lr=0.1))
+    require(Normed(groups, lr=0.1))
 
 
 def test_state_made_at_construction() -> None:

@@ -11,17 +11,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from helpers.jobs import dies_between_the_halves, new_job
+from helpers.jobs import SMALL, calls_on_rank_0, dies_between_the_halves, new_job, refused
+from helpers.optimizers import Normed
 from helpers.ranks import RankFactory, RankPool, run_script, start_script
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
 
 STEPS = 9
 ROWS = 12  # divided by 2, 3 and 4 ranks
-# Slices that no number of ranks divides evenly, and some that are parts of one tensor.
-SMALL = {"HVD_ORDER_SLICE_BYTES": "1000", "HVD_ORDER_CREDIT_BYTES": "3000"}
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
@@ -450,26 +448,9 @@ def test_broadcast_sends_hyper_parameters(two_ranks: RankPool) -> None:
         assert torch.equal(before, after)
 
 
-ALONE = """
-import torch
-import hvd_order.torch as hvd
-
-hvd.init()
-model = torch.nn.Linear(8, 8)
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.Adam(model.parameters()), model.named_parameters(), sharded=True
-)
-for step in range(5):
-    model(torch.ones(2, 8)).sum().backward()
-    optimizer.step()
-    if step == 3 and hvd.rank() == 0:
-        optimizer.state_dict()
-"""
-
-
 def test_state_dict_on_one_rank_only() -> None:
     env = {"HVD_ORDER_STALL_WARNING": "1", "HVD_ORDER_TIMEOUT": "6"}
-    ended = run_script(2, ALONE, env=env, timeout=60)
+    ended = run_script(2, calls_on_rank_0("state_dict"), env=env, timeout=60)
     assert ended[0].returncode != 0
     assert "state_dict() of a sharded optimizer, which every rank has to call" in ended[0].stderr
     assert "rank 1" in ended[0].stderr
@@ -554,25 +535,6 @@ def test_masters_are_in_the_checkpoint(two_ranks: RankPool) -> None:
 
 
 # ---- refusals ---------------------------------------------------------------------------------
-
-
-class Normed(torch.optim.SGD):
-    """Divides each update by the norm of its parameter's gradient."""
-
-    hvd_order_separable = True
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad / p.grad.norm(), alpha=group["lr"])
-
-
-def refused(what: Callable[[], object]) -> str:
-    with pytest.raises(InvalidUsage) as raised:
-        what()
-    return str(raised.value)
 
 
 def body_refusals() -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from helpers.jobs import default_group, new_job
+from helpers.jobs import SMALL, calls_on_rank_0, default_group, new_job, refused
 from helpers.ranks import RankFactory, RankPool, run_script
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -21,12 +21,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
 
 ROWS = 12  # divided by 2 and 3 ranks
 SAVED, END = 4, 8  # steps
-# Slices that no number of ranks divides evenly, and some that are parts of one tensor.
-SMALL = {"HVD_ORDER_SLICE_BYTES": "1000", "HVD_ORDER_CREDIT_BYTES": "3000"}
 Whole = dict[str, dict[str, Any]]
 
 
@@ -435,12 +432,6 @@ def test_names_are_those_of_torch(two_ranks: RankPool, tmp_path: Path) -> None:
 # ---- refusals ---------------------------------------------------------------------------------
 
 
-def refused(what: Callable[[], object], error: type[Exception] = InvalidUsage) -> str:
-    with pytest.raises(error) as raised:
-        what()
-    return str(raised.value)
-
-
 def body_refusals(folder: str) -> dict[str, str]:
     with new_job(SMALL):
         model, other = Network(), Network()
@@ -511,29 +502,9 @@ def test_refusals(three_ranks: RankPool, tmp_path: Path) -> None:
         assert "state_dict() has all" in told["used"]
 
 
-ALONE = """
-import torch
-import torch.distributed as dist
-
-dist.init_process_group("gloo")
-import hvd_order.torch as hvd
-
-hvd.init()
-model = torch.nn.Linear(8, 8)
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.Adam(model.parameters()), model.named_parameters(), sharded=True
-)
-for step in range(5):
-    model(torch.ones(2, 8)).sum().backward()
-    optimizer.step()
-    if step == 3 and hvd.rank() == 0:
-        optimizer.sharded_state_dict()
-"""
-
-
 def test_on_one_rank_only() -> None:
     env = {"HVD_ORDER_STALL_WARNING": "1", "HVD_ORDER_TIMEOUT": "6"}
-    ended = run_script(2, ALONE, env=env, timeout=60)
+    ended = run_script(2, calls_on_rank_0("sharded_state_dict"), env=env, timeout=60)
     assert ended[0].returncode != 0
     expected = "sharded_state_dict() of a sharded optimizer, which every rank has to call"
     assert expected in ended[0].stderr

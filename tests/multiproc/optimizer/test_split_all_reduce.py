@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.jobs import dies_between_the_halves, new_job
+from helpers.jobs import SMALL, dies_between_the_halves, new_job
 from helpers.ranks import RankFactory, RankPool, start_script
 from torch import Tensor, nn
 
@@ -19,12 +19,7 @@ import hvd_order.torch as hvd
 STEPS = 8
 ROWS = 12  # divided by 2, 3 and 4 ranks
 Clip = Callable[[nn.Module, torch.optim.Optimizer], Any]
-# Slices that no number of ranks divides evenly, and some that are parts of one tensor.
-SPLIT = {
-    "HVD_ORDER_SPLIT": "always",
-    "HVD_ORDER_SLICE_BYTES": "1000",
-    "HVD_ORDER_CREDIT_BYTES": "3000",
-}
+SPLIT = {"HVD_ORDER_SPLIT": "always", **SMALL}
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:
