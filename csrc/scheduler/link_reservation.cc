@@ -12,9 +12,8 @@
 // ready, when a reader waits before it is ready, or at once if the first slice is itself larger
 // than the limit, because then it is as large as the slices that it would be protected from.
 //
-// In a split layout the first slice, the squares, becomes ready by the end of other slices, and not
-// with a tensor. So the last gradient of the step stands for it: from then on only transfers
-// separate the ranks from the norms.
+// A model whose layout is split makes no reservation: its first slice, the squares, becomes ready
+// by the end of another slice, not with a tensor, so nothing would end the reservation.
 //
 // Invariant: a reservation starts only if the first slice of the step is still to come, so some
 // event ends it. The limit is an eighth of the credit; slices up to it may still start.
@@ -30,13 +29,10 @@ void LinkReservation::retune(std::chrono::nanoseconds lead, ByteCount creditByte
 
 void LinkReservation::addModel(ModelId model, const SliceLayout& layout) {
   Model& added = models_[model];
-  added.reserves = !layout.isSharded();
-  added.split = layout.isSplit();
-  added.firstSliceBytes = layout.slices().empty() ? 0 : layout.creditBytes(0);
-  const std::size_t gradients = added.split ? layout.squaresTensor() : layout.tensors().size();
-  added.toCome = gradients;
-  added.readyAt.assign(gradients, {});
-  added.steps.assign(gradients, 0);
+  added.reserves = !layout.isSplit();
+  added.firstSliceBytes = layout.slices().empty() ? 0 : layout.slices().front().sizeBytes;
+  added.readyAt.assign(layout.tensors().size(), {});
+  added.steps.assign(layout.tensors().size(), 0);
 }
 
 void LinkReservation::removeModel(ModelId model) {
@@ -48,15 +44,17 @@ bool LinkReservation::ready(
     const std::vector<SliceKey>& slices,
     Clock::time_point now) {
   Model& model = models_.at(tensor.model);
-  if (!model.reserves || tensor.tensor >= model.steps.size()) {
-    return false; // in a split layout the squares are a tensor too
+  if (!model.reserves) {
+    return false;
   }
   model.readyAt[tensor.tensor] = now;
   const std::uint32_t step = ++model.steps[tensor.tensor];
-  if (isFirstSlice(model, slices)) {
+  // Slices are numbered in consumption order.
+  const auto first = std::ranges::find_if(slices, [](SliceKey slice) { return slice.index == 0; });
+  if (first != slices.end()) {
     ++model.firstSlices;
     model.trigger = triggerOf(model, now);
-    return firstSliceReady({tensor.model, 0}, model.firstSliceBytes, now);
+    return firstSliceReady(*first, model.firstSliceBytes, now);
   }
   // In an unusual step the first slice may already have come: nothing would end a reservation.
   const bool isToCome = model.firstSlices < step;
@@ -64,18 +62,6 @@ bool LinkReservation::ready(
     return false;
   }
   on_ = true;
-  return true;
-}
-
-// Slices are numbered in consumption order; in a split layout the squares have number 0.
-bool LinkReservation::isFirstSlice(Model& model, const std::vector<SliceKey>& slices) {
-  if (!model.split) {
-    return std::ranges::any_of(slices, [](SliceKey slice) { return slice.index == 0; });
-  }
-  if (--model.toCome > 0) {
-    return false;
-  }
-  model.toCome = model.steps.size();
   return true;
 }
 

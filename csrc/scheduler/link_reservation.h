@@ -9,21 +9,16 @@
 
 namespace hvd_order {
 
-/// Keeps the link free for what the next forward pass waits for first.
+/// Keeps the link free for the gradient that the next forward pass reads first.
 ///
-/// That is the gradient in the model's first slice, which is produced last in the backward pass. By
+/// That gradient is in the model's first slice, which is produced last in the backward pass. By
 /// then large slices, which can wait but cannot be overtaken, often occupy the link. Backward
 /// passes resemble each other, so the tensor that became ready one lead before the first slice in
 /// the last step is the trigger tensor of this step: once it is ready, no large slice starts. No
 /// large slice starts beside the first slice either: the messages of the first slice would wait
 /// behind those of the large one at every hop, several times as long as they take alone. The first
 /// slice holds large slices back for one lead at most, so that a late rank does not keep the link
-/// idle.
-///
-/// If the layout is split, the forward pass waits for the squares first, and they wait for all
-/// reduce-scatters. These are not held back: only all-gathers are large slices that can wait. The
-/// readiness of the last gradient takes the place of the first slice's, and the reservation lasts
-/// until the squares have arrived. A sharded layout needs none: its all-gathers wait for `step()`.
+/// idle. A model whose layout is split makes no reservation.
 ///
 /// `ready`, `done`, `someoneWaits` and `expire` return whether `largestBytes` or `until` changed.
 ///
@@ -39,7 +34,7 @@ class LinkReservation final {
   void addModel(ModelId model, const SliceLayout& layout);
   void removeModel(ModelId model);
 
-  /// See Scheduler::reserve; Scheduler::kAnySize without a reservation.
+  /// Size of the largest slice that may start now; Scheduler::kAnySize without a reservation.
   [[nodiscard]] ByteCount largestBytes() const {
     return on_ ? limitBytes_ : Scheduler::kAnySize;
   }
@@ -64,12 +59,10 @@ class LinkReservation final {
  private:
   struct Model {
     bool reserves = false;
-    bool split = false;
-    ByteCount firstSliceBytes = 0;          // of the credit
-    std::size_t toCome = 0;                 // gradients of this step, if split
-    std::vector<Clock::time_point> readyAt; // by gradient, in this step or the last
-    std::vector<std::uint32_t> steps;       // by gradient: number of times it was ready
-    std::uint32_t firstSlices = 0;          // number of times `isFirstSlice` was true
+    ByteCount firstSliceBytes = 0;
+    std::vector<Clock::time_point> readyAt; // by tensor, in this step or the last
+    std::vector<std::uint32_t> steps;       // by tensor: number of times it was ready
+    std::uint32_t firstSlices = 0;          // number of times the first slice was ready
     std::optional<TensorId> trigger;        // its readiness begins the reservation
   };
 
@@ -77,7 +70,6 @@ class LinkReservation final {
       const Model& model,
       Clock::time_point firstSliceAt) const;
 
-  static bool isFirstSlice(Model& model, const std::vector<SliceKey>& slices);
   bool firstSliceReady(SliceKey slice, ByteCount bytes, Clock::time_point now);
   bool end();
 

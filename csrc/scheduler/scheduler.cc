@@ -277,18 +277,12 @@ std::optional<SliceKey> Scheduler::next() {
     return std::nullopt;
   }
   const SliceKey slice = candidates_.front().slice;
-  if (isHeldBack(slice) || !putInFlight(slice)) {
+  if (layout(slice.model).creditBytes(slice.index) > largestBytes_ || !putInFlight(slice)) {
     return std::nullopt;
   }
   std::pop_heap(candidates_.begin(), candidates_.end(), kLessUrgent);
   candidates_.pop_back();
   return slice;
-}
-
-bool Scheduler::isHeldBack(SliceKey slice) const {
-  const SliceLayout& known = layout(slice.model);
-  return known.creditBytes(slice.index) > largestBytes_ &&
-      known.slices()[slice.index].operation != Operation::kReduceScatter;
 }
 
 std::optional<SliceKey> Scheduler::turn() const {

@@ -89,7 +89,6 @@ class Scheduler final {
   void offer(SliceKey slice);
 
   /// Limits the size of slices that `next` returns from now on, except under Policy::kPlanned.
-  /// Reduce-scatters have no limit: nothing that may be large is more urgent.
   void reserve(ByteCount largestBytes) {
     largestBytes_ = largestBytes;
   }
@@ -150,7 +149,6 @@ class Scheduler final {
 
   Model& modelOf(ModelId model);
   [[nodiscard]] const Model& modelOf(ModelId model) const;
-  [[nodiscard]] bool isHeldBack(SliceKey slice) const;
   std::optional<SliceKey> nextPlanned();
   bool putInFlight(SliceKey slice);
   void count(Model& model, SliceKey slice);

@@ -225,26 +225,6 @@ TEST(duringAHoldOnlySmallSlicesBegin) {
   CHECK_EQUAL(scheduler.next()->index, 1U);
 }
 
-TEST(duringAHoldReduceScattersBegin) {
-  Scheduler scheduler(Policy::kPriority, 8 * kUnit);
-  scheduler.addModel(
-      0,
-      std::make_shared<SliceLayout>(
-          std::vector<TensorSpec>{{"a", 4 * kUnit, 0}, {"b", 4 * kUnit, 0}}, 4 * kUnit, true,
-          true));
-  readyAndOffer(scheduler, {0, 1});
-  CHECK_EQUAL(scheduler.next()->index, 2U);
-  scheduler.reserve(kUnit);
-  scheduler.sliceDone({0, 2});
-  scheduler.offer({0, 4}); // the all-gather of b
-  CHECK(!scheduler.next());
-  readyAndOffer(scheduler, {0, 0});
-  CHECK_EQUAL(scheduler.next()->index, 1U);
-  CHECK(!scheduler.next());
-  scheduler.reserve(Scheduler::kAnySize);
-  CHECK_EQUAL(scheduler.next()->index, 4U);
-}
-
 TEST(aFollowerTakesOnlyWhatIsReadyAndFits) {
   Scheduler scheduler(Policy::kPriority, kUnit);
   scheduler.addModel(0, network());

@@ -119,23 +119,6 @@ TEST(reduceScattersGoBeforeGathers) {
   CHECK_NEAR(opOf(result, workload, 1, 1).endS, 10.75);
 }
 
-// In slices of a unit; l2 is ready at 0, l1 at 2.5, l0 at 3.25. A rank has seen one step before.
-//   reduce-scatters of l2 0-2, all-gathers from 2 on, reduce-scatter of l1 2.5-3.
-//   At 3 an all-gather would begin, and the reduce-scatter of l0 would wait for its end at 3.5.
-TEST(gathersAreHeldBackBeforeTheLastSum) {
-  const Workload workload = chain({{1, 0.75, kUnit}, {1, 2.5, kUnit}, {1, 2, 4 * kUnit}});
-  Scenario s = clippedScenario(kUnit, true);
-  s.steps = 2;
-  const auto layout = layoutOf(workload, s.sliceBytes, s.split);
-  for (const double leadS : {0.0, 0.5}) {
-    s.reservationLeadS = leadS;
-    const Result result = simulate(workload, s);
-    const SliceRecord& last = sliceOf(result, *layout, 1, 1);
-    CHECK_NEAR(last.startedS - last.readyS, leadS > 0 ? 0 : 0.25);
-    CHECK_NEAR(sliceOf(result, *layout, 1, 0).startedS, last.finishedS);
-  }
-}
-
 // Once the norm is known, at N, the link only gathers, in the order of readers. So the forward pass
 // ends at N + the largest sum of the gathers left of layers 0 to i and of the forwards from i on.
 TEST(aSplitStepFollowsItsFormula) {

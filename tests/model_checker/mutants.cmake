@@ -162,7 +162,7 @@ add_mutant(unknown_model_is_taken_for_a_known_one scheduler.cc
   [[return hasModel(slice.model) && isReady(slice) && putInFlight(slice);]]
   [[return isReady(slice) && putInFlight(slice);]])
 add_mutant(reservation_is_ignored scheduler.cc
-  [[isHeldBack(slice) || ]]
+  [[layout(slice.model).creditBytes(slice.index) > largestBytes_ || ]]
   [[]])
 
 # ------------------------------------------------------------------ from a plan to a leader

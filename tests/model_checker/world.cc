@@ -408,9 +408,7 @@ std::optional<Violation> World::issue(Node& node, SliceKey slice) {
   if (bytes > creditBytes(node)) {
     return Violation{"credit", concat(bytes / kUnit, " units are in flight with ", name)};
   }
-  const Operation operation = (*layouts_)[slice.model]->slices()[slice.index].operation;
-  if (node.reservations == 1 && creditTaken(slice) > kUnit &&
-      operation != Operation::kReduceScatter) {
+  if (node.reservations == 1 && creditTaken(slice) > kUnit) {
     return Violation{"reservation", concat(name, " starts although the link is reserved")};
   }
   if (bytes != node.agreements.current().scheduler().inFlightBytes() &&

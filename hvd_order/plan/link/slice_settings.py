@@ -121,14 +121,15 @@ def reservation_lead_s(link: LinkModel, settings: SliceSettings) -> float:
     """Seconds before the most urgent gradient by which the last large slice should begin.
 
     The slices in flight then need this long to arrive. The window is full or half full, so it holds
-    three quarters of the credit on average; with split all-reduces it is full of all-gathers, which
-    take half as long. A link that falls idle early costs as much as a gradient that waits equally
-    long.
+    three quarters of the credit on average. A link that falls idle early costs as much as a
+    gradient that waits equally long. With split all-reduces a reservation gains nothing
+    (docs/decisions/link-reservation.md).
     """
-    if settings.policy == "arrival" or settings.agreement == "planned":
-        return 0.0
-    share = 0.5 if settings.split else 0.75
-    return share * settings.credit_bytes * link.seconds_per_byte
+    return (
+        0.0
+        if settings.policy == "arrival" or settings.agreement == "planned" or settings.split
+        else 0.75 * settings.credit_bytes * link.seconds_per_byte
+    )
 
 
 def arrival_settings(total_bytes: int) -> SliceSettings:
