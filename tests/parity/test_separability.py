@@ -7,9 +7,10 @@ the tolerance is one for rounding, not for luck.
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +110,23 @@ def body_case(group: str, name: str) -> dict[str, Any]:
         "moved": largest_difference(ours["weights"], dict(case.model().named_parameters())) > 0,
         "as expected": set(ours["deferred"]) == {float(case.deferred)},
     }
+
+
+def body_new_job(tune: str | None) -> None:
+    hvd.shutdown()
+    if tune is None:
+        del os.environ["HVD_ORDER_TUNE"]
+    else:
+        os.environ["HVD_ORDER_TUNE"] = tune
+    hvd.init()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_trials(ranks: RankFactory) -> Iterator[None]:
+    """Those of a process's first model may choose DDP's way, in which nothing is deferred."""
+    ranks(2).run(body_new_job, "0")
+    yield
+    ranks(2).run(body_new_job, None)
 
 
 def check(ranks: RankFactory, group: str, name: str) -> None:
