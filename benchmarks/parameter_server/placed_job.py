@@ -20,7 +20,7 @@ _LIMIT_S = 600
 
 
 class PlacedJob:
-    """Hosts 0 to workers - 1 have a worker each, those behind them a server each."""
+    """Hosts 0 to workers - 1 have a worker each, those behind them a server each, if any."""
 
     def __init__(
         self, hosts: EmulatedHosts, workers: int, servers: int, script: Path = _JOB
@@ -52,12 +52,7 @@ class PlacedJob:
         """
         env = {
             **{name: v for name, v in os.environ.items() if not name.startswith("HVD_ORDER_")},
-            "HVD_ORDER_COMM": "ps",
-            "HVD_ORDER_SERVERS": str(self._servers),
-            "HVD_ORDER_SERVER_STORE": (
-                f"{self._hosts.addresses[self.server_host(0)]}:{_STORE_PORT}"
-            ),
-            "HVD_ORDER_SECRET": new_secret().hex(),
+            **(self._server_environment() if self._servers else {}),
             "HVD_ORDER_TIMEOUT": "120",
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
@@ -99,6 +94,16 @@ class PlacedJob:
         (line,) = [line for line in outputs[0].splitlines() if line.startswith("{")]
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+    def _server_environment(self) -> dict[str, str]:
+        return {
+            "HVD_ORDER_COMM": "ps",
+            "HVD_ORDER_SERVERS": str(self._servers),
+            "HVD_ORDER_SERVER_STORE": (
+                f"{self._hosts.addresses[self.server_host(0)]}:{_STORE_PORT}"
+            ),
+            "HVD_ORDER_SECRET": new_secret().hex(),
+        }
 
     @staticmethod
     def _hog(server: subprocess.Popen[Any]) -> subprocess.Popen[Any]:

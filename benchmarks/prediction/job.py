@@ -1,10 +1,14 @@
-"""One worker of the benchmark; worker 0 prints a line of JSON."""
+"""One worker of the benchmark; worker 0 prints a line of JSON.
+
+The job has "steps" and "warm_up" of them; with "record" worker 0 says what the servers cost.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,11 @@ from emulated_device import EmulatedModel, model_input
 from model import layers_of
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.engine.engine_host import running_host
+from hvd_order.c10d.job import process
+from hvd_order.c10d.parameter_server.client import ParameterServers
+from hvd_order.plan.files.profiled_servers import document_of
+from hvd_order.plan.link.server_costs import server_costs
 
 
 def main() -> None:
@@ -26,7 +35,9 @@ def main() -> None:
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-6)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     ends, events = [], []
-    for _ in range(job["steps"]):
+    for step in range(job["steps"]):
+        if job["record"] and step == job["warm_up"]:
+            _servers().record()
         optimizer.zero_grad()
         model(model_input()).backward()
         optimizer.step()
@@ -34,11 +45,29 @@ def main() -> None:
         ends.append(time.monotonic())
         events.append(list(model.recorder.events))
         model.recorder.events.clear()
+    costs = _costs(ends[job["warm_up"] - 1 :]) if job["record"] else None
     optimizer.flush()
     found = hvd.allgather_object(ends)
     if hvd.rank() == 0:
-        print(json.dumps({"ends": found, "events": events}), flush=True)
+        print(json.dumps({"ends": found, "events": events, "servers": costs}), flush=True)
     hvd.shutdown()
+
+
+def _servers() -> ParameterServers:
+    host = running_host()
+    assert host is not None
+    assert host.servers is not None
+    return host.servers
+
+
+def _costs(ends: list[float]) -> dict[str, Any]:
+    """As ``hvd-order profile --servers`` sums up."""
+    job = process.current()
+    steps_s = [end - begin for begin, end in pairwise(ends)]
+    times = _servers().take_times()
+    return document_of(
+        server_costs(times, job.size, job.config.ps_mode, job.config.ps_update, steps_s)
+    )
 
 
 if __name__ == "__main__":

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import functools
-import json
 import statistics
-import subprocess
 import sys
-import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
@@ -20,21 +15,30 @@ from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 from common.report import table
 from hosts import EmulatedHosts, why_not
-from model import SLICE_BYTES, layers_of, step_of
+from model import graph_of, layers_of
 from placed_job import PlacedJob
 from profiles import PROFILES, Profile
 
+from hvd_order.plan.files.profiled_servers import costs_from
+from hvd_order.plan.link.server_costs import ServerCosts
+from hvd_order.predict.workers.calibration import calibrate, measured_cluster
 from hvd_order.predict.workers.closed_forms import mean_value_analysis, upper_bound
-from hvd_order.predict.workers.fit import fit_optimus_async, fit_optimus_sync
-from hvd_order.predict.workers.throughput import Cluster, predict_servers
-from hvd_order.predict.workers.transmission import POLICIES
+from hvd_order.predict.workers.fit import (
+    fit_optimus_async,
+    fit_optimus_sync,
+    fit_pollux,
+)
+from hvd_order.predict.workers.throughput import Mode, predict_all_reduce, predict_servers
+from hvd_order.predict.workers.worker_step import WorkerStep
 
-_LINK_BYTES = 32_000_000
-_LINK_IN_FLIGHT = 4
+_SLICE_BYTES = 512 << 10
 _LATENCY_S = 100e-6
-_WARM_UP = 4  # steps in which servers sum, and the order is learnt
+_WARM_UP = 6  # steps in which servers sum, and the order is learnt
 _COMPUTE = 3.0  # computation of a step over one worker's transfer, one way
+_PAYLOAD = 0.95  # of a link's nominal rate; only how long models compute depends on it
 _JOB = Path(__file__).with_name("job.py")
+# A model has one Nth of its parameters: the more, the less the emulation's own work counts.
+_SHRINK = {"resnet50": 2, "gpt2_small": 8}
 
 
 def main() -> int:
@@ -44,7 +48,6 @@ def main() -> int:
         return 2
     found = environment()
     print(describe(found) + "\n", flush=True)
-    options.update_s_per_byte = _update_s_per_byte()
     cells: list[dict[str, Any]] = []
     for name in options.models:
         for rate_mbit in options.rates_mbit:
@@ -59,7 +62,7 @@ def main() -> int:
         "baselines": {
             name: statistics.median(abs(c[name] / c["measured"] - 1) for c in cells
                                     if c[name] is not None)
-            for name in ("mean_value", "bound", "optimus")
+            for name in ("mean_value", "bound", "fitted")
             if any(c[name] is not None for c in cells)
         },
     }  # fmt: skip
@@ -74,11 +77,11 @@ def main() -> int:
 
 
 _HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
-           "bound", "Optimus")  # fmt: skip
+           "bound", "fitted")  # fmt: skip
 
 
 def _row(cell: dict[str, Any]) -> list[str]:
-    numbers = [cell["mean_value"], cell["bound"], cell["optimus"]]
+    numbers = [cell["mean_value"], cell["bound"], cell["fitted"]]
     return [
         cell["model"], f"{cell['rate_mbit']:g}", cell["mode"], str(cell["workers"]),
         f"{cell['measured']:.3f}", f"{cell['predicted']:.3f}", f"{cell['error']:+.1%}",
@@ -87,98 +90,117 @@ def _row(cell: dict[str, Any]) -> list[str]:
 
 
 def _cells(
-    name: str, rate_mbit: float, mode: Literal["async", "sync"], options: argparse.Namespace
+    name: str, rate_mbit: float, mode: Mode, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """One worker measured and profiled, the others predicted and measured."""
-    rate = _measured_rate(rate_mbit)
-    size = PROFILES[name]().size_bytes / options.shrink
-    profile = layers_of(name, options.shrink, _COMPUTE * size / rate)
+    """One worker with one server profiled, several predicted and measured."""
+    profile = _layers(name, rate_mbit)
+    # There is no all-reduce of one worker, so its link is that to a server.
+    recorded = _run(profile, name, rate_mbit, "async" if mode == "allreduce" else mode, 1, options)
+    graph, rows = graph_of(profile, recorded["events"][_WARM_UP:])
+    costs = costs_from(recorded["servers"])
+    step = WorkerStep(graph, rows, slice_bytes=_SLICE_BYTES)
     measured: dict[int, float] = {}
     ends: dict[int, list[list[float]]] = {}
-    alone = _run_alone(_job(profile, name, options))
-    step = step_of(profile, alone["events"][_WARM_UP:])
     for workers in options.workers:
-        answer = _run(_job(profile, name, options), rate_mbit, mode, workers)
-        ends[workers] = answer["ends"]
-        measured[workers] = _rate(answer["ends"])
-    way = replace(POLICIES["ordered"], latency_s=_LATENCY_S)
-    cluster = Cluster(rate, pull=way, push=way, update_s_per_byte=options.update_s_per_byte)
-    think_s = statistics.fmean(step.compute_s)
-    stations = [sum(step.tensor_bytes) / rate] * 2
-    few = sorted(measured)[:2]
+        ends[workers] = _run(profile, name, rate_mbit, mode, workers, options)["ends"]
+        measured[workers] = _rate(ends[workers])
+    forms = _closed_forms(step, costs, mode, measured)
     cells = []
     for workers, steps_per_s in measured.items():
-        predicted = predict_servers(step, cluster, workers, 1, mode)
-        if mode == "async":
-            optimus = fit_optimus_async([(w, 1, measured[w]) for w in few]).steps_per_s(workers, 1)
-        else:
-            sync = fit_optimus_sync([(w, 1, w, measured[w] / w) for w in few])
-            optimus = workers * sync.steps_per_s(workers, 1, workers)
+        predicted = _predicted(step, costs, mode, workers)
         cells.append({
             "model": name, "rate_mbit": rate_mbit, "mode": mode, "workers": workers,
-            "measured": steps_per_s, "predicted": predicted.steps_per_s,
-            "interval": [predicted.low, predicted.high],
-            "error": predicted.steps_per_s / steps_per_s - 1,
-            "mean_value": mean_value_analysis(think_s, stations, workers)[-1]
-            if mode == "async" else None,
-            "bound": upper_bound(think_s, stations, workers),
-            "optimus": None if workers in few else optimus,
-            "update_s_per_byte": cluster.update_s_per_byte,
-            "compute_s": think_s,
-            "link_bytes_per_s": rate,
+            "measured": steps_per_s, **predicted,
+            "error": predicted["predicted"] / steps_per_s - 1,
+            **forms[workers],
+            "compute_s": statistics.fmean(step.compute_s),
+            "profiled": recorded["servers"],
             "ends": ends[workers],
         })  # fmt: skip
         print(" ".join(_row(cells[-1])), flush=True)
     return cells
 
 
-def _job(profile: Profile, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    compute_s = sum(layer.forward_s + layer.backward_s for layer in profile.layers)
-    return {"model": name, "shrink": options.shrink, "compute_s": compute_s,
-            "steps": options.steps + _WARM_UP}  # fmt: skip
+def _predicted(step: WorkerStep, costs: ServerCosts, mode: Mode, workers: int) -> dict[str, Any]:
+    """What `hvd-order predict` says from such a profile."""
+    cluster = measured_cluster(costs, _LATENCY_S)
+    assert cluster is not None, "slices are large enough to time"
+    if mode == "allreduce":
+        found = predict_all_reduce(
+            step.graph, step.compute_s, workers, cluster.worker_bytes_per_s, _LATENCY_S
+        )
+        exchange_s = 0.0
+    else:
+        calibration = calibrate(step, costs, _LATENCY_S)
+        assert calibration is not None
+        exchange_s = calibration.exchange_s
+        found = predict_servers(calibration.step, cluster, workers, 1, mode)
+    return {"predicted": found.steps_per_s, "interval": [found.low, found.high],
+            "exchange_s": exchange_s, "link_bytes_per_s": cluster.worker_bytes_per_s}  # fmt: skip
 
 
-def _run_alone(job: dict[str, Any]) -> dict[str, Any]:
-    """One worker without servers: its computations are the profile."""
-    done = subprocess.run([sys.executable, str(_JOB), json.dumps(job)], check=True, text=True,
-                          stdout=subprocess.PIPE, timeout=600)  # fmt: skip
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    answer: dict[str, Any] = json.loads(line)
-    return answer
+def _closed_forms(
+    step: WorkerStep, costs: ServerCosts, mode: Mode, measured: dict[int, float]
+) -> dict[int, dict[str, float | None]]:
+    """What formulas say for each number of workers.
+
+    Optimus' formula, or Pollux' for all-reduce, is fitted to the two smallest measured numbers.
+    """
+    link = costs.link()
+    assert link is not None
+    think_s = statistics.fmean(step.compute_s)
+    stations = [sum(step.tensor_bytes) / link[0]] * 2
+    few = sorted(measured)[:2]
+
+    def fitted(workers: int) -> float:
+        if mode == "async":
+            of_async = fit_optimus_async([(w, 1, measured[w]) for w in few])
+            return of_async.steps_per_s(workers, 1)
+        if mode == "sync":
+            of_sync = fit_optimus_sync([(w, 1, w, measured[w] / w) for w in few])
+            return workers * of_sync.steps_per_s(workers, 1, workers)
+        alone = [(1.0, 1, 1, think_s)]
+        pollux = fit_pollux(alone + [(1.0, w, w, w / measured[w]) for w in few])
+        return workers / pollux.step_s(1.0, workers, workers)
+
+    return {
+        workers: {
+            "mean_value": mean_value_analysis(think_s, stations, workers)[-1]
+            if mode == "async" else None,
+            "bound": None if mode == "allreduce" else upper_bound(think_s, stations, workers),
+            "fitted": None if workers in few else fitted(workers),
+        }
+        for workers in measured
+    }  # fmt: skip
 
 
-def _run(job: dict[str, Any], rate_mbit: float, mode: str, workers: int) -> dict[str, Any]:
+def _layers(name: str, rate_mbit: float) -> Profile:
+    shrink = _SHRINK.get(name, 1)
+    rate = _PAYLOAD * rate_mbit * 1e6 / 8
+    return layers_of(name, shrink, _COMPUTE * PROFILES[name]().size_bytes / shrink / rate)
+
+
+def _run(
+    profile: Profile,
+    name: str,
+    rate_mbit: float,
+    mode: Mode,
+    workers: int,
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """A job, with one server unless ranks reduce; one worker is recorded."""
+    job = {
+        "model": name, "shrink": _SHRINK.get(name, 1), "warm_up": _WARM_UP,
+        "compute_s": sum(layer.forward_s + layer.backward_s for layer in profile.layers),
+        "steps": options.steps + _WARM_UP, "record": workers == 1,
+    }  # fmt: skip
+    servers = int(mode != "allreduce")
     knobs = {
         "HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_MODE": mode, "HVD_ORDER_PS_BALANCE": "0",
-        "HVD_ORDER_SLICE_BYTES": str(SLICE_BYTES), "HVD_ORDER_CREDIT_BYTES": "2MiB",
-    }  # fmt: skip
-    with EmulatedHosts(count=workers + 1, rate_mbit=rate_mbit) as hosts:
-        return PlacedJob(hosts, workers, 1, _JOB).run(job, knobs)
-
-
-@functools.cache
-def _measured_rate(rate_mbit: float) -> float:
-    """Bytes/s of a server's link, each way at once, with slices as they travel in training."""
-    job = {"what": "raw", "bytes": _LINK_BYTES, "piece_bytes": SLICE_BYTES,
-           "in_flight": _LINK_IN_FLIGHT, "repeats": 5}  # fmt: skip
-    with EmulatedHosts(count=3, rate_mbit=rate_mbit) as hosts:
-        seconds = PlacedJob(hosts, 2, 1).run(job, {})["seconds"]
-    return 2 * _LINK_BYTES / statistics.median(seconds)
-
-
-def _update_s_per_byte() -> float:
-    """Seconds of SGD for each byte of a gradient, on this machine, as a server updates."""
-    import torch
-
-    torch.set_num_threads(1)
-    count = SLICE_BYTES // 4
-    parameters, gradients = ([torch.ones(count) for _ in range(64)] for _ in range(2))
-    taken = []
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        begin = time.perf_counter()
-        parameter.add_(gradient, alpha=-1e-3)
-        taken.append(time.perf_counter() - begin)
-    return statistics.median(taken) / SLICE_BYTES
+        "HVD_ORDER_SLICE_BYTES": str(_SLICE_BYTES), "HVD_ORDER_CREDIT_BYTES": "2MiB",
+    } if servers else {"HVD_ORDER_TUNE": "0"}  # fmt: skip
+    with EmulatedHosts(count=workers + servers, rate_mbit=rate_mbit) as hosts:
+        return PlacedJob(hosts, workers, servers, _JOB).run(job, knobs)
 
 
 def _rate(ends: list[list[float]]) -> float:
@@ -194,10 +216,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", choices=sorted(PROFILES),
                         default=["resnet50", "densenet121", "gpt2_small"])  # fmt: skip
     parser.add_argument("--rates-mbit", nargs="+", type=float, default=[1000.0, 500.0])
-    parser.add_argument("--modes", nargs="+", choices=["async", "sync"], default=["async", "sync"])
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        choices=["async", "sync", "allreduce"],
+        default=["async", "sync", "allreduce"],
+    )
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 8])
-    parser.add_argument("--shrink", type=int, default=8, help="a model has 1/N of its parameters")
-    parser.add_argument("--steps", type=int, default=20, help="measured steps of each worker")
+    parser.add_argument("--steps", type=int, default=12, help="measured steps of each worker")
     add_out_option(parser)
     return parser.parse_args()
 

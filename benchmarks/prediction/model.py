@@ -1,7 +1,8 @@
-"""What workers train, and the step that one worker's recording makes of it."""
+"""What workers train, and the graph and durations that one worker's recording makes of it."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,7 @@ from typing import Any
 from profiles import PROFILES, Profile
 
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.predict.workers.worker_step import WorkerStep
 
-SLICE_BYTES = 512 << 10
 _ELEMENT_BYTES = 4
 
 
@@ -25,8 +24,13 @@ def layers_of(name: str, shrink: int, compute_s: float) -> Profile:
     return replace(profile, layers=tuple(layers))
 
 
-def step_of(profile: Profile, recorded: Sequence[Sequence[Any]]) -> WorkerStep:
-    """The step from recorded layers: (name, "forward" or "backward", begin, end) of each.
+def graph_of(
+    profile: Profile, recorded: Sequence[Sequence[Any]]
+) -> tuple[Graph, list[list[float]]]:
+    """The graph of recorded layers, and its durations by step and op.
+
+    Args:
+        recorded: of each step (name, "forward" or "backward", begin, end) of each layer.
 
     In the backward pass nothing waits, so a layer takes the time since the layer before ended,
     with hooks and copies. In the forward pass layers wait for parameters; their own time counts.
@@ -54,4 +58,6 @@ def step_of(profile: Profile, recorded: Sequence[Sequence[Any]]) -> WorkerStep:
             [end - begin for begin, end in forward]
             + [end - start for start, end in zip(starts, backward, strict=True)]
         )
-    return WorkerStep(Graph(tuple(parameters), tuple(ops)), rows, slice_bytes=SLICE_BYTES)
+    medians = [statistics.median(of_op) for of_op in zip(*rows, strict=True)]
+    timed = [replace(op, duration_s=s) for op, s in zip(ops, medians, strict=True)]
+    return Graph(tuple(parameters), tuple(timed)), rows

@@ -12,12 +12,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
-from model import step_of
+from model import graph_of
 from profiles import PROFILES, Profile
 
 from hvd_order.predict.workers.throughput import Cluster, predict_servers
+from hvd_order.predict.workers.worker_step import WorkerStep
 
 _SERVERS = 4
+_SLICE_BYTES = 512 << 10
 _STEPS = {4: 1000, 16: 1000, 64: 1000, 256: 100, 1024: 10}  # of each worker, by their number
 _SAMPLES = 50
 _VARIATION = 0.2
@@ -32,7 +34,8 @@ def main() -> None:
     found = environment()
     print(describe(found) + "\n")
     profile = PROFILES["resnet50"]().scaled_to(_COMPUTE_S)
-    step = step_of(profile, [_recorded(profile, random.Random(i)) for i in range(_SAMPLES)])
+    graph, rows = graph_of(profile, [_recorded(profile, random.Random(i)) for i in range(_SAMPLES)])
+    step = WorkerStep(graph, rows, slice_bytes=_SLICE_BYTES)
     seconds = {}
     for workers, steps in _STEPS.items():
         begin = time.process_time()

@@ -149,14 +149,14 @@ def _predictions(runs: Sequence[Document]) -> list[str]:
     rows = []
     for run in runs:
         for cell in run.raw.get("cells", ()):
-            forms = (cell["mean_value"], cell["bound"], cell["optimus"])
+            forms = (cell["mean_value"], cell["bound"], cell["fitted"])
             rows.append([
                 f"{cell['model']}, {cell['rate_mbit']:g}", cell["mode"], str(cell["workers"]),
                 f"{cell['measured']:.2f}", f"{cell['predicted']:.2f}", f"{cell['error']:+.1%}",
                 *("" if form is None else f"{form:.2f}" for form in forms), run.commit,
             ])  # fmt: skip
     header = ("model, Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
-              "bound", "Optimus", "commit")  # fmt: skip
+              "bound", "Optimus, Pollux", "commit")  # fmt: skip
     return table(rows, header)
 
 

@@ -14,15 +14,19 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, read_profile
 from hvd_order.predict.units import parse_duration, parse_rate
 from hvd_order.report.drawing import save
-from hvd_order.report.server_costs import NOT_APART, cost_text, job_text, link_text
+from hvd_order.report.server_costs import (
+    NOT_APART,
+    calibration_text,
+    cost_text,
+    job_text,
+    link_text,
+)
 
 if TYPE_CHECKING:
     from hvd_order.plan.link.server_costs import Cost, ServerCosts
     from hvd_order.predict.workers.throughput import Cluster
 
 __all__ = ["add_options", "main"]
-
-_SLICE_BYTES = 4 << 20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="order of an ordered transmission: tic, tac, search, ... (default: consumption)"
         )  # fmt: skip
     add("--slice-bytes", type=int, metavar="N",
-        help="tensors travel in pieces of at most N bytes (default: 4 MiB; tensorflow: whole)"
-        )  # fmt: skip
+        help="tensors travel in slices of at most N bytes (default: as hvd_order chooses for the "
+        "link; tensorflow: whole)")  # fmt: skip
     add("--staleness", type=int, metavar="N",
         help="async: a worker waits while the slowest is more than N steps behind")  # fmt: skip
     add("--delay-bound", type=int, metavar="N",
@@ -85,8 +89,9 @@ def main(parsed: argparse.Namespace) -> int:
     """
     from hvd_order.plan.link.link_model import LinkModel
     from hvd_order.plan.orders.registry import order
+    from hvd_order.predict.workers.calibration import calibrate
     from hvd_order.predict.workers.comparison import compare, parse_counts
-    from hvd_order.predict.workers.worker_step import WorkerStep
+    from hvd_order.predict.workers.worker_step import WorkerStep, usual_slice_bytes
     from hvd_order.report.throughput import draw_throughput, throughput_report
     from hvd_order.report.what_if import page_of, text_of
 
@@ -104,8 +109,16 @@ def main(parsed: argparse.Namespace) -> int:
     if parsed.order is not None:
         priorities = order(parsed.order, graph, LinkModel(0.0, 0.0, 1 / cluster.worker_bytes_per_s))
     whole = parsed.system == "tensorflow"
-    slice_bytes = parsed.slice_bytes or (None if whole else _SLICE_BYTES)
+    slice_bytes = parsed.slice_bytes
+    if slice_bytes is None and not whole:
+        slice_bytes = usual_slice_bytes(profile, cluster.slower_bytes_per_s, parsed.latency)
     step = WorkerStep.from_profile(profile, priorities=priorities, slice_bytes=slice_bytes)
+    # What hvd_order's servers cost a worker says nothing of other ones.
+    if profile.servers is not None and not whole and parsed.mode != "allreduce":
+        found = calibrate(step, profile.servers, parsed.latency)
+        if found is not None:
+            step = found.step
+            sources.append(calibration_text(found))
     rows = compare(step, graph, cluster, workers, servers, parsed.mode, parsed.seeds)
     report = throughput_report(profile.model, rows, parsed.batch, parsed.price, link, sources)
     sys.stdout.write(text_of(report))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from hvd_order.plan.link.busy_union import LinkUse
 from hvd_order.plan.link.server_costs import Cost, ServerCosts
 from hvd_order.predict.units import byte_rate_text, rate_text, time_text
+from hvd_order.predict.workers.calibration import Calibration
 
-__all__ = ["NOT_APART", "cost_text", "job_text", "lines_of", "link_text"]
+__all__ = ["NOT_APART", "calibration_text", "cost_text", "job_text", "lines_of", "link_text"]
 
 NOT_APART = "slices had about one size, so time by slice and time by byte cannot be told apart"
 
@@ -26,6 +28,8 @@ def lines_of(costs: ServerCosts) -> Iterator[str]:
     yield f"server, {what}: {cost_text(costs.update)}"
     yield f"server, its end of a push: {cost_text(costs.server_end)}"
     yield f"worker, its end of an answer: {cost_text(costs.worker_end)}"
+    if costs.step_s:
+        yield f"worker, a step: {time_text(statistics.fmean(costs.step_s))}"
     if not all(cost.apart for cost in (costs.update, costs.server_end, costs.worker_end)):
         yield NOT_APART
 
@@ -43,6 +47,17 @@ def cost_text(cost: Cost) -> str:
     if cost.seconds > 0 or not parts:
         parts.append(f"{time_text(cost.seconds)} a slice")
     return " and ".join(parts)
+
+
+def calibration_text(found: Calibration) -> str:
+    """What the profiled job took more than simulated, and where that is counted."""
+    took, simulated = time_text(found.measured_s), time_text(found.simulated_s)
+    if not found.exchange_s:
+        return f"A step of the profiled job took {took}, not more than simulated ({simulated})."
+    return (
+        f"A step of the profiled job took {took}, simulated {simulated}: the worker gets "
+        f"{time_text(found.exchange_s)} more for each parameter."
+    )
 
 
 def _use_text(use: LinkUse, what: str) -> str:

@@ -51,6 +51,7 @@ def with_servers() -> Profile:
         update=Cost(1e-5, 4e-10, apart=True),
         server_end=Cost(0.0, 0.0, apart=True),
         worker_end=Cost(0.0, 2e-10, apart=False),
+        step_s=(0.021, 0.02, 0.022),
     )
     return replace(example(), servers=costs)
 
@@ -102,7 +103,7 @@ def changed(document: Any, path: list[Any], value: Any) -> str:
     ("path", "value", "message"),
     [
         (["format"], "other", "no profile"),
-        (["version"], 1, "version 1 of the format, this hvd_order reads 2 and 3"),
+        (["version"], 1, "version 1 of the format, this hvd_order reads 2 to 4"),
         (["model"], None, 'the profile lacks "model"'),
         (["colour"], "red", 'unknown fields: "colour"'),
         (["clock"], "sundial", "\"clock\": 'sundial'; expected one of wall, cuda_event"),
@@ -147,6 +148,8 @@ def test_mistakes_in_a_file_are_named(
         (["servers", "answer", "transfers"], -1, "-1 transfers"),
         (["servers", "update", "seconds"], -1.0, '"update" of "servers" has -1.0 s'),
         (["servers", "worker_end"], None, '"servers" lacks "worker_end"'),
+        (["servers", "step_s"], [0.1, "soon"], '"step_s" of "servers" has [0.1, \'soon\']'),
+        (["servers", "step_s"], [-0.1], "expected times in seconds"),
     ],
 )
 def test_mistakes_about_servers_are_named(
@@ -161,11 +164,11 @@ def test_mistakes_about_servers_are_named(
 
 
 def test_a_profile_without_servers_is_a_file_for_older_versions_too(tmp_path: Path) -> None:
-    for profile, version in ((example(), 2), (with_servers(), 3)):
+    for profile, version in ((example(), 2), (with_servers(), 4)):
         profile.write(tmp_path / "p.json")
         written = json.loads((tmp_path / "p.json").read_text())
         assert written["version"] == version
-        assert ("servers" in written) == (version == 3)
+        assert ("servers" in written) == (version == 4)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"format": "hvd_order profile"}'])

@@ -20,6 +20,7 @@ from hvd_order.plan.files.profile import Profile, Timing, read_profile
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
 from hvd_order.plan.link.busy_union import LinkUse
 from hvd_order.plan.link.server_costs import Cost, ServerCosts
+from hvd_order.predict.workers.calibration import calibrate, measured_cluster
 from hvd_order.predict.workers.closed_forms import (
     OptimusAsync,
     OptimusSync,
@@ -320,7 +321,7 @@ def test_a_delay_bound_holds_and_costs_no_link_anything(
 
 def test_helpers_relieve_a_server_with_a_full_link() -> None:
     """One server owns all that travels. Its link is full, and with helpers less than half so."""
-    step = WorkerStep.from_profile(profile(seconds=1e-3), slice_bytes=100_000)
+    step = WorkerStep.from_profile(profile(seconds=1e-3), slice_bytes=20_000)
     owned = [0] * len(step.tensor_bytes)
     options: dict[str, Any] = {
         "workers": 8, "servers": 4, "server_of": owned, "worker_bytes_per_s": 1e8,
@@ -576,6 +577,70 @@ def test_what_was_not_measured_is_said(
     assert ended == code
     assert says in " ".join((out + err).split())
     assert out == "" or code == 0
+
+
+def test_the_profiled_job_is_reproduced() -> None:
+    """What each parameter costs beside computation is found again from the job's steps alone."""
+    mine = measured()
+    assert mine.servers is not None
+    step = WorkerStep.from_profile(mine, slice_bytes=100_000)
+    cluster = measured_cluster(mine.servers, 1e-4)
+    assert cluster is not None
+    real = predict_servers(step.with_exchange_time(2e-3), cluster, 1, 1)
+    costs = replace(mine.servers, step_s=(1 / real.steps_per_s,) * 3)
+    found = calibrate(step, costs, 1e-4)
+    assert found is not None
+    assert found.exchange_s == pytest.approx(2e-3, rel=0.1)
+    assert found.simulated_s < found.measured_s
+    again = predict_servers(found.step, cluster, 1, 1).steps_per_s
+    assert again == pytest.approx(real.steps_per_s, rel=0.02)
+    assert found.step.compute_s[0] == pytest.approx(
+        step.compute_s[0] + step.parameters * found.exchange_s
+    )
+
+
+def test_a_job_that_was_faster_than_simulated_changes_nothing(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a file without the job's steps, or without its link."""
+    mine = measured()
+    assert mine.servers is not None
+    step = WorkerStep.from_profile(mine)
+    fast = replace(mine.servers, step_s=(1e-6,) * 3)
+    found = calibrate(step, fast, 1e-4)
+    assert found is not None
+    assert found.step is step
+    assert calibrate(step, mine.servers, 1e-4) is None
+    unknown = measured(None)
+    assert unknown.servers is not None
+    assert calibrate(step, replace(unknown.servers, step_s=(1.0,) * 3), 1e-4) is None
+    _, out, _ = predicted(replace(mine, servers=fast), tmp_path, capsys)
+    assert "took 1 us, not more than simulated" in out
+    slow = replace(mine.servers, step_s=(1.0,) * 3)
+    _, out, _ = predicted(replace(mine, servers=slow), tmp_path, capsys)
+    assert "A step of the profiled job took 1 s, simulated" in out
+    assert "more for each parameter" in out
+
+
+def test_slices_hold_several_parameters_or_a_part_of_one() -> None:
+    graph = Graph(
+        (Parameter("a", 1000), Parameter("b", 3000), Parameter("c", 20_000)),
+        (
+            Op("f", 1.0, (), ("a", "b"), ()),
+            Op("g", 1.0, ("f",), ("c",), ()),
+            Op("h", 1.0, ("g",), (), ("a", "b", "c"), phase="backward"),
+        ),
+    )
+    rows = [[1.0, 1.0, 1.0], [1.1, 1.0, 1.0]]
+    whole = WorkerStep(graph, rows)
+    assert whole.tensor_bytes == [1000, 3000, 20_000]
+    sliced = WorkerStep(graph, rows, slice_bytes=8192)
+    assert len(sliced.tensor_bytes) < 3 + 3, "a and b travel together"
+    assert max(sliced.tensor_bytes) <= 8192
+    assert sum(sliced.tensor_bytes) == pytest.approx(24_000, abs=48)
+    assert sliced.parameters == whole.parameters == 3
+    with pytest.raises(InvalidUsage, match="slice size is 8 bytes"):
+        WorkerStep(graph, rows, slice_bytes=8)
 
 
 def test_the_report_says_what_a_delay_bound_drops(

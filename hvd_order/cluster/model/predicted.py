@@ -8,14 +8,13 @@ from typing import Literal
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile
+from hvd_order.predict.workers.calibration import calibrate
 from hvd_order.predict.workers.comparison import parse_counts
 from hvd_order.predict.workers.throughput import Cluster, predict_all_reduce, predict_servers
 from hvd_order.predict.workers.transmission import POLICIES
-from hvd_order.predict.workers.worker_step import WorkerStep
+from hvd_order.predict.workers.worker_step import WorkerStep, usual_slice_bytes
 
 __all__ = ["predicted_speed"]
-
-_SLICE_BYTES = 4 << 20
 
 
 def predicted_speed(
@@ -51,7 +50,11 @@ def predicted_speed(
     if (mode == "allreduce") != (workers_per_server is None):
         raise InvalidUsage(f"mode {mode} and {workers_per_server} workers a server; all-reduce has "
                            "no servers, the other modes need them")  # fmt: skip
-    step = WorkerStep.from_profile(profile, slice_bytes=_SLICE_BYTES)
+    slice_bytes = usual_slice_bytes(profile, network_bytes_per_s, latency_s)
+    step = WorkerStep.from_profile(profile, slice_bytes=slice_bytes)
+    if profile.servers is not None and mode != "allreduce":
+        found = calibrate(step, profile.servers, latency_s)
+        step = step if found is None else found.step
     graph = profile.graph("median")
     way = replace(POLICIES["ordered"], latency_s=latency_s)
 

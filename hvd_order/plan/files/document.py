@@ -122,7 +122,7 @@ def _parse(text: str, kind: str, versions: range, parse: Callable[[Fields], T]) 
     if not isinstance(content, dict) or content.get("format") != _format(kind):
         raise InvalidUsage(f'no {kind}: it does not say "format": "{_format(kind)}"')
     if content.get("version") not in versions:
-        known = " and ".join(str(version) for version in versions)
+        known = " to ".join(str(version) for version in sorted({versions[0], versions[-1]}))
         raise InvalidUsage(
             f"version {content.get('version')!r} of the format, this hvd_order reads {known}; "
             f"make the {kind} again"

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _KIND = "profile"
-VERSION = 3
+VERSION = 4
 _WITHOUT_SERVERS = 2  # the newest version that knows no servers
 LEAST_RUNS = 5
 

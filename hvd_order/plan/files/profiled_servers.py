@@ -41,6 +41,7 @@ def costs_from(content: Any) -> ServerCosts:
         _cost(fields.take("update", dict), "update"),
         _cost(fields.take("server_end", dict), "server_end"),
         _cost(fields.take("worker_end", dict), "worker_end"),
+        _steps(fields.take("step_s", list)) if fields.has("step_s") else (),
     )
     fields.end()
     return costs
@@ -63,6 +64,12 @@ def _link_use(content: Any, name: str) -> LinkUse:
             f'{fields.where} has "bytes_per_s": {rate} in {busy_s} s; expected more than 0, or null'
         )
     return LinkUse(transfers, size, busy_s, rate, at_least)
+
+
+def _steps(content: list[Any]) -> tuple[float, ...]:
+    if not all(isinstance(x, (int, float)) and _is_time(x) for x in content):
+        raise InvalidUsage(f'"step_s" of "servers" has {content!r}; expected times in seconds')
+    return tuple(content)
 
 
 def _cost(content: Any, name: str) -> Cost:

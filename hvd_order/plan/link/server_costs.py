@@ -73,6 +73,7 @@ class ServerCosts:
         server_end: of a server's end of a connection, for each push, without the update: reading
             the frame, and handing the answer to the connection.
         worker_end: of a worker's end, for each answer: reading the frame and copying its content.
+        step_s: the measured worker's steps, one after the other; empty in older files.
     """
 
     servers: int
@@ -84,6 +85,7 @@ class ServerCosts:
     update: Cost
     server_end: Cost
     worker_end: Cost
+    step_s: tuple[float, ...] = ()
 
     def link(self) -> tuple[float, bool] | None:
         """Bytes/s of a worker's link, and whether it is only known to be at least that.
@@ -124,12 +126,13 @@ def server_costs(
     workers: int,
     mode: Literal["sync", "async"],
     updates: Literal["server", "worker"],
+    step_s: Sequence[float] = (),
 ) -> ServerCosts:
     """Sums up what one worker and each server recorded.
 
     Args:
         workers: of the job.
-        mode, updates: as of `ServerCosts`.
+        mode, updates, step_s: as of `ServerCosts`.
 
     Raises:
         InvalidUsage: nothing was exchanged.
@@ -150,6 +153,7 @@ def server_costs(
         cost_of((u.size_bytes, (u.end_ns - u.begin_ns) / 1e9) for t in times for u in t.updates),
         cost_of(sample for one in times for sample in _without_updates(one)),
         cost_of((a.size_bytes, (a.handled_ns - a.came_ns) / 1e9) for t in times for a in t.answers),
+        tuple(step_s),
     )
 
 

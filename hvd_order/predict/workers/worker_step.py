@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hvd_order import _core
@@ -10,15 +10,20 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile
 from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
+from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.plan.link.slice_settings import best_settings
 from hvd_order.predict.workload import consumption_order
 
-__all__ = ["WorkerStep"]
+__all__ = ["WorkerStep", "usual_slice_bytes"]
 
 _KINDS = {
     "compute": _core.SampledKind.COMPUTE,
     "pull": _core.SampledKind.PULL,
     "push": _core.SampledKind.PUSH,
 }
+
+
+_ALIGNMENT = 16  # bytes; SliceLayout's least
 
 
 @dataclass(frozen=True)
@@ -31,16 +36,27 @@ class _Op:
     priority: int = 0
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """What travels as one: a tensor, or a slice with several tensors or a part of one."""
+
+    name: str
+    size_bytes: int
+    parameters: tuple[str, ...]
+
+
 class WorkerStep:
     """Computations of a step, measured several times, and the transfers around them.
 
-    A parameter is pulled before its first reader and its gradient is pushed behind its producers.
-    The optimizer's ops are left out: servers update.
+    A piece is pulled before the first reader of a parameter in it, and pushed behind the producers
+    of all its gradients. The optimizer's ops are left out: servers update.
 
     Attributes:
-        tensor_bytes: what travels, each way, piece by piece, in consumption order.
+        tensor_bytes: what travels, each way, piece by piece, in order of urgency.
         samples: number of measured steps.
         compute_s: computation of each measured step.
+        parameters: number of parameters that travel.
+        graph: of the ops and parameters.
     """
 
     def __init__(
@@ -55,36 +71,30 @@ class WorkerStep:
 
         Args:
             priorities: order of the transfers for an enforced order; None: consumption order.
-            slice_bytes: largest piece in which a tensor travels; None: tensors travel as a whole.
+            slice_bytes: parameters travel in slices of this size, which hvd_order's `SliceLayout`
+                cuts; None: each as a whole.
 
         Raises:
-            InvalidUsage: no gradient travels, or there is no measured step.
+            InvalidUsage: no gradient travels, there is no measured step, or slices are too small.
         """
         names = consumption_order(graph)
         if not names:
             raise InvalidUsage("no parameter of the profile has a gradient, so nothing travels")
-        if slice_bytes is not None and slice_bytes < 1:
-            raise InvalidUsage(f"slices of {slice_bytes} bytes; at least 1 is needed")
         ranked = names if priorities is None else sorted(names, key=priorities.__getitem__)
-        urgency = {name: i for i, name in enumerate(ranked)}
         sizes = {p.name: p.size_bytes for p in graph.parameters}
-        self.tensor_bytes: list[int] = []
-        ops: list[_Op] = []
-        pulls: dict[str, list[int]] = {}
-        pieces: dict[str, list[int]] = {}
-        for name in names:
-            pulls[name], pieces[name] = [], []
-            for i, size in enumerate(_cut(sizes[name], slice_bytes)):
-                tensor = len(self.tensor_bytes)
-                self.tensor_bytes.append(size)
-                pieces[name].append(tensor)
-                pulls[name].append(len(ops))
-                ops.append(_Op(f"pull {name}[{i}]", "pull", [], 0, tensor, urgency[name]))
+        pieces = _pieces(ranked, sizes, slice_bytes)
+        self.tensor_bytes = [piece.size_bytes for piece in pieces]
+        self.parameters = len(names)
+        ops = [_Op(f"pull {p.name}", "pull", [], 0, i, i) for i, p in enumerate(pieces)]
+        pulls: dict[str, list[int]] = {name: [] for name in names}
+        for i, piece in enumerate(pieces):
+            for name in piece.parameters:
+                pulls[name].append(i)
         streams = {name: i for i, name in enumerate(graph.resources)}
         place: dict[str, int] = {}
-        kept = [i for i, op in enumerate(graph.ops) if op.phase != "update" or op.produces]
+        self._kept = [i for i, op in enumerate(graph.ops) if op.phase != "update" or op.produces]
         producers: dict[str, list[int]] = {name: [] for name in names}
-        for i in kept:
+        for i in self._kept:
             op = graph.ops[i]
             inputs = [place[name] for name in op.inputs if name in place]
             inputs += [pull for name in op.reads if name in pulls for pull in pulls[name]]
@@ -92,22 +102,44 @@ class WorkerStep:
             for name in op.produces:
                 producers[name].append(len(ops))
             ops.append(_Op(op.name, "compute", inputs, streams[op.resource]))
-        firsts = [place[graph.ops[i].name] for i in kept]
-        for name in names:
-            for tensor in pieces[name]:
-                ops.append(_Op(f"push {name}", "push", producers[name], 0, tensor, urgency[name]))
+        for i, piece in enumerate(pieces):
+            behind = [op for name in piece.parameters for op in producers[name]]
+            ops.append(_Op(f"push {piece.name}", "push", behind, 0, i, i))
         rows = []
         for step in seconds:
             row = [0.0] * len(ops)
-            for at, i in zip(firsts, kept, strict=True):
-                row[at] = step[i]
+            for i in self._kept:
+                row[place[graph.ops[i].name]] = step[i]
             rows.append(row)
         self.samples = len(rows)
         self.compute_s = [sum(row) for row in rows]
+        self.graph, self._seconds = graph, seconds
+        self._priorities, self._slice_bytes = priorities, slice_bytes
         self.native = _core.SampledStep(
             [(o.name, _KINDS[o.kind], o.inputs, o.stream, o.tensor, o.priority) for o in ops],
             self.tensor_bytes,
             rows,
+        )
+
+    def with_exchange_time(self, seconds: float) -> WorkerStep:
+        """The same step, in which each parameter that travels takes the worker so much longer.
+
+        One half is spent before the parameter's first reader, the other behind its last producer.
+        """
+        extra = [0.0] * len(self.graph.ops)
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for i in self._kept:
+            op = self.graph.ops[i]
+            for name in op.reads:
+                first.setdefault(name, i)
+            last.update(dict.fromkeys(op.produces, i))
+        for name, i in last.items():
+            extra[i] += seconds / 2
+            extra[first.get(name, i)] += seconds / 2
+        longer = [[s + e for s, e in zip(step, extra, strict=True)] for step in self._seconds]
+        return WorkerStep(
+            self.graph, longer, priorities=self._priorities, slice_bytes=self._slice_bytes
         )
 
     @classmethod
@@ -155,9 +187,21 @@ class WorkerStep:
         return found
 
 
-def _cut(size: int, slice_bytes: int | None) -> list[int]:
-    """Sizes of a tensor's pieces: as few as possible, and alike."""
-    if slice_bytes is None or size <= slice_bytes:
-        return [size]
-    count = -(-size // slice_bytes)
-    return [size // count + (i < size % count) for i in range(count)]
+def usual_slice_bytes(profile: Profile, bytes_per_s: float, latency_s: float) -> int:
+    """The slice size that hvd_order chooses for a model on a link, before any trial."""
+    total = sum(parameter.size_bytes for parameter in profile.parameters)
+    return best_settings(LinkModel(latency_s, 0.0, 1 / bytes_per_s), total).slice_bytes
+
+
+def _pieces(
+    names: Sequence[str], sizes: Mapping[str, int], slice_bytes: int | None
+) -> list[_Piece]:
+    """What travels as one, in the order of the names."""
+    if slice_bytes is None:
+        return [_Piece(name, sizes[name], (name,)) for name in names]
+    aligned = [(name, -(-max(sizes[name], 1) // _ALIGNMENT) * _ALIGNMENT, 0) for name in names]
+    layout = _core.SliceLayout(aligned, slice_bytes, small_front=True)
+    return [
+        _Piece(layout.slice_name(i), each.size_bytes, tuple(names[t] for t in layout.tensors_of(i)))
+        for i, each in enumerate(layout.slices)
+    ]

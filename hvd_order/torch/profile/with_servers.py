@@ -8,8 +8,10 @@ on the same machine would take processors from what is measured.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -87,6 +89,7 @@ class _Counter:
         self.costs: ServerCosts | None = None
         self._script = script
         self._runs = runs
+        self._ends: list[float] = []  # of the steps that are recorded, and of the one before
         self._optimizer: torch.optim.Optimizer | None = None
         self._closed = False
         # The hook stays, because hooks cannot be removed while an optimizer runs them.
@@ -104,6 +107,8 @@ class _Counter:
         if optimizer is not self._optimizer:
             return
         self.steps += 1
+        if self.steps >= _WARM_UP:
+            self._ends.append(time.monotonic())
         if self.steps == _WARM_UP and self.records:
             self._servers().record()
         if self.steps == _WARM_UP + self._runs:
@@ -120,7 +125,7 @@ class _Counter:
             )
         return host.servers
 
-    @staticmethod
-    def _sum_up(times: Sequence[ServerTimes]) -> ServerCosts:
+    def _sum_up(self, times: Sequence[ServerTimes]) -> ServerCosts:
         job = process.current()
-        return server_costs(times, job.size, job.config.ps_mode, job.config.ps_update)
+        steps_s = [end - begin for begin, end in pairwise(self._ends)]
+        return server_costs(times, job.size, job.config.ps_mode, job.config.ps_update, steps_s)
