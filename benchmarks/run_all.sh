@@ -32,7 +32,9 @@ record side_by_side-vgg16 side_by_side/main --models vgg16 --rate-mbit 2000 \
   --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
 record side_by_side-gpt2_small side_by_side/main --models gpt2_small --rate-mbit 2000 \
   --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
-record side_by_side-large side_by_side/main --models vgg16 gpt2_small bert_large dlrm \
+record side_by_side-large side_by_side/main --models vgg16 gpt2_small dlrm \
+  --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
+record side_by_side-bert_large side_by_side/main --models bert_large \
   --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
 record side_by_side-ratios side_by_side/main --models resnet50 --ratio 0.25 0.5 2 4 \
   --systems ddp_tuned hvd_order --buckets-mib 2 5 10 --rounds 2
