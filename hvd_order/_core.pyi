@@ -72,6 +72,7 @@ class SliceLayout:
         small_front: bool = ...,
         split: bool = ...,
         sharded: bool = ...,
+        maxima_ranks: int = ...,
     ) -> None:
         """Takes (name, size in bytes, buffer) in consumption order.
 
@@ -80,6 +81,8 @@ class SliceLayout:
                 from its end.
             split: each all-reduce is a reduce-scatter and an all-gather; one more tensor, the
                 last, holds sums of squares.
+            maxima_ranks: number of ranks, if that tensor also has a place for each rank's largest
+                absolute value of each gradient.
 
         Raises:
             InvalidUsage: an empty name, or a size that is no positive multiple of 16.
@@ -109,6 +112,11 @@ class SliceLayout:
     @property
     def squared_tensors(self) -> list[int]:
         """The tensor of each sum of squares, by place in the squares' buffer."""
+
+    @property
+    def maxima_ranks(self) -> int: ...
+    def first_maximum(self, rank: int) -> int:
+        """The place in the squares' buffer of the rank's maximum of the first gradient."""
 
 @final
 class Scheduler:

@@ -48,21 +48,24 @@ void bindLayout(py::module_& m) {
       m, "SliceLayout", py::module_local(), "Where tensors lie in buffers and how these are cut.")
       .def(
           py::init([](const std::vector<std::tuple<std::string, ByteCount, BufferId>>& tensors,
-                      ByteCount sliceBytes, bool smallFront, bool split, bool sharded) {
+                      ByteCount sliceBytes, bool smallFront, bool split, bool sharded,
+                      std::uint32_t maximaRanks) {
             std::vector<TensorSpec> specs;
             for (const auto& [name, size, buffer] : tensors) {
               specs.push_back({name, size, buffer});
             }
             return std::make_shared<SliceLayout>(
-                std::move(specs), sliceBytes, smallFront, split, sharded);
+                std::move(specs), sliceBytes, smallFront, split, sharded, maximaRanks);
           }),
           py::arg("tensors"), py::arg("slice_bytes"), py::arg("small_front") = true,
-          py::arg("split") = false, py::arg("sharded") = false)
+          py::arg("split") = false, py::arg("sharded") = false, py::arg("maxima_ranks") = 0)
       .def_property_readonly("is_split", &SliceLayout::isSplit)
       .def_property_readonly("is_sharded", &SliceLayout::isSharded)
       .def("parameter_of", &SliceLayout::parameterOf, py::arg("gradient"))
       .def_property_readonly("squares_tensor", &SliceLayout::squaresTensor)
       .def_property_readonly("squared_tensors", &SliceLayout::squaredTensors)
+      .def_property_readonly("maxima_ranks", &SliceLayout::maximaRanks)
+      .def("first_maximum", &SliceLayout::firstMaximum, py::arg("rank"))
       .def_property_readonly("slices", &SliceLayout::slices)
       .def_property_readonly("buffer_bytes", &SliceLayout::bufferBytes)
       .def_property_readonly("largest_slice_bytes", &SliceLayout::largestSliceBytes)

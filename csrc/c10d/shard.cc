@@ -3,11 +3,26 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
 
 #include "c10d/server/tensor_payload.h"
 #include "server/arithmetic/element_sum.h"
 
 namespace hvd_order {
+
+namespace {
+
+// Two slices of one tensor may have their sums at once. NaN is above all numbers.
+void raise(double& largest, double size) {
+  const std::atomic_ref<double> shared(largest);
+  double before = shared.load();
+  while (!(std::isnan(before) || before >= size) && !shared.compare_exchange_weak(before, size)) {
+  }
+}
+
+} // namespace
 
 Shard shardOf(std::int64_t elements, int rank, int size) {
   const std::int64_t part = (elements + size - 1) / size;
@@ -15,14 +30,25 @@ Shard shardOf(std::int64_t elements, int rank, int size) {
   return {begin, std::min(elements, begin + part) - begin};
 }
 
-void writeSquare(const at::Tensor& values, const at::Tensor& square) {
+void writeNorms(const at::Tensor& values, const at::Tensor& square, const at::Tensor& largest) {
   if (values.is_cpu()) {
-    *square.mutable_data_ptr<double>() = sumOfSquares(
-        elementTypeOf(values), static_cast<const std::byte*>(values.const_data_ptr()),
-        static_cast<std::size_t>(values.nbytes()));
+    const ElementType type = elementTypeOf(values);
+    const auto* const elements = static_cast<const std::byte*>(values.const_data_ptr());
+    const auto bytes = static_cast<std::size_t>(values.nbytes());
+    if (!largest.defined()) {
+      *square.mutable_data_ptr<double>() = sumOfSquares(type, elements, bytes);
+      return;
+    }
+    const Norms norms = normsOf(type, elements, bytes);
+    *square.mutable_data_ptr<double>() = norms.squares;
+    raise(*largest.mutable_data_ptr<double>(), norms.largest);
     return;
   }
   square.copy_(values.to(at::kDouble).square().sum());
+  if (largest.defined() && values.numel() > 0) { // no elements have no maximum
+    const at::Tensor size = at::linalg_vector_norm(values, std::numeric_limits<double>::infinity());
+    largest.copy_(at::maximum(largest, size.to(at::kDouble)));
+  }
 }
 
 } // namespace hvd_order

@@ -139,10 +139,17 @@ std::vector<TorchTransport::SquaredPart> TorchTransport::squaredParts(
     const auto rangeOf = [&](std::int64_t at, std::int64_t count) {
       return count > 0 ? buffer.narrow(0, at, count) : buffer.narrow(0, 0, 0);
     };
-    parts.push_back({rangeOf(from, length), buffers.back().narrow(0, place, 1)});
+    at::Tensor largest;
+    if (layout.maximaRanks() > 0) {
+      const auto at = static_cast<std::int64_t>(layout.firstMaximum(rank()) + tensor);
+      largest = buffers.back().narrow(0, at, 1);
+    }
+    parts.push_back({rangeOf(from, length), buffers.back().narrow(0, place, 1), largest});
     if (layout.isSharded()) {
       const bool isMine = begin <= flag && flag < begin + mine.length;
-      parts.push_back({rangeOf(flag, isMine ? 1 : 0), buffers.back().narrow(0, flags + place, 1)});
+      parts.push_back(
+          {rangeOf(flag, isMine ? 1 : 0), buffers.back().narrow(0, flags + place, 1),
+           at::Tensor()});
     }
     ++place;
   }
@@ -177,7 +184,7 @@ void TorchTransport::issue(SliceKey key, const Slice& slice, Done done) {
       {view.tensor, view.name, model->events.takeReady(key.index), enqueued, std::move(done),
        slice.operation, [model, index = key.index] {
          for (const SquaredPart& part : model->slices.at(index).parts) {
-           writeSquare(part.values, part.square);
+           writeNorms(part.values, part.square, part.largest);
          }
        }});
 }

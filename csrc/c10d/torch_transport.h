@@ -90,6 +90,10 @@ class TorchTransport : public Transport {
   [[nodiscard]] virtual Shard shard(std::int64_t elements) const {
     return {0, elements};
   }
+  /// This rank among those that sum.
+  [[nodiscard]] virtual Rank rank() const {
+    return 0;
+  }
 
   /// Whether `begin` regards `Sum::behind`.
   [[nodiscard]] virtual bool canIssueAhead() const {
@@ -104,10 +108,11 @@ class TorchTransport : public Transport {
   void watch(std::shared_ptr<StreamEvent> event, EventWatcher::Then then);
 
  private:
-  /// A part of a tensor's sum in this rank's shard of a slice, and where its sum of squares goes.
+  /// A part of a tensor's sum in this rank's shard of a slice, and where its norms go.
   struct SquaredPart {
     at::Tensor values;
     at::Tensor square;
+    at::Tensor largest; ///< undefined if the squares have no maxima
   };
   struct NamedView {
     at::Tensor tensor;

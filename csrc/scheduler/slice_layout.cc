@@ -44,7 +44,8 @@ SliceLayout::SliceLayout(
     ByteCount sliceBytes,
     bool smallFront,
     bool split,
-    bool sharded)
+    bool sharded,
+    std::uint32_t maximaRanks)
     : tensors_(std::move(tensors)), gradients_(static_cast<TensorId>(tensors_.size())) {
   if (sliceBytes < kCutAlignment) {
     throw InvalidUsage(
@@ -79,7 +80,7 @@ SliceLayout::SliceLayout(
     return a.firstTensor < b.firstTensor;
   });
   if (split && !slices_.empty()) {
-    this->split(sharded);
+    this->split(sharded, maximaRanks);
   }
   if (slices_.size() > SliceKey::kMaxSlices) {
     throw InvalidUsage(concat(
@@ -152,19 +153,22 @@ void SliceLayout::cutTensor(TensorId id, ByteCount sliceBytes) {
   }
 }
 
-void SliceLayout::split(bool sharded) {
+void SliceLayout::split(bool sharded, std::uint32_t maximaRanks) {
   const std::size_t count = slices_.size();
-  ByteCount squares = 0;
+  std::size_t squares = 0;
   for (const Slice& slice : slices_) {
     for (TensorId id = slice.firstTensor; id <= slice.lastTensor; ++id) {
-      squares += tensors_[id].buffer == slice.buffer ? 1 : 0;
+      squares += tensors_[id].buffer == slice.buffer ? 1U : 0U;
     }
   }
-  squares *= sharded ? 2 : 1;
+  squares *= sharded ? 2U : 1U;
+  maximaRanks_ = maximaRanks;
+  firstMaximum_ = squares;
+  squares += std::size_t{maximaRanks} * gradients_;
   const auto buffer = static_cast<BufferId>(bufferBytes_.size());
   const auto tensor = static_cast<TensorId>(tensors_.size());
   const ByteCount size =
-      roundUp(squares * static_cast<ByteCount>(sizeof(double)), kTensorAlignment);
+      roundUp(static_cast<ByteCount>(squares * sizeof(double)), kTensorAlignment);
   tensors_.push_back({"squares", size, buffer});
   offsets_.push_back(0);
   bufferBytes_.push_back(size);

@@ -62,6 +62,10 @@ struct Slice {
 /// gradient; its all-gathers wait for it, and not for their reduce-scatters. The squares have a
 /// second float64 for each pair: the square of the tensor's use flag, if that lies in the shard.
 ///
+/// Behind these the squares may have *maxima*: for each rank, one float64 for each gradient, the
+/// largest absolute value in the rank's shards of it. Each rank writes its own, and zeros for the
+/// others, so the sum over the ranks tells all of them to all ranks.
+///
 /// Immutable, hence safe to share between threads.
 class SliceLayout final {
  public:
@@ -73,6 +77,7 @@ class SliceLayout final {
   /// @param smallFront whether slices at the front of a buffer are shorter.
   /// @param split whether all-reduces are split.
   /// @param sharded whether parameters travel in the second half; only if split.
+  /// @param maximaRanks number of ranks, if the squares have maxima; else 0.
   /// @throws InvalidUsage for an empty name, a bad size, a slice size below kCutAlignment, or more
   ///   than SliceKey::kMaxSlices slices.
   SliceLayout(
@@ -80,7 +85,8 @@ class SliceLayout final {
       ByteCount sliceBytes,
       bool smallFront = true,
       bool split = false,
-      bool sharded = false);
+      bool sharded = false,
+      std::uint32_t maximaRanks = 0);
 
   [[nodiscard]] const std::vector<TensorSpec>& tensors() const {
     return tensors_;
@@ -142,13 +148,21 @@ class SliceLayout final {
   }
   /// The tensors of the squares in a split layout, by place.
   [[nodiscard]] std::vector<TensorId> squaredTensors() const;
+  /// Number of ranks that have maxima among the squares.
+  [[nodiscard]] std::uint32_t maximaRanks() const {
+    return maximaRanks_;
+  }
+  /// The place in the squares of a rank's maximum of gradient 0; those of the others follow it.
+  [[nodiscard]] std::size_t firstMaximum(Rank rank) const {
+    return firstMaximum_ + static_cast<std::size_t>(rank) * gradients_;
+  }
 
  private:
   void place(BufferId buffer);
   void cutFromFront(BufferId buffer, ByteCount sliceBytes);
   void cutFromEnd(BufferId buffer, ByteCount sliceBytes);
   void cutTensor(TensorId id, ByteCount sliceBytes);
-  void split(bool sharded);
+  void split(bool sharded, std::uint32_t maximaRanks);
   void index();
 
   std::vector<TensorSpec> tensors_;
@@ -157,6 +171,8 @@ class SliceLayout final {
   std::vector<ByteCount> offsets_;
   std::vector<ByteCount> bufferBytes_;
   ByteCount largestSliceBytes_ = 0;
+  std::uint32_t maximaRanks_ = 0;
+  std::size_t firstMaximum_ = 0; // of rank 0
   // Both directions of "slice carries tensor", flattened: row i is [start[i], start[i + 1]).
   std::vector<SliceIndex> slicesOfTensor_;
   std::vector<std::size_t> slicesOfTensorStart_;

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "check.h"
 
-// Sums of squares; update_rule_test.cc has sums.
+// Norms; update_rule_test.cc has sums.
 namespace hvd_order {
 
 namespace {
@@ -196,12 +196,63 @@ TEST(squaresSayWhetherEveryElementIsFinite) {
   }
 }
 
+TEST(theLargestIsThatOfAPlainLoop) {
+  for (const ElementType type : kTypes) {
+    for (const std::size_t count : kCounts) {
+      const Bytes bytes = numbers(type, count);
+      double expected = 0;
+      for (std::size_t i = 0; i < count; ++i) {
+        expected = std::max(expected, std::abs(element(type, bytes, i)));
+      }
+      const Norms norms = normsOf(type, bytes.data(), bytes.size());
+      CHECK_EQUAL(norms.largest, expected);
+      CHECK_EQUAL(norms.squares, squares(type, bytes));
+      Bytes shifted(bytes.size() + 1, std::byte{0x3F});
+      std::copy(bytes.begin(), bytes.end(), shifted.begin() + 1);
+      CHECK_EQUAL(normsOf(type, shifted.data() + 1, bytes.size()).largest, expected);
+    }
+  }
+}
+
+TEST(theLargestMayBeAnywhereAndOfEitherSign) {
+  for (std::size_t place = 0; place < 37; ++place) {
+    for (const float value : {-3.0F, 3.0F, std::numeric_limits<float>::infinity()}) {
+      std::vector<float> floats(37, 0.5F);
+      floats[place] = value;
+      const Bytes bytes = bytesOf(floats);
+      CHECK_EQUAL(
+          normsOf(ElementType::kFloat32, bytes.data(), bytes.size()).largest, std::abs(value));
+    }
+  }
+  // Its square is beyond float64.
+  const Bytes large = bytesOf(std::vector<double>{1.0, -1e200});
+  CHECK_EQUAL(normsOf(ElementType::kFloat64, large.data(), large.size()).largest, 1e200);
+}
+
+TEST(aNanIsTheLargest) {
+  for (std::size_t place = 0; place < 37; ++place) {
+    std::vector<float> floats(37, std::numeric_limits<float>::infinity());
+    floats[place] = std::numeric_limits<float>::quiet_NaN();
+    Bytes bytes = bytesOf(floats);
+    CHECK(std::isnan(normsOf(ElementType::kFloat32, bytes.data(), bytes.size()).largest));
+    std::vector<std::uint16_t> halves(37, 0x3C00);
+    halves[place] = 0xFE01; // NaN in either 16-bit type
+    bytes = bytesOf(halves);
+    CHECK(std::isnan(normsOf(ElementType::kFloat16, bytes.data(), bytes.size()).largest));
+    CHECK(normsOf(ElementType::kBfloat16, bytes.data(), bytes.size()).largest > 1e37);
+    halves[place] = 0x7F81;
+    bytes = bytesOf(halves);
+    CHECK(std::isnan(normsOf(ElementType::kBfloat16, bytes.data(), bytes.size()).largest));
+  }
+}
+
 TEST(squaresOfPartsOfElementsAreRefused) {
   const Bytes bytes(8);
   CHECK_CONTAINS(
       CHECK_THROWS(InvalidUsage, sumOfSquares(ElementType::kFloat64, bytes.data(), 4)),
       "4 bytes are no whole number of elements of 8");
   CHECK_THROWS(InvalidUsage, sumOfSquares(ElementType::kBfloat16, bytes.data(), 3));
+  CHECK_THROWS(InvalidUsage, normsOf(ElementType::kBfloat16, bytes.data(), 3));
   CHECK_THROWS(InvalidUsage, sumOfSquares(static_cast<ElementType>(9), bytes.data(), 8));
 }
 

@@ -206,6 +206,31 @@ TEST(everySquareHasItsPlace) {
   }
 }
 
+TEST(maximaAreBehindTheSquares) {
+  for (const bool sharded : {false, true}) {
+    for (const ByteCount bytes : {64, 128, 1024}) {
+      const SliceLayout without(kMixed, bytes, true, kSplit, sharded);
+      CHECK_EQUAL(without.maximaRanks(), 0U);
+      for (const std::uint32_t ranks : {2U, 3U, 64U}) {
+        const SliceLayout layout(kMixed, bytes, true, kSplit, sharded, ranks);
+        CHECK_EQUAL(layout.maximaRanks(), ranks);
+        // Nothing else is different.
+        CHECK_EQUAL(layout.squaredTensors(), without.squaredTensors());
+        CHECK_EQUAL(layout.slices().size(), without.slices().size());
+        CHECK_EQUAL(layout.isSharded(), sharded);
+        CHECK_EQUAL(layout.largestSliceBytes(), without.largestSliceBytes());
+        std::size_t place = layout.squaredTensors().size() * (sharded ? 2 : 1);
+        for (Rank rank = 0; rank < static_cast<Rank>(ranks); ++rank) {
+          CHECK_EQUAL(layout.firstMaximum(rank), place);
+          place += kMixed.size();
+        }
+        CHECK_EQUAL(layout.bufferBytes().back(), static_cast<ByteCount>((place + 1) / 2 * 16));
+        CHECK_EQUAL(layout.slices()[SliceLayout::kSquares].sizeBytes, layout.bufferBytes().back());
+      }
+    }
+  }
+}
+
 TEST(namesInASplitLayoutAreUnique) {
   for (const ByteCount bytes : {64, 128, 1024}) {
     Tensors tensors = kMixed;
@@ -238,8 +263,10 @@ TEST(squaresTakeNoCreditHoweverManyTheyAre) {
 TEST(aWholeOrEmptyLayoutHasNoSquares) {
   const SliceLayout whole(kMixed, 64);
   const SliceLayout empty({}, 64, true, kSplit);
-  for (const SliceLayout* layout : {&whole, &empty}) {
+  const SliceLayout wholeForMaxima(kMixed, 64, true, false, false, 2);
+  for (const SliceLayout* layout : {&whole, &empty, &wholeForMaxima}) {
     CHECK(!layout->isSplit());
+    CHECK_EQUAL(layout->maximaRanks(), 0U);
     CHECK_EQUAL(layout->pairs(), 0U);
     CHECK_EQUAL(layout->squaredTensors(), std::vector<TensorId>{});
   }

@@ -180,3 +180,33 @@ def test_a_sharded_layout_gathers_parameters_in_the_places_of_their_gradients(
     if tensors:  # a second float64 for each pair
         size = (16 * len(layout.squared_tensors) + 15) // 16 * 16
         assert layout.buffer_bytes == [*split.buffer_bytes[:-1], size]
+
+
+@cases(500)
+@given(
+    tensors=tensor_lists, slice_bytes=st.integers(64, 4000), sharded=st.booleans(),
+    ranks=st.integers(0, 9),
+)  # fmt: skip
+def test_maxima_change_the_size_of_the_squares_alone(
+    tensors: list[tuple[str, int, int]], slice_bytes: int, sharded: bool, ranks: int
+) -> None:
+    form = {"split": True, "sharded": sharded}
+    without = SliceLayout(tensors, slice_bytes, **form)
+    layout = SliceLayout(tensors, slice_bytes, **form, maxima_ranks=ranks)
+    if not tensors:
+        assert layout.maxima_ranks == 0
+        return
+    assert layout.maxima_ranks == ranks
+    # Behind the sums of squares, a row of all gradients for each rank.
+    squares = (1 + sharded) * len(layout.squared_tensors)
+    firsts = [layout.first_maximum(rank) for rank in range(ranks)]
+    assert firsts == [squares + rank * len(tensors) for rank in range(ranks)]
+    size = (8 * (squares + ranks * len(tensors)) + 15) // 16 * 16
+    assert layout.buffer_bytes == [*without.buffer_bytes[:-1], size]
+    assert layout.slices[0].size_bytes == size
+    assert layout.largest_slice_bytes == without.largest_slice_bytes
+    assert layout.squared_tensors == without.squared_tensors
+    for s in range(1, len(without.slices)):
+        assert layout.slice_name(s) == without.slice_name(s)
+        for field in ("buffer", "offset_bytes", "size_bytes", "operation"):
+            assert getattr(layout.slices[s], field) == getattr(without.slices[s], field)

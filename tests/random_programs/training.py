@@ -284,6 +284,13 @@ def clip_norm(world: World, number: int) -> None:
 
 
 @action(Place.GRADIENTS)
+def clip_infinity_norm(world: World, number: int) -> None:
+    """Exact: the largest element is the same in whatever order it is looked for."""
+    norm = nn.utils.clip_grad_norm_(world.parameters(), 0.25, norm_type=float("inf"))
+    world.see("infinity norm", norm.float())
+
+
+@action(Place.GRADIENTS)
 def clip_value(world: World, number: int) -> None:
     if any(p.grad is not None for p in world.parameters()):
         nn.utils.clip_grad_value_(world.parameters(), 0.0625)

@@ -36,6 +36,10 @@ Shard C10dTransport::shard(std::int64_t elements) const {
   return shardOf(elements, group_->getRank(), group_->getSize());
 }
 
+Rank C10dTransport::rank() const {
+  return group_->getRank();
+}
+
 Transfer C10dTransport::transferOf(const Sum& sum) {
   if (sum.operation == Operation::kAllReduce) {
     std::vector<at::Tensor> tensors{sum.tensor};

@@ -37,6 +37,7 @@ class C10dTransport final : public TorchTransport,
     return true;
   }
   [[nodiscard]] Shard shard(std::int64_t elements) const override;
+  [[nodiscard]] Rank rank() const override;
   Transfer transferOf(const Sum& sum);
   [[nodiscard]] bool canIssueAhead() const override {
     return true;

@@ -1,7 +1,10 @@
 #include "server/arithmetic/element_sum.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "base/error.h"
 #include "base/float_format.h"
@@ -104,17 +107,68 @@ addSquares(double* __restrict lanes, const std::byte* __restrict values, std::si
   }
 }
 
-template <typename Element>
-double squaresOf(const std::byte* values, std::size_t bytes) {
-  alignas(64) double lanes[kSquareLanes] = {};
-  const std::size_t count = bytes / sizeof(typename Element::Stored);
-  double* const to = lanes;
-  runOnWidestVectors([=]() HVDO_INLINE { addSquares<Element>(to, values, count); });
-  double sum = 0.0;
-  for (const double lane : lanes) {
-    sum += lane;
+template <std::size_t kBytes>
+using SignedBits = std::conditional_t<
+    kBytes == 2,
+    std::int16_t,
+    std::conditional_t<kBytes == 4, std::int32_t, std::int64_t>>;
+
+// The bits of floating-point numbers without signs are in the order of the numbers, and those of
+// NaN above all others: integers have a maximum in vectors, and need no conversion.
+template <typename Bits>
+HVDO_INLINE inline Bits
+largestBits(Bits largest, const std::byte* __restrict values, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    Bits bits;
+    std::memcpy(&bits, values + i * sizeof bits, sizeof bits);
+    bits = static_cast<Bits>(bits & std::numeric_limits<Bits>::max());
+    largest = bits > largest ? bits : largest;
   }
-  return sum;
+  return largest;
+}
+
+template <typename Element, bool kLargest>
+Norms normsOfElements(const std::byte* values, std::size_t bytes) {
+  using Stored = typename Element::Stored;
+  using Bits = SignedBits<sizeof(Stored)>;
+  // Both loops read a block while it is in the nearest cache. A whole number of lanes.
+  constexpr std::size_t kAll = std::numeric_limits<std::size_t>::max() / 2;
+  constexpr std::size_t kBlock = kLargest ? 128 * kSquareLanes : kAll;
+  alignas(64) double lanes[kSquareLanes] = {};
+  const std::size_t count = bytes / sizeof(Stored);
+  double* const to = lanes;
+  Bits largest = 0;
+  Bits* const bits = &largest;
+  runOnWidestVectors([=]() HVDO_INLINE {
+    for (std::size_t start = 0; start < count; start += kBlock) {
+      const std::byte* const block = values + start * sizeof(Stored);
+      const std::size_t length = std::min(kBlock, count - start);
+      addSquares<Element>(to, block, length);
+      if constexpr (kLargest) {
+        *bits = largestBits(*bits, block, length);
+      }
+    }
+  });
+  Norms norms{0.0, Element::widen(std::bit_cast<Stored>(largest))};
+  for (const double lane : lanes) {
+    norms.squares += lane;
+  }
+  return norms;
+}
+
+template <bool kLargest>
+Norms normsOfType(ElementType type, const std::byte* values, std::size_t bytes) {
+  switch (type) {
+    case ElementType::kFloat32:
+      return normsOfElements<Plain<float>, kLargest>(values, bytes);
+    case ElementType::kFloat64:
+      return normsOfElements<Plain<double>, kLargest>(values, bytes);
+    case ElementType::kFloat16:
+      return normsOfElements<Float16, kLargest>(values, bytes);
+    case ElementType::kBfloat16:
+      return normsOfElements<Bfloat16, kLargest>(values, bytes);
+  }
+  return {0.0, 0.0}; // `checkBytes` has refused other types
 }
 
 void checkBytes(ElementType type, std::size_t bytes) {
@@ -168,17 +222,12 @@ void sum(
 
 double sumOfSquares(ElementType type, const std::byte* values, std::size_t bytes) {
   checkBytes(type, bytes);
-  switch (type) {
-    case ElementType::kFloat32:
-      return squaresOf<Plain<float>>(values, bytes);
-    case ElementType::kFloat64:
-      return squaresOf<Plain<double>>(values, bytes);
-    case ElementType::kFloat16:
-      return squaresOf<Float16>(values, bytes);
-    case ElementType::kBfloat16:
-      return squaresOf<Bfloat16>(values, bytes);
-  }
-  return 0.0; // `checkBytes` has refused other types
+  return normsOfType<false>(type, values, bytes).squares;
+}
+
+Norms normsOf(ElementType type, const std::byte* values, std::size_t bytes) {
+  checkBytes(type, bytes);
+  return normsOfType<true>(type, values, bytes);
 }
 
 } // namespace hvd_order

@@ -27,4 +27,13 @@ void sum(
 /// @throws InvalidUsage if `bytes` is not a multiple of the element's size.
 double sumOfSquares(ElementType type, const std::byte* values, std::size_t bytes);
 
+/// The norms of an array, as far as they can be joined with those of other arrays.
+struct Norms {
+  double squares; ///< as `sumOfSquares` returns it
+  double largest; ///< largest absolute value, 0 of no elements; NaN if an element is
+};
+
+/// The same for an array of `bytes` bytes at any address, in one pass over memory.
+Norms normsOf(ElementType type, const std::byte* values, std::size_t bytes);
+
 } // namespace hvd_order

@@ -261,7 +261,7 @@ class GradientExchange:
         entries = self._table.entries
         if any(entry.parameter.grad is not entry.gradient for entry in entries):
             return None
-        norms = self._gradients.norms(entries, self._guard)
+        norms = self._gradients.norms(entries, 2.0, self._guard)
         if norms is None:
             return None
         with torch.no_grad():
@@ -329,6 +329,9 @@ class GradientExchange:
             why_whole = self._transfer.model.why_whole()
             if self._gradients.read_by_norm and why_whole is not None:
                 return overlap.clipped(why_whole)
+            why_no_maxima = self._transfer.model.why_no_maxima()
+            if self._gradients.asked_for_maxima and why_no_maxima is not None:
+                return overlap.no_maxima(why_no_maxima)
             return overlap.GRADIENTS_READ
         # These attributes belong to this call and are gone after it.
         if self._shards is None and getattr(optimizer, "found_inf", None) is not None:

@@ -84,11 +84,11 @@ class ExchangeGuard:
                 self._updates.apply([entry])
                 self._warm_up.watch_again([entry], self)  # the parameter has not been read
 
-    def norms(self, gradients: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None:
         """See `Guard`."""
         with self._lock:
             entries = self._on_their_way(gradients)
-            return None if entries is None else self._gradients.norms(entries, self)
+            return None if entries is None else self._gradients.norms(entries, order, self)
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
         """See `Guard`."""

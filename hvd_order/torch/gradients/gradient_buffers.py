@@ -19,6 +19,7 @@ __all__: list[str] = []
 
 _SQUARED = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 _ALIGNMENT_BYTES = 64  # cache line; more than any dtype and SliceLayout need
+MOST_MAXIMA_BYTES = 1 << 20  # all ranks wait for them in every step
 
 
 class GradientBuffers:
@@ -27,7 +28,8 @@ class GradientBuffers:
     Attributes:
         layout: places and slices.
         flat: one 1-d tensor for each (device, dtype), by BufferId.
-        squares: float64, sums of squares by place (SliceLayout), if all-reduces are split.
+        squares: float64, sums of squares and maxima by place (SliceLayout), if all-reduces are
+            split.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class GradientBuffers:
         slice_bytes: int,
         small_front: bool = True,
         sharded: bool = False,
+        maxima_ranks: int = 0,
     ) -> None:
         """Lays out ``entries``, which come in consumption order, and points each at its place.
 
@@ -44,7 +47,7 @@ class GradientBuffers:
 
         Args:
             slice_bytes, small_front: as in SliceSettings.
-            sharded: as in SliceLayout.
+            sharded, maxima_ranks: as in SliceLayout.
         """
         self._casts = compression in CASTS
         self._feedback = compression in CASTS_WITH_FEEDBACK
@@ -65,7 +68,7 @@ class GradientBuffers:
         ]
         self._sharded = sharded
         if sharded:
-            self.recut(slice_bytes, small_front, split=True)
+            self.recut(slice_bytes, small_front, split=True, maxima_ranks=maxima_ranks)
         flags: list[list[int]] = [[] for _ in self.flat]
         self._samples = samples
         for tensor, (entry, sample) in enumerate(zip(entries, samples, strict=True)):
@@ -100,14 +103,17 @@ class GradientBuffers:
         entry.feedback = self._feedback and not same
         entry.on_device = flat.device.type != "cpu"
 
-    def recut(self, slice_bytes: int, small_front: bool, split: bool) -> None:
+    def recut(
+        self, slice_bytes: int, small_front: bool, split: bool, maxima_ranks: int = 0
+    ) -> None:
         """Cuts the same places into other slices.
 
         Args:
             slice_bytes, small_front, split: as in SliceSettings; only `can_be_split` buffers can.
+            maxima_ranks: as in SliceLayout.
         """
         self.layout = native.SliceLayout(
-            self._tensors, slice_bytes, small_front, split, self._sharded
+            self._tensors, slice_bytes, small_front, split, self._sharded, maxima_ranks
         )
         self.squares = None
         if split:
@@ -134,6 +140,34 @@ class GradientBuffers:
             factor: of all sums.
         """
         return self._by_tensor(0).sqrt_().mul_(abs(factor))
+
+    @property
+    def has_maxima(self) -> bool:
+        """Whether the infinity norms of the sums arrive with the squares."""
+        return self.squares is not None and self.layout.maxima_ranks > 0
+
+    def _maxima(self) -> torch.Tensor:
+        """The places of the maxima, by rank and TensorId."""
+        assert self.squares is not None
+        ranks, gradients = self.layout.maxima_ranks, len(self._tensors)
+        first = self.layout.first_maximum(0)
+        return self.squares[first : first + ranks * gradients].view(ranks, gradients)
+
+    def clear_maxima(self) -> None:
+        """Sets the maxima to zero, before the first sum of a step."""
+        with torch.no_grad():
+            self._maxima().zero_()
+
+    def infinity_norms(self, factor: float, dtype: torch.dtype) -> torch.Tensor:
+        """The infinity norms of the sums, by TensorId, once the squares have arrived.
+
+        Equal to those of the elements in every bit.
+
+        Args:
+            factor: of all sums.
+            dtype: of the gradients, to which products are rounded.
+        """
+        return self._maxima().amax(0).to(dtype).mul_(factor).abs_()
 
     def used(self) -> list[bool]:
         """Whether any rank had a gradient, by TensorId, once the squares have arrived.

@@ -6,6 +6,7 @@ without a gradient sends zeros and a use flag of 0 in its place.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -196,34 +197,39 @@ class GradientTransfer:
                     arrived.append(entry)
             self._complete(arrived, stay_armed)
 
-    def norms(self, entries: Sequence[ParameterEntry]) -> list[torch.Tensor] | None:
-        """The 2-norms of gradients, 0-d; None where they are not known without the elements.
+    def norms(self, entries: Sequence[ParameterEntry], order: float) -> list[torch.Tensor] | None:
+        """The norms of gradients, 0-d; None where they are not known without the elements.
 
         Waits for the first halves of all sums of the step.
+
+        Args:
+            order: 2 or infinity.
         """
-        if not self.model.is_split:
+        if not self.model.has_norms(order):
             return None
         norms: list[torch.Tensor] = []
         for entry in entries:
+            dtype = entry.gradient.dtype
             if not entry.changes and not entry.finished:
-                of_sums = self.model.norms(self._postscale, entry.gradient.dtype)
-                norms.append(of_sums[entry.tensor])
+                norms.append(self.model.norms(order, self._postscale, dtype)[entry.tensor])
                 continue
-            of_sums = self.model.norms(self._postscale, torch.float64)
+            # A maximum is the size of an element, and changes as that does.
+            exact = dtype if order == math.inf else torch.float64
+            of_sums = self.model.norms(order, self._postscale, exact)
             norm = entry.norm_after_changes(of_sums[entry.tensor])
             if norm is None:
                 return None
-            norms.append(norm.to(entry.gradient.dtype))
+            norms.append(norm.to(dtype))
         return norms
 
-    def open(self, entries: Sequence[ParameterEntry]) -> Opened:
-        """Opens gradients whose norms are known to the short way of clipping."""
+    def open(self, entries: Sequence[ParameterEntry], order: float) -> Opened:
+        """Opens gradients whose norms of one order are known to the short way of clipping."""
         opened = Opened()
         with torch._C.DisableTorchFunctionSubclass():
             for entry in entries:
                 if type(entry.gradient) is InFlightGradient and not entry.changes:
-                    norms = self.model.norms(self._postscale, entry.gradient.dtype)
-                    of_it = (opened, weakref.ref(entry), norms[entry.tensor])
+                    norms = self.model.norms(order, self._postscale, entry.gradient.dtype)
+                    of_it = (opened, weakref.ref(entry), order, norms[entry.tensor])
                     setattr(entry.gradient, OPEN, of_it)
         return opened
 

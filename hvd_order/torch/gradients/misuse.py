@@ -47,8 +47,17 @@ def refuse_reads_of_shards() -> None:
     raise InvalidUsage(
         "with sharded=True a rank has the sums of its shards only, so gradients cannot be read or "
         "changed element by element between backward() and step(), nor later. clip_grad_norm_, "
-        "clip_grad_value_, norms of order 2, get_total_norm and GradScaler work. To read "
-        "gradients, leave sharded out"
+        "clip_grad_value_, norms of order 2 and infinity, get_total_norm and GradScaler work. To "
+        "read gradients, leave sharded out"
+    )
+
+
+def refuse_maxima_of_shards(why: str) -> None:
+    """Refuses an infinity norm that does not arrive with the squares."""
+    raise InvalidUsage(
+        f"with sharded=True the infinity norm of gradients is not known here: {why}. Read one on "
+        "every rank in the first two steps as well, clip by the norm of order 2, or leave sharded "
+        "out"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,7 +20,7 @@ from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.link.slice_settings import SliceSettings
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.devices import synchronize
-from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
+from hvd_order.torch.gradients.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.shards.model_shards import ModelShards, require_halves
@@ -43,6 +44,7 @@ class RegisteredModel:
         shards: set if each rank updates its shards.
         read_by_norm: whether in the last step the program read the norms of gradients before
             ``step()``, and no elements.
+        reads_maxima: whether the program has ever read an infinity norm there.
     """
 
     def __init__(self, host: EngineHost, compression: type[Compressor], prescale: float) -> None:
@@ -65,9 +67,12 @@ class RegisteredModel:
         self.server_update: ServerUpdate | None = None
         self.shards: ModelShards | None = None
         self.read_by_norm = False
+        self.reads_maxima = False
         self._split = False
+        self._with_maxima = False  # where all-reduces are split, and maxima fit
         self._answered = False  # shards are updated: what arrives in this step are parameters
-        self._norms: dict[torch.dtype, Sequence[torch.Tensor]] = {}  # of this step
+        # Of this step, by order.
+        self._norms: dict[tuple[float, torch.dtype], Sequence[torch.Tensor]] = {}
         self._awaited = (
             _ENQUEUED if host.job.config.device_wait == "enqueued" else native.Stage.ENDED
         )
@@ -96,15 +101,19 @@ class RegisteredModel:
             [(s.name, tuple(s.parameter.shape), str(s.parameter.dtype)) for s in entries],
         )
         self._in_order = [entries[i] for i in agreed.order]
+        # The sums of shards cannot be completed, so at first there are maxima whatever is read.
+        self._agree_on_maxima(self.reads_maxima or (self.shards is not None and not observed))
         settings = self._host.slice_settings
         self._buffers = GradientBuffers(
             self._in_order, self._compression, settings.slice_bytes, settings.small_front,
-            sharded=self.shards is not None,
+            sharded=self.shards is not None, maxima_ranks=self._maxima_ranks,
         )  # fmt: skip
         if self.shards is not None:
             self.shards.move(self._in_order, self._buffers.flat, self._buffers.layout)
         if self._split and self._buffers.can_be_split:
-            self._buffers.recut(settings.slice_bytes, settings.small_front, split=True)
+            self._buffers.recut(
+                settings.slice_bytes, settings.small_front, True, self._maxima_ranks
+            )
         self._model = self.sender.model = agreed.model
         self._alone = agreed.alone
         self._add_with_plan(observed)
@@ -117,7 +126,7 @@ class RegisteredModel:
             issue_order: for ``planned`` agreement, all slices by name; None: from the last step.
         """
         self._give_back()
-        registration.gather(self._host, None)  # no rank adds the id before all have removed it
+        self._agree_on_maxima(self.reads_maxima)
         self._host.retune(settings, self._model)
         self.sender.copies_beside = settings.cross_iteration
         self._recut(settings, settings.split, issue_order)
@@ -149,15 +158,58 @@ class RegisteredModel:
         )
         if all(registration.gather(host, wanted)):
             self._give_back()
-            registration.gather(host, None)
+            self._agree_on_maxima(self.reads_maxima)
             self._recut(settings, split=True)
 
     def _recut(
         self, settings: SliceSettings, split: bool, issue_order: Sequence[str] | None = None
     ) -> None:
         self._split = split
-        self._buffers.recut(settings.slice_bytes, settings.small_front, split)
+        self._buffers.recut(settings.slice_bytes, settings.small_front, split, self._maxima_ranks)
         self._add_with_plan(observed=True, issue_order=issue_order)
+
+    def _agree_on_maxima(self, wanted: bool) -> None:
+        """Decides whether infinity norms arrive with the squares: if all ranks want them.
+
+        Collective; so no rank adds the model's id before all have removed it.
+        """
+        self._with_maxima = all(registration.gather(self._host, wanted))
+
+    @property
+    def maxima_fit(self) -> bool:
+        """Whether the maxima of this model on all ranks are few enough."""
+        needed = self._host.size * len(self._in_order) * torch.float64.itemsize
+        return needed <= MOST_MAXIMA_BYTES
+
+    @property
+    def _maxima_ranks(self) -> int:
+        return self._host.size if self._with_maxima and self.maxima_fit else 0
+
+    @property
+    def lacks_maxima(self) -> bool:
+        """Whether a new registration could make infinity norms known early."""
+        return (
+            self.reads_maxima and self.is_split and not self.has_norms(math.inf) and self.maxima_fit
+        )
+
+    def has_norms(self, order: float) -> bool:
+        """Whether `norms` of this order, 2 or infinity, are known early."""
+        return self._buffers.has_maxima if order == math.inf else self.is_split
+
+    def why_no_maxima(self) -> str | None:
+        """Why infinity norms are not known early although all-reduces are split, or would not be
+        if they were; None otherwise.
+        """
+        if self._buffers.has_maxima:
+            return None
+        if not self.maxima_fit:
+            return (
+                f"with {len(self._in_order)} gradients and {self._host.size} ranks its parts take "
+                f"more than {MOST_MAXIMA_BYTES >> 20} MiB"
+            )
+        if self.is_split:
+            return "none had been read on every rank when slices were last cut"
+        return None
 
     @property
     def alone(self) -> bool:
@@ -268,28 +320,38 @@ class RegisteredModel:
             self._norms.clear()
             self._answered = False
             self._wait_for_squares()  # of the step before: they may arrive after the last sum
+            if self._buffers.has_maxima:
+                self._buffers.clear_maxima()
+                for device in self._buffers.devices:
+                    self._host.transport.order_transfers_behind(device)
             self._host.engine.tensor_ready(self._model, self._buffers.layout.squares_tensor)
 
     def _wait_for_squares(self) -> None:
         self._host.engine.wait(self._model, self._buffers.layout.squares_tensor)
 
-    def norms(self, factor: float, dtype: torch.dtype) -> Sequence[torch.Tensor]:
+    def norms(self, order: float, factor: float, dtype: torch.dtype) -> Sequence[torch.Tensor]:
         """Waits until the first half of each sum of this step is done.
 
         Args:
+            order: 2 or infinity; one that `has_norms`.
             factor: of all sums.
             dtype: of the result.
 
         Returns:
-            The 2-norms of the sums, 0-d, by TensorId.
+            The norms of the sums, 0-d, by TensorId.
         """
-        if dtype not in self._norms:
+        key = order, dtype
+        if key not in self._norms:
             self._host.copier.release()
             with timeline.span("wait", "norms"):
                 self._wait_for_squares()
             with torch.no_grad():
-                self._norms[dtype] = self._buffers.norms(factor).to(dtype).unbind()
-        return self._norms[dtype]
+                if order == math.inf:
+                    norms = self._buffers.infinity_norms(factor, dtype)
+                else:
+                    norms = self._buffers.norms(factor).to(dtype)
+                self._norms[key] = norms.unbind()
+        return self._norms[key]
 
     def _remove(self) -> None:
         if self._forget is not None:

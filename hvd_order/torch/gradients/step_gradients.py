@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -33,6 +34,7 @@ class StepGradients:
         synchronized: all gradients of this step are finished, ``step()`` is to come.
         touched: norms were asked for, or changes noted, while the gradients were on their way.
         read: gradients were finished before ``step()`` by other uses.
+        asked_for_maxima: infinity norms were asked for.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class StepGradients:
         self.synchronized = False
         self.touched = False
         self.read = False
+        self.asked_for_maxima = False
         self._asked_for_norms = False
         self._opened: Opened | None = None
         self._host = host
@@ -148,15 +151,34 @@ class StepGradients:
                 if entry.finished:
                     disarm_gradient(entry.gradient)
 
-    def norms(self, entries: Sequence[ParameterEntry], guard: Guard) -> list[torch.Tensor] | None:
-        """Sends the rest, and returns the 2-norms of gradients; None: not known."""
+    def norms(
+        self, entries: Sequence[ParameterEntry], order: float, guard: Guard
+    ) -> list[torch.Tensor] | None:
+        """Sends the rest, and returns the norms of gradients; None: not known.
+
+        Args:
+            order: 2 or infinity.
+        """
+        if order == math.inf and not self._may_have_maxima():
+            return None
         if not self._touch(guard):
             return None
         self._asked_for_norms = True
-        norms = self._transfer.norms(entries)
+        norms = self._transfer.norms(entries, order)
         if norms is not None and self._opened is None and not self.synchronized:
-            self._opened = self._transfer.open(self._table.entries)
+            self._opened = self._transfer.open(self._table.entries, order)
         return norms
+
+    def _may_have_maxima(self) -> bool:
+        """Notes that infinity norms are asked for; returns whether they can be known early."""
+        if not self.may_stay_in_flight:
+            return False
+        model = self._transfer.model
+        self.asked_for_maxima = model.reads_maxima = True
+        why_not = model.why_no_maxima()
+        if model.shards is not None and why_not is not None:
+            misuse.refuse_maxima_of_shards(why_not)
+        return model.maxima_fit
 
     def close(self) -> None:
         """Ends the time in which changes are noted without this object."""
@@ -244,6 +266,7 @@ class StepGradients:
         self.synchronized = False
         self.touched = False
         self.read = False
+        self.asked_for_maxima = False
         self._asked_for_norms = False
         self._sender.in_backward = False
         self._first_sent = None

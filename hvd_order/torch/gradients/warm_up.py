@@ -173,13 +173,18 @@ class WarmUp:
             model.split_if_of_use(self._separable)
 
     def _confirm_order(self, flush: Callable[[], object]) -> None:
-        """After 4, 8, 16, ... steps, takes another order if the two steps before have shown it."""
+        """After 4, 8, 16, ... steps, takes another order if the two steps before have shown it; and
+        maxima, if infinity norms have been read without them.
+        """
         is_right = self.order.confirm()
         if self._steps < self._next_talk:
             return
         self._next_talk *= 2
-        wishes = registration.gather(self._host, is_right and self.order.estimate != self._in_use)
-        if wishes[0]:  # rank 0's order holds for all ranks
+        is_other = is_right and self.order.estimate != self._in_use
+        wishes = registration.gather(self._host, (is_other, self._transfer.model.lacks_maxima))
+        is_other = wishes[0][0]  # rank 0's order holds for all ranks
+        if is_other or all(lacks for _, lacks in wishes):
             flush()
-            self._register(self.order.estimate, on_servers=True)
+            self._register(self.order.estimate if is_other else self._in_use, on_servers=True)
+        if is_other:
             _log.info("parameters are read in another order than in step 2: it is taken")

@@ -95,10 +95,14 @@ class ParameterEntry(native.GradientEntry):
         return not self.finished or self._version == self.gradient._version
 
     def norm_after_changes(self, norm: torch.Tensor) -> torch.Tensor | None:
-        """The 2-norm of the gradient, from that of the sum; None if it is not known."""
+        """A norm of the gradient, from that of the sum; None if it is not known.
+
+        Rounded after each change, as elements are.
+        """
         after: torch.Tensor | None = norm if self.has_known_norm else None
         for change in self.changes:
-            after = None if after is None else change.of_norm(after)
+            changed = None if after is None else change.of_norm(after)
+            after = None if changed is None else changed.to(norm.dtype)
         return after
 
     def begin_step(self, passes: int) -> None:

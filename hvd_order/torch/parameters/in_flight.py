@@ -1,15 +1,17 @@
 """Uses of a gradient in flight, between ``backward()`` and ``step()``, that leave it in flight.
 
 Clipping and unscaling need the norms of gradients, not their elements; and what they do to the
-elements, they do to each by itself. Where all-reduces are split (docs/architecture.md), norms are
-known early. Changes are noted, and made when the sum has arrived, before the update.
+elements, they do to each by itself. Where all-reduces are split (docs/architecture.md), norms of
+order 2 and infinity are known early. Changes are noted, and made when the sum has arrived, before
+the update.
 
 A rank may read elements where others do not, so a gradient that is complete before ``step()`` still
-gets its norm from the same sums of squares: norms must be equal to the last bit on all ranks.
+gets its norm from the same squares: norms must be equal to the last bit on all ranks.
 """
 
 from __future__ import annotations
 
+import math
 import numbers
 import threading
 from collections.abc import Callable
@@ -28,7 +30,7 @@ class Change(Protocol):
         """Changes a complete gradient in place."""
 
     def of_norm(self, norm: torch.Tensor) -> torch.Tensor | None:
-        """The 2-norm after the change, from the one before; None: it is not known."""
+        """A norm after the change, from the one before; None: it is not known."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class HasChanges(Protocol):
 class Stay(Protocol):
     """The part of `read_guard.Guard` that is used here."""
 
-    def norms(self, gradients: list[torch.Tensor]) -> list[torch.Tensor] | None: ...
+    def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None: ...
     def change(self, gradients: list[torch.Tensor], change: Change) -> bool: ...
     def may_stay_in_flight(self, gradients: list[torch.Tensor]) -> bool: ...
 
@@ -89,9 +91,9 @@ class Stay(Protocol):
 class NothingStays:
     """A `Stay` that has every gradient completed."""
 
-    def norms(self, gradients: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None:
         """See `read_guard.Guard`."""
-        del gradients
+        del gradients, order
         return None
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
@@ -131,7 +133,8 @@ def _guard_of_list(guard_of: _GuardOf, tensors: Any) -> Stay | None:
 
 # ---- the short way ----------------------------------------------------------------------------
 
-OPEN = "_hvd_order_open"  # attribute of a gradient: (Opened, weak reference to its entry, its norm)
+# Attribute of a gradient: (Opened, weak reference to its entry, order of a norm, this norm).
+OPEN = "_hvd_order_open"
 
 
 class Opened:
@@ -173,12 +176,12 @@ def short_call(func: Callable[..., Any], args: Any, kwargs: Any) -> _Answer:
     if kwargs or len(args) != 2:
         return None
     gradient, value = args
-    opened, reference, norm = getattr(gradient, OPEN, _CLOSED)
+    opened, reference, order, norm = getattr(gradient, OPEN, _CLOSED)
     entry = reference() if opened else None
     if entry is None:
         return None
     if func is torch.linalg.vector_norm:
-        is_known = type(value) in (int, float) and value == 2 and not entry.changes
+        is_known = type(value) in (int, float) and value == order and not entry.changes
         return (norm,) if is_known else None
     if func is torch.Tensor.mul_:
         last = _last
@@ -188,17 +191,17 @@ def short_call(func: Callable[..., Any], args: Any, kwargs: Any) -> _Answer:
     return None
 
 
-_CLOSED: tuple[Any, Any, Any] = (None, None, None)
+_CLOSED: tuple[Any, Any, Any, Any] = (None, None, None, None)
 
 
 # ---- norms ------------------------------------------------------------------------------------
 
 
 def _norms(guard_of: _GuardOf, gradients: Any, order: Any) -> list[torch.Tensor] | None:
-    if isinstance(order, bool) or order != 2:
+    if isinstance(order, bool) or order not in (2, math.inf):
         return None
     guard = _guard_of_list(guard_of, gradients)
-    return None if guard is None else guard.norms(list(gradients))
+    return None if guard is None else guard.norms(list(gradients), float(order))
 
 
 def _norm_of_one(guard_of: _GuardOf, gradient: Any, order: Any, more: dict[str, Any]) -> _Answer:
@@ -307,7 +310,7 @@ def _unscale(guard_of: _GuardOf, self: Any, /, found_inf: Any, inv_scale: Any) -
     """What GradScaler does: any element that is not finite makes the norm so."""
     guard = _guard_of_list(guard_of, self)
     factor = None if guard is None else _factor(inv_scale, divides=False)
-    norms = None if guard is None or factor is None else guard.norms(list(self))
+    norms = None if guard is None or factor is None else guard.norms(list(self), 2.0)
     if guard is None or factor is None or norms is None:
         return None
     finite = torch.stack([norm.double() for norm in norms]).isfinite().all()

@@ -56,9 +56,12 @@ class Guard(Protocol):
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients and disarms them."""
 
-    def norms(self, gradients: list[torch.Tensor]) -> list[torch.Tensor] | None:
-        """Returns the 2-norms of the gradients, 0-d and of their dtypes, and leaves them in flight;
+    def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None:
+        """Returns the norms of the gradients, 0-d and of their dtypes, and leaves them in flight;
         None: they must be completed first.
+
+        Args:
+            order: 2 or infinity.
         """
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> bool:

@@ -45,6 +45,11 @@ def clipped(why_whole: str) -> str:
     )
 
 
+def no_maxima(why: str) -> str:
+    """The reason text for infinity norms that are not known before all sums have arrived."""
+    return f"an infinity norm of gradients was read before step(), but is not known early: {why}"
+
+
 def called_inside(what: str) -> str:
     """The reason text for a ``step()`` inside of a context that affects operators."""
     return f"step() was called inside of {what}"

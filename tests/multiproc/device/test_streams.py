@@ -71,6 +71,36 @@ def test_kernels_have_the_weights_of_operators(compression: str) -> None:
     )
 
 
+@pytest.mark.parametrize("order", ["2.0", "float('inf')"])
+def test_clipping_in_flight(order: str) -> None:
+    run_on_device(
+        f"""
+        def clipped(model, optimizer):
+            norms = []
+            for step in range(8):
+                backward(model, optimizer, step)
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, {order})
+                norms.append(norm.cpu())
+                optimizer.step()
+            return torch.stack(norms)
+
+        model = network()
+        device.set_delays(-1, random_us=400)
+        optimizer = wrapped(model)
+        norms = clipped(model, optimizer)
+        assert optimizer.overlap_report().deferred_parameters == 8
+        found = weights(model)
+        alone = network()
+        optimizer = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+        rank, size = 0, 1
+        torch.testing.assert_close(norms, clipped(alone, optimizer))
+        for mine, wanted in zip(found, weights(alone)):
+            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+        """,
+        env={"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "256"},
+    )
+
+
 def test_small_gradients_of_a_slice_are_packed_by_one_launch() -> None:
     run_on_device(
         """

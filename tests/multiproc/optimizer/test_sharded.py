@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import signal
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from helpers.ranks import RankFactory, RankPool, run_script, start_script
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
+from hvd_order.errors import InvalidUsage
 
 STEPS = 9
 ROWS = 12  # divided by 2, 3 and 4 ranks
@@ -69,6 +71,7 @@ OPTIMIZERS: dict[str, Make] = {
 CLIPS: dict[str, Callable[[nn.Module], Any]] = {
     "": lambda _: None,
     "norm": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+    "infinity": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.02, math.inf),
     "value": lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.01),
 }
 
@@ -169,8 +172,9 @@ def test_every_agreement(two_ranks: RankPool, env: dict[str, str]) -> None:
 
 def test_a_layer_that_one_rank_uses(three_ranks: RankPool) -> None:
     """And nobody in every other step: its state must then stay as it is."""
-    results = three_ranks.run(body_train, "AdamW", "norm", "one rank", SMALL)
-    assert all(torch.equal(ours["weights"], results[0]["weights"]) for ours in results)
+    for clip in ("norm", "infinity"):
+        results = three_ranks.run(body_train, "AdamW", clip, "one rank", SMALL)
+        assert all(torch.equal(ours["weights"], results[0]["weights"]) for ours in results)
 
 
 # ---- memory -----------------------------------------------------------------------------------
@@ -587,6 +591,35 @@ def test_gradients_that_were_not_clipped(two_ranks: RankPool) -> None:
     for text in two_ranks.run(body_clipped_without):
         assert "has no gradient on rank" in text
         assert "call optimizer.synchronize() after backward()" in text
+
+
+def body_infinity_norms(clips: list[bool]) -> list[str]:
+    """What reads of an infinity norm raise, by step; in the other steps there are none."""
+    with new_job({}):
+        model = nn.Linear(8, 8)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), sharded=True
+        )
+        told = []
+        for clip in clips:
+            model(torch.ones(1, 8)).square().sum().backward()
+            found = ""
+            if clip:
+                try:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0, math.inf)
+                except InvalidUsage as error:
+                    found = str(error)
+            told.append(found)
+            optimizer.step()
+        return told
+
+
+def test_infinity_norms_that_come_late(two_ranks: RankPool) -> None:
+    """They are known in the first two steps, and later if one was read there."""
+    for told in two_ranks.run(body_infinity_norms, [True, False, False, True, True]):
+        assert told == 5 * [""]
+    for told in two_ranks.run(body_infinity_norms, [False, False, False, True, False]):
+        assert "the infinity norm of gradients is not known here: none had been read" in told[3]
 
 
 def test_refusals(two_ranks: RankPool) -> None:

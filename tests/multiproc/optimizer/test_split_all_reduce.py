@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -77,19 +78,66 @@ def torch_norm(model: nn.Module, _: torch.optim.Optimizer) -> Tensor:
     return nn.utils.clip_grad_norm_(model.parameters(), 0.1)
 
 
+def infinity_norm(model: nn.Module, _: torch.optim.Optimizer) -> Tensor:
+    return nn.utils.clip_grad_norm_(
+        model.parameters(), 0.02, norm_type=math.inf, error_if_nonfinite=True
+    )
+
+
+def infinity_by_hand(model: nn.Module, _: torch.optim.Optimizer) -> float:
+    norm = max(
+        *(gradient.norm(math.inf).item() for gradient in gradients_of(model)),
+        *(torch.linalg.vector_norm(each, math.inf).item() for each in gradients_of(model)),
+        *(each.item() for each in torch._foreach_norm(gradients_of(model), math.inf)),
+    )
+    for gradient in gradients_of(model):
+        gradient.div_(max(norm / 0.02, 1.0))
+    return norm
+
+
+def both_norms(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    """The infinity norm of gradients that are clipped by the other one, and clipped again."""
+    torch_norm(model, optimizer)
+    infinity_norm(model, optimizer)
+    return nn.utils.get_total_norm(gradients_of(model), norm_type=math.inf)
+
+
+def first_rank_looks_at_infinity(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    """One rank completes all gradients once there are maxima; until then its norm would not show
+    that it reads one.
+    """
+    exchange = getattr(optimizer, "_hvd_exchange", None)
+    is_split = exchange is not None and exchange._transfer.model.has_norms(math.inf)
+    if hvd.rank() == 0 and is_split:
+        assert gradients_of(model)[0][0].abs().sum() > 0
+    return infinity_norm(model, optimizer)
+
+
+def first_rank_logs_infinity(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    """One rank alone reads an infinity norm: there are no maxima, and it must not be needed."""
+    if hvd.rank() == 0:
+        assert nn.utils.get_total_norm(gradients_of(model), norm_type=math.inf) > 0
+    return torch_norm(model, optimizer)
+
+
 CLIPS: dict[str, Clip] = {
     "clip_grad_norm_": torch_norm,
     "by hand": by_hand,
     "lists": by_lists,
     "twice": twice,
     "value": lambda model, _: nn.utils.clip_grad_value_(model.parameters(), 0.003),
-    "infinity norm": lambda model, _: nn.utils.clip_grad_norm_(
-        model.parameters(), 0.02, norm_type=float("inf")
+    "infinity norm": infinity_norm,
+    "infinity by hand": infinity_by_hand,
+    "both norms": both_norms,
+    "norm of order 1": lambda model, _: nn.utils.clip_grad_norm_(
+        model.parameters(), 0.5, norm_type=1.0
     ),
     "value, then norm": value_then_norm,
     "rank 0 looks": first_rank_looks,
+    "rank 0 looks, infinity": first_rank_looks_at_infinity,
+    "rank 0 logs infinity": first_rank_logs_infinity,
 }
-COMPLETES = {"infinity norm", "value, then norm"}  # before step(): nothing is left to overlap
+COMPLETES = {"norm of order 1", "value, then norm"}  # before step(): nothing is left to overlap
 
 
 def train(clip: str, distributed: bool) -> dict[str, Any]:
@@ -124,30 +172,118 @@ def test_equals_one_process(ranks: RankFactory, clip: str, size: int) -> None:
     results = ranks(size).run(body_train, clip, SPLIT)
     for ours, alone in results:
         assert torch.equal(ours["weights"], results[0][0]["weights"])
+        assert torch.equal(ours["answers"], results[0][0]["answers"])
         torch.testing.assert_close(ours["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(ours["answers"], alone["answers"])
     deferred = [ours["deferred"] for ours, _ in results]
-    looks = clip == "rank 0 looks"
+    looks = clip.startswith("rank 0")
     assert deferred == [
         0 if clip in COMPLETES or (looks and rank == 0) else 6 for rank in range(size)
     ]
 
 
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "infinity norm"])
 @pytest.mark.parametrize(
     "env", [{}, {"HVD_ORDER_AGREEMENT": "negotiated"}, {"HVD_ORDER_AGREEMENT": "planned"}]
 )
-def test_every_agreement_and_trials(two_ranks: RankPool, env: dict[str, str]) -> None:
-    for ours, alone in two_ranks.run(
-        body_train, "clip_grad_norm_", {**env, "HVD_ORDER_SPLIT": "always"}
-    ):
+def test_every_agreement_and_trials(two_ranks: RankPool, clip: str, env: dict[str, str]) -> None:
+    for ours, alone in two_ranks.run(body_train, clip, {**env, "HVD_ORDER_SPLIT": "always"}):
         torch.testing.assert_close(ours["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
         assert ours["deferred"] == 6
+
+
+# ---- infinity norms are exact, also of what is not finite ---------------------------------------
+
+
+def body_exact(dtype: str, compression: str, predivide: float) -> list[bool]:
+    """Compares norms, before and after two changes, with those of the elements that arrive."""
+    with new_job(SPLIT):
+        model = network(getattr(torch, dtype))
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            named_parameters=model.named_parameters(),
+            compression=getattr(hvd.Compression, compression),
+            gradient_predivide_factor=predivide,
+        )
+        equal = []
+        for step in range(STEPS):
+            x, y = (
+                each.to(getattr(torch, dtype))[hvd.rank() :: hvd.size()] for each in batch(step)
+            )
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            kind = type(gradients_of(model)[0])
+            norms = torch._foreach_norm(gradients_of(model), math.inf)
+            if step % 2:
+                for gradient in gradients_of(model):
+                    gradient.mul_(-0.7).div_(torch.tensor(1.3))
+                norms = [each.norm(math.inf) for each in gradients_of(model)]
+            if step > 2:
+                assert kind is not Tensor
+                assert all(type(each) is kind for each in gradients_of(model))
+            of_elements = [each.detach().abs().max() for each in gradients_of(model)]
+            equal.append(all(map(torch.equal, norms, of_elements)))
+            optimizer.step()
+        return equal
+
+
+@pytest.mark.parametrize(
+    ("dtype", "compression", "predivide"),
+    [
+        ("float32", "none", 1.0),
+        ("float32", "none", 1.7),
+        ("float32", "bf16", 1.7),
+        ("float64", "none", 1.0),
+        ("bfloat16", "none", 1.7),
+        ("float16", "none", 1.0),
+    ],
+)
+def test_an_infinity_norm_is_that_of_the_elements(
+    three_ranks: RankPool, dtype: str, compression: str, predivide: float
+) -> None:
+    for equal in three_ranks.run(body_exact, dtype, compression, predivide):
+        assert equal == [True] * STEPS
+
+
+def body_not_finite(value: float) -> tuple[list[float], str, int]:
+    with new_job(SPLIT):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0), named_parameters=model.named_parameters()
+        )
+        norms, text = [], ""
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(torch.ones(2, 37)).sum().backward()
+            if step == 5:  # once more, with another gradient on the last rank
+                optimizer.step()
+                optimizer.zero_grad()
+                of_last = value if hvd.rank() == hvd.size() - 1 else 1.0
+                (model[4].bias * torch.tensor([1.0, of_last, 1.0])).sum().backward()
+            norms.append(model[4].bias.grad.norm(math.inf).item())
+            try:
+                infinity_norm(model, optimizer)
+            except RuntimeError as error:
+                text = str(error)
+                continue  # a step without an update
+            optimizer.step()
+        return norms, text, optimizer.overlap_report().deferred_parameters
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_is_not_finite(three_ranks: RankPool, value: float) -> None:
+    for norms, text, deferred in three_ranks.run(body_not_finite, value):
+        wanted = [2.0] * STEPS
+        wanted[5] = abs(value)
+        torch.testing.assert_close(torch.tensor(norms), torch.tensor(wanted), equal_nan=True)
+        assert "total norm of order inf for gradients from `parameters` is non-finite" in text
+        assert deferred == 6
 
 
 # ---- loss scaling, 16 bits --------------------------------------------------------------------
 
 
-def train_scaled(distributed: bool, dtype: str, compression: str) -> dict[str, Any]:
+def train_scaled(distributed: bool, dtype: str, compression: str, order: float) -> dict[str, Any]:
     """A GradScaler that meets an infinite gradient in step 4."""
     model = network(getattr(torch, dtype))
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -167,7 +303,7 @@ def train_scaled(distributed: bool, dtype: str, compression: str) -> dict[str, A
         optimizer.zero_grad()
         scaler.scale(nn.functional.mse_loss(model(x[mine]), y[mine])).backward()
         scaler.unscale_(optimizer)
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1)))
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type=order)))
         scaler.step(optimizer)
         scaler.update()
         scales.append(scaler.get_scale())
@@ -179,19 +315,23 @@ def train_scaled(distributed: bool, dtype: str, compression: str) -> dict[str, A
     }
 
 
-def body_scaled(dtype: str, compression: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def body_scaled(
+    dtype: str, compression: str, order: float
+) -> tuple[dict[str, Any], dict[str, Any]]:
     with new_job(SPLIT):
-        return train_scaled(True, dtype, compression), train_scaled(False, dtype, compression)
+        alone = train_scaled(False, dtype, compression, order)
+        return train_scaled(True, dtype, compression, order), alone
 
 
+@pytest.mark.parametrize("order", [2.0, math.inf])
 @pytest.mark.parametrize(
     ("dtype", "compression", "tolerance"),
     [("float32", "none", 1e-5), ("bfloat16", "none", 3e-2), ("float32", "bf16", 3e-2)],
 )
 def test_loss_scaling(
-    three_ranks: RankPool, dtype: str, compression: str, tolerance: float
+    three_ranks: RankPool, dtype: str, compression: str, tolerance: float, order: float
 ) -> None:
-    results = three_ranks.run(body_scaled, dtype, compression)
+    results = three_ranks.run(body_scaled, dtype, compression, order)
     for ours, alone in results:
         assert ours["scales"] == alone["scales"]
         assert ours["scales"][4] < ours["scales"][3]  # a step was left out
@@ -206,7 +346,7 @@ def test_loss_scaling(
 # ---- unusual steps ----------------------------------------------------------------------------
 
 
-def unusual(kind: str, distributed: bool) -> Tensor:
+def unusual(kind: str, distributed: bool, order: float) -> Tensor:
     model = network()
     passes = 2 if kind == "accumulation" else 1
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -223,7 +363,7 @@ def unusual(kind: str, distributed: bool) -> Tensor:
             if kind == "unused":  # the last layer's bias has no gradient anywhere
                 loss = nn.functional.mse_loss(model[:4](x[rank::ranks])[:, :3], y[rank::ranks])
             loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1 if order == 2 else 0.02, norm_type=order)
         if kind in ("skipped", "zeros") and step % 3 == 1:
             continue
         if kind == "cleared" and step % 3 == 1:
@@ -233,14 +373,15 @@ def unusual(kind: str, distributed: bool) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def body_unusual(kind: str) -> tuple[Tensor, Tensor]:
+def body_unusual(kind: str, order: float) -> tuple[Tensor, Tensor]:
     with new_job(SPLIT):
-        return unusual(kind, distributed=True), unusual(kind, distributed=False)
+        return unusual(kind, True, order), unusual(kind, False, order)
 
 
+@pytest.mark.parametrize("order", [2.0, math.inf])
 @pytest.mark.parametrize("kind", ["skipped", "zeros", "cleared", "accumulation", "unused"])
-def test_unusual_steps(three_ranks: RankPool, kind: str) -> None:
-    results = three_ranks.run(body_unusual, kind)
+def test_unusual_steps(three_ranks: RankPool, kind: str, order: float) -> None:
+    results = three_ranks.run(body_unusual, kind, order)
     for ours, alone in results:
         assert torch.equal(ours, results[0][0])
         torch.testing.assert_close(ours, alone, rtol=1e-5, atol=1e-6)
@@ -333,6 +474,9 @@ def body_choice(clip: str | None, env: dict[str, str]) -> tuple[bool, str]:
     ("clip", "env", "split", "says"),
     [
         ("clip_grad_norm_", {}, True, "all 6 parameters"),
+        ("infinity norm", {}, True, "all 6 parameters"),
+        ("infinity norm", {"HVD_ORDER_SPLIT": "never"}, False, "HVD_ORDER_SPLIT=never"),
+        ("norm of order 1", {}, False, "elements of gradients were read before step()"),
         (None, {}, False, "all 6 parameters"),
         ("value", {}, False, "all 6 parameters"),
         ("elements", {}, False, "elements of gradients were read before step()"),
@@ -345,6 +489,67 @@ def test_split_where_norms_are_read(
 ) -> None:
     for chosen, report in two_ranks.run(body_choice, clip, env):
         assert chosen == split
+        assert says in report
+
+
+def body_maxima(
+    most_bytes: int, clips: list[str], env: dict[str, str]
+) -> tuple[bool, list[bool], str]:
+    """Whether all-reduces are split, whether there are maxima in each step, and the report.
+
+    Args:
+        most_bytes: limit of the maxima.
+        clips: by step, for each rank.
+    """
+    from hvd_order.torch.gradients import registered_model
+
+    with pytest.MonkeyPatch.context() as patch, new_job({"HVD_ORDER_TUNE": "0", **env}):
+        patch.setattr(registered_model, "MOST_MAXIMA_BYTES", most_bytes)
+        model = network()
+        optimizer: Any = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+        )
+        registered = optimizer._hvd_exchange._transfer.model
+        maxima = []
+        for step, clip in enumerate(clips):
+            x, y = batch(step)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            CLIPS[clip](model, optimizer)
+            maxima.append(registered.has_norms(math.inf))
+            optimizer.step()
+        return registered.is_split, maxima, str(optimizer.overlap_report())
+
+
+ALWAYS = {"HVD_ORDER_SPLIT": "always"}
+NONE, ALL = 5 * [False], [False, False, True, True, True]  # the first two steps are whole
+LATE = [*4 * ["clip_grad_norm_"], "infinity norm"]
+FEW = 6 * 2 * 8  # six gradients on two ranks
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "clips", "env", "split", "maxima", "says"),
+    [
+        (FEW, 5 * ["infinity norm"], {}, True, ALL, "all 6 parameters"),
+        (FEW, 5 * ["clip_grad_norm_"], {}, True, NONE, "all 6 parameters"),
+        (FEW, 5 * ["clip_grad_norm_"], ALWAYS, True, NONE, "all 6 parameters"),
+        (FEW - 1, 5 * ["infinity norm"], {}, False, NONE, "with 6 gradients and 2 ranks its par"),
+        (FEW - 1, 5 * ["infinity norm"], ALWAYS, True, NONE, "with 6 gradients and 2 ranks its"),
+        (FEW - 1, 5 * ["both norms"], {}, True, NONE, "with 6 gradients and 2 ranks its parts"),
+        # Behind another norm, which completes whole sums, they are first seen in the third step.
+        (FEW, 5 * ["both norms"], {}, True, [*4 * [False], True], "all 6 parameters"),
+        (FEW, LATE, {}, True, NONE, "none had been read on every rank when slices were last cut"),
+        # Norms that are read now and then: here in the first step alone.
+        (FEW, ["infinity norm", *4 * ["clip_grad_norm_"]], {}, True, ALL, "all 6 parameters"),
+    ],
+)
+def test_maxima_where_infinity_norms_are_read(
+    two_ranks: RankPool, most_bytes: int, clips: list[str], env: dict[str, str], split: bool,
+    maxima: list[bool], says: str,
+) -> None:  # fmt: skip
+    for is_split, had, report in two_ranks.run(body_maxima, most_bytes, clips, env):
+        assert is_split == split
+        assert had == maxima
         assert says in report
 
 
@@ -364,7 +569,7 @@ def test_a_rank_dies_between_the_halves() -> None:
         assert "raised PeerLost: rank 1 is gone" in ended[rank].stdout
 
 
-def body_process_set() -> tuple[Tensor, Tensor, Tensor, bool] | None:
+def body_process_set(order: float) -> tuple[Tensor, Tensor, Tensor, bool] | None:
     with new_job(SPLIT):
         pair = hvd.add_process_set([0, 2])
         if not pair.included():
@@ -383,17 +588,18 @@ def body_process_set() -> tuple[Tensor, Tensor, Tensor, bool] | None:
             for each, of, rows in ((optimizer, model, mine), (plain, alone, slice(None))):
                 each.zero_grad()
                 nn.functional.mse_loss(of(x[rows]), y[rows]).backward()
-                norms.append(nn.utils.clip_grad_norm_(of.parameters(), 0.1).detach())
+                norms.append(nn.utils.clip_grad_norm_(of.parameters(), 0.1, order).detach())
                 each.step()
-        split = optimizer._hvd_exchange.host.slice_settings.split
+        split = optimizer._hvd_exchange._transfer.model.has_norms(order)
         weights = [
             torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, alone)
         ]
         return weights[0], weights[1], torch.stack(norms).view(STEPS, 2), split
 
 
-def test_a_process_set_splits_its_own_sums(three_ranks: RankPool) -> None:
-    first, outside, second = three_ranks.run(body_process_set)
+@pytest.mark.parametrize("order", [2.0, math.inf])
+def test_a_process_set_splits_its_own_sums(three_ranks: RankPool, order: float) -> None:
+    first, outside, second = three_ranks.run(body_process_set, order)
     assert outside is None
     assert [first[3], second[3]] == [True, True]
     assert torch.equal(first[0], second[0])
