@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 _KIND = "profile"
-VERSION = 3
+VERSION = 4
+_WITHOUT_STRATEGY = 3  # the newest version that knows no servers but hvd_order's
 _WITHOUT_SERVERS = 2  # the newest version that knows no servers
 LEAST_RUNS = 5
 
@@ -138,6 +139,15 @@ class Profile:
                 f"{len(names)} ops but {len(self.timings)} timings; first that has one of the two "
                 f"only: {different[0]!r}"
             )
+        strategy = None if self.servers is None else self.servers.strategy
+        if strategy is not None:
+            parameters = {parameter.name for parameter in self.parameters}
+            if parameters != set(strategy.fetch_order):
+                different = sorted(parameters ^ set(strategy.fetch_order))
+                raise InvalidUsage(
+                    f"{len(parameters)} parameters, {len(strategy.fetch_order)} in the order of "
+                    f"fetches; first that is in one of the two only: {different[0]!r}"
+                )
         durations = {name: timing.minimum_s for name, timing in self.timings.items()}
         ops = tuple(replace(op, duration_s=durations[op.name]) for op in self.ops)
         object.__setattr__(self, "ops", Graph(self.parameters, ops).ops)
@@ -155,8 +165,12 @@ class Profile:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the file; an existing file is replaced atomically."""
-        # Older versions of hvd_order read a file without servers.
-        version = _WITHOUT_SERVERS if self.servers is None else VERSION
+        # Older versions of hvd_order read a file without what they do not know.
+        version = VERSION
+        if self.servers is None:
+            version = _WITHOUT_SERVERS
+        elif self.servers.strategy is None:
+            version = _WITHOUT_STRATEGY
         write_document(path, _KIND, version, self._document())
 
     def _document(self) -> dict[str, Any]:

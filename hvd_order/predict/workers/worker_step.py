@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hvd_order import _core
 from hvd_order.errors import InvalidUsage
@@ -12,7 +13,9 @@ from hvd_order.plan.graph.graph import Graph
 from hvd_order.plan.graph.priorities import Priorities
 from hvd_order.predict.workload import consumption_order
 
-__all__ = ["WorkerStep"]
+__all__ = ["Placement", "WorkerStep"]
+
+Placement = Literal["by_size", "in_turn"]
 
 _KINDS = {
     "compute": _core.SampledKind.COMPUTE,
@@ -50,12 +53,15 @@ class WorkerStep:
         *,
         priorities: Priorities | None = None,
         slice_bytes: int | None = None,
+        fetch_order: Sequence[str] | None = None,
     ) -> None:
         """Takes the graph and, by measured step and op of the graph, the durations.
 
         Args:
             priorities: order of the transfers for an enforced order; None: consumption order.
             slice_bytes: largest piece in which a tensor travels; None: tensors travel as a whole.
+            fetch_order: names of the parameters in the order in which a worker asks for them; None:
+                consumption order.
 
         Raises:
             InvalidUsage: no gradient travels, or there is no measured step.
@@ -69,15 +75,16 @@ class WorkerStep:
         urgency = {name: i for i, name in enumerate(ranked)}
         sizes = {p.name: p.size_bytes for p in graph.parameters}
         self.tensor_bytes: list[int] = []
-        ops: list[_Op] = []
-        pulls: dict[str, list[int]] = {}
         pieces: dict[str, list[int]] = {}
         for name in names:
-            pulls[name], pieces[name] = [], []
-            for i, size in enumerate(_cut(sizes[name], slice_bytes)):
-                tensor = len(self.tensor_bytes)
-                self.tensor_bytes.append(size)
-                pieces[name].append(tensor)
+            first = len(self.tensor_bytes)
+            self.tensor_bytes += _cut(sizes[name], slice_bytes)
+            pieces[name] = list(range(first, len(self.tensor_bytes)))
+        self._made = [piece for p in graph.parameters for piece in pieces.get(p.name, ())]
+        ops: list[_Op] = []
+        pulls: dict[str, list[int]] = {name: [] for name in names}
+        for name in fetch_order or names:
+            for i, tensor in enumerate(pieces.get(name, ())):
                 pulls[name].append(len(ops))
                 ops.append(_Op(f"pull {name}[{i}]", "pull", [], 0, tensor, urgency[name]))
         streams = {name: i for i, name in enumerate(graph.resources)}
@@ -117,8 +124,9 @@ class WorkerStep:
         *,
         priorities: Priorities | None = None,
         slice_bytes: int | None = None,
+        fetch_order: Sequence[str] | None = None,
     ) -> WorkerStep:
-        """The step of a profile, with its measured steps.
+        """The step of a profile, with its measured steps; arguments as of the class.
 
         Raises:
             InvalidUsage: the profile holds no single steps, or they do not vary.
@@ -137,14 +145,24 @@ class WorkerStep:
                 "(hvd-order profile --steps 50)"
             )
         steps = list(zip(*runs, strict=True))
-        return cls(graph, steps, priorities=priorities, slice_bytes=slice_bytes)
+        return cls(
+            graph, steps, priorities=priorities, slice_bytes=slice_bytes, fetch_order=fetch_order
+        )
 
-    def on_servers(self, servers: int) -> list[int]:
-        """Gives each piece to the server with the fewest bytes so far; the largest first.
+    def on_servers(self, servers: int, placement: Placement = "by_size") -> list[int]:
+        """Gives each piece to a server.
+
+        Args:
+            placement: "by_size": to the one with the fewest bytes so far, the largest piece first
+                (hvd_order); "in_turn": one after the other, in the order of the graph's parameters
+                (TensorFlow, in the order in which variables are made).
 
         Returns:
             The server of each piece.
         """
+        if placement == "in_turn":
+            turn = {tensor: i % servers for i, tensor in enumerate(self._made)}
+            return [turn[tensor] for tensor in range(len(self.tensor_bytes))]
         loads = [0] * servers
         found = [0] * len(self.tensor_bytes)
         by_size = sorted(range(len(found)), key=lambda i: (-self.tensor_bytes[i], i))
