@@ -16,9 +16,9 @@ from typing import Any, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parameter_server"))
+from cells import rate, row, show, summary_of
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
-from common.report import table
 from hosts import EmulatedHosts, why_not
 from model import SLICE_BYTES, layers_of, step_of
 from placed_job import PlacedJob
@@ -50,49 +50,19 @@ def main() -> int:
         for rate_mbit in options.rates_mbit:
             for mode in options.modes:
                 cells += _cells(name, rate_mbit, mode, options)
-    errors = [abs(cell["error"]) for cell in cells]
-    ordered = sorted(errors)
-    summary = {
-        "median_error": statistics.median(errors),
-        "p90_error": ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))],
-        "worst_error": max(errors),
-        "baselines": {
-            name: statistics.median(abs(c[name] / c["measured"] - 1) for c in cells
-                                    if c[name] is not None)
-            for name in ("mean_value", "bound", "optimus")
-            if any(c[name] is not None for c in cells)
-        },
-    }  # fmt: skip
-    print("\n" + table(_HEADER, [_row(c) for c in cells]))
-    print(
-        f"\nmedian error {summary['median_error']:.1%}, 90 % {summary['p90_error']:.1%}, "
-        f"worst {summary['worst_error']:.1%}"
-    )
-    print("median errors of the closed forms:", summary["baselines"])  # fmt: skip
+    summary = summary_of(cells)
+    show(cells, summary)
     write_record("prediction", found, settings_of(options), {"cells": cells}, summary, options.out)
     return 0
-
-
-_HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
-           "bound", "Optimus")  # fmt: skip
-
-
-def _row(cell: dict[str, Any]) -> list[str]:
-    numbers = [cell["mean_value"], cell["bound"], cell["optimus"]]
-    return [
-        cell["model"], f"{cell['rate_mbit']:g}", cell["mode"], str(cell["workers"]),
-        f"{cell['measured']:.3f}", f"{cell['predicted']:.3f}", f"{cell['error']:+.1%}",
-        *("-" if x is None else f"{x:.3f}" for x in numbers),
-    ]  # fmt: skip
 
 
 def _cells(
     name: str, rate_mbit: float, mode: Literal["async", "sync"], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """One worker measured and profiled, the others predicted and measured."""
-    rate = _measured_rate(rate_mbit)
+    link = _measured_rate(rate_mbit)
     size = PROFILES[name]().size_bytes / options.shrink
-    profile = layers_of(name, options.shrink, _COMPUTE * size / rate)
+    profile = layers_of(name, options.shrink, _COMPUTE * size / link)
     measured: dict[int, float] = {}
     ends: dict[int, list[list[float]]] = {}
     alone = _run_alone(_job(profile, name, options))
@@ -100,11 +70,11 @@ def _cells(
     for workers in options.workers:
         answer = _run(_job(profile, name, options), rate_mbit, mode, workers)
         ends[workers] = answer["ends"]
-        measured[workers] = _rate(answer["ends"])
+        measured[workers] = rate(answer["ends"], _WARM_UP)
     way = replace(POLICIES["ordered"], latency_s=_LATENCY_S)
-    cluster = Cluster(rate, pull=way, push=way, update_s_per_byte=options.update_s_per_byte)
+    cluster = Cluster(link, pull=way, push=way, update_s_per_byte=options.update_s_per_byte)
     think_s = statistics.fmean(step.compute_s)
-    stations = [sum(step.tensor_bytes) / rate] * 2
+    stations = [sum(step.tensor_bytes) / link] * 2
     few = sorted(measured)[:2]
     cells = []
     for workers, steps_per_s in measured.items():
@@ -125,10 +95,10 @@ def _cells(
             "optimus": None if workers in few else optimus,
             "update_s_per_byte": cluster.update_s_per_byte,
             "compute_s": think_s,
-            "link_bytes_per_s": rate,
+            "link_bytes_per_s": link,
             "ends": ends[workers],
         })  # fmt: skip
-        print(" ".join(_row(cells[-1])), flush=True)
+        print(" ".join(row(cells[-1])), flush=True)
     return cells
 
 
@@ -179,14 +149,6 @@ def _update_s_per_byte() -> float:
         parameter.add_(gradient, alpha=-1e-3)
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken) / SLICE_BYTES
-
-
-def _rate(ends: list[list[float]]) -> float:
-    """Steps/s of all workers while all of them train."""
-    begin = max(each[_WARM_UP - 1] for each in ends)
-    end = min(each[-1] for each in ends)
-    inside = sum(begin < at <= end for each in ends for at in each)
-    return inside / (end - begin)
 
 
 def _options() -> argparse.Namespace:

@@ -74,8 +74,8 @@ class StrategySteps:
 
     Attributes:
         fetch_order: parameters in the order in which their values come to a worker.
-        between_s: median time from when a worker knows that its updates are made until it asks for
-            the parameters of its next step; the coordinator answers and sends the next step.
+        between_s: median time from the end of a step on its worker, with its updates made, until
+            the worker asks for the parameters of the next one; the coordinator sends it meanwhile.
     """
 
     fetch_order: tuple[str, ...]

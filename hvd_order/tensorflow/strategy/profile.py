@@ -217,7 +217,7 @@ def _fetches(graph: StepGraph, runs: Sequence[Run]) -> LinkUse:
 
 
 def _between_s(runs: Mapping[int, Run]) -> float:
-    """Median time between a step's last word from a server and the next step's first request."""
+    """Median time between the end of a step on a worker and the next step's first request."""
     pauses = []
     for run, following in itertools.pairwise(runs.values()):
         if run.end_ps is not None and following.asked_ps is not None:

@@ -43,11 +43,13 @@ class Run:
         ops: nodes of the graph and when they ran, in any order; a node may run several times.
         received: by node of the sender, from the request to the moment when the value was there.
         sent: nodes whose values went to other processes.
+        end_ps: when the function had ended, with its parts on servers; None on servers.
     """
 
     ops: list[tuple[str, Timed]] = field(default_factory=list)
     received: dict[str, Timed] = field(default_factory=dict)
     sent: set[str] = field(default_factory=set)
+    end_ps: int | None = None
 
     @property
     def asked_ps(self) -> int | None:
@@ -55,8 +57,8 @@ class Run:
         return min((one.begin_ps for one in self.received.values()), default=None)
 
     @property
-    def end_ps(self) -> int | None:
-        """When the last value was there: the servers' word that they have updated."""
+    def came_ps(self) -> int | None:
+        """When the last value was there."""
         return max((one.end_ps for one in self.received.values()), default=None)
 
 
@@ -156,6 +158,7 @@ def _note_calls(events: Iterable[Event], trace: _Trace) -> None:
         elif event.name == _STARTS and event.begin_ps < end:
             number = int(event.stats["id"])
             trace.calls.setdefault(name, []).append((event.begin_ps, number))
+            trace.runs.setdefault(number, Run()).end_ps = end
             end = 0
 
 
