@@ -76,6 +76,7 @@ record one_host-demo_gpt one_host/main --model demo_gpt --ranks 2 "${both[@]}" -
 record one_host-small_cnn one_host/main --model small_cnn --ranks 2 "${both[@]}" --rounds 60 --steps 10
 if "$python" -c "import tensorflow" 2> /dev/null; then
   record side_by_side-tensorflow side_by_side/main --framework tensorflow --models resnet50 --rounds 2
+  record prediction-strategy prediction/strategy
 else
   echo "left out: TensorFlow is not installed"
 fi

@@ -11,9 +11,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parameter_server"))
+from cells import rate, row, show, summary_of
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
-from common.report import table
 from hosts import EmulatedHosts, why_not
 from model import graph_of, layers_of
 from placed_job import PlacedJob
@@ -53,40 +53,10 @@ def main() -> int:
         for rate_mbit in options.rates_mbit:
             for mode in options.modes:
                 cells += _cells(name, rate_mbit, mode, options)
-    errors = [abs(cell["error"]) for cell in cells]
-    ordered = sorted(errors)
-    summary = {
-        "median_error": statistics.median(errors),
-        "p90_error": ordered[min(len(ordered) - 1, int(0.9 * len(ordered)))],
-        "worst_error": max(errors),
-        "baselines": {
-            name: statistics.median(abs(c[name] / c["measured"] - 1) for c in cells
-                                    if c[name] is not None)
-            for name in ("mean_value", "bound", "fitted")
-            if any(c[name] is not None for c in cells)
-        },
-    }  # fmt: skip
-    print("\n" + table(_HEADER, [_row(c) for c in cells]))
-    print(
-        f"\nmedian error {summary['median_error']:.1%}, 90 % {summary['p90_error']:.1%}, "
-        f"worst {summary['worst_error']:.1%}"
-    )
-    print("median errors of the closed forms:", summary["baselines"])  # fmt: skip
+    summary = summary_of(cells)
+    show(cells, summary)
     write_record("prediction", found, settings_of(options), {"cells": cells}, summary, options.out)
     return 0
-
-
-_HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
-           "bound", "fitted")  # fmt: skip
-
-
-def _row(cell: dict[str, Any]) -> list[str]:
-    numbers = [cell["mean_value"], cell["bound"], cell["fitted"]]
-    return [
-        cell["model"], f"{cell['rate_mbit']:g}", cell["mode"], str(cell["workers"]),
-        f"{cell['measured']:.3f}", f"{cell['predicted']:.3f}", f"{cell['error']:+.1%}",
-        *("-" if x is None else f"{x:.3f}" for x in numbers),
-    ]  # fmt: skip
 
 
 def _cells(
@@ -103,7 +73,7 @@ def _cells(
     ends: dict[int, list[list[float]]] = {}
     for workers in options.workers:
         ends[workers] = _run(profile, name, rate_mbit, mode, workers, options)["ends"]
-        measured[workers] = _rate(ends[workers])
+        measured[workers] = rate(ends[workers], _WARM_UP)
     forms = _closed_forms(step, costs, mode, measured)
     cells = []
     for workers, steps_per_s in measured.items():
@@ -117,7 +87,7 @@ def _cells(
             "profiled": recorded["servers"],
             "ends": ends[workers],
         })  # fmt: skip
-        print(" ".join(_row(cells[-1])), flush=True)
+        print(" ".join(row(cells[-1])), flush=True)
     return cells
 
 
@@ -201,14 +171,6 @@ def _run(
     } if servers else {"HVD_ORDER_TUNE": "0"}  # fmt: skip
     with EmulatedHosts(count=workers + servers, rate_mbit=rate_mbit) as hosts:
         return PlacedJob(hosts, workers, servers, _JOB).run(job, knobs)
-
-
-def _rate(ends: list[list[float]]) -> float:
-    """Steps/s of all workers while all of them train."""
-    begin = max(each[_WARM_UP - 1] for each in ends)
-    end = min(each[-1] for each in ends)
-    inside = sum(begin < at <= end for each in ends for at in each)
-    return inside / (end - begin)
 
 
 def _options() -> argparse.Namespace:

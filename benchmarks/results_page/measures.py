@@ -298,14 +298,18 @@ def node_ratio(model: str) -> Measure:
     return measure
 
 
-def throughput_error(share: float) -> Measure:
-    """The error of the predicted throughput that this share of the cells stays below."""
+def throughput_error(share: float, cells: str = "cells") -> Measure:
+    """The error of the predicted throughput that this share of the cells stays below.
+
+    Args:
+        cells: "cells" of hvd_order's servers, "strategy_cells" of TensorFlow's.
+    """
 
     def measure(documents: Documents) -> Figure | None:
-        document = documents.newest("prediction", "cells")
+        document = documents.newest("prediction", cells)
         if document is None:
             return None
-        errors = sorted(abs(cell["error"]) for cell in document.raw["cells"])
+        errors = sorted(abs(cell["error"]) for cell in document.raw[cells])
         if share == 0.5:
             return _median(errors, document)
         return _exact(errors[min(len(errors) - 1, int(share * len(errors)))], document)

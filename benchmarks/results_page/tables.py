@@ -148,11 +148,13 @@ def _predictions(runs: Sequence[Document]) -> list[str]:
     """Predicted and measured steps/s of all workers, and the closed forms."""
     rows = []
     for run in runs:
-        for cell in run.raw.get("cells", ()):
+        system = "TensorFlow, " if "strategy_cells" in run.raw else ""
+        for cell in run.raw.get("cells", run.raw.get("strategy_cells", ())):
             forms = (cell["mean_value"], cell["bound"], cell["fitted"])
             rows.append([
-                f"{cell['model']}, {cell['rate_mbit']:g}", cell["mode"], str(cell["workers"]),
-                f"{cell['measured']:.2f}", f"{cell['predicted']:.2f}", f"{cell['error']:+.1%}",
+                f"{system}{cell['model']}, {cell['rate_mbit']:g}", cell["mode"],
+                str(cell["workers"]), f"{cell['measured']:.2f}", f"{cell['predicted']:.2f}",
+                f"{cell['error']:+.1%}",
                 *("" if form is None else f"{form:.2f}" for form in forms), run.commit,
             ])  # fmt: skip
     header = ("model, Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",

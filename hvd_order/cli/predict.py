@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hvd_order.cli.network_options import as_option
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, read_profile
-from hvd_order.predict.units import parse_duration, parse_rate
+from hvd_order.predict.units import parse_duration, parse_rate, time_text
 from hvd_order.report.drawing import save
 from hvd_order.report.server_costs import (
     NOT_APART,
@@ -32,7 +32,8 @@ __all__ = ["add_options", "main"]
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options to the sub-command's parser."""
     add = parser.add_argument
-    add("profile", type=Path, help="file that hvd-order profile wrote, of one worker")
+    add("profile", type=Path, help="file that hvd-order profile wrote, of one worker, or "
+        "hvd_order.tensorflow.strategy.profile_of_strategy")  # fmt: skip
     add("--workers", default="1-16", metavar="N", help="1,2,4 or 1-64 (default: %(default)s)")
     add("--servers", metavar="N", help="parameter servers, the same way (default: 1)")
     add("--mode", choices=["async", "sync", "allreduce"], default="async",
@@ -112,13 +113,18 @@ def main(parsed: argparse.Namespace) -> int:
     slice_bytes = parsed.slice_bytes
     if slice_bytes is None and not whole:
         slice_bytes = usual_slice_bytes(profile, cluster.slower_bytes_per_s, parsed.latency)
-    step = WorkerStep.from_profile(profile, priorities=priorities, slice_bytes=slice_bytes)
-    # What hvd_order's servers cost a worker says nothing of other ones.
-    if profile.servers is not None and not whole and parsed.mode != "allreduce":
-        found = calibrate(step, profile.servers, parsed.latency)
-        if found is not None:
-            step = found.step
-            sources.append(calibration_text(found))
+    costs = _of_system(profile.servers, parsed)
+    strategy = None if costs is None else costs.strategy
+    step = WorkerStep.from_profile(
+        profile,
+        priorities=priorities,
+        slice_bytes=slice_bytes,
+        fetch_order=None if strategy is None else strategy.fetch_order,
+    )
+    found = None if costs is None else calibrate(step, costs, parsed.latency)
+    if found is not None:
+        step = found.step
+        sources.append(calibration_text(found))
     rows = compare(step, graph, cluster, workers, servers, parsed.mode, parsed.seeds)
     report = throughput_report(profile.model, rows, parsed.batch, parsed.price, link, sources)
     sys.stdout.write(text_of(report))
@@ -168,9 +174,10 @@ def _cluster(
 
     tensorflow = parsed.system == "tensorflow"
     bandwidth, at_least = _bandwidth(parsed, measured)
-    # hvd_order's servers were measured, so what they do with a slice says nothing of other ones.
-    costs = None if tensorflow or parsed.mode == "allreduce" else measured
+    costs = _of_system(measured, parsed)
     update, worker_end, server_end = _costs(parsed, costs)
+    strategy = None if costs is None else costs.strategy
+    asks_s = parsed.latency + (0.0 if strategy is None else strategy.between_s)
     way = replace(
         policy(parsed.transmission or ("round_robin" if tensorflow else "ordered")),
         latency_s=parsed.latency,
@@ -178,7 +185,7 @@ def _cluster(
     cluster = Cluster(
         bandwidth,
         parsed.server_bandwidth,
-        replace(way, receive_s_per_byte=worker_end[1], receive_s=worker_end[0]),
+        replace(way, latency_s=asks_s, receive_s_per_byte=worker_end[1], receive_s=worker_end[0]),
         replace(way, receive_s_per_byte=server_end[1], receive_s=server_end[0]),
         "request" if tensorflow else "answer",
         "updated" if tensorflow else "computed",
@@ -187,9 +194,21 @@ def _cluster(
         bool(parsed.aggregate),
         update_s_per_byte=update[1],
         update_s=update[0],
+        placement="in_turn" if tensorflow else "by_size",
     )
     link = f"links of {link_text(bandwidth, at_least)}"
     return cluster, link, list(_sources(parsed, measured, costs))
+
+
+def _of_system(measured: ServerCosts | None, parsed: argparse.Namespace) -> ServerCosts | None:
+    """What was measured of servers such as those that are predicted, or None.
+
+    What the servers of one system do with a tensor says nothing of those of the other one.
+    """
+    if measured is None or parsed.mode == "allreduce":
+        return None
+    is_tensorflow = measured.strategy is not None
+    return measured if is_tensorflow == (parsed.system == "tensorflow") else None
 
 
 def _bandwidth(parsed: argparse.Namespace, measured: ServerCosts | None) -> tuple[float, bool]:
@@ -241,10 +260,14 @@ def _sources(
     if costs is not None and parsed.update_rate is None:
         used.append(f"updates ({cost_text(costs.update)})")
         taken.append(costs.update)
-    if costs is not None and parsed.copy_rate is None:
+    has_ends = costs is not None and costs.strategy is None
+    if costs is not None and has_ends and parsed.copy_rate is None:
         used.append(f"a server's end of a push ({cost_text(costs.server_end)})")
         used.append(f"a worker's end of an answer ({cost_text(costs.worker_end)})")
         taken += [costs.server_end, costs.worker_end]
+    if costs is not None and costs.strategy is not None:
+        used.append("the order in which parameters come")
+        used.append(f"{time_text(costs.strategy.between_s)} between two steps")
     if measured is not None and used:
         yield f"From the profile, measured with {job_text(measured)}: {', '.join(used)}."
     if any(not cost.apart for cost in taken):
@@ -253,15 +276,20 @@ def _sources(
         yield f"As given: {', '.join(given)}."
     if parsed.mode == "allreduce":
         return
-    if costs is None:
-        free = {"update_rate": "updates", "copy_rate": "both ends of a connection"}
-        left = [what for name, what in free.items() if getattr(parsed, name) is None]
-        if left:
-            why = "neither measured nor given"
-            if measured is not None:
-                why = "the profile is of hvd_order's servers, not of TensorFlow's"
-            yield f"No time is counted for {' and '.join(left)}: {why}."
-    elif costs.updates == "worker" and parsed.update_rate is None:
+    free = {"update_rate": "updates"} if costs is None else {}
+    if not has_ends:
+        free["copy_rate"] = "both ends of a connection"
+    left = [what for name, what in free.items() if getattr(parsed, name) is None]
+    if left:
+        why = "neither measured nor given"
+        if measured is not None and costs is None:
+            which = [
+                "hvd_order's servers, not of TensorFlow's",
+                "TensorFlow's servers, not of hvd_order's",
+            ]
+            why = f"the profile is of {which[measured.strategy is not None]}"
+        yield f"No time is counted for {' and '.join(left)}: {why}."
+    if costs is not None and costs.updates == "worker" and parsed.update_rate is None:
         yield (
             "The measured servers only summed, so servers that update may take longer; "
             "HVD_ORDER_PS_UPDATE=server hvd-order profile --servers measures those."

@@ -7,7 +7,6 @@ operations in several runs.
 from __future__ import annotations
 
 import platform
-import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -21,11 +20,11 @@ from hvd_order.plan.files.profile import LEAST_RUNS, Profile, Timing
 from hvd_order.plan.graph.graph import Op, Parameter, Phase
 from hvd_order.tensorflow.gradients.consumption import joins
 from hvd_order.tensorflow.gradients.step import tensorflow_variable
+from hvd_order.tensorflow.xplane import SUFFIX, events_by_thread, node_of, owner_of, read_space
 
 __all__ = ["record_profile"]
 
 _WARM_UP = 3
-_EVENT = re.compile(r"^([^:\s]+):(\w+)$")  # node:Type
 
 
 def record_profile(
@@ -61,7 +60,7 @@ def record_profile(
     used = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not used:
         raise InvalidUsage("no variable has a gradient: the loss depends on none of them")
-    names = _unique([str(getattr(v, "path", v.name)) for v in variables])
+    names = unique([str(getattr(v, "path", v.name)) for v in variables])
     found = list(joins(concrete.graph, plain))
     known = {join.op.name for join in found}
     produced = _produced(concrete.graph.outputs, [names[i] for i in used], known)
@@ -77,7 +76,7 @@ def record_profile(
     parameters = tuple(
         Parameter(names[i], plain[i].shape.num_elements() * plain[i].dtype.size) for i in used
     )
-    return Profile(model, _machine(tensors), parameters, tuple(ops), timings)
+    return Profile(model, machine_of(tensors), parameters, tuple(ops), timings)
 
 
 def _traced(
@@ -120,7 +119,7 @@ def _timed(run: Callable[[], Any], known: set[str], runs: int) -> dict[str, list
     seconds: dict[str, list[float]] = {name: [0.0] * runs for name in known}
     for number in range(runs):
         for name, took in _run_times(run).items():
-            owner = _owner(name, known)
+            owner = owner_of(name, known)
             if owner is not None:
                 seconds[owner][number] += took
     return seconds
@@ -128,49 +127,34 @@ def _timed(run: Callable[[], Any], known: set[str], runs: int) -> dict[str, list
 
 def _run_times(run: Callable[[], Any]) -> dict[str, float]:
     """Duration of each node of the graph in one run, by name."""
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
+    times: dict[str, float] = defaultdict(float)
     with tempfile.TemporaryDirectory(prefix="hvd_order_profile_") as folder:
         tf.profiler.experimental.start(folder)
         try:
             run()
         finally:
             tf.profiler.experimental.stop()
-        space = xplane_pb2.XSpace()
-        for file in Path(folder).rglob("*.xplane.pb"):
-            space.MergeFromString(file.read_bytes())
-    times: dict[str, float] = defaultdict(float)
-    for plane in space.planes:
-        for line in plane.lines:
-            for event in line.events:
-                match = _EVENT.match(plane.event_metadata[event.metadata_id].name)
-                if match:
-                    times[match[1]] += event.duration_ps * 1e-12
+        for file in Path(folder).rglob(f"*{SUFFIX}"):
+            for thread in events_by_thread(read_space(file)):
+                for event in thread:
+                    node = node_of(event.name)
+                    if node is not None:
+                        times[node[0]] += (event.end_ps - event.begin_ps) * 1e-12
     return times
 
 
-def _owner(node: str, known: set[str]) -> str | None:
-    """The operation of the traced graph that a node belongs to.
-
-    Optimization inlines the functions that the graph calls: their nodes are named after the call.
-    """
-    while node not in known:
-        node, slash, _ = node.rpartition("/")
-        if not slash:
-            return None
-    return node
-
-
-def _unique(names: Sequence[str]) -> list[str]:
+def unique(names: Sequence[str]) -> list[str]:
+    """The names, with a number behind those that were there before."""
     seen: dict[str, int] = {}
-    unique = []
+    found = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return unique
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
 
 
-def _machine(batch: Sequence[Any]) -> dict[str, str]:
+def machine_of(batch: Sequence[Any]) -> dict[str, str]:
+    """What a profile says about this machine and the batch's tensors."""
     devices = tf.config.list_logical_devices("GPU")
     return {
         "host": platform.node(),

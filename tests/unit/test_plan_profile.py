@@ -16,7 +16,7 @@ from hvd_order.plan.files.profile import MeasuredLink, Profile, Timing, read_pro
 from hvd_order.plan.graph.graph import Op, Parameter
 from hvd_order.plan.link.busy_union import LinkUse
 from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.link.server_costs import Cost, ServerCosts
+from hvd_order.plan.link.server_costs import Cost, ServerCosts, StrategySteps
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,10 +56,17 @@ def with_servers() -> Profile:
     return replace(example(), servers=costs)
 
 
+def of_strategy() -> Profile:
+    profile = with_servers()
+    assert profile.servers is not None
+    steps = StrategySteps(("fc.bias", "fc.weight"), 2e-3)
+    return replace(profile, servers=replace(profile.servers, strategy=steps))
+
+
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     empty = Profile("empty", {}, (), (), {}, clock="cuda_event")
-    for profile in (example(), empty, with_servers()):
+    for profile in (example(), empty, with_servers(), of_strategy()):
         profile.write(path)
         assert read_profile(path) == profile
     assert list(tmp_path.iterdir()) == [path]
@@ -163,8 +170,30 @@ def test_mistakes_about_servers_are_named(
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (["between_s"], -1.0, "-1.0 s and 2 names; expected a time that is not negative"),
+        (["fetch_order"], ["fc.bias", "fc.bias"], "names that differ"),
+        (["fetch_order"], ["fc.bias"], "2 parameters, 1 in the order of fetches"),
+        (["fetch_order"], ["fc.bias", "x"], "first that is in one of the two only: 'fc.weight'"),
+        (["colour"], "red", 'unknown fields: "colour"'),
+    ],
+)
+def test_mistakes_about_a_strategy_are_named(
+    tmp_path: Path, path: list[Any], value: Any, message: str
+) -> None:
+    file = tmp_path / "broken.json"
+    of_strategy().write(file)
+    content = changed(json.loads(file.read_text()), ["servers", "strategy", *path], value)
+    file.write_text(content)
+    with pytest.raises(InvalidUsage) as raised:
+        read_profile(file)
+    assert message in str(raised.value)
+
+
 def test_a_profile_without_servers_is_a_file_for_older_versions_too(tmp_path: Path) -> None:
-    for profile, version in ((example(), 2), (with_servers(), 4)):
+    for profile, version in ((example(), 2), (with_servers(), 4), (of_strategy(), 4)):
         profile.write(tmp_path / "p.json")
         written = json.loads((tmp_path / "p.json").read_text())
         assert written["version"] == version

@@ -19,7 +19,7 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile, Timing, read_profile
 from hvd_order.plan.graph.graph import Graph, Op, Parameter
 from hvd_order.plan.link.busy_union import LinkUse
-from hvd_order.plan.link.server_costs import Cost, ServerCosts
+from hvd_order.plan.link.server_costs import Cost, ServerCosts, StrategySteps
 from hvd_order.predict.workers.calibration import calibrate, measured_cluster
 from hvd_order.predict.workers.closed_forms import (
     OptimusAsync,
@@ -641,6 +641,60 @@ def test_slices_hold_several_parameters_or_a_part_of_one() -> None:
     assert sliced.parameters == whole.parameters == 3
     with pytest.raises(InvalidUsage, match="slice size is 8 bytes"):
         WorkerStep(graph, rows, slice_bytes=8)
+
+
+def of_strategy(between_s: float = 1e-3, first: str = "first") -> Profile:
+    """The profile with TensorFlow's servers in place of ours."""
+    mine = measured()
+    assert mine.servers is not None
+    order = ("first", "second") if first == "first" else ("second", "first")
+    steps = StrategySteps(order, between_s)
+    return replace(mine, servers=replace(mine.servers, strategy=steps))
+
+
+def test_a_profile_of_tensorflows_servers_tells_their_costs(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--bandwidth", "0.5GB/s", "--system", "tensorflow"]
+
+    def rate(mine: Profile) -> float:
+        code, out, _ = predicted(mine, tmp_path, capsys, *given)
+        assert code == 0
+        (row,) = [line for line in out.splitlines() if line.startswith("1, 2")]
+        return float(row.split()[2])
+
+    _, out, _ = predicted(of_strategy(), tmp_path, capsys, *given)
+    said = " ".join(out.split())
+    assert "async: updates (50 MB/s and 1 ms a slice), the order in which parameters come, " in said
+    assert "1 ms between two steps." in said
+    assert "No time is counted for both ends of a connection: neither measured" in said
+    assert rate(of_strategy()) > 1.15 * rate(of_strategy(between_s=0.04))
+    assert rate(profile()) > 1.2 * rate(of_strategy()), "updates of 42 ms a step were counted"
+    _, ours, _ = predicted(of_strategy(), tmp_path, capsys, "--bandwidth", "0.5GB/s")
+    assert "of TensorFlow's servers, not of hvd_order's" in " ".join(ours.split())
+
+
+def test_what_comes_first_matters() -> None:
+    """A first layer that comes last begins when all has come."""
+    slow = Cluster(1e8, pulls="request", step_end="updated", pull=policy("fifo"))
+    found = [
+        predict_servers(
+            WorkerStep.from_profile(profile(), fetch_order=order), slow, 1, 1
+        ).steps_per_s
+        for order in (("first", "second"), ("second", "first"))
+    ]
+    # Transfers of 10 ms, four layers of 4.4 ms: 10 + 4 x 4.4 + 10, and 10 more at most.
+    assert 1 / found[1] - 1 / found[0] == pytest.approx(4.4e-3, rel=0.1)
+
+
+def test_variables_go_to_servers_in_turn() -> None:
+    """In the order of the parameters, not of their readers."""
+    ops = (Op("f", 1.0, (), ("b", "a", "c")), Op("g", 1.0, ("f",), (), ("a", "b", "c")))
+    graph = Graph((Parameter("a", 1), Parameter("b", 9), Parameter("c", 5)), ops)
+    step = WorkerStep(graph, [[1.0, 1.0]])
+    assert step.tensor_bytes == [1, 9, 5]
+    assert step.on_servers(2, "in_turn") == [0, 1, 0]
+    assert step.on_servers(2) == [1, 0, 1]
 
 
 def test_the_report_says_what_a_delay_bound_drops(

@@ -138,6 +138,15 @@ class Profile:
                 f"{len(names)} ops but {len(self.timings)} timings; first that has one of the two "
                 f"only: {different[0]!r}"
             )
+        strategy = None if self.servers is None else self.servers.strategy
+        if strategy is not None:
+            parameters = {parameter.name for parameter in self.parameters}
+            if parameters != set(strategy.fetch_order):
+                different = sorted(parameters ^ set(strategy.fetch_order))
+                raise InvalidUsage(
+                    f"{len(parameters)} parameters, {len(strategy.fetch_order)} in the order of "
+                    f"fetches; first that is in one of the two only: {different[0]!r}"
+                )
         durations = {name: timing.minimum_s for name, timing in self.timings.items()}
         ops = tuple(replace(op, duration_s=durations[op.name]) for op in self.ops)
         object.__setattr__(self, "ops", Graph(self.parameters, ops).ops)

@@ -9,14 +9,17 @@ from typing import Any
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.document import Fields
 from hvd_order.plan.link.busy_union import LinkUse
-from hvd_order.plan.link.server_costs import Cost, ServerCosts
+from hvd_order.plan.link.server_costs import Cost, ServerCosts, StrategySteps
 
 __all__ = ["costs_from", "document_of"]
 
 
 def document_of(costs: ServerCosts) -> dict[str, Any]:
     """The content for the file, of plain types."""
-    return asdict(costs)
+    content = asdict(costs)
+    if costs.strategy is None:
+        del content["strategy"]
+    return content
 
 
 def costs_from(content: Any) -> ServerCosts:
@@ -42,6 +45,7 @@ def costs_from(content: Any) -> ServerCosts:
         _cost(fields.take("server_end", dict), "server_end"),
         _cost(fields.take("worker_end", dict), "worker_end"),
         _steps(fields.take("step_s", list)) if fields.has("step_s") else (),
+        _strategy(fields.take("strategy", dict)) if fields.has("strategy") else None,
     )
     fields.end()
     return costs
@@ -83,6 +87,18 @@ def _cost(content: Any, name: str) -> Cost:
             "not negative"
         )
     return Cost(seconds, per_byte, apart)
+
+
+def _strategy(content: Any) -> StrategySteps:
+    fields = Fields(content, '"strategy" of "servers"')
+    order, between_s = fields.names("fetch_order"), fields.take("between_s", float)
+    fields.end()
+    if not _is_time(between_s) or len(set(order)) < len(order):
+        raise InvalidUsage(
+            f"{fields.where} has {between_s} s and {len(order)} names; expected a time that is not "
+            "negative, and names that differ"
+        )
+    return StrategySteps(order, between_s)
 
 
 def _is_time(seconds: float) -> bool:

@@ -13,7 +13,15 @@ from hvd_order.errors import InvalidUsage
 from hvd_order.plan.link.busy_union import LinkUse, ReceivedTimes, link_use
 from hvd_order.plan.link.link_fit import fit_line
 
-__all__ = ["Cost", "ServerCosts", "ServerTimes", "UpdateTimes", "cost_of", "server_costs"]
+__all__ = [
+    "Cost",
+    "ServerCosts",
+    "ServerTimes",
+    "StrategySteps",
+    "UpdateTimes",
+    "cost_of",
+    "server_costs",
+]
 
 _FEW = 5  # samples of a size; fewer do not count where other sizes have enough
 _APART = 2.0  # least ratio of two sizes between which a line is drawn
@@ -61,6 +69,20 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class StrategySteps:
+    """What is known of the steps of TensorFlow's ParameterServerStrategy alone.
+
+    Attributes:
+        fetch_order: parameters in the order in which their values come to a worker.
+        between_s: median time from the end of a step on its worker, with its updates made, until
+            the worker asks for the parameters of the next one; the coordinator sends it meanwhile.
+    """
+
+    fetch_order: tuple[str, ...]
+    between_s: float
+
+
+@dataclass(frozen=True)
 class ServerCosts:
     """What parameter servers cost one worker.
 
@@ -74,6 +96,8 @@ class ServerCosts:
             the frame, and handing the answer to the connection.
         worker_end: of a worker's end, for each answer: reading the frame and copying its content.
         step_s: the measured worker's steps, one after the other; empty in older files.
+        strategy: None: the servers are hvd_order's. Otherwise they are TensorFlow's, ``answer``
+            stands for the fetches of parameters, and the costs of both ends are not known (0).
     """
 
     servers: int
@@ -86,6 +110,7 @@ class ServerCosts:
     server_end: Cost
     worker_end: Cost
     step_s: tuple[float, ...] = ()
+    strategy: StrategySteps | None = None
 
     def link(self) -> tuple[float, bool] | None:
         """Bytes/s of a worker's link, and whether it is only known to be at least that.

@@ -115,7 +115,8 @@ def _network(step: WorkerStep, cluster: Cluster, servers: int) -> tuple[float, l
     """Time of a worker's computation, and of its step at each station of the busiest server."""
     loads = [0] * servers
     pieces = [0] * servers
-    for server, size in zip(step.on_servers(servers), step.tensor_bytes, strict=True):
+    places = step.on_servers(servers, cluster.placement)
+    for server, size in zip(places, step.tensor_bytes, strict=True):
         loads[server] += size
         pieces[server] += 1
     size = max(loads)

@@ -20,7 +20,7 @@ from hvd_order.plan.link.slice_settings import best_settings, reservation_lead_s
 from hvd_order.predict.network import USUAL_LATENCY_S, Network
 from hvd_order.predict.simulate import Schedule, simulate
 from hvd_order.predict.workers.transmission import POLICIES, Transmission
-from hvd_order.predict.workers.worker_step import WorkerStep
+from hvd_order.predict.workers.worker_step import Placement, WorkerStep
 from hvd_order.predict.workload import workload_of
 
 __all__ = ["Cluster", "Mode", "Throughput", "predict_all_reduce", "predict_servers", "saturation"]
@@ -57,6 +57,7 @@ class Cluster:
             the owner the sum, where this is faster.
         update_s_per_byte, update_s: time of a server for a tensor that it applies or adds up.
         update_lanes: updates that a server works on at a time.
+        placement: which server has which tensor, as of `WorkerStep.on_servers`.
     """
 
     worker_bytes_per_s: float
@@ -71,6 +72,7 @@ class Cluster:
     update_s_per_byte: float = 0.0
     update_s: float = 0.0
     update_lanes: int = 1
+    placement: Placement = "by_size"
 
     @property
     def slower_bytes_per_s(self) -> float:
@@ -150,7 +152,7 @@ def predict_servers(
             step.native,
             slowness=slowness,
             servers=servers,
-            server_of=step.on_servers(servers),
+            server_of=step.on_servers(servers, cluster.placement),
             worker_bytes_per_s=cluster.worker_bytes_per_s,
             server_bytes_per_s=cluster.server_bytes_per_s or cluster.worker_bytes_per_s,
             pull=cluster.pull.native(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hvd_order import _core
 from hvd_order.errors import InvalidUsage
@@ -14,7 +15,9 @@ from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.link.slice_settings import best_settings
 from hvd_order.predict.workload import consumption_order
 
-__all__ = ["WorkerStep", "usual_slice_bytes"]
+__all__ = ["Placement", "WorkerStep", "usual_slice_bytes"]
+
+Placement = Literal["by_size", "in_turn"]
 
 _KINDS = {
     "compute": _core.SampledKind.COMPUTE,
@@ -66,6 +69,7 @@ class WorkerStep:
         *,
         priorities: Priorities | None = None,
         slice_bytes: int | None = None,
+        fetch_order: Sequence[str] | None = None,
     ) -> None:
         """Takes the graph and, by measured step and op of the graph, the durations.
 
@@ -73,6 +77,8 @@ class WorkerStep:
             priorities: order of the transfers for an enforced order; None: consumption order.
             slice_bytes: parameters travel in slices of this size, which hvd_order's `SliceLayout`
                 cuts; None: each as a whole.
+            fetch_order: names of the parameters in the order in which a worker asks for them, if
+                they travel as a whole; None: consumption order.
 
         Raises:
             InvalidUsage: no gradient travels, there is no measured step, or slices are too small.
@@ -85,11 +91,13 @@ class WorkerStep:
         pieces = _pieces(ranked, sizes, slice_bytes)
         self.tensor_bytes = [piece.size_bytes for piece in pieces]
         self.parameters = len(names)
-        ops = [_Op(f"pull {p.name}", "pull", [], 0, i, i) for i, p in enumerate(pieces)]
+        self._made = _in_order(pieces, [p.name for p in graph.parameters])
+        ops: list[_Op] = []
         pulls: dict[str, list[int]] = {name: [] for name in names}
-        for i, piece in enumerate(pieces):
-            for name in piece.parameters:
-                pulls[name].append(i)
+        for i in range(len(pieces)) if fetch_order is None else _in_order(pieces, fetch_order):
+            for name in pieces[i].parameters:
+                pulls[name].append(len(ops))
+            ops.append(_Op(f"pull {pieces[i].name}", "pull", [], 0, i, i))
         streams = {name: i for i, name in enumerate(graph.resources)}
         place: dict[str, int] = {}
         self._kept = [i for i, op in enumerate(graph.ops) if op.phase != "update" or op.produces]
@@ -114,7 +122,11 @@ class WorkerStep:
         self.samples = len(rows)
         self.compute_s = [sum(row) for row in rows]
         self.graph, self._seconds = graph, seconds
-        self._priorities, self._slice_bytes = priorities, slice_bytes
+        self._priorities, self._slice_bytes, self._fetch_order = (
+            priorities,
+            slice_bytes,
+            fetch_order,
+        )
         self.native = _core.SampledStep(
             [(o.name, _KINDS[o.kind], o.inputs, o.stream, o.tensor, o.priority) for o in ops],
             self.tensor_bytes,
@@ -139,8 +151,9 @@ class WorkerStep:
             extra[first.get(name, i)] += seconds / 2
         longer = [[s + e for s, e in zip(step, extra, strict=True)] for step in self._seconds]
         return WorkerStep(
-            self.graph, longer, priorities=self._priorities, slice_bytes=self._slice_bytes
-        )
+            self.graph, longer, priorities=self._priorities, slice_bytes=self._slice_bytes,
+            fetch_order=self._fetch_order,
+        )  # fmt: skip
 
     @classmethod
     def from_profile(
@@ -149,8 +162,9 @@ class WorkerStep:
         *,
         priorities: Priorities | None = None,
         slice_bytes: int | None = None,
+        fetch_order: Sequence[str] | None = None,
     ) -> WorkerStep:
-        """The step of a profile, with its measured steps.
+        """The step of a profile, with its measured steps; arguments as of the class.
 
         Raises:
             InvalidUsage: the profile holds no single steps, or they do not vary.
@@ -169,14 +183,24 @@ class WorkerStep:
                 "(hvd-order profile --steps 50)"
             )
         steps = list(zip(*runs, strict=True))
-        return cls(graph, steps, priorities=priorities, slice_bytes=slice_bytes)
+        return cls(
+            graph, steps, priorities=priorities, slice_bytes=slice_bytes, fetch_order=fetch_order
+        )
 
-    def on_servers(self, servers: int) -> list[int]:
-        """Gives each piece to the server with the fewest bytes so far; the largest first.
+    def on_servers(self, servers: int, placement: Placement = "by_size") -> list[int]:
+        """Gives each piece to a server.
+
+        Args:
+            placement: "by_size": to the one with the fewest bytes so far, the largest piece first
+                (hvd_order); "in_turn": one after the other, in the order of the graph's parameters
+                (TensorFlow, in the order in which variables are made).
 
         Returns:
             The server of each piece.
         """
+        if placement == "in_turn":
+            turn = {tensor: i % servers for i, tensor in enumerate(self._made)}
+            return [turn[tensor] for tensor in range(len(self.tensor_bytes))]
         loads = [0] * servers
         found = [0] * len(self.tensor_bytes)
         by_size = sorted(range(len(found)), key=lambda i: (-self.tensor_bytes[i], i))
@@ -185,6 +209,12 @@ class WorkerStep:
             found[tensor] = server
             loads[server] += self.tensor_bytes[tensor]
         return found
+
+
+def _in_order(pieces: Sequence[_Piece], names: Sequence[str]) -> list[int]:
+    """Numbers of the pieces, by the place of their first parameter."""
+    place = {name: i for i, name in enumerate(names)}
+    return sorted(range(len(pieces)), key=lambda i: place[pieces[i].parameters[0]])
 
 
 def usual_slice_bytes(profile: Profile, bytes_per_s: float, latency_s: float) -> int:
