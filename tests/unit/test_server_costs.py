@@ -84,8 +84,22 @@ def test_a_receiver_slower_than_the_link_is_noticed() -> None:
         slow.append(received(10, free - 30, free, free + 0.001, free + 0.002, free + 30))
     use = link_use([slow], one_clock=True)
     assert use.at_least
-    # What is counted may include the receiver's work: 50 MB from 100 to 230 ms.
-    assert use.bytes_per_s == pytest.approx(50 * MB / 0.130002, rel=1e-3)
+    # What is counted may include the receiver's work: 40 MB from 110 to 230 ms.
+    assert use.bytes_per_s == pytest.approx(40 * MB / 0.120002, rel=1e-3)
+
+
+def test_the_first_bytes_after_a_pause_may_be_faster_than_the_link() -> None:
+    """A token bucket: after each pause 5 of 10 MB pass in no time, the others at 1 GB/s."""
+    shaped = []
+    for start in (100, 200, 300):
+        for i in range(3):
+            began, came = start + (10 * i - 5 if i else 0), start + 10 * i + 5
+            shaped.append(received(10, began - 1, began - 0.5, began, came, came + 0.1))
+    use = link_use([shaped], one_clock=True)
+    assert use.bytes_per_s == pytest.approx(1e9)
+    assert use.busy_s == pytest.approx(0.075)
+    alone = [one for one in shaped if one.began_ns % (100 * MS) == 0]
+    assert link_use([alone], one_clock=True).bytes_per_s == pytest.approx(2e9), "nothing follows"
 
 
 def test_tiny_slices_tell_no_bandwidth() -> None:

@@ -121,7 +121,8 @@ class ServerCosts:
         ways = [way for way in (self.push, self.answer) if way.bytes_per_s is not None]
         certain = [way for way in ways if not way.at_least]
         if certain:
-            return sum(w.size_bytes for w in certain) / sum(w.busy_s for w in certain), False
+            took_s = sum(way.size_bytes / (way.bytes_per_s or 1.0) for way in certain)
+            return sum(way.size_bytes for way in certain) / took_s, False
         return max(((way.bytes_per_s or 0.0, True) for way in ways), default=None)
 
 
