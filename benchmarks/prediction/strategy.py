@@ -205,7 +205,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--servers", nargs="+", type=int, default=[1])
     parser.add_argument("--shrink", type=int, help="a model has 1/N of its parameters")
     parser.add_argument("--steps", type=int, default=20, help="measured steps of each worker")
-    parser.add_argument("--profiled", type=int, default=30, help="steps of the profile")
+    parser.add_argument("--profiled", type=int, default=43, help="steps of the profile")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the profiles there")
     add_out_option(parser)
     return parser.parse_args()

@@ -9,8 +9,10 @@ the first function of every process.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 _STEP_SPREAD = 0.12  # sigma of a step's factor on the time of all its layers, log-normal
+_FACTORS = 20  # quantiles of it, of which each worker takes all, in random order, then again
 _LAYER_SPREAD = 0.08  # the same of each layer alone
 _FUNCTION = "pyfunc_0"  # TensorFlow's name for the first function of a process
 _LEARNING_RATE = 1e-6
@@ -33,6 +36,7 @@ class Task:
         self._seconds: list[float] = []
         self._random = random.Random(job["index"])
         self._factor = 1.0
+        self._factors: list[float] = []
         self._begins: list[float] = []
         if job["task"] == "worker":
             # One layer sleeps at a time; the others are for what is behind it.
@@ -50,10 +54,18 @@ class Task:
     def _sleep(self, layer: Any, x: Any, *_: Any) -> Any:
         if layer == 0:
             self._begins.append(time.monotonic())
-            self._factor = self._random.lognormvariate(0, _STEP_SPREAD)
+            self._factor = self._next_factor()
         own = self._random.lognormvariate(0, _LAYER_SPREAD)
         time.sleep(self._seconds[int(layer)] * self._factor * own)
         return np.float32(x)
+
+    def _next_factor(self) -> float:
+        """Of all quantiles, so that the mean of twenty steps is known and their order is not."""
+        if not self._factors:
+            quantile = statistics.NormalDist(0, _STEP_SPREAD).inv_cdf
+            self._factors = [math.exp(quantile((i + 0.5) / _FACTORS)) for i in range(_FACTORS)]
+            self._random.shuffle(self._factors)
+        return self._factors.pop()
 
     def layers(self, seconds: list[float]) -> None:
         """Sets the mean time of each layer, forward and then backward."""
