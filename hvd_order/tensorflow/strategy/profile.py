@@ -98,7 +98,7 @@ def profile_of_strategy(
         updates,
         Cost(0.0, 0.0, True),
         Cost(0.0, 0.0, True),
-        StrategySteps(_fetch_order(graph, list(runs.values()), file), _between_s(runs)),
+        strategy=StrategySteps(_fetch_order(graph, list(runs.values()), file), _between_s(runs)),
     )
     machine = machine_of([part for part in tf.nest.flatten(first) if hasattr(part, "shape")])
     return Profile(model, machine, graph.parameters, graph.ops, timings, servers=costs)
