@@ -1,6 +1,7 @@
 """One worker of the benchmark; worker 0 prints a line of JSON.
 
-The job has "steps" and "warm_up" of them; with "record" worker 0 says what the servers cost.
+The job has "steps" and "warm_up" of them; with "record" worker 0 says what the servers cost. Of one
+worker alone, "updates" are the durations of its updates.
 """
 
 from __future__ import annotations
@@ -34,13 +35,15 @@ def main() -> None:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-6)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    ends, events = [], []
+    ends, events, updates = [], [], []
     for step in range(job["steps"]):
         if job["record"] and step == job["warm_up"]:
             _servers().record()
         optimizer.zero_grad()
         model(model_input()).backward()
+        begin = time.perf_counter()
         optimizer.step()
+        updates.append(time.perf_counter() - begin)
         # All hosts are on one machine, so they have one clock.
         ends.append(time.monotonic())
         events.append(list(model.recorder.events))
@@ -49,7 +52,8 @@ def main() -> None:
     optimizer.flush()
     found = hvd.allgather_object(ends)
     if hvd.rank() == 0:
-        print(json.dumps({"ends": found, "events": events, "servers": costs}), flush=True)
+        answer = {"ends": found, "events": events, "updates": updates, "servers": costs}
+        print(json.dumps(answer), flush=True)
     hvd.shutdown()
 
 

@@ -25,12 +25,13 @@ def layers_of(name: str, shrink: int, compute_s: float) -> Profile:
 
 
 def graph_of(
-    profile: Profile, recorded: Sequence[Sequence[Any]]
+    profile: Profile, recorded: Sequence[Sequence[Any]], updates_s: Sequence[float] = ()
 ) -> tuple[Graph, list[list[float]]]:
     """The graph of recorded layers, and its durations by step and op.
 
     Args:
         recorded: of each step (name, "forward" or "backward", begin, end) of each layer.
+        updates_s: of each step, if the worker itself updates.
 
     In the backward pass nothing waits, so a layer takes the time since the layer before ended,
     with hooks and copies. In the forward pass layers wait for parameters; their own time counts.
@@ -58,6 +59,9 @@ def graph_of(
             [end - begin for begin, end in forward]
             + [end - start for start, end in zip(starts, backward, strict=True)]
         )
+    if updates_s:
+        ops.append(Op("update", 0.0, ("b0",), (), (), phase="update"))
+        rows = [[*row, update_s] for row, update_s in zip(rows, updates_s, strict=True)]
     medians = [statistics.median(of_op) for of_op in zip(*rows, strict=True)]
     timed = [replace(op, duration_s=s) for op, s in zip(ops, medians, strict=True)]
     return Graph(tuple(parameters), tuple(timed)), rows

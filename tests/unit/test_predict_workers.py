@@ -414,6 +414,19 @@ def test_all_reduce_loses_to_variation() -> None:
     assert 0.6 * 16 < many.steps_per_s / alone.steps_per_s < 0.99 * 16
 
 
+def test_all_reduce_counts_the_update() -> None:
+    """It takes its time, and the rest of the step takes no less for it."""
+    mine = profile()
+    graph, step = mine.graph("median"), WorkerStep.from_profile(mine)
+    update = Op("update", 5e-3, ("b1",), (), (), phase="update")
+    longer = Graph(graph.parameters, (*graph.ops, update))
+    alone, updated = (predict_all_reduce(g, step.compute_s, 1, 1e12) for g in (graph, longer))
+    mean_s = sum(step.compute_s) / len(step.compute_s)
+    assert 1 / updated.steps_per_s - 1 / alone.steps_per_s == pytest.approx(
+        5e-3 * mean_s / graph.compute_s, rel=0.1
+    )
+
+
 def test_the_table_has_a_row_for_each_number() -> None:
     """Predictions, and the closed forms that apply."""
     mine = profile()

@@ -239,7 +239,7 @@ def predict_all_reduce(
 
     Args:
         graph: of one worker's step, median times.
-        compute_s: computation of each measured step.
+        compute_s: computation of each measured step, as of `WorkerStep`: without updates.
         bytes_per_s: of each worker's link, each way.
 
     Raises:
@@ -250,7 +250,9 @@ def predict_all_reduce(
     mean_s = statistics.fmean(compute_s)
     draw = random.Random(seed)
     work = workload_of(graph)
-    scale = mean_s / max(graph.compute_s, 1e-300)
+    # The measured steps are without the optimizer's ops.
+    counted = [op for op in graph.ops if op.phase != "update" or op.produces]
+    scale = mean_s / max(math.fsum(op.duration_s for op in counted), 1e-300)
     rates = []
     for _ in range(_DRAWS):
         slowness = [scale * draw.choice(compute_s) / mean_s for _ in range(workers)]
