@@ -76,7 +76,7 @@ record one_host-demo_gpt one_host/main --model demo_gpt --ranks 2 "${both[@]}" -
 record one_host-small_cnn one_host/main --model small_cnn --ranks 2 "${both[@]}" --rounds 60 --steps 10
 if "$python" -c "import tensorflow" 2> /dev/null; then
   record side_by_side-tensorflow side_by_side/main --framework tensorflow --models resnet50 --rounds 2
-  record prediction-strategy prediction/strategy
+  record prediction-strategy prediction/strategy --models resnet50
 else
   echo "left out: TensorFlow is not installed"
 fi
@@ -102,7 +102,7 @@ record scale scale/main
 record planning planning/main
 record simulate simulate/main
 record simulate-predict simulate/predict
-record prediction prediction/main
+record prediction prediction/main --models resnet50 densenet121
 record prediction-speed prediction/speed
 record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8
 record parameter_server-straggler parameter_server/main --only straggler --stragglers 1

@@ -29,9 +29,8 @@ from hvd_order.predict.workers.fit import (
     fit_pollux,
 )
 from hvd_order.predict.workers.throughput import Mode, predict_all_reduce, predict_servers
-from hvd_order.predict.workers.worker_step import WorkerStep
+from hvd_order.predict.workers.worker_step import WorkerStep, usual_slice_bytes
 
-_SLICE_BYTES = 512 << 10
 _LATENCY_S = 100e-6
 _WARM_UP = 6  # steps in which servers sum, and the order is learnt
 _COMPUTE = 3.0  # computation of a step over one worker's transfer, one way
@@ -73,7 +72,10 @@ def _cells(
         recorded if mode != "allreduce" else _run(profile, name, rate_mbit, "async", 1, options)
     )
     costs = costs_from(linked["servers"])
-    step = WorkerStep(graph, rows, slice_bytes=_SLICE_BYTES)
+    link = costs.link()
+    assert link is not None, "slices are large enough to time"
+    slice_bytes = usual_slice_bytes(graph.parameters, link[0], _LATENCY_S)
+    step = WorkerStep(graph, rows, slice_bytes=slice_bytes)
     measured: dict[int, float] = {}
     ends: dict[int, list[list[float]]] = {}
     for workers in options.workers:
@@ -99,7 +101,7 @@ def _cells(
 def _predicted(step: WorkerStep, costs: ServerCosts, mode: Mode, workers: int) -> dict[str, Any]:
     """What `hvd-order predict` says from such a profile."""
     cluster = measured_cluster(costs, _LATENCY_S)
-    assert cluster is not None, "slices are large enough to time"
+    assert cluster is not None
     if mode == "allreduce":
         found = predict_all_reduce(
             step.graph, step.compute_s, workers, cluster.worker_bytes_per_s, _LATENCY_S
@@ -170,10 +172,10 @@ def _run(
         "steps": options.steps + _WARM_UP, "record": workers == 1 and mode != "allreduce",
     }  # fmt: skip
     servers = int(mode != "allreduce")
-    knobs = {
-        "HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_MODE": mode, "HVD_ORDER_PS_BALANCE": "0",
-        "HVD_ORDER_SLICE_BYTES": str(_SLICE_BYTES), "HVD_ORDER_CREDIT_BYTES": "2MiB",
-    } if servers else {"HVD_ORDER_TUNE": "0"}  # fmt: skip
+    knobs = {"HVD_ORDER_TUNE": "0"}  # the settings that follow from the link alone
+    if servers:
+        knobs |= {"HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_MODE": mode,
+                  "HVD_ORDER_PS_BALANCE": "0"}  # fmt: skip
     with EmulatedHosts(count=max(2, workers + servers), rate_mbit=rate_mbit) as hosts:
         return PlacedJob(hosts, workers, servers, _JOB).run(job, knobs)
 

@@ -112,7 +112,9 @@ def main(parsed: argparse.Namespace) -> int:
     whole = parsed.system == "tensorflow"
     slice_bytes = parsed.slice_bytes
     if slice_bytes is None and not whole:
-        slice_bytes = usual_slice_bytes(profile, cluster.slower_bytes_per_s, parsed.latency)
+        slice_bytes = usual_slice_bytes(
+            profile.parameters, cluster.slower_bytes_per_s, parsed.latency
+        )
     costs = _of_system(profile.servers, parsed)
     strategy = None if costs is None else costs.strategy
     step = WorkerStep.from_profile(

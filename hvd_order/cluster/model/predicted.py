@@ -50,7 +50,7 @@ def predicted_speed(
     if (mode == "allreduce") != (workers_per_server is None):
         raise InvalidUsage(f"mode {mode} and {workers_per_server} workers a server; all-reduce has "
                            "no servers, the other modes need them")  # fmt: skip
-    slice_bytes = usual_slice_bytes(profile, network_bytes_per_s, latency_s)
+    slice_bytes = usual_slice_bytes(profile.parameters, network_bytes_per_s, latency_s)
     step = WorkerStep.from_profile(profile, slice_bytes=slice_bytes)
     if profile.servers is not None and mode != "allreduce":
         found = calibrate(step, profile.servers, latency_s)

@@ -116,13 +116,13 @@ class ServerCosts:
         """Bytes/s of a worker's link, and whether it is only known to be at least that.
 
         One link carries both directions, so a direction that tells it goes before one that says at
-        least, and of two that say at least the faster one counts.
+        least. Of two that tell it the slower one counts: pauses between transfers let the first
+        bytes behind them look fast. Of two that say at least, the faster one.
         """
         ways = [way for way in (self.push, self.answer) if way.bytes_per_s is not None]
-        certain = [way for way in ways if not way.at_least]
+        certain = [way.bytes_per_s or 0.0 for way in ways if not way.at_least]
         if certain:
-            took_s = sum(way.size_bytes / (way.bytes_per_s or 1.0) for way in certain)
-            return sum(way.size_bytes for way in certain) / took_s, False
+            return min(certain), False
         return max(((way.bytes_per_s or 0.0, True) for way in ways), default=None)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from hvd_order import _core
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile
-from hvd_order.plan.graph.graph import Graph
+from hvd_order.plan.graph.graph import Graph, Parameter
 from hvd_order.plan.graph.priorities import Priorities
 from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.link.slice_settings import best_settings
@@ -217,9 +217,9 @@ def _in_order(pieces: Sequence[_Piece], names: Sequence[str]) -> list[int]:
     return sorted(range(len(pieces)), key=lambda i: place[pieces[i].parameters[0]])
 
 
-def usual_slice_bytes(profile: Profile, bytes_per_s: float, latency_s: float) -> int:
+def usual_slice_bytes(parameters: Sequence[Parameter], bytes_per_s: float, latency_s: float) -> int:
     """The slice size that hvd_order chooses for a model on a link, before any trial."""
-    total = sum(parameter.size_bytes for parameter in profile.parameters)
+    total = sum(parameter.size_bytes for parameter in parameters)
     return best_settings(LinkModel(latency_s, 0.0, 1 / bytes_per_s), total).slice_bytes
 
 
