@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +37,13 @@ _LATENCY_S = 100e-6
 _WARM_UP = 6  # steps in which servers sum, and the order is learnt
 _COMPUTE = 3.0  # computation of a step over one worker's transfer, one way
 _PAYLOAD = 0.95  # of a link's nominal rate; only how long models compute depends on it
+_LINK_BYTES = 16_000_000
+_LINK_IN_FLIGHT = 4
+_LINK_SLICE_BYTES = 512 << 10
 _JOB = Path(__file__).with_name("job.py")
-# A model has one Nth of its parameters, 8 MB, and links are slow: up to nine processes share the
-# cores of one machine, and what they do beside sleeping must stay little of a step.
-_SHRINK = {"resnet50": 12, "densenet121": 4, "gpt2_small": 64}
+# A model has one Nth of its parameters, and links are not fast: up to nine processes share two cores
+# here, and what they do beside sleeping should stay little of a step.
+_SHRINK = {"resnet50": 4, "densenet121": 2, "gpt2_small": 16}
 
 
 def main() -> int:
@@ -72,19 +77,18 @@ def _cells(
         recorded if mode != "allreduce" else _run(profile, name, rate_mbit, "async", 1, options)
     )
     costs = costs_from(linked["servers"])
-    link = costs.link()
-    assert link is not None, "slices are large enough to time"
-    slice_bytes = usual_slice_bytes(graph.parameters, link[0], _LATENCY_S)
+    link = _measured_link(rate_mbit)
+    slice_bytes = usual_slice_bytes(graph.parameters, link, _LATENCY_S)
     step = WorkerStep(graph, rows, slice_bytes=slice_bytes)
     measured: dict[int, float] = {}
     ends: dict[int, list[list[float]]] = {}
     for workers in options.workers:
         ends[workers] = _run(profile, name, rate_mbit, mode, workers, options)["ends"]
         measured[workers] = rate(ends[workers], _WARM_UP)
-    forms = _closed_forms(step, costs, mode, measured)
+    forms = _closed_forms(step, link, mode, measured)
     cells = []
     for workers, steps_per_s in measured.items():
-        predicted = _predicted(step, costs, mode, workers)
+        predicted = _predicted(step, costs, link, mode, workers)
         cells.append({
             "model": name, "rate_mbit": rate_mbit, "mode": mode, "workers": workers,
             "measured": steps_per_s, **predicted,
@@ -98,35 +102,34 @@ def _cells(
     return cells
 
 
-def _predicted(step: WorkerStep, costs: ServerCosts, mode: Mode, workers: int) -> dict[str, Any]:
-    """What `hvd-order predict` says from such a profile."""
-    cluster = measured_cluster(costs, _LATENCY_S)
-    assert cluster is not None
+def _predicted(
+    step: WorkerStep, costs: ServerCosts, link: float, mode: Mode, workers: int
+) -> dict[str, Any]:
+    """What `hvd-order predict --bandwidth` says from such a profile."""
     if mode == "allreduce":
-        found = predict_all_reduce(
-            step.graph, step.compute_s, workers, cluster.worker_bytes_per_s, _LATENCY_S
-        )
+        found = predict_all_reduce(step.graph, step.compute_s, workers, link, _LATENCY_S)
         exchange_s = 0.0
     else:
         calibration = calibrate(step, costs, _LATENCY_S)
+        cluster = measured_cluster(costs, _LATENCY_S)
         assert calibration is not None
+        assert cluster is not None
+        cluster = replace(cluster, worker_bytes_per_s=link)
         exchange_s = calibration.exchange_s
         found = predict_servers(calibration.step, cluster, workers, 1, mode)
     return {"predicted": found.steps_per_s, "interval": [found.low, found.high],
-            "exchange_s": exchange_s, "link_bytes_per_s": cluster.worker_bytes_per_s}  # fmt: skip
+            "exchange_s": exchange_s, "link_bytes_per_s": link}  # fmt: skip
 
 
 def _closed_forms(
-    step: WorkerStep, costs: ServerCosts, mode: Mode, measured: dict[int, float]
+    step: WorkerStep, link: float, mode: Mode, measured: dict[int, float]
 ) -> dict[int, dict[str, float | None]]:
     """What formulas say for each number of workers.
 
     Optimus' formula, or Pollux' for all-reduce, is fitted to the two smallest measured numbers.
     """
-    link = costs.link()
-    assert link is not None
     think_s = statistics.fmean(step.compute_s)
-    stations = [sum(step.tensor_bytes) / link[0]] * 2
+    stations = [sum(step.tensor_bytes) / link] * 2
     few = sorted(measured)[:2]
 
     def fitted(workers: int) -> float:
@@ -149,6 +152,16 @@ def _closed_forms(
         }
         for workers in measured
     }  # fmt: skip
+
+
+@functools.cache
+def _measured_link(rate_mbit: float) -> float:
+    """Bytes/s of a server's link, each way, while two workers push and pull at once."""
+    job = {"what": "raw", "bytes": _LINK_BYTES, "piece_bytes": _LINK_SLICE_BYTES,
+           "in_flight": _LINK_IN_FLIGHT, "repeats": 5}  # fmt: skip
+    with EmulatedHosts(count=3, rate_mbit=rate_mbit) as hosts:
+        seconds = PlacedJob(hosts, 2, 1).run(job, {})["seconds"]
+    return 2 * _LINK_BYTES / statistics.median(seconds)
 
 
 def _layers(name: str, rate_mbit: float) -> Profile:
@@ -184,7 +197,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition(" See")[0] if __doc__ else None)
     parser.add_argument("--models", nargs="+", choices=sorted(PROFILES),
                         default=["resnet50", "densenet121", "gpt2_small"])  # fmt: skip
-    parser.add_argument("--rates-mbit", nargs="+", type=float, default=[200.0])
+    parser.add_argument("--rates-mbit", nargs="+", type=float, default=[500.0])
     parser.add_argument(
         "--modes",
         nargs="+",

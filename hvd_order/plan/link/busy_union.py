@@ -6,8 +6,8 @@ before, so a receiver that is slower than the link sees the beginning too late. 
 may have begun as early as the one before it ended, and the union that is counted includes the
 receiver's work: the bandwidth is *at least* that.
 
-Of transfers that follow one another without a pause the first does not count, if enough others are
-left: after a pause a shaped link (a token bucket) lets some bytes pass faster than its rate.
+After a pause the first bytes do not count, if enough others are left: a shaped link (a token
+bucket) lets them pass faster than its rate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _AT_ONCE_NS = 20_000
 # Smaller transfers arrive together with their header, so their time says nothing about a link.
 _LEAST_BYTES = 64 * 1024
 _CERTAIN = 0.8  # least share of the counted time that transfers surely took
-_IN_TRAINS = 0.25  # least share of the bytes behind the first of a train, for these alone to count
+_BUCKET_BYTES = 256 * 1024  # more than shaped links let pass at once
+_STEADY = 0.1  # least share of the bytes behind these, for them alone to count
 
 Interval = tuple[int, int]
 
@@ -90,22 +91,24 @@ def busy_ns(intervals: Iterable[Interval]) -> int:
     return total
 
 
-def _in_trains(transfers: Sequence[tuple[Interval, int]]) -> tuple[int, int]:
-    """Bytes, and length of the union, of what goes on behind the first transfer after each pause.
+def _steady(transfers: Iterable[tuple[Interval, int]]) -> tuple[int, int]:
+    """Bytes, and length of the union, of what goes on behind the first bytes after each pause.
 
-    A transfer that began beside the first does not count with its bytes, so of several connections
-    a little less than the link carried counts.
+    A transfer that began before counts with its time only, so of several connections a little less
+    than the link carried counts.
     """
-    size = took = 0
-    base = end = -1
-    for (begin, until), bytes_ in sorted(transfers):
+    size = took = passed = 0
+    end, since = -1, None
+    for (begin, until), each in sorted(transfers):
         if begin > end:
-            base = end = until
-            continue
-        if begin >= base:
-            size += bytes_
-        took += max(0, until - end)
+            passed, since = 0, None
+        elif since is not None:
+            size += each if begin >= since else 0
+            took += max(0, until - end)
+        passed += each
         end = max(end, until)
+        if since is None and passed >= _BUCKET_BYTES:
+            since = end
     return size, took
 
 
@@ -123,15 +126,15 @@ def link_use(received: Sequence[Sequence[ReceivedTimes]], one_clock: bool) -> Li
     shortest = sum(busy_ns(one.shortest for one in group) for group in groups)
     size = sum(one.size_bytes for one in every)
     large = sum(one.size_bytes for one in every if one.size_bytes >= _LEAST_BYTES)
-    trains = [_in_trains([(one.longest, one.size_bytes) for one in group]) for group in groups]
-    followed, took = (sum(part) for part in zip(*trains, strict=True)) if trains else (0, 0)
-    if took == 0 or followed < _IN_TRAINS * size:
-        followed, took = size, longest
+    steady = [_steady((one.longest, one.size_bytes) for one in group) for group in groups]
+    counted, took = (sum(part) for part in zip(*steady, strict=True)) if steady else (0, 0)
+    if took == 0 or counted < _STEADY * size:
+        counted, took = size, longest
     can_tell = longest > 0 and 2 * large >= size
     return LinkUse(
         len(every),
         size,
         longest / 1e9,
-        followed / took * 1e9 if can_tell else None,
+        counted / took * 1e9 if can_tell else None,
         shortest < _CERTAIN * longest or (not one_clock and len(received) > 1),
     )
