@@ -41,8 +41,8 @@ _LINK_BYTES = 16_000_000
 _LINK_IN_FLIGHT = 4
 _LINK_SLICE_BYTES = 512 << 10
 _JOB = Path(__file__).with_name("job.py")
-# A model has one Nth of its parameters, and links are not fast: up to nine processes share two cores
-# here, and what they do beside sleeping should stay little of a step.
+# A model has one Nth of its parameters, and links are slow: up to nine processes share two cores,
+# and what they do beside sleeping should stay little of a step.
 _SHRINK = {"resnet50": 4, "densenet121": 2, "gpt2_small": 16}
 
 
