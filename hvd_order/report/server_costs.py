@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hvd_order.plan.link.busy_union import LinkUse
 from hvd_order.plan.link.server_costs import Cost, ServerCosts
 from hvd_order.predict.units import byte_rate_text, rate_text, time_text
-from hvd_order.predict.workers.calibration import Calibration
+
+if TYPE_CHECKING:
+    from hvd_order.predict.workers.calibration import Calibration
 
 __all__ = ["NOT_APART", "calibration_text", "cost_text", "job_text", "lines_of", "link_text"]
 
