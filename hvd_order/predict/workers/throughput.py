@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -211,7 +212,19 @@ def _rate(ends: Sequence[Sequence[float]], warm_up: int) -> float:
     if end_s <= begin_s:  # a worker so slow that the others were done: its own steps count
         slow = min(ends, key=len)
         return (len(slow) - warm_up) * len(ends) / (slow[-1] - slow[warm_up - 1])
-    return sum(begin_s < at <= end_s for each in ends for at in each) / (end_s - begin_s)
+    done = sum(_done(each, end_s) - _done(each, begin_s) for each in ends)
+    return done / (end_s - begin_s)
+
+
+def _done(ends: Sequence[float], at_s: float) -> float:
+    """Steps that a worker has done at a time, and the part of the one that it is in.
+
+    Without that part synchronous workers, whose ends lie close together, would lose a step each.
+    """
+    count = bisect_right(ends, at_s)
+    if count in (0, len(ends)):
+        return count
+    return count + (at_s - ends[count - 1]) / (ends[count] - ends[count - 1])
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float, float]:
