@@ -32,10 +32,9 @@ _COMPUTE = 3.0  # computation of a step over one worker's transfer, one way
 _PAYLOAD = 0.956 / 8  # bytes of TCP's payload for each bit of the link
 _BARE = 12  # times that each bare fetch and push runs
 _BARE_WARM_UP = 2
-# A model has one Nth of its parameters, and links are slow: eight processes share the cores of one
-# machine, and what they do beside sleeping must stay little of a step.
+# A model has one Nth of its parameters, and links are slow: eight processes share two cores, and
+# what they do beside sleeping should stay little of a step.
 _SHRINK = {"resnet50": 16, "densenet121": 4, "gpt2_small": 64}
-_BARE_NAMES = [f"{way} {size}" for way in ("fetch", "push") for size in ("tiny", "small", "large")]
 
 
 def main() -> int:
@@ -71,7 +70,7 @@ def _of_model(
         mbit: layers_of(name, shrink, _COMPUTE * size / (1e6 * mbit * _PAYLOAD))
         for mbit in options.rates_mbit
     }
-    known = _profiled(models, _both_ways(models), options)
+    known = _profiled(models, options)
     measured: dict[tuple[float, int, int], float] = {}
     ends: dict[tuple[float, int, int], list[list[float]]] = {}
     for servers in options.servers:
@@ -129,22 +128,8 @@ def _seconds(model: Profile) -> list[float]:
     return [one.forward_s for one in layers] + [one.backward_s for one in reversed(layers)]
 
 
-def _both_ways(models: dict[float, Profile]) -> dict[float, float]:
-    """Bytes/s that the server's link carries each way, while two workers fetch and push."""
-    found = {}
-    with _cluster(2, 1, models) as cluster, tempfile.TemporaryDirectory() as folder:
-        for mbit in models:
-            cluster.set_rate(mbit)
-            names = ["both large"]
-            times, _ = cluster.trace(Path(folder) / f"{mbit:g}", "bare", names=names,
-                                     times=2 * _BARE)  # fmt: skip
-            bare = cluster.coordinator.ask("bare_times", names=names, worker=times)["both large"]
-            found[mbit] = 2 * bare["bytes"] / statistics.median(bare["seconds"][_BARE_WARM_UP:-1])
-    return found
-
-
 def _profiled(
-    models: dict[float, Profile], both_ways: dict[float, float], options: argparse.Namespace
+    models: dict[float, Profile], options: argparse.Namespace
 ) -> dict[float, dict[str, Any]]:
     """One worker and one server at each rate: the step, the cluster, and what they are from."""
     found = {}
@@ -167,13 +152,13 @@ def _profiled(
                     kept = Path(options.keep)
                     kept.mkdir(parents=True, exist_ok=True)
                     profile.write(kept / f"{model.name}-{mbit:g}.json")
-                times, _ = cluster.trace(place / "bare", "bare", names=_BARE_NAMES, times=_BARE)
-                bare = cluster.coordinator.ask("bare_times", names=_BARE_NAMES, worker=times)
+                times, _ = cluster.trace(place / "bare", "bare", times=_BARE)
+                bare = cluster.coordinator.ask("bare_times", worker=times)
             costs = profile.servers
             assert costs is not None
             assert costs.strategy is not None
             step = WorkerStep.from_profile(profile, fetch_order=costs.strategy.fetch_order)
-            link, knows = _link(bare, both_ways[mbit], costs.strategy.between_s)
+            link, knows = _link(bare, costs.strategy.between_s)
             link = replace(link, update_s=costs.update.seconds,
                            update_s_per_byte=costs.update.seconds_per_byte)  # fmt: skip
             print(model.name, f"{mbit:g}", knows, flush=True)
@@ -182,19 +167,14 @@ def _profiled(
     return found
 
 
-def _link(
-    bare: dict[str, dict[str, Any]], bytes_per_s: float, between_s: float
-) -> tuple[Cluster, dict[str, float]]:
-    """What fetches and pushes without a step tell of the ends of a link.
+def _link(bare: dict[str, dict[str, Any]], between_s: float) -> tuple[Cluster, dict[str, float]]:
+    """What fetches and pushes without a step tell of the link and of its ends.
 
     One tensor of one number tells the latency; small tensors, the time that an end takes for a
-    tensor.
-
-    Args:
-        bytes_per_s: of the link, each way.
+    tensor; large ones, the bandwidth.
     """
     ways = {}
-    knows = {"between_s": between_s, "both_ways_bytes_per_s": bytes_per_s}
+    knows = {"between_s": between_s}
     for way in ("fetch", "push"):
         seconds = {
             name: statistics.median(bare[f"{way} {name}"]["seconds"][_BARE_WARM_UP:])
@@ -202,10 +182,11 @@ def _link(
         }
         small, large = bare[f"{way} small"], bare[f"{way} large"]
         tensor_s = max(0.0, seconds["small"] - seconds["tiny"]) / small["tensors"]
-        one_way = large["bytes"] / (seconds["large"] - seconds["tiny"])
-        ways[way] = (seconds["tiny"], tensor_s)
+        bytes_per_s = large["bytes"] / (seconds["large"] - seconds["tiny"])
+        ways[way] = (seconds["tiny"], tensor_s, bytes_per_s)
         knows.update({f"{way}_latency_s": seconds["tiny"], f"{way}_tensor_s": tensor_s,
-                      f"{way}_bytes_per_s": one_way})  # fmt: skip
+                      f"{way}_bytes_per_s": bytes_per_s})  # fmt: skip
+    bytes_per_s = max(each[2] for each in ways.values())
     turns = POLICIES["round_robin"]
     asks_s = ways["fetch"][0]
     fetch = replace(turns, latency_s=asks_s + between_s, receive_s=ways["fetch"][1])

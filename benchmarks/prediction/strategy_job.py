@@ -121,9 +121,7 @@ class Coordinator:
             _push(self._layers[i], x)
 
     def _bare_functions(self) -> dict[str, Any]:
-        """Fetches and pushes without a step, of one tensor, of small and of large ones; and both
-        at once, of the large ones.
-        """
+        """Fetches and pushes without a step, of one tensor, of small and of large ones."""
         by_size = sorted(self._variables, key=lambda v: v.shape.num_elements())
         total, large = sum(v.shape.num_elements() for v in by_size), []
         while sum(v.shape.num_elements() for v in large) < 0.8 * total:
@@ -134,7 +132,6 @@ class Coordinator:
         for name, variables in sets.items():
             found[f"fetch {name}"] = _fetching(variables)
             found[f"push {name}"] = _pushing(variables, self._tiny)
-        found["both large"] = _doing_both(large, self._tiny)
         return found
 
     def run(self, steps: int) -> None:
@@ -143,20 +140,19 @@ class Coordinator:
             self._coordinator.schedule(self._step)
         self._coordinator.join()
 
-    def bare(self, names: list[str], times: int) -> None:
-        """Runs each of these fetches and pushes so many times."""
+    def bare(self, times: int) -> None:
+        """Runs each fetch and push so many times."""
         for _ in range(times):
-            for name in names:
-                self._coordinator.schedule(self._bare[name])
+            for function in self._bare.values():
+                self._coordinator.schedule(function)
         self._coordinator.join()
 
-    def bare_times(self, names: list[str], worker: str) -> dict[str, dict[str, Any]]:
-        """Bytes, tensors and seconds of each of them, from the worker's trace."""
+    def bare_times(self, worker: str) -> dict[str, dict[str, Any]]:
+        """Bytes, tensors and seconds of each fetch and push, from the worker's trace."""
         from hvd_order.tensorflow.strategy.trace import find_file, runs_of
 
         found = {}
-        for name in names:
-            function = self._bare[name]
+        for name, function in self._bare.items():
             with self._strategy.scope():
                 function_name = function.get_concrete_function().name
             runs = runs_of(function_name.decode(), find_file(Path(worker))).values()
@@ -211,15 +207,6 @@ def _pushing(variables: list[Any], tiny: Any) -> Any:
         _push(variables, tf.convert_to_tensor(tiny)[0])
 
     return tf.function(push, autograph=False)
-
-
-def _doing_both(variables: list[Any], tiny: Any) -> Any:
-    def both() -> Any:
-        fetched = [tf.convert_to_tensor(v)[0] for v in variables]
-        _push(variables, tf.convert_to_tensor(tiny)[0])
-        return tf.add_n(fetched)
-
-    return tf.function(both, autograph=False)
 
 
 def main() -> None:
