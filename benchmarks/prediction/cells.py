@@ -1,9 +1,8 @@
-"""What the benchmarks of predicted throughput have in common: rates, the table, the summary."""
+"""What the benchmarks of predicted throughput have in common: the table, the summary."""
 
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,30 +11,6 @@ from common.report import table
 _FORMS = ("mean_value", "bound", "fitted")
 _HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
            "bound", "fitted")  # fmt: skip
-
-
-def rate(ends: Sequence[Sequence[float]], warm_up: int) -> float:
-    """Steps/s of all workers while all of them train, behind a warm-up.
-
-    Args:
-        ends: by worker, when each step ended, in seconds of one clock.
-        warm_up: steps of each worker that are left out.
-    """
-    begin = max(each[warm_up - 1] for each in ends)
-    end = min(each[-1] for each in ends)
-    return sum(_done(each, end) - _done(each, begin) for each in ends) / (end - begin)
-
-
-def _done(ends: Sequence[float], at: float) -> float:
-    """Steps that a worker has done at a time, and the part of the one that it is in.
-
-    Without that part, synchronous workers, whose ends lie close together, would lose a step each at
-    the end of the window.
-    """
-    count = bisect_right(ends, at)
-    if count in (0, len(ends)):
-        return count
-    return count + (at - ends[count - 1]) / (ends[count] - ends[count - 1])
 
 
 def row(cell: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parameter_server"))
-from cells import rate, row, show, summary_of
+from cells import row, show, summary_of
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 from hosts import EmulatedHosts, why_not
@@ -30,7 +30,12 @@ from hvd_order.predict.workers.fit import (
     fit_optimus_sync,
     fit_pollux,
 )
-from hvd_order.predict.workers.throughput import Mode, predict_all_reduce, predict_servers
+from hvd_order.predict.workers.throughput import (
+    Mode,
+    predict_all_reduce,
+    predict_servers,
+    rate_while_all_train,
+)
 from hvd_order.predict.workers.worker_step import WorkerStep, usual_slice_bytes
 
 _LATENCY_S = 100e-6
@@ -84,7 +89,7 @@ def _cells(
     ends: dict[int, list[list[float]]] = {}
     for workers in options.workers:
         ends[workers] = _run(profile, name, rate_mbit, mode, workers, options)["ends"]
-        measured[workers] = rate(ends[workers], _WARM_UP)
+        measured[workers] = rate_while_all_train(ends[workers], _WARM_UP)
     forms = _closed_forms(step, link, mode, measured)
     cells = []
     for workers, steps_per_s in measured.items():

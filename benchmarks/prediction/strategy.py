@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
-from cells import rate, row, show, summary_of
+from cells import row, show, summary_of
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 from hosts import why_not
@@ -23,7 +23,11 @@ from strategy_cluster import StrategyCluster
 from hvd_order.plan.files.profile import read_profile
 from hvd_order.predict.workers.closed_forms import mean_value_analysis, upper_bound
 from hvd_order.predict.workers.fit import fit_optimus_async
-from hvd_order.predict.workers.throughput import Cluster, predict_servers
+from hvd_order.predict.workers.throughput import (
+    Cluster,
+    predict_servers,
+    rate_while_all_train,
+)
 from hvd_order.predict.workers.transmission import POLICIES
 from hvd_order.predict.workers.worker_step import WorkerStep
 
@@ -81,7 +85,7 @@ def _of_model(
                     cluster.set_layers(_seconds(model))
                     key = mbit, workers, servers
                     ends[key] = cluster.run(_WARM_UP + options.steps)
-                    measured[key] = rate(ends[key], _WARM_UP)
+                    measured[key] = rate_while_all_train(ends[key], _WARM_UP)
     found = []
     for mbit, one in known.items():
         step, link = one["step"], one["cluster"]
@@ -162,8 +166,10 @@ def _profiled(
             link = replace(link, update_s=costs.update.seconds,
                            update_s_per_byte=costs.update.seconds_per_byte)  # fmt: skip
             print(model.name, f"{mbit:g}", knows, flush=True)
-            found[mbit] = {"step": step, "cluster": link, "measured": rate([began], _WARM_UP),
-                           "bare": bare, "knows": knows}  # fmt: skip
+            found[mbit] = {
+                "step": step, "cluster": link, "bare": bare, "knows": knows,
+                "measured": rate_while_all_train([began], _WARM_UP),
+            }  # fmt: skip
     return found
 
 

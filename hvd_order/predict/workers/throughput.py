@@ -24,7 +24,15 @@ from hvd_order.predict.workers.transmission import POLICIES, Transmission
 from hvd_order.predict.workers.worker_step import Placement, WorkerStep
 from hvd_order.predict.workload import workload_of
 
-__all__ = ["Cluster", "Mode", "Throughput", "predict_all_reduce", "predict_servers", "saturation"]
+__all__ = [
+    "Cluster",
+    "Mode",
+    "Throughput",
+    "predict_all_reduce",
+    "predict_servers",
+    "saturation",
+    "steps_per_s",
+]
 
 Mode = Literal["async", "sync", "allreduce"]
 
@@ -174,7 +182,7 @@ def predict_servers(
             steps=count,
             recorded=0,
         )
-        rates.append(_rate(result.step_ends_s, max(2, count // 5)))
+        rates.append(rate_while_all_train(result.step_ends_s, max(2, count // 5)))
         links = [*result.pull_busy_s, *result.push_busy_s]
         busy.append(max(links) / result.end_s)
         updates = len(step.tensor_bytes) * sum(len(ends) for ends in result.step_ends_s)
@@ -205,8 +213,15 @@ def _check_bound(cluster: Cluster, mode: str) -> None:
         )
 
 
-def _rate(ends: Sequence[Sequence[float]], warm_up: int) -> float:
-    """Steps/s between the end of the last worker's warm-up and the first worker's last step."""
+def rate_while_all_train(ends: Sequence[Sequence[float]], warm_up: int) -> float:
+    """Steps/s of all workers together, while all of them train.
+
+    That is between the end of the last worker's warm-up and the first worker's last step.
+
+    Args:
+        ends: by worker, when each step ended, in seconds of one clock.
+        warm_up: steps of each worker that are left out, at least 1.
+    """
     begin_s = max(each[warm_up - 1] for each in ends)
     end_s = min(each[-1] for each in ends)
     if end_s <= begin_s:  # a worker so slow that the others were done: its own steps count
