@@ -30,8 +30,8 @@ __all__ = [
     "Throughput",
     "predict_all_reduce",
     "predict_servers",
+    "rate_while_all_train",
     "saturation",
-    "steps_per_s",
 ]
 
 Mode = Literal["async", "sync", "allreduce"]
