@@ -20,6 +20,7 @@ from driver import check_driver
 from finding import Finding
 from hooks import check_hooks
 from kernels import check_bandwidth, check_kernels
+from split import SPLIT, check_sharded, check_split
 from together import check_final_data, check_training
 
 
@@ -93,6 +94,14 @@ CHECKS = {
     "training-nccl": Check(
         "2 ranks train the same weights as one process", check_training, 2, "nccl"
     ),
+    **{
+        f"{name}-{backend}": Check(what, run, 2, backend, {"": SPLIT})
+        for name, what, run in (
+            ("split", "gradients are clipped and unscaled between the halves", check_split),
+            ("sharded", "sharded optimizer state trains the same weights", check_sharded),
+        )
+        for backend in ("gloo", "nccl")
+    },
     "waits": Check(
         "the weights are the same however the device is waited for", equal.train_plain, 2,
         "fastest", _WAITS, equal.judge,

@@ -80,6 +80,7 @@ class EmulatedHosts:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
+        own_memory: bool = True,
         **options: Any,
     ) -> subprocess.Popen[Any]:
         """Starts a command on a host. It is ended, if need be, when the hosts are closed.
@@ -89,6 +90,9 @@ class EmulatedHosts:
             command: program and arguments.
             env: all its variables; this process's own if None.
             cwd: its folder; this process's own if None.
+            own_memory: whether shared memory and mounts are the host's own. If not, they are this
+                process's: NVIDIA's multi-process service needs that. The names of the hosts are
+                then unknown, their addresses are not.
             **options: as those of ``subprocess.Popen``.
 
         Returns:
@@ -98,7 +102,7 @@ class EmulatedHosts:
         # Entering a mount namespace leads to its root folder, so the way back is told.
         folder = os.path.abspath(cwd or os.getcwd())
         process = subprocess.Popen(
-            [*self.inside(host), "env", f"--chdir={folder}", "--", *command],
+            [*self.inside(host, own_memory), "env", f"--chdir={folder}", "--", *command],
             env={**(os.environ if env is None else env), guardian.MARK_VARIABLE: self._mark},
             **options,
         )
@@ -214,9 +218,11 @@ class EmulatedHosts:
         self._keepers.append(keeper)
         return keeper
 
-    def inside(self, host: int) -> list[str]:
-        """The start of a command line that runs on a host."""
-        return entry(self._hosts[host].pid, self._flags)
+    def inside(self, host: int, own_memory: bool = True) -> list[str]:
+        """The start of a command line that runs on a host; `own_memory` as in `popen`."""
+        shared = () if own_memory else ("--ipc", "--mount")
+        flags = [flag for flag in self._flags if flag not in shared]
+        return entry(self._hosts[host].pid, flags)
 
     def _inside_switch(self) -> list[str]:
         user = ["--user"] if "--user" in self._flags else []

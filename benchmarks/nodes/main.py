@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import torch.distributed as dist
 from common.environment import ROOT, describe, environment
 from common.record import settings_of, write_record
 from common.turns import turns
+from hosts import EmulatedHosts
 from measure import link_gbit, on_all_ranks, profiled_exposed, seconds_a_step
 from models import WORKLOADS, build
 from report import draw, summarize, text
 from systems import SYSTEMS, TUNED_BUCKETS_MIB, Trainer, ddp, local
 
 _WARM_UP = 5
+_OF_EMULATED = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
 def main() -> int:
@@ -40,6 +43,15 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--network-interface", metavar="NAME", help="interface by which the hosts reach each other"
     )
+    parser.add_argument(
+        "--emulated-hosts", type=int, metavar="N",
+        help="in place of -np and -H: a rank on each of N emulated hosts of this machine; they "
+        "share its first GPU",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rate-mbit", type=float, default=1000, metavar="R",
+        help="rate of an emulated host's link, each way (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu"
     )
@@ -66,10 +78,12 @@ def _options() -> argparse.Namespace:
 
 
 def _launch(options: argparse.Namespace) -> int:
+    if options.emulated_hosts is not None:
+        return _launch_emulated(options)
     if options.np is None and options.H is None:
         sys.stderr.write(
-            "say where the ranks are: -np N for this host, -H node1:8,node2:8 for several; or "
-            "start this program with torchrun\n"
+            "say where the ranks are: -np N for this host, -H node1:8,node2:8 for several, "
+            "--emulated-hosts N; or start this program with torchrun\n"
         )
         return 2
     launcher = [sys.executable, "-m", "hvd_order.cli", "run"]
@@ -80,9 +94,24 @@ def _launch(options: argparse.Namespace) -> int:
     return subprocess.run([*launcher, sys.executable, *sys.argv]).returncode
 
 
+def _launch_emulated(options: argparse.Namespace) -> int:
+    """A rank on each emulated host, told what torchrun would tell it."""
+    with EmulatedHosts(options.emulated_hosts, options.rate_mbit) as hosts:
+        ranks = []
+        for host in range(options.emulated_hosts):
+            env = {**os.environ, **hosts.rank_environment(host), **_OF_EMULATED}
+            command = [sys.executable, *sys.argv]
+            ranks.append(hosts.popen(host, command, env=env, own_memory=False))
+        # The first that fails ends the others: closing the hosts ends what runs on them.
+        while all(rank.poll() is None for rank in ranks):
+            time.sleep(0.1)
+        failed = [rank.returncode for rank in ranks if rank.returncode]
+        return failed[0] if failed else max(abs(rank.wait()) for rank in ranks)
+
+
 def _rank(options: argparse.Namespace) -> int:
     found = environment()
-    device = _device(options.device)
+    device = _device(options)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
@@ -112,9 +141,9 @@ def _rank(options: argparse.Namespace) -> int:
     return 0
 
 
-def _device(kind: str) -> torch.device:
-    if kind == "cpu":
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+def _device(options: argparse.Namespace) -> torch.device:
+    if options.device == "cpu":
+        ranks = options.emulated_hosts or int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
         return torch.device("cpu")
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()

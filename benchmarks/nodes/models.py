@@ -46,7 +46,8 @@ def build(name: str, device: torch.device, rank: int, batch_size: int | None) ->
     make, usual = WORKLOADS[name]
     torch.manual_seed(1)
     try:
-        work = make(batch_size or usual, torch.Generator().manual_seed(1 + rank))
+        with device:  # where random weights are made soonest
+            work = make(batch_size or usual, torch.Generator().manual_seed(1 + rank))
     except ImportError as error:
         raise SystemExit(
             f"{name} needs {error.name}; install it with: pip install {error.name}"
@@ -105,8 +106,8 @@ def _vision(name: str) -> Callable[[int, torch.Generator], Workload]:
     def make(size: int, generator: torch.Generator) -> Workload:
         import torchvision
 
-        images = torch.randn(size, 3, 224, 224, generator=generator)
-        labels = torch.randint(1000, (size,), generator=generator)
+        images = torch.randn(size, 3, 224, 224, generator=generator, device="cpu")
+        labels = torch.randint(1000, (size,), generator=generator, device="cpu")
         return Workload(_Images(torchvision.models.get_model(name)), (images, labels), _momentum)
 
     return make
@@ -120,7 +121,9 @@ def _language(
 
         config = transformers.AutoConfig.for_model(family, **shape)
         model = getattr(transformers, auto).from_config(config)
-        tokens = torch.randint(config.vocab_size, (size, context), generator=generator)
+        tokens = torch.randint(
+            config.vocab_size, (size, context), generator=generator, device="cpu"
+        )
         return Workload(_Tokens(model), tokens, _adamw, clip_norm=1.0)
 
     return make
@@ -133,14 +136,16 @@ def _small_cnn(size: int, generator: torch.Generator) -> Workload:
         stride = 1 if i == 0 else 2
         layers += [nn.Conv2d(widths[i], widths[i + 1], 3, stride, padding=1), nn.ReLU()]
     layers += [nn.Flatten(), nn.Linear(512 * 4 * 4, 512), nn.ReLU(), nn.Linear(512, 10)]
-    images = torch.randn(size, 3, 32, 32, generator=generator)
-    labels = torch.randint(10, (size,), generator=generator)
+    images = torch.randn(size, 3, 32, 32, generator=generator, device="cpu")
+    labels = torch.randint(10, (size,), generator=generator, device="cpu")
     return Workload(_Images(nn.Sequential(*layers)), (images, labels), _momentum)
 
 
 def _demo_gpt(size: int, generator: torch.Generator) -> Workload:
     config = GptConfig()
-    text = torch.randint(config.vocabulary, (size, config.context + 1), generator=generator)
+    text = torch.randint(
+        config.vocabulary, (size, config.context + 1), generator=generator, device="cpu"
+    )
     return Workload(_DemoGpt(), text, _adamw, clip_norm=1.0)
 
 
