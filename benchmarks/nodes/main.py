@@ -163,6 +163,10 @@ def _compare(
     """All systems with a model, in turns; each trains a copy of its own."""
     autocast = options.precision == "bf16"
 
+    def say(text: str) -> None:
+        if rank == 0:
+            print(f"{model}: {text}", file=sys.stderr, flush=True)
+
     def make(system: Any, **settings: Any) -> Trainer:
         made: Trainer = system(build(model, device, rank, options.batch), autocast, **settings)
         for _ in range(_WARM_UP):
@@ -186,14 +190,20 @@ def _compare(
             for _ in range(10):
                 trainers[name].step()
             done += 10
+        say(f"{name} is ready" + (f", after {done} steps of trials" if done else ""))
     steps: dict[str, list[float]] = {name: [] for name in trainers}
-    for _, name in turns(list(trainers), options.rounds):
-        trainers[name].step()  # the first one after another system's turn
-        steps[name].append(seconds_a_step(trainers[name].step, options.steps, device))
+    for turn, name in turns(list(trainers), options.rounds):
+        say(f"round {turn + 1} of {options.rounds}, {name}")
+        trainer = trainers[name]
+        trainer.step()  # the first one after another system's turn
+        steps[name].append(seconds_a_step(trainer.step, options.steps, device, trainer.flush))
+    say("profiles")
     systems = {
         name: {
             "steps": steps[name],
-            "profiled_exposed_s": profiled_exposed(trainers[name].step, device),
+            "profiled_exposed_s": profiled_exposed(
+                trainers[name].step, device, trainers[name].flush
+            ),
             "note": trainers[name].note(),
         }
         for name in options.systems

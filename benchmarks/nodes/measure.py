@@ -16,13 +16,22 @@ _LINK_REPEATS = 5
 _PROFILED_STEPS = 4
 
 
-def seconds_a_step(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """The slowest rank's step time; ranks and devices are idle before and after."""
+def seconds_a_step(
+    step: Callable[[], None], steps: int, device: torch.device,
+    flush: Callable[[], None] = lambda: None,
+) -> float:  # fmt: skip
+    """The slowest rank's step time; ranks, devices and links are idle before and after.
+
+    Args:
+        flush: ends what a step leaves in flight; its time counts.
+    """
+    flush()
     _finish(device)
     dist.barrier()
     began = time.perf_counter()
     for _ in range(steps):
         step()
+    flush()
     _finish(device)
     return slowest((time.perf_counter() - began) / steps, device)
 
@@ -65,7 +74,9 @@ def exposed_seconds(communication: Iterable[Span], computation: Iterable[Span]) 
     return busy_s([*communication, *computing]) - busy_s(computing)
 
 
-def profiled_exposed(step: Callable[[], None], device: torch.device) -> float | None:
+def profiled_exposed(
+    step: Callable[[], None], device: torch.device, flush: Callable[[], None] = lambda: None
+) -> float | None:
     """Seconds a step in which this rank's GPU runs NCCL's kernels alone, by PyTorch's profiler.
 
     None on a CPU, where communication is no work of the device.
@@ -75,6 +86,7 @@ def profiled_exposed(step: Callable[[], None], device: torch.device) -> float | 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(_PROFILED_STEPS):
             step()
+        flush()
         _finish(device)
     communication: list[Span] = []
     computation: list[Span] = []

@@ -24,12 +24,14 @@ class Trainer:
     Attributes:
         step: one training step.
         settled: whether it has ended its trials.
+        flush: ends what its last step has left in flight.
         close: ends it, on all ranks.
         note: settings that it chose.
     """
 
     step: Callable[[], None]
     settled: Callable[[], bool] = lambda: True
+    flush: Callable[[], None] = _nothing
     close: Callable[[], None] = _nothing
     note: Callable[[], str] = lambda: ""
 
@@ -135,8 +137,9 @@ def hvd_order(work: Workload, autocast: bool) -> Trainer:
         hvd.shutdown()
 
     return _trainer(
-        work, work.model, optimizer, autocast, settled=lambda: host.settled, close=close, note=note
-    )
+        work, work.model, optimizer, autocast, settled=lambda: host.settled,
+        flush=optimizer.flush, close=close, note=note,
+    )  # fmt: skip
 
 
 SYSTEMS: dict[str, Callable[..., Trainer]] = {

@@ -121,18 +121,25 @@ def _timeline(parsed: argparse.Namespace) -> int:
 
 def _bench(arguments: Sequence[str]) -> int:
     # Benchmarks are no part of the installed package: they need the checkout and its peers.
-    real = any(a == "-np" or a.startswith("-H") for a in arguments)
-    inside = Path("benchmarks", "nodes" if real else "side_by_side", "main.py")
-    script = next(
-        (p for root in (Path(__file__).parents[2], Path.cwd()) if (p := root / inside).exists()),
-        None,
-    )
-    if script is None:
+    roots = (Path(__file__).parents[2], Path.cwd())
+    folder = next((f for root in roots if (f := root / "benchmarks/nodes").exists()), None)
+    if folder is None:
         sys.stderr.write(
             "hvd-order: bench needs the benchmarks of the source tree; run it in a checkout\n"
         )
         return 2
-    return subprocess.run([sys.executable, str(script), *arguments]).returncode
+    emulated, real = folder.parent / "side_by_side/main.py", folder / "main.py"
+    if any(a in ("-h", "--help") for a in arguments):
+        forms = {"Models of measured durations on emulated hosts:": emulated,
+                 "Real models, with -np, -H or --emulated-hosts:": real}  # fmt: skip
+        for title, script in forms.items():
+            sys.stdout.write(f"{title}\n\n")
+            sys.stdout.flush()
+            subprocess.run([sys.executable, str(script), "--help"])
+            sys.stdout.write("\n")
+        return 0
+    on_nodes = any(a == "-np" or a.startswith(("-H", "--emulated-hosts")) for a in arguments)
+    return subprocess.run([sys.executable, real if on_nodes else emulated, *arguments]).returncode
 
 
 def _demo(arguments: Sequence[str]) -> int:

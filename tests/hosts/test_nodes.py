@@ -41,6 +41,28 @@ def test_the_command_compares_systems_on_two_ranks(tmp_path: Path) -> None:
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.timeout(240)
+def test_ranks_on_emulated_hosts_have_links_of_the_rate(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    done = subprocess.run(
+        [*BENCH, "--emulated-hosts", "2", "--rate-mbit", "200", "--device", "cpu",
+         "--models", "small_cnn", "--systems", "ddp", "hvd_order", "--rounds", "1",
+         "--steps", "1", "--settle", "10", "--out", out],
+        cwd=ROOT, capture_output=True, text=True, timeout=220, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    document = json.loads(out.read_text("utf-8"))
+    assert document["settings"]["ranks"] == 2
+    assert 0.15 < document["summary"]["link_gbit"] < 0.2  # loopback has a hundred times that
+
+
+def test_help_shows_the_options_of_both_forms() -> None:
+    done = subprocess.run([*BENCH, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "--buckets-mib" in done.stdout  # emulated durations
+    assert "--precision" in done.stdout  # real models
+
+
 def test_without_a_launcher_it_says_how_to_start_it() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks/nodes/main.py"],
