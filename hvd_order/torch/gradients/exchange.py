@@ -33,7 +33,6 @@ from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT
-from hvd_order.torch.gradients.rank_check import RankCheck
 from hvd_order.torch.gradients.step_gradients import StepGradients
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.compiled_regions import Enter
@@ -41,6 +40,7 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.in_flight import Factor
 from hvd_order.torch.parameters.read_guard import Guard, hand_to
+from hvd_order.torch.rank_check.check import RankCheck
 from hvd_order.torch.shards import elementwise
 from hvd_order.torch.shards.model_shards import ModelShards, NamedGather
 from hvd_order.torch.shards.shard_update import take_answers

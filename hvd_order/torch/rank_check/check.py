@@ -23,8 +23,8 @@ from hvd_order.c10d.engine import registration
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.errors import RanksDiffer
 from hvd_order.same_model import check_same_optimizer, first_difference
-from hvd_order.torch.gradients.checksum import checksums
 from hvd_order.torch.parameters.entry_table import EntryTable
+from hvd_order.torch.rank_check.checksum import checksums
 from hvd_order.torch.updates import optimizer_facts
 
 __all__: list[str] = []

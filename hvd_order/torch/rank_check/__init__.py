@@ -1,0 +1,1 @@
+"""Whether all ranks train the same parameters with the same settings."""
