@@ -47,8 +47,8 @@ void writeNorms(const at::Tensor& values, const at::Tensor& square, const at::Te
   square.copy_(values.to(at::kDouble).square().sum());
   if (largest.defined() && values.numel() > 0) { // no elements have no maximum
     const at::Tensor size = at::linalg_vector_norm(values, std::numeric_limits<double>::infinity());
-    // In one operation, since threads enqueue in turns on the stream: between a maximum and its copy
-    // another slice of the tensor would be lost.
+    // In one operation: threads enqueue on the stream in turns, and between a maximum and its copy
+    // another slice's would be lost.
     at::Tensor out = largest;
     at::maximum_out(out, largest, size.to(at::kDouble));
   }
