@@ -363,12 +363,15 @@ class SampledStep:
         ops: list[tuple[str, SampledKind, list[int], int, int, int]],
         tensor_bytes: list[int],
         seconds: list[list[float]],
+        pull_orders: list[list[int]] = ...,
     ) -> None:
-        """Takes ops as (name, kind, inputs, stream, tensor, priority), and durations by measured
-        step and op.
+        """Takes ops as (name, kind, inputs, stream, tensor, priority), durations by measured step
+        and op, and the pulls' ops in the order in which each measured step asks for them (none: in
+        the order of the ops).
 
         Raises:
-            InvalidUsage: a negative time, an unknown number, or a circle.
+            InvalidUsage: a negative time, an unknown number, a circle, or an order that is not one
+                of all pulls.
         """
 
 @final

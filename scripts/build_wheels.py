@@ -68,7 +68,7 @@ def _pythons() -> list[str]:
     """The interpreters of `PYTHONS` that this machine has; says which it lacks."""
     found, missing = [], []
     for version in PYTHONS:
-        python = _python(version)
+        python = find_python(version)
         if python is None:
             missing.append(version)
         else:
@@ -80,7 +80,7 @@ def _pythons() -> list[str]:
     return found
 
 
-def _python(version: str) -> str | None:
+def find_python(version: str) -> str | None:
     """A working interpreter of a version: from PATH, or kept by pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
     kept = sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)

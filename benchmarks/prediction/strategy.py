@@ -161,7 +161,7 @@ def _profiled(
             costs = profile.servers
             assert costs is not None
             assert costs.strategy is not None
-            step = WorkerStep.from_profile(profile, fetch_order=costs.strategy.fetch_order)
+            step = WorkerStep.from_profile(profile, fetch_orders=costs.strategy.fetch_orders)
             link, knows = _link(bare, costs.strategy.between_s)
             link = replace(link, update_s=costs.update.seconds,
                            update_s_per_byte=costs.update.seconds_per_byte)  # fmt: skip

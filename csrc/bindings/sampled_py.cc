@@ -33,12 +33,14 @@ using PySampledOp = std::tuple<
 std::shared_ptr<SampledStep> makeStep(
     const std::vector<PySampledOp>& pyOps,
     std::vector<ByteCount> tensorBytes,
-    std::vector<std::vector<double>> seconds) {
+    std::vector<std::vector<double>> seconds,
+    const std::vector<std::vector<OpIndex>>& pullOrders) {
   std::vector<SampledOp> ops;
   for (const auto& [name, kind, inputs, stream, tensor, priority] : pyOps) {
     ops.push_back({name, kind, inputs, stream, tensor, priority});
   }
-  return std::make_shared<SampledStep>(std::move(ops), std::move(tensorBytes), std::move(seconds));
+  return std::make_shared<SampledStep>(
+      std::move(ops), std::move(tensorBytes), std::move(seconds), pullOrders);
 }
 
 void bindEnums(py::module_& m) {
@@ -65,7 +67,9 @@ void bindSampled(py::module_& m) {
   bindEnums(m);
   py::class_<SampledStep, std::shared_ptr<SampledStep>>(
       m, "SampledStep", py::module_local(), "A worker's step, measured several times.")
-      .def(py::init(&makeStep), py::arg("ops"), py::arg("tensor_bytes"), py::arg("seconds"));
+      .def(
+          py::init(&makeStep), py::arg("ops"), py::arg("tensor_bytes"), py::arg("seconds"),
+          py::arg("pull_orders") = std::vector<std::vector<OpIndex>>{});
   py::class_<Transmission>(
       m, "Transmission", py::module_local(), "How tensors get from one process to another.")
       .def(

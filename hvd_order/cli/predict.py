@@ -121,7 +121,7 @@ def main(parsed: argparse.Namespace) -> int:
         profile,
         priorities=priorities,
         slice_bytes=slice_bytes,
-        fetch_order=None if strategy is None else strategy.fetch_order,
+        fetch_orders=None if strategy is None else strategy.fetch_orders,
     )
     found = None if costs is None else calibrate(step, costs, parsed.latency)
     if found is not None:
@@ -268,7 +268,7 @@ def _sources(
         used.append(f"a worker's end of an answer ({cost_text(costs.worker_end)})")
         taken += [costs.server_end, costs.worker_end]
     if costs is not None and costs.strategy is not None:
-        used.append("the order in which parameters come")
+        used.append("the orders in which parameters come")
         used.append(f"{time_text(costs.strategy.between_s)} between two steps")
     if measured is not None and used:
         yield f"From the profile, measured with {job_text(measured)}: {', '.join(used)}."

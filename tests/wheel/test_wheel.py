@@ -7,36 +7,17 @@ several (`make wheels`).
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.installed import TRAIN, weights_in
+from helpers.installed import environment, install, run, trains_without_a_compiler
 
 REPOSITORY = Path(__file__).parents[2]
 ENGINE = "torch_{}_{}".format(*torch.__version__.split(".")[:2])
 pytestmark = pytest.mark.timeout(900)
-
-
-def run(
-    command: Sequence[str | Path], environment: Mapping[str, str], folder: Path | None = None
-) -> str:
-    done = subprocess.run(
-        command,
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +33,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment that holds PyTorch alone."""
-    folder = tmp_path_factory.mktemp("user") / "venv"
-    run([sys.executable, "-m", "venv", folder], os.environ)
-    pip = [folder / "bin/python", "-m", "pip", "install", "--quiet"]
-    run([*pip, "torch==" + torch.__version__.partition("+")[0]], os.environ)
-    return folder
-
-
-def install(venv: Path, what: Path, path: str) -> None:
-    pip = [venv / "bin/python", "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"]
-    run([*pip, what], {**os.environ, "PATH": path}, folder=venv)
+    return environment(tmp_path_factory.mktemp("user") / "venv", sys.executable)
 
 
 def only(built: Path, pattern: str) -> Path:
@@ -88,18 +60,7 @@ def test_the_wheel_holds_modules_types_and_license(built: Path) -> None:
 
 
 def test_the_wheel_trains_where_there_is_no_compiler(built: Path, venv: Path) -> None:
-    path = str(venv / "bin")
-    assert shutil.which("g++", path=path) is None
-    install(venv, only(built, "*.whl"), path)
-    alone = {"PATH": path, "HOME": str(venv)}
-    assert "No broken requirements" in run([venv / "bin/pip", "check"], alone)
-    report = run([venv / "bin/hvd-order", "doctor"], alone, folder=venv)
-    assert f"_torch_engines/{ENGINE}/" in report
-    one = run([venv / "bin/python", TRAIN], alone, folder=venv)
-    two = run(
-        [venv / "bin/hvd-order", "run", "-np", "2", venv / "bin/python", TRAIN], alone, folder=venv
-    )
-    assert weights_in(two) == pytest.approx(weights_in(one), abs=1e-6)
+    trains_without_a_compiler(venv, only(built, "*.whl"))
 
 
 def test_the_sdist_builds_for_the_installed_pytorch(built: Path, venv: Path) -> None:

@@ -11,7 +11,8 @@ namespace hvd_order::simulate {
 SampledStep::SampledStep(
     std::vector<SampledOp> ops,
     std::vector<ByteCount> tensorBytes,
-    std::vector<std::vector<double>> seconds)
+    std::vector<std::vector<double>> seconds,
+    const std::vector<std::vector<OpIndex>>& pullOrders)
     : ops_(std::move(ops)),
       tensorBytes_(std::move(tensorBytes)),
       seconds_(std::move(seconds)),
@@ -36,6 +37,36 @@ SampledStep::SampledStep(
   onStream_ = Rows<OpIndex>(onStream);
   streams_ = static_cast<std::uint32_t>(onStream.size());
   checkNoCircle();
+  setFirstOps(pullOrders);
+}
+
+void SampledStep::setFirstOps(const std::vector<std::vector<OpIndex>>& pullOrders) {
+  std::vector<OpIndex> pulls;
+  std::vector<OpIndex> others;
+  for (OpIndex i = 0; i < ops_.size(); ++i) {
+    if (ops_[i].inputs.empty()) {
+      (ops_[i].kind == SampledOp::Kind::kPull ? pulls : others).push_back(i);
+    }
+  }
+  if (pullOrders.empty()) {
+    std::vector<OpIndex>& all = firstOps_.emplace_back(std::move(pulls));
+    all.insert(all.end(), others.begin(), others.end());
+    std::ranges::sort(all);
+    return;
+  }
+  if (pullOrders.size() != seconds_.size()) {
+    throw InvalidUsage(
+        concat(pullOrders.size(), " orders of pulls for ", seconds_.size(), " measured steps"));
+  }
+  for (std::vector<OpIndex> order : pullOrders) {
+    if (!std::ranges::is_permutation(order, pulls)) {
+      throw InvalidUsage(concat(
+          "an order of ", order.size(), " pulls is not one of the ", pulls.size(),
+          " pulls without inputs"));
+    }
+    order.insert(order.end(), others.begin(), others.end());
+    firstOps_.push_back(std::move(order));
+  }
 }
 
 void SampledStep::check() const {

@@ -32,13 +32,16 @@ class SampledStep final {
   /// @param tensorBytes size of each tensor, by number.
   /// @param seconds by measured step and op: duration of each computation. Of transfers it is not
   ///   regarded.
+  /// @param pullOrders by measured step: the ops of all pulls, in the order in which they are asked
+  ///   for; none: in that of the ops.
   /// @throws InvalidUsage without ops or measured steps, and for an unknown number, a circle among
-  ///   the inputs, a time that is negative or not finite, a size that is not positive, or a tensor
-  ///   that is pulled or pushed twice.
+  ///   the inputs, a time that is negative or not finite, a size that is not positive, a tensor
+  ///   that is pulled or pushed twice, or an order that is not one of all pulls.
   SampledStep(
       std::vector<SampledOp> ops,
       std::vector<ByteCount> tensorBytes,
-      std::vector<std::vector<double>> seconds);
+      std::vector<std::vector<double>> seconds,
+      const std::vector<std::vector<OpIndex>>& pullOrders = {});
 
   [[nodiscard]] const std::vector<SampledOp>& ops() const {
     return ops_;
@@ -52,6 +55,10 @@ class SampledStep final {
   /// Duration of each op in a measured step.
   [[nodiscard]] std::span<const double> seconds(std::size_t sample) const {
     return seconds_[sample];
+  }
+  /// Ops without inputs, in the order in which a measured step starts them.
+  [[nodiscard]] std::span<const OpIndex> firstOps(std::size_t sample) const {
+    return firstOps_[firstOps_.size() == 1 ? 0 : sample];
   }
   [[nodiscard]] std::span<const OpIndex> successorsOf(OpIndex op) const {
     return successors_[op];
@@ -78,10 +85,12 @@ class SampledStep final {
  private:
   void check() const;
   void checkNoCircle() const;
+  void setFirstOps(const std::vector<std::vector<OpIndex>>& pullOrders);
 
   std::vector<SampledOp> ops_;
   std::vector<ByteCount> tensorBytes_;
   std::vector<std::vector<double>> seconds_;
+  std::vector<std::vector<OpIndex>> firstOps_; // by measured step, or one for all
   std::uint32_t streams_ = 1;
   Rows<OpIndex> successors_;
   Rows<OpIndex> onStream_;

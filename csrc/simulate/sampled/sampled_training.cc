@@ -222,7 +222,7 @@ class Simulation final : private BoundedDelay::Listener {
     if (worker.step < training_.recorded) {
       result_.opEndsS[number].resize(result_.opEndsS[number].size() + step_.ops().size());
     }
-    for (const OpIndex index : tables_.sources) {
+    for (const OpIndex index : step_.firstOps(worker.sample)) {
       start(number, index);
     }
     proceed(number);

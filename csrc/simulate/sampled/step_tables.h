@@ -22,9 +22,6 @@ struct StepTables {
       const SampledOp& op = step.ops()[i];
       kinds.push_back(op.kind);
       inputs.push_back(static_cast<std::uint32_t>(op.inputs.size()));
-      if (op.inputs.empty()) {
-        sources.push_back(i);
-      }
       const bool moves = op.kind != SampledOp::Kind::kCompute;
       transfers.push_back(
           {.worker = 0,
@@ -48,7 +45,6 @@ struct StepTables {
   std::vector<SampledOp::Kind> kinds;
   std::vector<std::uint32_t> inputs; ///< number of them
   std::vector<Transfer> transfers;   ///< of pulls and pushes, without worker and step
-  std::vector<OpIndex> sources;      ///< ops without inputs
 };
 
 } // namespace hvd_order::simulate

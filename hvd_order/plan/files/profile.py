@@ -140,13 +140,13 @@ class Profile:
             )
         strategy = None if self.servers is None else self.servers.strategy
         if strategy is not None:
-            parameters = {parameter.name for parameter in self.parameters}
-            if parameters != set(strategy.fetch_order):
-                different = sorted(parameters ^ set(strategy.fetch_order))
-                raise InvalidUsage(
-                    f"{len(parameters)} parameters, {len(strategy.fetch_order)} in the order of "
-                    f"fetches; first that is in one of the two only: {different[0]!r}"
-                )
+            numbers = list(range(len(self.parameters)))
+            for order in strategy.fetch_orders:
+                if sorted(order) != numbers:
+                    raise InvalidUsage(
+                        f"an order of {len(order)} fetches; expected each of the numbers 0 to "
+                        f"{len(numbers) - 1} of the {len(numbers)} parameters once"
+                    )
         durations = {name: timing.minimum_s for name, timing in self.timings.items()}
         ops = tuple(replace(op, duration_s=durations[op.name]) for op in self.ops)
         object.__setattr__(self, "ops", Graph(self.parameters, ops).ops)

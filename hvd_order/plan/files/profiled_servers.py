@@ -91,14 +91,19 @@ def _cost(content: Any, name: str) -> Cost:
 
 def _strategy(content: Any) -> StrategySteps:
     fields = Fields(content, '"strategy" of "servers"')
-    order, between_s = fields.names("fetch_order"), fields.take("between_s", float)
+    orders, between_s = fields.take("fetch_orders", list), fields.take("between_s", float)
     fields.end()
-    if not _is_time(between_s) or len(set(order)) < len(order):
+    if not _is_time(between_s):
+        raise InvalidUsage(f"{fields.where} has {between_s} s; expected a time, not negative")
+    if not all(isinstance(order, list) and _are_numbers(order) for order in orders):
         raise InvalidUsage(
-            f"{fields.where} has {between_s} s and {len(order)} names; expected a time that is not "
-            "negative, and names that differ"
+            f"{fields.where} has orders of fetches that are not all numbers of parameters"
         )
-    return StrategySteps(order, between_s)
+    return StrategySteps(tuple(map(tuple, orders)), between_s)
+
+
+def _are_numbers(order: list[Any]) -> bool:
+    return all(type(number) is int for number in order)
 
 
 def _is_time(seconds: float) -> bool:

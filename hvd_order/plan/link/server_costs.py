@@ -73,12 +73,13 @@ class StrategySteps:
     """What is known of the steps of TensorFlow's ParameterServerStrategy alone.
 
     Attributes:
-        fetch_order: parameters in the order in which their values come to a worker.
+        fetch_orders: of each measured step, numbers of the parameters in the order in which their
+            values came to the worker; it changes from step to step.
         between_s: median time from the end of a step on its worker, with its updates made, until
             the worker asks for the parameters of the next one; the coordinator sends it meanwhile.
     """
 
-    fetch_order: tuple[str, ...]
+    fetch_orders: tuple[tuple[int, ...], ...]
     between_s: float
 
 

@@ -69,7 +69,7 @@ class WorkerStep:
         *,
         priorities: Priorities | None = None,
         slice_bytes: int | None = None,
-        fetch_order: Sequence[str] | None = None,
+        fetch_orders: Sequence[Sequence[int]] | None = None,
     ) -> None:
         """Takes the graph and, by measured step and op of the graph, the durations.
 
@@ -77,11 +77,12 @@ class WorkerStep:
             priorities: order of the transfers for an enforced order; None: consumption order.
             slice_bytes: parameters travel in slices of this size, which hvd_order's `SliceLayout`
                 cuts; None: each as a whole.
-            fetch_order: names of the parameters in the order in which a worker asks for them, if
-                they travel as a whole; None: consumption order.
+            fetch_orders: of each measured step, numbers of the graph's parameters in the order in
+                which the worker asks for them, if they travel as a whole; None: consumption order.
 
         Raises:
-            InvalidUsage: no gradient travels, there is no measured step, or slices are too small.
+            InvalidUsage: no gradient travels, there is no measured step, slices are too small, or
+                there are not as many orders as measured steps.
         """
         names = consumption_order(graph)
         if not names:
@@ -94,10 +95,10 @@ class WorkerStep:
         self._made = _in_order(pieces, [p.name for p in graph.parameters])
         ops: list[_Op] = []
         pulls: dict[str, list[int]] = {name: [] for name in names}
-        for i in range(len(pieces)) if fetch_order is None else _in_order(pieces, fetch_order):
-            for name in pieces[i].parameters:
+        for i, piece in enumerate(pieces):
+            for name in piece.parameters:
                 pulls[name].append(len(ops))
-            ops.append(_Op(f"pull {pieces[i].name}", "pull", [], 0, i, i))
+            ops.append(_Op(f"pull {piece.name}", "pull", [], 0, i, i))
         streams = {name: i for i, name in enumerate(graph.resources)}
         place: dict[str, int] = {}
         self._kept = [i for i, op in enumerate(graph.ops) if op.phase != "update" or op.produces]
@@ -122,15 +123,19 @@ class WorkerStep:
         self.samples = len(rows)
         self.compute_s = [sum(row) for row in rows]
         self.graph, self._seconds = graph, seconds
-        self._priorities, self._slice_bytes, self._fetch_order = (
+        self._priorities, self._slice_bytes, self._fetch_orders = (
             priorities,
             slice_bytes,
-            fetch_order,
+            fetch_orders,
         )
         self.native = _core.SampledStep(
             [(o.name, _KINDS[o.kind], o.inputs, o.stream, o.tensor, o.priority) for o in ops],
             self.tensor_bytes,
             rows,
+            [
+                _in_order(pieces, [graph.parameters[number].name for number in order])
+                for order in fetch_orders or ()
+            ],
         )
 
     def with_exchange_time(self, seconds: float) -> WorkerStep:
@@ -152,7 +157,7 @@ class WorkerStep:
         longer = [[s + e for s, e in zip(step, extra, strict=True)] for step in self._seconds]
         return WorkerStep(
             self.graph, longer, priorities=self._priorities, slice_bytes=self._slice_bytes,
-            fetch_order=self._fetch_order,
+            fetch_orders=self._fetch_orders,
         )  # fmt: skip
 
     @classmethod
@@ -162,7 +167,7 @@ class WorkerStep:
         *,
         priorities: Priorities | None = None,
         slice_bytes: int | None = None,
-        fetch_order: Sequence[str] | None = None,
+        fetch_orders: Sequence[Sequence[int]] | None = None,
     ) -> WorkerStep:
         """The step of a profile, with its measured steps; arguments as of the class.
 
@@ -184,7 +189,7 @@ class WorkerStep:
             )
         steps = list(zip(*runs, strict=True))
         return cls(
-            graph, steps, priorities=priorities, slice_bytes=slice_bytes, fetch_order=fetch_order
+            graph, steps, priorities=priorities, slice_bytes=slice_bytes, fetch_orders=fetch_orders
         )
 
     def on_servers(self, servers: int, placement: Placement = "by_size") -> list[int]:

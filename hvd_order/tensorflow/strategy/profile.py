@@ -98,7 +98,7 @@ def profile_of_strategy(
         updates,
         Cost(0.0, 0.0, True),
         Cost(0.0, 0.0, True),
-        strategy=StrategySteps(_fetch_order(graph, list(runs.values()), file), _between_s(runs)),
+        strategy=StrategySteps(_fetch_orders(graph, list(runs.values()), file), _between_s(runs)),
     )
     machine = machine_of([part for part in tf.nest.flatten(first) if hasattr(part, "shape")])
     return Profile(model, machine, graph.parameters, graph.ops, timings, servers=costs)
@@ -181,22 +181,23 @@ def _check_sent(
             )
 
 
-def _fetch_order(graph: StepGraph, runs: Sequence[Run], file: Path) -> tuple[str, ...]:
-    """Parameters by the median place in which they came."""
-    places: dict[str, list[int]] = defaultdict(list)
+def _fetch_orders(graph: StepGraph, runs: Sequence[Run], file: Path) -> tuple[tuple[int, ...], ...]:
+    """Of each run, numbers of the parameters in the order in which they came."""
+    numbers = {parameter.name: i for i, parameter in enumerate(graph.parameters)}
+    orders = []
     for run in runs:
         came = sorted((one.end_ps, node) for node, one in run.received.items())
-        for place, (_, node) in enumerate(came):
-            if node in graph.fetches:
-                places[graph.fetches[node]].append(place)
-    for parameter in graph.parameters:
-        if parameter.name not in places:
-            nodes = [node for node, name in graph.fetches.items() if name == parameter.name]
+        fetched = [graph.fetches[node] for _, node in came if node in graph.fetches]
+        order = tuple(dict.fromkeys(numbers[name] for name in fetched))  # several reads: the first
+        if len(order) < len(numbers):
+            name = next(name for name, i in numbers.items() if i not in order)
+            nodes = [node for node, each in graph.fetches.items() if each == name]
             raise InvalidUsage(
-                f"in {file} no worker fetches {parameter.name!r}: nothing comes from "
+                f"in {file} no worker fetches {name!r}: nothing comes from "
                 f"{' or '.join(map(repr, nodes)) or 'a read of it'}"
             )
-    return tuple(sorted(places, key=lambda name: statistics.median(places[name])))
+        orders.append(order)
+    return tuple(orders)
 
 
 def _fetches(graph: StepGraph, runs: Sequence[Run]) -> LinkUse:
