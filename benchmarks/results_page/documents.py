@@ -36,6 +36,13 @@ class Document:
         return f"{commit} with changes" if self.content["dirty"] else commit
 
 
+def is_by_hand(document: Document) -> bool:
+    """Whether a side-by-side run had slices set by hand; then it stands for no user's."""
+    return any(
+        "HVD_ORDER_SLICE_BYTES" in each for each in document.content["settings"].get("env") or ()
+    )
+
+
 class Documents:
     """All result files, the newest first."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.summary import Ratio, median_interval, paired_ratio
 
-from results_page.documents import Document, Documents
+from results_page.documents import Document, Documents, is_by_hand
 from results_page.figure import Figure
 
 Measure = Callable[[Documents], "Figure | None"]
@@ -27,9 +27,13 @@ class CellOf:
     clipped: bool = False
 
     def find(self, documents: Documents, *systems: str) -> tuple[Document, dict[str, Any]] | None:
-        """The newest such cell in which all these systems ran, and its file."""
+        """The newest such cell in which all these systems ran, and its file.
+
+        Runs whose slices were set by hand do not count.
+        """
         for document in documents.of("side_by_side", "cells"):
-            if document.content["settings"].get("framework", "torch") != self.framework:
+            settings = document.content["settings"]
+            if is_by_hand(document) or settings.get("framework", "torch") != self.framework:
                 continue
             for cell in document.raw["cells"]:
                 setting = cell["setting"]

@@ -11,6 +11,7 @@ from results_page.measures import CellOf
 
 BEGIN = "<!-- made by `make results` -->"
 END = "<!-- end of what `make results` makes -->"
+_WORDS = ("none", "one", "two", "three", "four", "five", "six")
 _TUNED, _DEFAULT = "best of five", "default 25 MiB"
 _HEADER = ("model, hosts, network", "DDP", "DDP's buckets", "Horovod", "hvd_order", "optimum",
            "commit")  # fmt: skip
@@ -67,6 +68,9 @@ def _figures(documents: Documents, row: _Row) -> tuple[str, ...]:
         found = row.cell.find(documents, ddp, "hvd_order")
         if found is not None:
             document, cell = found
+            tried = document.content["settings"].get("buckets_mib")
+            if ddp == "ddp_tuned" and tried is not None:
+                buckets = f"best of {_WORDS[len(tried)]}"
             return (
                 _step(cell, ddp), buckets, _step(cell, "horovod"), _step(cell, "hvd_order"),
                 f"{cell['optimum_s']:.3f}", document.commit,

@@ -59,7 +59,7 @@ def with_servers() -> Profile:
 def of_strategy() -> Profile:
     profile = with_servers()
     assert profile.servers is not None
-    steps = StrategySteps(("fc.bias", "fc.weight"), 2e-3)
+    steps = StrategySteps(((1, 0), (0, 1)), 2e-3)
     return replace(profile, servers=replace(profile.servers, strategy=steps))
 
 
@@ -173,10 +173,10 @@ def test_mistakes_about_servers_are_named(
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["between_s"], -1.0, "-1.0 s and 2 names; expected a time that is not negative"),
-        (["fetch_order"], ["fc.bias", "fc.bias"], "names that differ"),
-        (["fetch_order"], ["fc.bias"], "2 parameters, 1 in the order of fetches"),
-        (["fetch_order"], ["fc.bias", "x"], "first that is in one of the two only: 'fc.weight'"),
+        (["between_s"], -1.0, "-1.0 s; expected a time, not negative"),
+        (["fetch_orders"], [["fc.bias", "fc.weight"]], "not all numbers of parameters"),
+        (["fetch_orders"], [[0, 1], [0]], "an order of 1 fetches; expected each of the numbers 0"),
+        (["fetch_orders"], [[1, 1]], "an order of 2 fetches; expected each of the numbers 0 to 1"),
         (["colour"], "red", 'unknown fields: "colour"'),
     ],
 )

@@ -660,8 +660,8 @@ def of_strategy(between_s: float = 1e-3, first: str = "first") -> Profile:
     """The profile with TensorFlow's servers in place of ours."""
     mine = measured()
     assert mine.servers is not None
-    order = ("first", "second") if first == "first" else ("second", "first")
-    steps = StrategySteps(order, between_s)
+    order = (0, 1) if first == "first" else (1, 0)
+    steps = StrategySteps(20 * (order,), between_s)
     return replace(mine, servers=replace(mine.servers, strategy=steps))
 
 
@@ -678,7 +678,9 @@ def test_a_profile_of_tensorflows_servers_tells_their_costs(
 
     _, out, _ = predicted(of_strategy(), tmp_path, capsys, *given)
     said = " ".join(out.split())
-    assert "async: updates (50 MB/s and 1 ms a slice), the order in which parameters come, " in said
+    assert (
+        "async: updates (50 MB/s and 1 ms a slice), the orders in which parameters come, " in said
+    )
     assert "1 ms between two steps." in said
     assert "No time is counted for both ends of a connection: neither measured" in said
     assert rate(of_strategy()) > 1.15 * rate(of_strategy(between_s=0.04))
@@ -692,12 +694,23 @@ def test_what_comes_first_matters() -> None:
     slow = Cluster(1e8, pulls="request", step_end="updated", pull=policy("fifo"))
     found = [
         predict_servers(
-            WorkerStep.from_profile(profile(), fetch_order=order), slow, 1, 1
+            WorkerStep.from_profile(profile(), fetch_orders=orders), slow, 1, 1
         ).steps_per_s
-        for order in (("first", "second"), ("second", "first"))
+        for orders in (20 * [(0, 1)], 20 * [(1, 0)], 10 * [(0, 1), (1, 0)])
     ]
     # Transfers of 10 ms, four layers of 4.4 ms: 10 + 4 x 4.4 + 10, and 10 more at most.
     assert 1 / found[1] - 1 / found[0] == pytest.approx(4.4e-3, rel=0.1)
+    # An order belongs to its measured step: of steps that change it, half take longer.
+    assert 1 / found[2] - 1 / found[0] == pytest.approx(2.2e-3, rel=0.25)
+
+
+def test_orders_of_fetches_that_do_not_fit_the_steps_are_refused() -> None:
+    with pytest.raises(InvalidUsage, match="3 orders of pulls for 20 measured steps"):
+        WorkerStep.from_profile(profile(), fetch_orders=3 * [(0, 1)])
+    pulls = [("a", _core.SampledKind.PULL, [], 0, 0, 0), ("b", _core.SampledKind.PULL, [], 0, 1, 1)]
+    for order in ([1], [0, 0], [0, 2]):
+        with pytest.raises(InvalidUsage, match="is not one of the 2 pulls without inputs"):
+            _core.SampledStep(pulls, [1, 1], [[0.0, 0.0]], [order])
 
 
 def test_variables_go_to_servers_in_turn() -> None:

@@ -114,6 +114,15 @@ def test_a_clipped_cell_is_compared_with_its_own_bounds_alone() -> None:
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.0, 1.0, 1.0))
 
 
+def test_a_run_whose_slices_were_set_by_hand_stands_for_nothing() -> None:
+    content = {
+        **overhead_file(1.0), "benchmark": "side_by_side", "raw": {"cells": [clipped_cell()]},
+        "settings": {"env": ["HVD_ORDER_SLICE_BYTES=1089536"]},
+    }  # fmt: skip
+    documents = Documents([Document("side_by_side-clip-before.json", content)])
+    assert over_optimum(CellOf("resnet50", clipped=True))(documents) is None
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

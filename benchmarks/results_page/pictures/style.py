@@ -14,7 +14,7 @@ NAMES = {
     "no_waiting": "bytes that nothing waits for",
     "no_waiting_halves": "bytes that nothing waits for, in halves",
     "ddp": "DDP, 25 MiB buckets",
-    "ddp_tuned": "DDP, best of five buckets",
+    "ddp_tuned": "DDP, best bucket size",
     "fsdp2": "FSDP2",
     "horovod": "Horovod",
     "hvd_order": "hvd_order",
@@ -27,9 +27,10 @@ COLOURS = {
 }  # fmt: skip
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path, tight: bool = True) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.tight_layout()
+    if tight:
+        figure.tight_layout()
     # No version or date in the file, so that the same data gives the same picture.
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
