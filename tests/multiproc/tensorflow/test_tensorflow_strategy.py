@@ -285,7 +285,7 @@ def test_predict_reads_the_profile(recorded: Recorded) -> None:
         assert done.returncode == 0, done.stderr
         said = " ".join(done.stdout.split())
         assert "updates (" in said
-        assert "the order in which parameters come" in said
+        assert "the orders in which parameters come" in said
         assert "No time is counted for both ends of a connection" in said
 
 
