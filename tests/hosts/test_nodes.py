@@ -46,8 +46,8 @@ def test_ranks_on_emulated_hosts_have_links_of_the_rate(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     done = subprocess.run(
         [*BENCH, "--emulated-hosts", "2", "--rate-mbit", "200", "--device", "cpu",
-         "--models", "small_cnn", "--systems", "ddp", "hvd_order", "--rounds", "1",
-         "--steps", "1", "--settle", "10", "--out", out],
+         "--models", "small_cnn", "--systems", "ddp", "--rounds", "1", "--steps", "1",
+         "--out", out],
         cwd=ROOT, capture_output=True, text=True, timeout=220, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -57,7 +57,7 @@ def test_ranks_on_emulated_hosts_have_links_of_the_rate(tmp_path: Path) -> None:
 
 
 def test_help_shows_the_options_of_both_forms() -> None:
-    done = subprocess.run([*BENCH, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*BENCH, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0
     assert "--buckets-mib" in done.stdout  # emulated durations
     assert "--precision" in done.stdout  # real models
