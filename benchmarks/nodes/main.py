@@ -17,7 +17,7 @@ import torch.distributed as dist
 from common.environment import ROOT, describe, environment
 from common.record import settings_of, write_record
 from common.turns import turns
-from hosts import EmulatedHosts
+from hosts import EmulatedHosts, HostsUnavailable
 from measure import link_gbit, on_all_ranks, profiled_exposed, seconds_a_step
 from models import WORKLOADS, build
 from report import draw, summarize, text
@@ -96,7 +96,12 @@ def _launch(options: argparse.Namespace) -> int:
 
 def _launch_emulated(options: argparse.Namespace) -> int:
     """A rank on each emulated host, told what torchrun would tell it."""
-    with EmulatedHosts(options.emulated_hosts, options.rate_mbit) as hosts:
+    try:
+        made = EmulatedHosts(options.emulated_hosts, options.rate_mbit)
+    except (HostsUnavailable, ValueError) as error:
+        sys.stderr.write(f"no emulated hosts: {error}\n")
+        return 2
+    with made as hosts:
         ranks = []
         for host in range(options.emulated_hosts):
             env = {**os.environ, **hosts.rank_environment(host), **_OF_EMULATED}
