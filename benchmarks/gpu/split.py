@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from finding import Finding
+from together import compare_ranks
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -57,7 +57,7 @@ def check_sharded(device: torch.device) -> Finding:
             cases += 1
     if device.type in ("cuda", "cpu"):  # the test device has no layer norm of bfloat16
         narrow = _train(device, "SGD", "norm", dtype=torch.bfloat16, sharded=True)
-        _compare_ranks(narrow, "bfloat16")
+        compare_ranks(narrow, "bfloat16")
         wide = _train(device, "SGD", "norm", dtype=torch.float32, distributed=False)
         off = max(float((a.float() - b).abs().max()) for a, b in zip(narrow, wide, strict=True))
         assert off < _NARROW_TOLERANCE, f"bfloat16 weights are {off:g} off those of float32"
@@ -81,15 +81,8 @@ def _error(
         float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, alone, strict=True)
     )
     assert error <= _TOLERANCE, f"{case}: {error:g} off one process"
-    _compare_ranks(ours, case)
+    compare_ranks(ours, case)
     return error
-
-
-def _compare_ranks(weights: list[Tensor], case: str) -> None:
-    digest = hashlib.sha256()
-    for tensor in weights:
-        digest.update(tensor.double().cpu().contiguous().numpy().tobytes())
-    assert len(set(hvd.allgather_object(digest.hexdigest()))) == 1, f"{case}: the ranks differ"
 
 
 def _train(

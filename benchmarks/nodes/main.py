@@ -7,7 +7,7 @@ import gc
 import os
 import subprocess
 import sys
-import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -101,17 +101,17 @@ def _launch_emulated(options: argparse.Namespace) -> int:
     except (HostsUnavailable, ValueError) as error:
         sys.stderr.write(f"no emulated hosts: {error}\n")
         return 2
-    with made as hosts:
+    with ThreadPoolExecutor(options.emulated_hosts) as waiters, made as hosts:
         ranks = []
         for host in range(options.emulated_hosts):
             env = {**os.environ, **hosts.rank_environment(host), **_OF_EMULATED}
             command = [sys.executable, *sys.argv]
             ranks.append(hosts.popen(host, command, env=env, own_memory=False))
         # The first that fails ends the others: closing the hosts ends what runs on them.
-        while all(rank.poll() is None for rank in ranks):
-            time.sleep(0.1)
-        failed = [rank.returncode for rank in ranks if rank.returncode]
-        return failed[0] if failed else max(abs(rank.wait()) for rank in ranks)
+        for ended in as_completed([waiters.submit(rank.wait) for rank in ranks]):
+            if code := ended.result():
+                return code
+        return 0
 
 
 def _rank(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,18 +21,25 @@ from measure import exposed_seconds  # noqa: E402
 BENCH = [sys.executable, "-m", "hvd_order.cli", "bench"]
 
 
-@pytest.mark.timeout(300)
-def test_the_command_compares_systems_on_two_ranks(tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
+def compared(out: Path, *options: str) -> dict[str, Any]:
+    """The result file of the command with a small model on the CPU."""
     done = subprocess.run(
-        [*BENCH, "-np", "2", "--device", "cpu", "--models", "small_cnn",
-         "--systems", "ddp_tuned", "fsdp2", "hvd_order", "--rounds", "2", "--steps", "2",
-         "--settle", "10", "--out", out],
+        [*BENCH, "--device", "cpu", "--models", "small_cnn", *options, "--out", out],
         cwd=ROOT, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    document = json.loads(out.read_text("utf-8"))
+    document: dict[str, Any] = json.loads(out.read_text("utf-8"))
     assert document["settings"]["ranks"] == 2
+    return document
+
+
+@pytest.mark.timeout(300)
+def test_the_command_compares_systems_on_two_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "result.json"
+    systems = ["--systems", "ddp_tuned", "fsdp2", "hvd_order"]
+    document = compared(
+        out, "-np", "2", *systems, "--rounds", "2", "--steps", "2", "--settle", "10"
+    )
     assert document["summary"]["link_gbit"] > 0
     (row,) = document["summary"]["rows"]
     assert row["model"] == "small_cnn"
@@ -41,18 +49,12 @@ def test_the_command_compares_systems_on_two_ranks(tmp_path: Path) -> None:
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_ranks_on_emulated_hosts_have_links_of_the_rate(tmp_path: Path) -> None:
-    out = tmp_path / "result.json"
-    done = subprocess.run(
-        [*BENCH, "--emulated-hosts", "2", "--rate-mbit", "1000", "--device", "cpu",
-         "--models", "small_cnn", "--systems", "ddp", "--rounds", "1", "--steps", "1",
-         "--out", out],
-        cwd=ROOT, capture_output=True, text=True, timeout=220, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    document = json.loads(out.read_text("utf-8"))
-    assert document["settings"]["ranks"] == 2
+    hosts = ["--emulated-hosts", "2", "--rate-mbit", "1000"]
+    document = compared(
+        tmp_path / "result.json", *hosts, "--systems", "ddp", "--rounds", "1", "--steps", "1"
+    )
     assert 0.7 < document["summary"]["link_gbit"] < 1  # loopback has ten times that
 
 
