@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,12 +30,29 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a sub-command and returns the exit code.
 
-    It is 2 for a mistake on the command line, 1 if a job cannot be reached.
+    It is 2 for a mistake on the command line, 1 if a job cannot be reached or the reader of the
+    output, such as ``head``, has ended.
 
     Args:
         argv: arguments without the program's name; None: ``sys.argv``.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _main(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except (InvalidUsage, ImportError, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_ended():
+            # Python flushes once more when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        sys.stderr.write(f"hvd-order: {error}\n")
+        return 2
+    except HorovodInternalError as error:
+        sys.stderr.write(f"hvd-order: {error}\n")
+        return 1
+
+
+def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["demo"]:  # has options of its own, --help among them
         return _demo(arguments[1:])
     if arguments[:1] == ["bench"]:
@@ -43,14 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if parsed.subcommand is None:
         parser.print_help()
         return 2
-    try:
-        return _COMMANDS[parsed.subcommand].main(parsed)
-    except (InvalidUsage, ImportError, OSError, UnicodeDecodeError) as error:
-        sys.stderr.write(f"hvd-order: {error}\n")
-        return 2
-    except HorovodInternalError as error:
-        sys.stderr.write(f"hvd-order: {error}\n")
-        return 1
+    return _COMMANDS[parsed.subcommand].main(parsed)
+
+
+def _reader_has_ended() -> bool:
+    """Whether the broken pipe is that of the output, not a connection's."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -133,10 +152,9 @@ def _bench(arguments: Sequence[str]) -> int:
         forms = {"Models of measured durations on emulated hosts:": emulated,
                  "Real models, with -np, -H or --emulated-hosts:": real}  # fmt: skip
         for title, script in forms.items():
-            sys.stdout.write(f"{title}\n\n")
-            sys.stdout.flush()
-            subprocess.run([sys.executable, str(script), "--help"])
-            sys.stdout.write("\n")
+            command = [sys.executable, str(script), "--help"]
+            text = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
+            sys.stdout.write(f"{title}\n\n{text}\n")
         return 0
     on_nodes = any(a == "-np" or a.startswith(("-H", "--emulated-hosts")) for a in arguments)
     return subprocess.run([sys.executable, real if on_nodes else emulated, *arguments]).returncode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import random
 import re
 import subprocess
@@ -512,6 +513,17 @@ def test_the_installed_command_advises(profile: Path) -> None:
          "--ranks", "4"], capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "Recommended: order" in done.stdout
+
+
+def test_a_reader_that_has_ended_is_no_error_of_the_command(profile: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "hvd_order.cli", "advise", str(profile), "--bandwidth", "5gbit",
+             "--ranks", "4"], stdout=output, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_commands_that_need_no_extension_work_where_it_is_not_built() -> None:
