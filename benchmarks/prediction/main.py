@@ -8,7 +8,7 @@ import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
@@ -31,7 +31,6 @@ from hvd_order.predict.workers.fit import (
     fit_pollux,
 )
 from hvd_order.predict.workers.throughput import (
-    Mode,
     predict_all_reduce,
     predict_servers,
     rate_while_all_train,
@@ -45,6 +44,8 @@ _PAYLOAD = 0.95  # of a link's nominal rate; only how long models compute depend
 _LINK_BYTES = 16_000_000
 _LINK_IN_FLIGHT = 4
 _LINK_SLICE_BYTES = 512 << 10
+_MODES = ("async", "bounded", "sync", "allreduce")
+_DELAY_BOUND = 3  # updates, in the mode "bounded": few are late with 4 workers, many with 8
 _JOB = Path(__file__).with_name("job.py")
 # A model has one Nth of its parameters, and links are slow: up to nine processes share two cores,
 # and what they do beside sleeping should stay little of a step.
@@ -70,7 +71,7 @@ def main() -> int:
 
 
 def _cells(
-    name: str, rate_mbit: float, mode: Mode, options: argparse.Namespace
+    name: str, rate_mbit: float, mode: str, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """One worker with one server profiled, several predicted and measured."""
     profile = _layers(name, rate_mbit)
@@ -87,8 +88,10 @@ def _cells(
     step = WorkerStep(graph, rows, slice_bytes=slice_bytes)
     measured: dict[int, float] = {}
     ends: dict[int, list[list[float]]] = {}
+    late: dict[int, int] = {}
     for workers in options.workers:
-        ends[workers] = _run(profile, name, rate_mbit, mode, workers, options)["ends"]
+        found = _run(profile, name, rate_mbit, mode, workers, options)
+        ends[workers], late[workers] = found["ends"], found["late"]
         measured[workers] = rate_while_all_train(ends[workers], _WARM_UP)
     forms = _closed_forms(step, link, mode, measured)
     cells = []
@@ -101,33 +104,37 @@ def _cells(
             **forms[workers],
             "compute_s": statistics.fmean(step.compute_s),
             "profiled": linked["servers"],
-            "ends": ends[workers],
+            "ends": ends[workers], "late": late[workers],
         })  # fmt: skip
         print(" ".join(row(cells[-1])), flush=True)
     return cells
 
 
 def _predicted(
-    step: WorkerStep, costs: ServerCosts, link: float, mode: Mode, workers: int
+    step: WorkerStep, costs: ServerCosts, link: float, mode: str, workers: int
 ) -> dict[str, Any]:
     """What `hvd-order predict --bandwidth` says from such a profile."""
     if mode == "allreduce":
         found = predict_all_reduce(step.graph, step.compute_s, workers, link, _LATENCY_S)
         exchange_s = 0.0
     else:
+        bound = _DELAY_BOUND if mode == "bounded" else None
         calibration = calibrate(step, costs, _LATENCY_S)
         cluster = measured_cluster(costs, _LATENCY_S)
         assert calibration is not None
         assert cluster is not None
-        cluster = replace(cluster, worker_bytes_per_s=link)
+        cluster = replace(cluster, worker_bytes_per_s=link, delay_bound=bound)
         exchange_s = calibration.exchange_s
-        found = predict_servers(calibration.step, cluster, workers, 1, mode)
-    return {"predicted": found.steps_per_s, "interval": [found.low, found.high],
-            "exchange_s": exchange_s, "link_bytes_per_s": link}  # fmt: skip
+        rule: Literal["sync", "async"] = "sync" if mode == "sync" else "async"
+        found = predict_servers(calibration.step, cluster, workers, 1, rule)
+    return {
+        "predicted": found.steps_per_s, "interval": [found.low, found.high],
+        "predicted_late": found.late, "exchange_s": exchange_s, "link_bytes_per_s": link,
+    }  # fmt: skip
 
 
 def _closed_forms(
-    step: WorkerStep, link: float, mode: Mode, measured: dict[int, float]
+    step: WorkerStep, link: float, mode: str, measured: dict[int, float]
 ) -> dict[int, dict[str, float | None]]:
     """What formulas say for each number of workers.
 
@@ -138,7 +145,7 @@ def _closed_forms(
     few = sorted(measured)[:2]
 
     def fitted(workers: int) -> float:
-        if mode == "async":
+        if mode in ("async", "bounded"):
             of_async = fit_optimus_async([(w, 1, measured[w]) for w in few])
             return of_async.steps_per_s(workers, 1)
         if mode == "sync":
@@ -151,7 +158,7 @@ def _closed_forms(
     return {
         workers: {
             "mean_value": mean_value_analysis(think_s, stations, workers)[-1]
-            if mode == "async" else None,
+            if mode in ("async", "bounded") else None,
             "bound": None if mode == "allreduce" else upper_bound(think_s, stations, workers),
             "fitted": None if workers in few else fitted(workers),
         }
@@ -179,7 +186,7 @@ def _run(
     profile: Profile,
     name: str,
     rate_mbit: float,
-    mode: Mode,
+    mode: str,
     workers: int,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
@@ -192,8 +199,10 @@ def _run(
     servers = int(mode != "allreduce")
     knobs = {"HVD_ORDER_TUNE": "0"}  # the settings that follow from the link alone
     if servers:
-        knobs |= {"HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_MODE": mode,
-                  "HVD_ORDER_PS_BALANCE": "0"}  # fmt: skip
+        knobs |= {"HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_BALANCE": "0",
+                  "HVD_ORDER_PS_MODE": "sync" if mode == "sync" else "async"}  # fmt: skip
+    if mode == "bounded":
+        knobs["HVD_ORDER_PS_DELAY_BOUND"] = str(_DELAY_BOUND)
     with EmulatedHosts(count=max(2, workers + servers), rate_mbit=rate_mbit) as hosts:
         return PlacedJob(hosts, workers, servers, _JOB).run(job, knobs)
 
@@ -206,8 +215,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--modes",
         nargs="+",
-        choices=["async", "sync", "allreduce"],
-        default=["async", "sync", "allreduce"],
+        choices=_MODES,
+        default=_MODES,
     )
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--steps", type=int, default=8, help="measured steps of each worker")
