@@ -102,7 +102,7 @@ record scale scale/main
 record planning planning/main
 record simulate simulate/main
 record simulate-predict simulate/predict
-record prediction prediction/main --models resnet50
+record prediction prediction/main
 record prediction-speed prediction/speed
 record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8
 record parameter_server-straggler parameter_server/main --only straggler --stragglers 1

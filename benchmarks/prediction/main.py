@@ -88,10 +88,12 @@ def _cells(
     step = WorkerStep(graph, rows, slice_bytes=slice_bytes)
     measured: dict[int, float] = {}
     ends: dict[int, list[list[float]]] = {}
-    late: dict[int, int] = {}
+    late: dict[int, float] = {}
     for workers in options.workers:
         found = _run(profile, name, rate_mbit, mode, workers, options)
-        ends[workers], late[workers] = found["ends"], found["late"]
+        ends[workers] = found["ends"]
+        updates = len(step.tensor_bytes) * sum(map(len, found["ends"]))
+        late[workers] = found["late"] / updates
         measured[workers] = rate_while_all_train(ends[workers], _WARM_UP)
     forms = _closed_forms(step, link, mode, measured)
     cells = []
