@@ -77,6 +77,7 @@ record one_host-small_cnn one_host/main --model small_cnn --ranks 2 "${both[@]}"
 if "$python" -c "import tensorflow" 2> /dev/null; then
   record side_by_side-tensorflow side_by_side/main --framework tensorflow --models resnet50 --rounds 2
   record prediction-strategy prediction/strategy --models resnet50
+  record prediction-strategy-fifo prediction/strategy --models resnet50 --fifo
 else
   echo "left out: TensorFlow is not installed"
 fi
@@ -102,7 +103,8 @@ record scale scale/main
 record planning planning/main
 record simulate simulate/main
 record simulate-predict simulate/predict
-record prediction prediction/main
+record prediction prediction/main --models resnet50
+record prediction-models prediction/main --models densenet121 gpt2_small
 record prediction-speed prediction/speed
 record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8
 record parameter_server-straggler parameter_server/main --only straggler --stragglers 1

@@ -42,6 +42,9 @@ class EmulatedHosts:
             95.6 % of it.
         congestion_control: wanted on the hosts. Where the machine does not let us choose, its
             default stays.
+        small_first: packets below 128 bytes, acknowledgments above all, do not wait behind data.
+            Hosts whose network queue is fq_codel, the default of systemd, have it so; this kernel
+            may lack fq_codel, so it is emulated.
 
     Attributes:
         addresses: the IPv4 address of each host, on its interface ``eth0``.
@@ -53,12 +56,19 @@ class EmulatedHosts:
         ValueError: an impossible count or rate.
     """
 
-    def __init__(self, count: int, rate_mbit: float, congestion_control: str = "cubic") -> None:
+    def __init__(
+        self,
+        count: int,
+        rate_mbit: float,
+        congestion_control: str = "cubic",
+        small_first: bool = False,
+    ) -> None:
         if not 1 <= count <= _MOST_HOSTS:
             raise ValueError(f"count is {count}; expected 1 to {_MOST_HOSTS} hosts")
         self.names = [f"host{host}" for host in range(count)]
         self.addresses = [f"{_NETWORK}.{host + 1}" for host in range(count)]
         self._shape = _tbf(rate_mbit)
+        self._small_first = small_first
         self._flags = creation_flags()
         guardian.end_orphans()
         self._mark = guardian.new_mark()
@@ -68,6 +78,9 @@ class EmulatedHosts:
         self._guardian = guardian.start(self._mark)
         try:
             self._start()
+            if small_first:
+                for host in range(count):
+                    self._put_small_first(host, rate_mbit)
             self.congestion_control = self._choose_congestion_control(congestion_control)
         except BaseException:
             self.close()
@@ -126,10 +139,11 @@ class EmulatedHosts:
 
     def set_rate(self, host: int, rate_mbit: float) -> None:
         """Changes the rate of a host's link, both ways, while traffic runs."""
-        shape = _tbf(rate_mbit)
-        change = ["tc", "qdisc", "change", "root", "handle", "1:"]
-        _run([*self.inside(host), *change, "dev", "eth0", "tbf", *shape])
-        _run([*self._inside_switch(), *change, "dev", _port(host), "tbf", *shape])
+        for tc, device in self._ends(host):
+            _run([*tc, "qdisc", "change", "root", "handle", "1:", "dev", device, "tbf",
+                  *_tbf(rate_mbit)])  # fmt: skip
+            if self._small_first:
+                _run([*tc, "qdisc", "change", "dev", device, *_data_queue(rate_mbit)])
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable: nothing arrives and nobody is told; connections stay."""
@@ -228,6 +242,27 @@ class EmulatedHosts:
         user = ["--user"] if "--user" in self._flags else []
         return entry(self._switch.pid, [*user, "--net"])
 
+    def _ends(self, host: int) -> list[tuple[list[str], str]]:
+        """The command ``tc`` and the device, at both ends of a host's link."""
+        return [
+            ([*self.inside(host), "tc"], "eth0"),
+            ([*self._inside_switch(), "tc"], _port(host)),
+        ]
+
+    def _put_small_first(self, host: int, rate_mbit: float) -> None:
+        """Two classes below the token bucket, which alone limits the rate."""
+        every = ["htb", "rate", "100gbit", "quantum", "60000", "prio"]
+        for tc, device in self._ends(host):
+            _run([*tc, "qdisc", "add", "dev", device, "parent", "1:", "handle", "2:", "htb",
+                  "default", "2"])  # fmt: skip
+            for number in ("1", "2"):
+                _run([*tc, "class", "add", "dev", device, "parent", "2:", "classid",
+                      f"2:{number}", *every, number])  # fmt: skip
+            _run([*tc, "qdisc", "add", "dev", device, *_data_queue(rate_mbit)])
+            # The length of the IP packet is in bytes 2 and 3.
+            _run([*tc, "filter", "add", "dev", device, "parent", "2:", "protocol", "ip", "u32",
+                  "match", "u16", "0x0000", "0xff80", "at", "2", "flowid", "2:1"])  # fmt: skip
+
     def _set_link(self, host: int, state: str) -> None:
         _run([*self._inside_switch(), "ip", "link", "set", _port(host), state])
 
@@ -242,8 +277,18 @@ def _tbf(rate_mbit: float) -> list[str]:
     if not rate_mbit > 0:
         raise ValueError(f"rate_mbit is {rate_mbit}; expected more than 0")
     bits = round(rate_mbit * 1e6)
-    burst = max(_SMALLEST_BURST, bits // 8000)
-    return ["rate", f"{bits}bit", "burst", str(burst), "latency", f"{_QUEUE_MS}ms"]
+    return ["rate", f"{bits}bit", "burst", str(_burst(bits)), "latency", f"{_QUEUE_MS}ms"]
+
+
+def _data_queue(rate_mbit: float) -> list[str]:
+    """The queue of data where small packets go first: as long as the token bucket's own."""
+    bits = round(rate_mbit * 1e6)
+    limit = bits * _QUEUE_MS // 8000 + _burst(bits)
+    return ["parent", "2:2", "handle", "20:", "bfifo", "limit", str(limit)]
+
+
+def _burst(bits: int) -> int:
+    return max(_SMALLEST_BURST, bits // 8000)
 
 
 def _wait_until_ready(name: str, keeper: subprocess.Popen[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,14 @@ from common.report import table
 _FORMS = ("mean_value", "bound", "fitted")
 _HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
            "bound", "fitted")  # fmt: skip
+
+
+def add_queue_option(parser: argparse.ArgumentParser) -> None:
+    """How hosts queue packets: ``options.small_first``."""
+    parser.add_argument(
+        "--fifo", dest="small_first", action="store_false",
+        help="acknowledgments wait behind data; default: as with fq_codel, they do not",
+    )  # fmt: skip
 
 
 def row(cell: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
-from cells import row, show, summary_of
+from cells import add_queue_option, row, show, summary_of
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 from hosts import why_not
@@ -79,7 +79,7 @@ def _of_model(
     ends: dict[tuple[float, int, int], list[list[float]]] = {}
     for servers in options.servers:
         for workers in options.workers:
-            with _cluster(workers, servers, models) as cluster:
+            with _cluster(workers, servers, models, options.small_first) as cluster:
                 for mbit, model in models.items():
                     cluster.set_rate(mbit)
                     cluster.set_layers(_seconds(model))
@@ -122,9 +122,12 @@ def _of_model(
     return found
 
 
-def _cluster(workers: int, servers: int, models: dict[float, Profile]) -> StrategyCluster:
+def _cluster(
+    workers: int, servers: int, models: dict[float, Profile], small_first: bool
+) -> StrategyCluster:
     mbit, model = next(iter(models.items()))
-    return StrategyCluster(workers, servers, [layer.tensors for layer in model.layers], mbit)
+    layers = [layer.tensors for layer in model.layers]
+    return StrategyCluster(workers, servers, layers, mbit, small_first)
 
 
 def _seconds(model: Profile) -> list[float]:
@@ -137,7 +140,7 @@ def _profiled(
 ) -> dict[float, dict[str, Any]]:
     """One worker and one server at each rate: the step, the cluster, and what they are from."""
     found = {}
-    with _cluster(1, 1, models) as cluster:
+    with _cluster(1, 1, models, options.small_first) as cluster:
         for mbit, model in models.items():
             cluster.set_rate(mbit)
             cluster.set_layers(_seconds(model))
@@ -213,6 +216,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shrink", type=int, help="a model has 1/N of its parameters")
     parser.add_argument("--steps", type=int, default=14, help="measured steps of each worker")
     parser.add_argument("--profiled", type=int, default=43, help="steps of the profile")
+    add_queue_option(parser)
     parser.add_argument("--keep", metavar="FOLDER", help="keep the profiles there")
     add_out_option(parser)
     return parser.parse_args()

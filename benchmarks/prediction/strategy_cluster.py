@@ -56,10 +56,20 @@ class StrategyCluster:
     """
 
     def __init__(
-        self, workers: int, servers: int, layers: Sequence[Sequence[int]], rate_mbit: float
+        self,
+        workers: int,
+        servers: int,
+        layers: Sequence[Sequence[int]],
+        rate_mbit: float,
+        small_first: bool,
     ) -> None:
-        """Takes the number of elements of each tensor of each layer."""
-        self._hosts = EmulatedHosts(count=workers + servers + 1, rate_mbit=rate_mbit)
+        """Takes the number of elements of each tensor of each layer.
+
+        ``small_first``: as of `EmulatedHosts`.
+        """
+        self._hosts = EmulatedHosts(
+            count=workers + servers + 1, rate_mbit=rate_mbit, small_first=small_first
+        )
         self._count = workers + servers + 1
         tasks = [("worker", i) for i in range(workers)] + [("ps", i) for i in range(servers)]
         places = self._hosts.addresses
