@@ -77,7 +77,7 @@ record one_host-small_cnn one_host/main --model small_cnn --ranks 2 "${both[@]}"
 if "$python" -c "import tensorflow" 2> /dev/null; then
   record side_by_side-tensorflow side_by_side/main --framework tensorflow --models resnet50 --rounds 2
   record prediction-strategy prediction/strategy --models resnet50
-  record prediction-strategy-fifo prediction/strategy --models resnet50 --fifo
+  record prediction-strategy-acks prediction/strategy --models resnet50 --acks-first
 else
   echo "left out: TensorFlow is not installed"
 fi

@@ -42,9 +42,8 @@ class EmulatedHosts:
             95.6 % of it.
         congestion_control: wanted on the hosts. Where the machine does not let us choose, its
             default stays.
-        small_first: packets below 128 bytes, acknowledgments above all, do not wait behind data.
-            Hosts whose network queue is fq_codel, the default of systemd, have it so; this kernel
-            may lack fq_codel, so it is emulated.
+        acks_first: bare acknowledgments do not wait behind data. So it is on hosts whose network
+            queue is fq_codel, the default of systemd; this kernel may lack it, so it is emulated.
 
     Attributes:
         addresses: the IPv4 address of each host, on its interface ``eth0``.
@@ -61,14 +60,14 @@ class EmulatedHosts:
         count: int,
         rate_mbit: float,
         congestion_control: str = "cubic",
-        small_first: bool = False,
+        acks_first: bool = False,
     ) -> None:
         if not 1 <= count <= _MOST_HOSTS:
             raise ValueError(f"count is {count}; expected 1 to {_MOST_HOSTS} hosts")
         self.names = [f"host{host}" for host in range(count)]
         self.addresses = [f"{_NETWORK}.{host + 1}" for host in range(count)]
         self._shape = _tbf(rate_mbit)
-        self._small_first = small_first
+        self._acks_first = acks_first
         self._flags = creation_flags()
         guardian.end_orphans()
         self._mark = guardian.new_mark()
@@ -78,9 +77,9 @@ class EmulatedHosts:
         self._guardian = guardian.start(self._mark)
         try:
             self._start()
-            if small_first:
+            if acks_first:
                 for host in range(count):
-                    self._put_small_first(host, rate_mbit)
+                    self._put_acks_first(host, rate_mbit)
             self.congestion_control = self._choose_congestion_control(congestion_control)
         except BaseException:
             self.close()
@@ -142,7 +141,7 @@ class EmulatedHosts:
         for tc, device in self._ends(host):
             _run([*tc, "qdisc", "change", "root", "handle", "1:", "dev", device, "tbf",
                   *_tbf(rate_mbit)])  # fmt: skip
-            if self._small_first:
+            if self._acks_first:
                 _run([*tc, "qdisc", "change", "dev", device, *_data_queue(rate_mbit)])
 
     def cut(self, host: int) -> None:
@@ -249,7 +248,7 @@ class EmulatedHosts:
             ([*self._inside_switch(), "tc"], _port(host)),
         ]
 
-    def _put_small_first(self, host: int, rate_mbit: float) -> None:
+    def _put_acks_first(self, host: int, rate_mbit: float) -> None:
         """Two classes below the token bucket, which alone limits the rate."""
         every = ["htb", "rate", "100gbit", "quantum", "60000", "prio"]
         for tc, device in self._ends(host):
@@ -259,9 +258,10 @@ class EmulatedHosts:
                 _run([*tc, "class", "add", "dev", device, "parent", "2:", "classid",
                       f"2:{number}", *every, number])  # fmt: skip
             _run([*tc, "qdisc", "add", "dev", device, *_data_queue(rate_mbit)])
-            # The length of the IP packet is in bytes 2 and 3.
+            # Below 128 bytes, and of TCP's flags ACK alone: data of one connection keeps its order.
             _run([*tc, "filter", "add", "dev", device, "parent", "2:", "protocol", "ip", "u32",
-                  "match", "u16", "0x0000", "0xff80", "at", "2", "flowid", "2:1"])  # fmt: skip
+                  "match", "u16", "0x0000", "0xff80", "at", "2",
+                  "match", "u8", "0x10", "0x3f", "at", "33", "flowid", "2:1"])  # fmt: skip
 
     def _set_link(self, host: int, state: str) -> None:
         _run([*self._inside_switch(), "ip", "link", "set", _port(host), state])
@@ -281,7 +281,7 @@ def _tbf(rate_mbit: float) -> list[str]:
 
 
 def _data_queue(rate_mbit: float) -> list[str]:
-    """The queue of data where small packets go first: as long as the token bucket's own."""
+    """The queue of data where acknowledgments go first: as long as the token bucket's own."""
     bits = round(rate_mbit * 1e6)
     limit = bits * _QUEUE_MS // 8000 + _burst(bits)
     return ["parent", "2:2", "handle", "20:", "bfifo", "limit", str(limit)]

@@ -15,11 +15,9 @@ _HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error
 
 
 def add_queue_option(parser: argparse.ArgumentParser) -> None:
-    """How hosts queue packets: ``options.small_first``."""
-    parser.add_argument(
-        "--fifo", dest="small_first", action="store_false",
-        help="acknowledgments wait behind data; default: as with fq_codel, they do not",
-    )  # fmt: skip
+    """How hosts queue packets: ``options.acks_first``."""
+    parser.add_argument("--acks-first", action="store_true",
+                        help="acknowledgments do not wait behind data, as with fq_codel")  # fmt: skip
 
 
 def row(cell: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from emulated_device import EmulatedModel, model_input
 from model import layers_of
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine.engine_host import EngineHost, running_host
+from hvd_order.c10d.engine.engine_host import running_host
 from hvd_order.c10d.job import process
 from hvd_order.c10d.parameter_server.client import ParameterServers
 from hvd_order.plan.files.profiled_servers import document_of
@@ -50,7 +50,8 @@ def main() -> None:
         model.recorder.events.clear()
     costs = _costs(ends[job["warm_up"] - 1 :]) if job["record"] else None
     optimizer.flush()
-    servers = _host().servers
+    host = running_host()  # none of one worker alone
+    servers = None if host is None else host.servers
     late = 0 if servers is None else servers.transport.dropped()[0]
     found = hvd.allgather_object((ends, late))
     if hvd.rank() == 0:
@@ -60,16 +61,11 @@ def main() -> None:
     hvd.shutdown()
 
 
-def _host() -> EngineHost:
+def _servers() -> ParameterServers:
     host = running_host()
     assert host is not None
-    return host
-
-
-def _servers() -> ParameterServers:
-    servers = _host().servers
-    assert servers is not None
-    return servers
+    assert host.servers is not None
+    return host.servers
 
 
 def _costs(ends: list[float]) -> dict[str, Any]:

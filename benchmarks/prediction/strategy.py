@@ -79,7 +79,7 @@ def _of_model(
     ends: dict[tuple[float, int, int], list[list[float]]] = {}
     for servers in options.servers:
         for workers in options.workers:
-            with _cluster(workers, servers, models, options.small_first) as cluster:
+            with _cluster(workers, servers, models, options.acks_first) as cluster:
                 for mbit, model in models.items():
                     cluster.set_rate(mbit)
                     cluster.set_layers(_seconds(model))
@@ -123,11 +123,11 @@ def _of_model(
 
 
 def _cluster(
-    workers: int, servers: int, models: dict[float, Profile], small_first: bool
+    workers: int, servers: int, models: dict[float, Profile], acks_first: bool
 ) -> StrategyCluster:
     mbit, model = next(iter(models.items()))
     layers = [layer.tensors for layer in model.layers]
-    return StrategyCluster(workers, servers, layers, mbit, small_first)
+    return StrategyCluster(workers, servers, layers, mbit, acks_first)
 
 
 def _seconds(model: Profile) -> list[float]:
@@ -140,7 +140,7 @@ def _profiled(
 ) -> dict[float, dict[str, Any]]:
     """One worker and one server at each rate: the step, the cluster, and what they are from."""
     found = {}
-    with _cluster(1, 1, models, options.small_first) as cluster:
+    with _cluster(1, 1, models, options.acks_first) as cluster:
         for mbit, model in models.items():
             cluster.set_rate(mbit)
             cluster.set_layers(_seconds(model))

@@ -61,14 +61,14 @@ class StrategyCluster:
         servers: int,
         layers: Sequence[Sequence[int]],
         rate_mbit: float,
-        small_first: bool,
+        acks_first: bool,
     ) -> None:
         """Takes the number of elements of each tensor of each layer.
 
-        ``small_first``: as of `EmulatedHosts`.
+        ``acks_first``: as of `EmulatedHosts`.
         """
         self._hosts = EmulatedHosts(
-            count=workers + servers + 1, rate_mbit=rate_mbit, small_first=small_first
+            count=workers + servers + 1, rate_mbit=rate_mbit, acks_first=acks_first
         )
         self._count = workers + servers + 1
         tasks = [("worker", i) for i in range(workers)] + [("ps", i) for i in range(servers)]

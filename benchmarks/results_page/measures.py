@@ -305,18 +305,24 @@ def node_ratio(model: str) -> Measure:
 def throughput_error(share: float, cells: str = "cells") -> Measure:
     """The error of the predicted throughput that this share of the cells stays below.
 
+    The cells of all files count, but for those in which acknowledgments do not wait behind data.
+
     Args:
         cells: "cells" of hvd_order's servers, "strategy_cells" of TensorFlow's.
     """
 
     def measure(documents: Documents) -> Figure | None:
-        document = documents.newest("prediction", cells)
-        if document is None:
+        found = [
+            document
+            for document in documents.of("prediction", cells)
+            if not document.content["settings"].get("acks_first")
+        ]
+        if not found:
             return None
-        errors = sorted(abs(cell["error"]) for cell in document.raw[cells])
+        errors = sorted(abs(cell["error"]) for document in found for cell in document.raw[cells])
         if share == 0.5:
-            return _median(errors, document)
-        return _exact(errors[min(len(errors) - 1, int(share * len(errors)))], document)
+            return _median(errors, found[0])
+        return _exact(errors[min(len(errors) - 1, int(share * len(errors)))], found[0])
 
     return measure
 

@@ -149,10 +149,11 @@ def _predictions(runs: Sequence[Document]) -> list[str]:
     rows = []
     for run in runs:
         system = "TensorFlow, " if "strategy_cells" in run.raw else ""
+        queue = ", ACKs first" if run.content["settings"].get("acks_first") else ""
         for cell in run.raw.get("cells", run.raw.get("strategy_cells", ())):
             forms = (cell["mean_value"], cell["bound"], cell["fitted"])
             rows.append([
-                f"{system}{cell['model']}, {cell['rate_mbit']:g}", cell["mode"],
+                f"{system}{cell['model']}, {cell['rate_mbit']:g}{queue}", cell["mode"],
                 str(cell["workers"]), f"{cell['measured']:.2f}", f"{cell['predicted']:.2f}",
                 f"{cell['error']:+.1%}",
                 *("" if form is None else f"{form:.2f}" for form in forms), run.commit,

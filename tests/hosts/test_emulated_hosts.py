@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,25 @@ def hosts(working: None) -> Iterator[EmulatedHosts]:
         yield made
 
 
-def output(hosts: EmulatedHosts, host: int, program: str) -> Any:
-    """What a Python program on a host gives to print, decoded from JSON."""
-    source = "import json, os, socket\n" + textwrap.dedent(program)
-    process = hosts.popen(host, [sys.executable, "-c", source], stdout=subprocess.PIPE, text=True)
+def program(
+    hosts: EmulatedHosts, host: int, source: str, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Starts a Python program on a host."""
+    source = "import json, os, socket\n" + textwrap.dedent(source)
+    command = [sys.executable, "-c", source]
+    return hosts.popen(host, command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def answer(process: subprocess.Popen[str]) -> Any:
+    """What a program prints, decoded from JSON."""
     text = process.communicate(timeout=20)[0]
     assert process.returncode == 0
     return json.loads(text)
+
+
+def output(hosts: EmulatedHosts, host: int, source: str) -> Any:
+    """What a Python program on a host prints, decoded from JSON."""
+    return answer(program(hosts, host, source))
 
 
 def marked(owner: int) -> list[int]:
@@ -180,6 +192,60 @@ def test_set_rate_works_both_ways_and_can_be_undone(hosts: EmulatedHosts) -> Non
     for rate in slow:
         assert 0.5 * 40 < rate < 1.05 * 40
     assert 0.5 * RATE < fast < 1.05 * RATE
+
+
+BUSY = """
+import threading, time
+server = socket.create_server(("", 29701))
+def connect():
+    while True:
+        try:
+            return socket.create_connection((os.environ["OTHER"], 29701))
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+"""
+SENDS_DATA = """
+stop, (few, _), data = threading.Event(), server.accept(), connect()
+def read():
+    while few.recv(1 << 16):
+        pass
+    stop.set()
+threading.Thread(target=read).start()
+while not stop.is_set():
+    data.sendall(bytes(1 << 16))
+print("0")
+"""
+MEASURES = """
+few, (data, _) = connect(), server.accept()
+def read():
+    while data.recv(1 << 20):
+        pass
+threading.Thread(target=read).start()
+rtts = []
+for _ in range(150):
+    few.sendall(bytes(2 * 1448))  # the second segment is acknowledged at once
+    time.sleep(0.005)
+    info = few.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72)
+    rtts.append(int.from_bytes(info[68:72], "little"))
+few.close()
+print(sorted(rtts[50:])[50])
+"""
+
+
+def test_acknowledgments_pass_waiting_data_if_asked_for(working: None) -> None:
+    rtt_us = {}
+    for acks_first in (False, True):
+        with EmulatedHosts(count=2, rate_mbit=200, acks_first=acks_first) as two:
+            two.set_rate(0, 50)
+            ends = [
+                program(two, host, BUSY + source, {**os.environ, "OTHER": two.addresses[1 - host]})
+                for host, source in enumerate((SENDS_DATA, MEASURES))
+            ]
+            rtt_us[acks_first] = answer(ends[1])
+            answer(ends[0])
+            (rate,) = received_mbit(two, [(0, 1)], 2_000_000)
+            assert 0.5 * 50 < rate < 1.05 * 50
+    assert rtt_us[True] < 0.5 * rtt_us[False], rtt_us
 
 
 ECHO = """
