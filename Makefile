@@ -37,7 +37,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs lock wheels test test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-docker format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs lock wheels test test-device test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-docker format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -171,22 +171,32 @@ horovod: build
 	@VENV="$(VENV)" JOBS="$(JOBS)" bash scripts/build_horovod.sh
 
 # ------------------------------------------------------------------------------ checks
-# Tests of jobs mostly wait, so two streams of checks run side by side. The second is shown at the end.
-LOGIC_TESTS = tests/unit tests/property tests/test_import_rules.py tests/test_stub_matches.py
-JOB_TESTS = tests/multiproc
-MORE_JOB_TESTS = tests/chaos tests/hosts tests/parity tests/random_programs tests/reference
-SECOND_LOG = build/test-second.log
-PYTEST_JOBS = "$(BIN)/python" -m pytest --durations=25 --durations-min=5
+# Tests of jobs mostly wait, so parts run side by side, the longest first.
+TEST_PARTS = parity optimizer logic device server tensorflow jobs faults
+TESTS_parity = tests/parity
+TESTS_optimizer = tests/multiproc/optimizer
+TESTS_logic = tests/unit tests/property tests/test_import_rules.py tests/test_stub_matches.py
+TESTS_device = tests/multiproc/device
+TESTS_server = tests/multiproc/server
+TESTS_tensorflow = tests/multiproc/tensorflow
+TESTS_jobs = tests/multiproc/cluster tests/multiproc/collectives tests/multiproc/job tests/multiproc/launch
+TESTS_faults = tests/chaos tests/hosts tests/random_programs tests/reference
+PARTS_AT_ONCE ?= 3
 test: dev
 	@$(MAKE) --no-print-directory cpp-test
-	@echo "lint, tests of logic and more tests of jobs: $(SECOND_LOG), shown at the end"
-	@{ $(MAKE) --no-print-directory lint && "$(BIN)/python" -m pytest $(LOGIC_TESTS) && \
-	  "$(BIN)/python" -m pytest tests/device && $(PYTEST_JOBS) $(MORE_JOB_TESTS); } \
-	  > $(SECOND_LOG) 2>&1 & second=$$!; trap 'kill $$second 2> /dev/null || true' EXIT; \
-	jobs=0; $(PYTEST_JOBS) $(JOB_TESTS) || jobs=$$?; \
-	more=0; wait $$second || more=$$?; \
-	if [ $$more -eq 0 ]; then grep -E '^=+ .* (passed|failed).* =+$$' $(SECOND_LOG); else cat $(SECOND_LOG); fi; \
-	exit $$((jobs > more ? jobs : more))
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory --jobs=$(PARTS_AT_ONCE) --keep-going $(TEST_PARTS:%=test-part-%) test-device
+
+# What a part prints is shown if it fails.
+$(TEST_PARTS:%=test-part-%): test-part-%: dev
+	@echo "tests of $*: build/test-$*.log"
+	@"$(BIN)/python" -m pytest --durations=25 --durations-min=5 $(TESTS_$*) > build/test-$*.log 2>&1 || \
+	  { cat build/test-$*.log; exit 1; }
+	@echo "tests of $*: $$(tail -n 1 build/test-$*.log)"
+
+# The test device can be loaded once, and not beside what the other tests load.
+test-device: dev
+	"$(BIN)/python" -m pytest tests/device
 
 test-wheel: $(DEV_STAMP)
 	"$(BIN)/python" -m pytest tests/wheel

@@ -16,8 +16,11 @@ _HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error
 
 def add_queue_option(parser: argparse.ArgumentParser) -> None:
     """How hosts queue packets: ``options.acks_first``."""
-    parser.add_argument("--acks-first", action="store_true",
-                        help="acknowledgments do not wait behind data, as with fq_codel")  # fmt: skip
+    parser.add_argument(
+        "--acks-first",
+        action="store_true",
+        help="acknowledgments do not wait behind data, as with fq_codel",
+    )
 
 
 def row(cell: dict[str, Any]) -> list[str]:
