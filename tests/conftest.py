@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 from helpers.ranks import RankFactory, RankPool
+
+
+def pytest_configure() -> None:
+    """Ranks have one thread each, and so has this process.
+
+    Two threads that share a tensor on a machine with no core to spare wait for each other: 100
+    steps of one process took 60 to 140 s in place of 5 to 30.
+    """
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
