@@ -104,6 +104,7 @@ record planning planning/main
 record simulate simulate/main
 record simulate-predict simulate/predict
 record prediction prediction/main --models resnet50
+record prediction-bounded prediction/main --models resnet50 --modes bounded
 record prediction-models prediction/main --models densenet121 gpt2_small
 record prediction-speed prediction/speed
 record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8

@@ -219,7 +219,7 @@ def _options() -> argparse.Namespace:
         "--modes",
         nargs="+",
         choices=_MODES,
-        default=_MODES,
+        default=["async", "sync", "allreduce"],
     )
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--steps", type=int, default=8, help="measured steps of each worker")

@@ -305,7 +305,8 @@ def node_ratio(model: str) -> Measure:
 def throughput_error(share: float, cells: str = "cells") -> Measure:
     """The error of the predicted throughput that this share of the cells stays below.
 
-    The cells of all files count, but for those in which acknowledgments do not wait behind data.
+    The cells of all files count, but for those with a delay bound, and those in which
+    acknowledgments do not wait behind data.
 
     Args:
         cells: "cells" of hvd_order's servers, "strategy_cells" of TensorFlow's.
@@ -313,16 +314,19 @@ def throughput_error(share: float, cells: str = "cells") -> Measure:
 
     def measure(documents: Documents) -> Figure | None:
         found = [
-            document
+            (abs(cell["error"]), document)
             for document in documents.of("prediction", cells)
             if not document.content["settings"].get("acks_first")
+            for cell in document.raw[cells]
+            if cell["mode"] != "bounded"
         ]
         if not found:
             return None
-        errors = sorted(abs(cell["error"]) for document in found for cell in document.raw[cells])
+        newest = found[0][1]
+        errors = sorted(error for error, _ in found)
         if share == 0.5:
-            return _median(errors, found[0])
-        return _exact(errors[min(len(errors) - 1, int(share * len(errors)))], found[0])
+            return _median(errors, newest)
+        return _exact(errors[min(len(errors) - 1, int(share * len(errors)))], newest)
 
     return measure
 
