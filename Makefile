@@ -18,7 +18,8 @@
 #
 # Settings: PYTHON (interpreter to make the environment with), VENV (where), JOBS (compilers at once),
 # WERROR=OFF (let warnings pass), UNITY=OFF (compile each file alone: slower from nothing, faster
-# after a change; `make clean` before), QUICK=1 (a short demo: shows that all works, not how fast).
+# after a change; `make clean` before), QUICK=1 (a short demo: shows that all works, not how fast),
+# PARTS_AT_ONCE=2 (parts of the tests side by side).
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := build
