@@ -173,7 +173,7 @@ horovod: build
 
 # ------------------------------------------------------------------------------ checks
 # Tests of jobs wait for much of their time, so parts run side by side, the longest first. Three at once
-# on two cores were slower than two, and tests timed out.
+# keep two cores busy all the time, and tests time out.
 TEST_PARTS = optimizer parity jobs logic tensorflow launch server device faults
 TESTS_parity = tests/parity
 TESTS_optimizer = tests/multiproc/optimizer
