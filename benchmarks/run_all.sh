@@ -77,7 +77,7 @@ record one_host-small_cnn one_host/main --model small_cnn --ranks 2 "${both[@]}"
 if "$python" -c "import tensorflow" 2> /dev/null; then
   record side_by_side-tensorflow side_by_side/main --framework tensorflow --models resnet50 --rounds 2
   record prediction-strategy prediction/strategy --models resnet50
-  record prediction-strategy-acks prediction/strategy --models resnet50 --acks-first
+  record prediction-strategy-acks prediction/strategy --models resnet50 --acks-first --steps 30
 else
   echo "left out: TensorFlow is not installed"
 fi
@@ -106,6 +106,8 @@ record simulate-predict simulate/predict
 record prediction prediction/main --models resnet50
 record prediction-bounded prediction/main --models resnet50 --modes bounded
 record prediction-models prediction/main --models densenet121 gpt2_small
+record prediction-rate prediction/main --models resnet50 densenet121 gpt2_small --rates-mbit 250
+record prediction-queue prediction/main --models resnet50 --modes sync --queue-ms 50
 record prediction-speed prediction/speed
 record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8
 record parameter_server-straggler parameter_server/main --only straggler --stragglers 1

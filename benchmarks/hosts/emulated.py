@@ -27,7 +27,7 @@ _FOLDER = Path(__file__).resolve().parent
 _NETWORK = "10.77.0"  # only inside: the machine has no route to it and may use the same one
 _MOST_HOSTS = 250
 _MASTER_PORT = 29500  # any port is free on a new host
-_QUEUE_MS = 5  # of waiting data; less costs throughput, more adds only delay
+_QUEUE_MS = 5  # of waiting data: what a switch with small buffers has at 1 to 10 Gbit/s
 _SMALLEST_BURST = 128 * 1024  # bytes; TCP hands over up to 64 KiB and headers at once
 _CHOICE = "/proc/sys/net/ipv4/tcp_congestion_control"
 _GRACE_S = 2.0  # between SIGTERM and SIGKILL at the end
@@ -44,6 +44,8 @@ class EmulatedHosts:
             default stays.
         acks_first: bare acknowledgments do not wait behind data. So it is on hosts whose network
             queue is fq_codel, the default of systemd; this kernel may lack it, so it is emulated.
+        queue_ms: length of the queue at either end of a link, as the time that it takes to leave.
+            Data that finds it full is lost.
 
     Attributes:
         addresses: the IPv4 address of each host, on its interface ``eth0``.
@@ -52,7 +54,7 @@ class EmulatedHosts:
 
     Raises:
         HostsUnavailable: the machine lacks something; see `why_not`.
-        ValueError: an impossible count or rate.
+        ValueError: an impossible count, rate or queue.
     """
 
     def __init__(
@@ -61,12 +63,14 @@ class EmulatedHosts:
         rate_mbit: float,
         congestion_control: str = "cubic",
         acks_first: bool = False,
+        queue_ms: float = _QUEUE_MS,
     ) -> None:
         if not 1 <= count <= _MOST_HOSTS:
             raise ValueError(f"count is {count}; expected 1 to {_MOST_HOSTS} hosts")
         self.names = [f"host{host}" for host in range(count)]
         self.addresses = [f"{_NETWORK}.{host + 1}" for host in range(count)]
-        self._shape = _tbf(rate_mbit)
+        self._queue_ms = queue_ms
+        self._shape = _tbf(rate_mbit, queue_ms)
         self._acks_first = acks_first
         self._flags = creation_flags()
         guardian.end_orphans()
@@ -140,9 +144,11 @@ class EmulatedHosts:
         """Changes the rate of a host's link, both ways, while traffic runs."""
         for tc, device in self._ends(host):
             _run([*tc, "qdisc", "change", "root", "handle", "1:", "dev", device, "tbf",
-                  *_tbf(rate_mbit)])  # fmt: skip
+                  *_tbf(rate_mbit, self._queue_ms)])  # fmt: skip
             if self._acks_first:
-                _run([*tc, "qdisc", "change", "dev", device, *_data_queue(rate_mbit)])
+                _run(
+                    [*tc, "qdisc", "change", "dev", device, *_data_queue(rate_mbit, self._queue_ms)]
+                )
 
     def cut(self, host: int) -> None:
         """Pulls the host's cable: nothing arrives and nobody is told; connections stay."""
@@ -257,7 +263,7 @@ class EmulatedHosts:
             for number in ("1", "2"):
                 _run([*tc, "class", "add", "dev", device, "parent", "2:", "classid",
                       f"2:{number}", *every, number])  # fmt: skip
-            _run([*tc, "qdisc", "add", "dev", device, *_data_queue(rate_mbit)])
+            _run([*tc, "qdisc", "add", "dev", device, *_data_queue(rate_mbit, self._queue_ms)])
             # Below 128 bytes, and of TCP's flags ACK alone: data of one connection keeps its order.
             _run([*tc, "filter", "add", "dev", device, "parent", "2:", "protocol", "ip", "u32",
                   "match", "u16", "0x0000", "0xff80", "at", "2",
@@ -272,18 +278,20 @@ def _port(host: int) -> str:
     return f"port{host}"
 
 
-def _tbf(rate_mbit: float) -> list[str]:
-    """A token bucket's arguments: a burst of 1 ms of the rate, and a short queue."""
+def _tbf(rate_mbit: float, queue_ms: float) -> list[str]:
+    """A token bucket's arguments: a burst of 1 ms of the rate, and a queue."""
     if not rate_mbit > 0:
         raise ValueError(f"rate_mbit is {rate_mbit}; expected more than 0")
+    if not queue_ms > 0:
+        raise ValueError(f"queue_ms is {queue_ms}; expected more than 0")
     bits = round(rate_mbit * 1e6)
-    return ["rate", f"{bits}bit", "burst", str(_burst(bits)), "latency", f"{_QUEUE_MS}ms"]
+    return ["rate", f"{bits}bit", "burst", str(_burst(bits)), "latency", f"{queue_ms}ms"]
 
 
-def _data_queue(rate_mbit: float) -> list[str]:
+def _data_queue(rate_mbit: float, queue_ms: float) -> list[str]:
     """The queue of data where acknowledgments go first: as long as the token bucket's own."""
     bits = round(rate_mbit * 1e6)
-    limit = bits * _QUEUE_MS // 8000 + _burst(bits)
+    limit = round(bits * queue_ms / 8000) + _burst(bits)
     return ["parent", "2:2", "handle", "20:", "bfifo", "limit", str(limit)]
 
 

@@ -14,13 +14,21 @@ _HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error
            "bound", "fitted")  # fmt: skip
 
 
-def add_queue_option(parser: argparse.ArgumentParser) -> None:
-    """How hosts queue packets: ``options.acks_first``."""
+def add_queue_options(parser: argparse.ArgumentParser) -> None:
+    """How hosts queue packets; see `queues`."""
+    parser.add_argument(
+        "--queue-ms", type=float, default=5.0, help="length of the queues of hosts and switch"
+    )
     parser.add_argument(
         "--acks-first",
         action="store_true",
         help="acknowledgments do not wait behind data, as with fq_codel",
     )
+
+
+def queues(options: argparse.Namespace) -> dict[str, Any]:
+    """The options as arguments of `EmulatedHosts`."""
+    return {"acks_first": options.acks_first, "queue_ms": options.queue_ms}
 
 
 def row(cell: dict[str, Any]) -> list[str]:

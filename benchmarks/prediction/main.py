@@ -13,7 +13,7 @@ from typing import Any, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parameter_server"))
-from cells import add_queue_option, row, show, summary_of
+from cells import add_queue_options, queues, row, show, summary_of
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 from hosts import EmulatedHosts, why_not
@@ -83,7 +83,7 @@ def _cells(
         recorded if mode != "allreduce" else _run(profile, name, rate_mbit, "async", 1, options)
     )
     costs = costs_from(linked["servers"])
-    link = _measured_link(rate_mbit, options.acks_first)
+    link = _measured_link(rate_mbit, **queues(options))
     slice_bytes = usual_slice_bytes(graph.parameters, link, _LATENCY_S)
     step = WorkerStep(graph, rows, slice_bytes=slice_bytes)
     measured: dict[int, float] = {}
@@ -169,11 +169,11 @@ def _closed_forms(
 
 
 @functools.cache
-def _measured_link(rate_mbit: float, acks_first: bool) -> float:
+def _measured_link(rate_mbit: float, **queues: Any) -> float:
     """Bytes/s of a server's link, each way, while two workers push and pull at once."""
     job = {"what": "raw", "bytes": _LINK_BYTES, "piece_bytes": _LINK_SLICE_BYTES,
            "in_flight": _LINK_IN_FLIGHT, "repeats": 5}  # fmt: skip
-    with EmulatedHosts(3, rate_mbit, acks_first=acks_first) as hosts:
+    with EmulatedHosts(3, rate_mbit, **queues) as hosts:
         seconds = PlacedJob(hosts, 2, 1).run(job, {})["seconds"]
     return 2 * _LINK_BYTES / statistics.median(seconds)
 
@@ -206,7 +206,7 @@ def _run(
     if mode == "bounded":
         knobs["HVD_ORDER_PS_DELAY_BOUND"] = str(_DELAY_BOUND)
     count = max(2, workers + servers)
-    with EmulatedHosts(count, rate_mbit, acks_first=options.acks_first) as hosts:
+    with EmulatedHosts(count, rate_mbit, **queues(options)) as hosts:
         return PlacedJob(hosts, workers, servers, _JOB).run(job, knobs)
 
 
@@ -223,7 +223,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--steps", type=int, default=8, help="measured steps of each worker")
-    add_queue_option(parser)
+    add_queue_options(parser)
     add_out_option(parser)
     return parser.parse_args()
 

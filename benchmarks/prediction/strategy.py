@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
-from cells import add_queue_option, row, show, summary_of
+from cells import add_queue_options, queues, row, show, summary_of
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 from hosts import why_not
@@ -79,7 +79,7 @@ def _of_model(
     ends: dict[tuple[float, int, int], list[list[float]]] = {}
     for servers in options.servers:
         for workers in options.workers:
-            with _cluster(workers, servers, models, options.acks_first) as cluster:
+            with _cluster(workers, servers, models, options) as cluster:
                 for mbit, model in models.items():
                     cluster.set_rate(mbit)
                     cluster.set_layers(_seconds(model))
@@ -123,11 +123,11 @@ def _of_model(
 
 
 def _cluster(
-    workers: int, servers: int, models: dict[float, Profile], acks_first: bool
+    workers: int, servers: int, models: dict[float, Profile], options: argparse.Namespace
 ) -> StrategyCluster:
     mbit, model = next(iter(models.items()))
     layers = [layer.tensors for layer in model.layers]
-    return StrategyCluster(workers, servers, layers, mbit, acks_first)
+    return StrategyCluster(workers, servers, layers, mbit, **queues(options))
 
 
 def _seconds(model: Profile) -> list[float]:
@@ -140,7 +140,7 @@ def _profiled(
 ) -> dict[float, dict[str, Any]]:
     """One worker and one server at each rate: the step, the cluster, and what they are from."""
     found = {}
-    with _cluster(1, 1, models, options.acks_first) as cluster:
+    with _cluster(1, 1, models, options) as cluster:
         for mbit, model in models.items():
             cluster.set_rate(mbit)
             cluster.set_layers(_seconds(model))
@@ -216,7 +216,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shrink", type=int, help="a model has 1/N of its parameters")
     parser.add_argument("--steps", type=int, default=14, help="measured steps of each worker")
     parser.add_argument("--profiled", type=int, default=43, help="steps of the profile")
-    add_queue_option(parser)
+    add_queue_options(parser)
     parser.add_argument("--keep", metavar="FOLDER", help="keep the profiles there")
     add_out_option(parser)
     return parser.parse_args()

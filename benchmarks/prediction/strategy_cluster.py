@@ -61,15 +61,13 @@ class StrategyCluster:
         servers: int,
         layers: Sequence[Sequence[int]],
         rate_mbit: float,
-        acks_first: bool,
+        **queues: Any,
     ) -> None:
         """Takes the number of elements of each tensor of each layer.
 
-        ``acks_first``: as of `EmulatedHosts`.
+        ``queues``: arguments of `EmulatedHosts`.
         """
-        self._hosts = EmulatedHosts(
-            count=workers + servers + 1, rate_mbit=rate_mbit, acks_first=acks_first
-        )
+        self._hosts = EmulatedHosts(workers + servers + 1, rate_mbit, **queues)
         self._count = workers + servers + 1
         tasks = [("worker", i) for i in range(workers)] + [("ps", i) for i in range(servers)]
         places = self._hosts.addresses

@@ -302,11 +302,23 @@ def node_ratio(model: str) -> Measure:
     return measure
 
 
+_USUAL_QUEUE_MS = 5.0
+
+
+def queues_of(document: Document) -> str:
+    """How the emulated hosts of a prediction queued packets; empty: as usual."""
+    settings = document.content["settings"]
+    words = ["ACKs first"] if settings.get("acks_first") else []
+    if (ms := settings.get("queue_ms", _USUAL_QUEUE_MS)) != _USUAL_QUEUE_MS:
+        words.append(f"queues of {ms:g} ms")
+    return ", ".join(words)
+
+
 def throughput_error(share: float, cells: str = "cells") -> Measure:
     """The error of the predicted throughput that this share of the cells stays below.
 
-    The cells of all files count, but for those with a delay bound, and those in which
-    acknowledgments do not wait behind data.
+    The cells of all files count, but for those with a delay bound and those with other queues than
+    usual.
 
     Args:
         cells: "cells" of hvd_order's servers, "strategy_cells" of TensorFlow's.
@@ -316,7 +328,7 @@ def throughput_error(share: float, cells: str = "cells") -> Measure:
         found = [
             (abs(cell["error"]), document)
             for document in documents.of("prediction", cells)
-            if not document.content["settings"].get("acks_first")
+            if not queues_of(document)
             for cell in document.raw[cells]
             if cell["mode"] != "bounded"
         ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from results_page.documents import Document
-from results_page.measures import last_outcomes
+from results_page.measures import last_outcomes, queues_of
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[str]:
@@ -149,11 +149,12 @@ def _predictions(runs: Sequence[Document]) -> list[str]:
     rows = []
     for run in runs:
         system = "TensorFlow, " if "strategy_cells" in run.raw else ""
-        queue = ", ACKs first" if run.content["settings"].get("acks_first") else ""
+        words = queues_of(run)
+        queues = f", {words}" if words else ""
         for cell in run.raw.get("cells", run.raw.get("strategy_cells", ())):
             forms = (cell["mean_value"], cell["bound"], cell["fitted"])
             rows.append([
-                f"{system}{cell['model']}, {cell['rate_mbit']:g}{queue}", cell["mode"],
+                f"{system}{cell['model']}, {cell['rate_mbit']:g}{queues}", cell["mode"],
                 str(cell["workers"]), f"{cell['measured']:.2f}", f"{cell['predicted']:.2f}",
                 f"{cell['error']:+.1%}",
                 *("" if form is None else f"{form:.2f}" for form in forms), run.commit,
