@@ -1,6 +1,14 @@
 """Emulated hosts on one machine: network namespaces joined by links of a chosen rate."""
 
-from .emulated import EmulatedHosts
+from .emulated import QUEUE_MS, EmulatedHosts
 from .namespaces import HostsUnavailable, why_not
+from .options import add_queue_options, queues
 
-__all__ = ["EmulatedHosts", "HostsUnavailable", "why_not"]
+__all__ = [
+    "QUEUE_MS",
+    "EmulatedHosts",
+    "HostsUnavailable",
+    "add_queue_options",
+    "queues",
+    "why_not",
+]

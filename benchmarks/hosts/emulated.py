@@ -27,7 +27,7 @@ _FOLDER = Path(__file__).resolve().parent
 _NETWORK = "10.77.0"  # only inside: the machine has no route to it and may use the same one
 _MOST_HOSTS = 250
 _MASTER_PORT = 29500  # any port is free on a new host
-_QUEUE_MS = 5  # of waiting data: what a switch with small buffers has at 1 to 10 Gbit/s
+QUEUE_MS = 5.0  # of waiting data: what a switch with small buffers has at 1 to 10 Gbit/s
 _SMALLEST_BURST = 128 * 1024  # bytes; TCP hands over up to 64 KiB and headers at once
 _CHOICE = "/proc/sys/net/ipv4/tcp_congestion_control"
 _GRACE_S = 2.0  # between SIGTERM and SIGKILL at the end
@@ -63,7 +63,7 @@ class EmulatedHosts:
         rate_mbit: float,
         congestion_control: str = "cubic",
         acks_first: bool = False,
-        queue_ms: float = _QUEUE_MS,
+        queue_ms: float = QUEUE_MS,
     ) -> None:
         if not 1 <= count <= _MOST_HOSTS:
             raise ValueError(f"count is {count}; expected 1 to {_MOST_HOSTS} hosts")
@@ -285,7 +285,7 @@ def _tbf(rate_mbit: float, queue_ms: float) -> list[str]:
     if not queue_ms > 0:
         raise ValueError(f"queue_ms is {queue_ms}; expected more than 0")
     bits = round(rate_mbit * 1e6)
-    return ["rate", f"{bits}bit", "burst", str(_burst(bits)), "latency", f"{queue_ms}ms"]
+    return ["rate", f"{bits}bit", "burst", str(_burst(bits)), "latency", f"{queue_ms:g}ms"]
 
 
 def _data_queue(rate_mbit: float, queue_ms: float) -> list[str]:

@@ -18,7 +18,7 @@ from common.turns import turns
 from convergence import convergence
 from divergence import divergence
 from elastic import elastic
-from hosts import EmulatedHosts, why_not
+from hosts import EmulatedHosts, add_queue_options, queues, why_not
 from placed_job import PlacedJob
 from profiles import PROFILES
 
@@ -28,7 +28,7 @@ _PAYLOAD = 0.956  # of the wire rate, with frames of 1500 bytes
 def raw(options: argparse.Namespace) -> dict[str, Any]:
     """Push and pull of 64 MB, against what two full-duplex links a pair could do."""
     size, rate = 64_000_000, options.rate_mbit
-    with EmulatedHosts(count=4, rate_mbit=rate) as hosts:
+    with EmulatedHosts(count=4, rate_mbit=rate, **queues(options)) as hosts:
         placed = PlacedJob(hosts, workers=2, servers=2)
         bound_s = size * 8 / (rate * 1e6)
         settings = [(256, 8), (512, 8), (1024, 6)]
@@ -66,7 +66,9 @@ def ordered(options: argparse.Namespace) -> dict[str, Any]:
     plain = {"HVD_ORDER_SLICE_BYTES": "4MiB", "HVD_ORDER_CREDIT_BYTES": "256MiB"}
     seconds: dict[str, list[float]] = {name: [] for name in systems}
     job = {"what": "steps", "model": "resnet50", "compute_s": wire_s, "steps": options.steps + 4}
-    with EmulatedHosts(count=workers + servers, rate_mbit=options.rate_mbit) as hosts:
+    with EmulatedHosts(
+        count=workers + servers, rate_mbit=options.rate_mbit, **queues(options)
+    ) as hosts:
         placed = PlacedJob(hosts, workers, servers)
         for _, name in turns(list(systems), options.rounds):
             cut = sizes if name == "in order" else plain
@@ -92,7 +94,7 @@ def pulls(options: argparse.Namespace) -> dict[str, Any]:
     """TicketQueue ahead of a more urgent slice, of 10,000."""
     job = {"what": "pulls", "tensors": 200, "elements": 20_000, "transfers": 10_000}
     knobs = {"HVD_ORDER_SLICE_BYTES": "64KiB", "HVD_ORDER_CREDIT_BYTES": "256KiB"}
-    with EmulatedHosts(count=4, rate_mbit=options.rate_mbit) as hosts:
+    with EmulatedHosts(count=4, rate_mbit=options.rate_mbit, **queues(options)) as hosts:
         answer = PlacedJob(hosts, workers=2, servers=2).run(job, knobs)
     print(f"pulls in order: {answer['inversions']} inversions in {answer['transfers']} transfers")
     inversions = {name: answer[name] for name in ("inversions", "transfers")}
@@ -117,7 +119,7 @@ def straggler(options: argparse.Namespace) -> dict[str, Any]:
         job = {"what": "steps", "model": model, "shrink": shrink, "compute_s": 1e-3}
         runs: dict[str, Any] = {}
         for name, balance, steps in (("even", "0", 14), ("balanced", "1", 34)):
-            with EmulatedHosts(count=workers + servers, rate_mbit=rate) as hosts:
+            with EmulatedHosts(count=workers + servers, rate_mbit=rate, **queues(options)) as hosts:
                 placed = PlacedJob(hosts, workers, servers)
                 if trouble == "slow line":
                     hosts.set_rate(placed.server_host(1), rate / 4)
@@ -157,7 +159,7 @@ def aggregation(options: argparse.Namespace) -> dict[str, Any]:
         seconds: dict[str, list[float]] = {"straight": [], "aggregated": []}
         by_helpers: list[float] = []
         for _, name in turns(list(seconds), options.rounds):
-            with EmulatedHosts(count=workers + servers, rate_mbit=rate) as hosts:
+            with EmulatedHosts(count=workers + servers, rate_mbit=rate, **queues(options)) as hosts:
                 placed = PlacedJob(hosts, workers, servers)
                 if trouble == "slow line":
                     hosts.set_rate(placed.server_host(1), rate / 4)
@@ -205,6 +207,7 @@ def main() -> int:
     parser.add_argument("--train-steps", type=int, default=120, help="convergence: steps")
     parser.add_argument("--seeds", type=int, default=2, help="convergence: seeds")
     parser.add_argument("--events", type=int, default=10, help="elastic: of each kind")
+    add_queue_options(parser)
     add_out_option(parser)
     options = parser.parse_args()
     reason = None if _LOCAL.issuperset(options.only) else why_not()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -12,23 +11,6 @@ from common.report import table
 _FORMS = ("mean_value", "bound", "fitted")
 _HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
            "bound", "fitted")  # fmt: skip
-
-
-def add_queue_options(parser: argparse.ArgumentParser) -> None:
-    """How hosts queue packets; see `queues`."""
-    parser.add_argument(
-        "--queue-ms", type=float, default=5.0, help="length of the queues of hosts and switch"
-    )
-    parser.add_argument(
-        "--acks-first",
-        action="store_true",
-        help="acknowledgments do not wait behind data, as with fq_codel",
-    )
-
-
-def queues(options: argparse.Namespace) -> dict[str, Any]:
-    """The options as arguments of `EmulatedHosts`."""
-    return {"acks_first": options.acks_first, "queue_ms": options.queue_ms}
 
 
 def row(cell: dict[str, Any]) -> list[str]:

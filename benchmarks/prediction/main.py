@@ -13,10 +13,10 @@ from typing import Any, Literal
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "parameter_server"))
-from cells import add_queue_options, queues, row, show, summary_of
+from cells import row, show, summary_of
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
-from hosts import EmulatedHosts, why_not
+from hosts import EmulatedHosts, add_queue_options, queues, why_not
 from model import graph_of, layers_of
 from placed_job import PlacedJob
 from profiles import PROFILES, Profile

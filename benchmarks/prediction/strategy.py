@@ -12,10 +12,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
-from cells import add_queue_options, queues, row, show, summary_of
+from cells import row, show, summary_of
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
-from hosts import why_not
+from hosts import add_queue_options, queues, why_not
 from model import layers_of
 from profiles import PROFILES, Profile
 from strategy_cluster import StrategyCluster

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.summary import Ratio, median_interval, paired_ratio
+from hosts import QUEUE_MS
 
 from results_page.documents import Document, Documents, is_by_hand
 from results_page.figure import Figure
@@ -302,33 +303,30 @@ def node_ratio(model: str) -> Measure:
     return measure
 
 
-_USUAL_QUEUE_MS = 5.0
-
-
 def queues_of(document: Document) -> str:
     """How the emulated hosts of a prediction queued packets; empty: as usual."""
     settings = document.content["settings"]
     words = ["ACKs first"] if settings.get("acks_first") else []
-    if (ms := settings.get("queue_ms", _USUAL_QUEUE_MS)) != _USUAL_QUEUE_MS:
+    if (ms := settings.get("queue_ms", QUEUE_MS)) != QUEUE_MS:
         words.append(f"queues of {ms:g} ms")
     return ", ".join(words)
 
 
-def throughput_error(share: float, cells: str = "cells") -> Measure:
+def throughput_error(share: float, cells: str = "cells", queues: str = "") -> Measure:
     """The error of the predicted throughput that this share of the cells stays below.
 
-    The cells of all files count, but for those with a delay bound and those with other queues than
-    usual.
+    The cells of all files count, but for those with a delay bound.
 
     Args:
         cells: "cells" of hvd_order's servers, "strategy_cells" of TensorFlow's.
+        queues: of which hosts, in the words of `queues_of`.
     """
 
     def measure(documents: Documents) -> Figure | None:
         found = [
             (abs(cell["error"]), document)
             for document in documents.of("prediction", cells)
-            if not queues_of(document)
+            if queues_of(document) == queues
             for cell in document.raw[cells]
             if cell["mode"] != "bounded"
         ]

@@ -185,9 +185,14 @@ TARGETS = [
         for text, worst, limit in (("median error", False, 0.05), ("largest error", True, 0.10))
     ),
     *(
-        Target("prediction", f"predicted throughput{of}: {text} error",
-               throughput_error(share, cells), Bound(limit), "")
-        for of, cells in (("", "cells"), (" of TensorFlow's servers", "strategy_cells"))
+        Target("prediction", f"predicted throughput{of}{', ' * bool(queues)}{queues}: {text} error",
+               throughput_error(share, cells, queues), Bound(limit), "")
+        for of, cells, queues in (
+            ("", "cells", ""),
+            (", sync", "cells", "queues of 50 ms"),
+            (" of TensorFlow's servers", "strategy_cells", ""),
+            (" of TensorFlow's servers", "strategy_cells", "ACKs first"),
+        )
         for text, share, limit in (("median", 0.5, 0.05), ("90 %", 0.9, 0.10), ("worst", 1.0, 0.15))
     ),
     Target("prediction", "64 workers, 4 servers, 1,000 steps each, s",
