@@ -117,10 +117,12 @@ def _start(info: RankInfo, config: Config) -> Job:
 def _store(info: RankInfo, config: Config, generation: int) -> Store:
     """Connects to the key-value store of the job, with separate keys for each init()."""
     address = (info.master_addr, info.master_port)
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     agent_serves = (
         info.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     )
+    # An agent's store outlives its workers. One that rank 0 serves begins with it, and agents that
+    # joined at different times have counted different numbers of restarts.
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if agent_serves else "0"
     store = _stores.by_address.get(address)
     if store is None:
         serves = info.rank == 0 and not agent_serves

@@ -238,6 +238,11 @@ class _Agent(LocalElasticAgent):
         self._stopping = False
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        now = self._rendezvous_handler.formation
+        assert now is not None
+        # Workers are told the number of restarts, and meet under it: it must be the same on all
+        # hosts, whenever they joined.
+        self._remaining_restarts = max(0, worker_group.spec.max_restarts - (now.number - 1))
         before = {number: signal.getsignal(number) for number in _STOPS}
         started: dict[int, Any] = super()._start_workers(worker_group)
         for number, handler in before.items():

@@ -111,6 +111,10 @@ def test_hosts_come_and_go_and_one_is_lost(tmp_path: Path) -> None:
     command = [*run, *train(0.0, "20:3", "60:2", "100:1")]
     with Job(command, launcher_environment(path)) as job:
         job.wait_for("waits at 20")
+        # The agent of node1 will not have seen this failure.
+        os.kill(pids(job)[1], signal.SIGKILL)
+        job.wait_for("rank 1 on localhost was ended by SIGKILL; starting all again")
+        job.wait_for("waits at 20")
         hosts.write_text("localhost:2\nnode1:2\n")
         assert job.wait_for(BEGINS, lambda match: match[2] == "3")[4] == "20"
         job.wait_for("waits at 60")
