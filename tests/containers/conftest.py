@@ -1,0 +1,39 @@
+"""The images that the tests run, built once."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.podman import BASE, Podman, pip_mounts
+from helpers.ranks import REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Podman:
+    folder = tmp_path_factory.mktemp("podman")
+    podman = Podman(folder)
+    if BASE not in podman.run("images", "--format", "{{.Repository}}:{{.Tag}}").split():
+        archive = folder / "base.tar"
+        podman.call(
+            ["mmdebstrap", "--quiet", "--variant=minbase", "--mode=root", "bookworm", archive]
+        )
+        podman.run("import", "--quiet", archive, BASE)
+        archive.unlink()
+    return podman
+
+
+@pytest.fixture(scope="session")
+def build_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("pip")
+    return ["--pull=never", "--network=host", "--format=docker", "--build-arg", f"BASE={BASE}",
+            *pip_mounts(folder)]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def runtime(podman: Podman, build_options: list[str]) -> str:
+    image = "localhost/hvd_order_test:runtime"
+    podman.run(
+        "build", *build_options, "-f", "docker/Dockerfile", "-t", image, ".", folder=REPOSITORY
+    )
+    size = int(podman.run("image", "inspect", "--format", "{{.Size}}", image))
+    print(f"{image}: {size / 1e9:.2f} GB")
+    return image
