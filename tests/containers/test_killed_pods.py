@@ -7,6 +7,7 @@ Kubernetes; command, arguments, variables and volumes are the manifest's.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import time
@@ -40,9 +41,11 @@ class PodsOfAJob:
         self._pod: dict[str, Any] = job["spec"]["template"]["spec"]
         self._folders = {"code": script.parent, "commits": commits}
         self.count: int = job["spec"]["completions"]
-        self.network = f"hvd_order_test_{self._name}"
+        self.network = f"hvd_order_test_{self._name}_{os.getpid()}"
         self._lives = [0] * self.count
-        podman.run("network", "create", self.network)
+
+    def begin(self) -> None:
+        self._podman.run("network", "create", self.network)
         for number in range(self.count):
             self.start(number)
 
@@ -119,6 +122,7 @@ def pods(podman: Podman, runtime: str, tmp_path: Path) -> Iterator[PodsOfAJob]:
     tmp_path.chmod(0o755)
     pods = PodsOfAJob(podman, runtime, commits, script)
     try:
+        pods.begin()
         yield pods
     finally:
         pods.remove()
