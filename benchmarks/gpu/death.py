@@ -97,7 +97,7 @@ def _rank(device_type: str, backend: str, result: Path) -> None:
     assert step in (_KILLED_IN_STEP - 1, _KILLED_IN_STEP), f"an error in step {step}: {text}"
     assert "rank 1" in text, f"the error does not name rank 1: {text}"
     hvd.shutdown()
-    if device.type == "cuda":  # CUDA's streams go on; a stream of the test device stays failed
+    if device.type == "cuda":
         torch.cuda.synchronize()
         used = torch.cuda.memory_allocated()
     del model, optimizer

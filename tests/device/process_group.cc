@@ -60,6 +60,17 @@ class AsyncWork final : public c10d::Work {
 
 } // namespace
 
+void AbortFlag::set() {
+  const std::scoped_lock lock(mutex_);
+  set_ = true;
+  changed_.notify_all();
+}
+
+bool AbortFlag::await() {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::minutes(1), [&] { return set_; });
+}
+
 AsyncBackend::AsyncBackend(int rank, int size, c10::intrusive_ptr<c10d::Backend> gloo)
     : Backend(rank, size), gloo_(std::move(gloo)), stream_(Device::get().newStream()) {}
 
@@ -77,9 +88,16 @@ c10::intrusive_ptr<c10d::Work> AsyncBackend::enqueue(
   test_device::wait(before, stream_);
   const std::chrono::duration<double> least(
       latencySeconds_ + static_cast<double>(bytes) * secondsPerByte_);
-  Device::get().stream(stream_).enqueue([start = std::move(start), least] {
+  Device::get().stream(stream_).enqueue([start = std::move(start), least, aborted = aborted_] {
     const auto end = Clock::now() + least;
-    start()->wait();
+    try {
+      start()->wait();
+    } catch (...) {
+      if (!aborted->await()) {
+        throw;
+      }
+      return;
+    }
     std::this_thread::sleep_until(end);
   });
   return c10::make_intrusive<AsyncWork>(getRank(), kind, stream_);
@@ -158,6 +176,7 @@ c10::intrusive_ptr<c10d::Work> AsyncBackend::barrier(const c10d::BarrierOptions&
 
 void AsyncBackend::abort() {
   gloo_->abort();
+  aborted_->set();
 }
 
 } // namespace test_device

@@ -6,9 +6,23 @@
 
 namespace test_device {
 
+/// Set once, when a group is aborted.
+class AbortFlag final {
+ public:
+  void set();
+  /// @return whether it was set within a minute.
+  bool await();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+};
+
 /// A back end for tensors of the device that behaves as ProcessGroupNCCL does: a collective returns
 /// when it is enqueued on a stream of the group, behind the caller's current stream; `synchronize`
-/// makes the current stream wait. On the stream, Gloo works on the host's memory.
+/// makes the current stream wait. On the stream, Gloo works on the host's memory. A collective
+/// whose peer is lost keeps its stream busy until `abort`; the stream then goes on.
 class AsyncBackend final : public c10d::Backend {
  public:
   AsyncBackend(int rank, int size, c10::intrusive_ptr<c10d::Backend> gloo);
@@ -53,6 +67,7 @@ class AsyncBackend final : public c10d::Backend {
       std::function<c10::intrusive_ptr<c10d::Work>()> start);
 
   const c10::intrusive_ptr<c10d::Backend> gloo_;
+  const std::shared_ptr<AbortFlag> aborted_ = std::make_shared<AbortFlag>();
   const std::int64_t stream_;
   std::atomic<int> allReduces_ = 0;
   std::atomic<double> latencySeconds_ = 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import signal
 import subprocess
 import sys
 import textwrap
@@ -78,10 +79,13 @@ def run_on_device(
     env: Mapping[str, str] | None = None,
     timeout: float = 60,
     kernels: bool = True,
+    killed: int | None = None,
 ) -> list[Completed]:
     """Runs `body`, a script without indentation, on each rank, and returns how the ranks ended.
 
     Without ``kernels`` torch operators take their place, as on a machine where nvcc was not found.
+
+    The rank ``killed`` must end by SIGKILL, every other one with 0.
 
     The names of `_START` above are defined there. Trials are off, so that updates are deferred
     from the third step on.
@@ -90,6 +94,6 @@ def run_on_device(
     settings = {"HVD_ORDER_TUNE": "0", "HVD_ORDER_TIMEOUT": "20", **(env or {})}
     script = f"KERNELS = {kernels}\n" + _START + textwrap.dedent(body)
     ended = run_script(ranks, script, env=settings, timeout=timeout)
-    for one in ended:
-        assert one.returncode == 0, one.stderr
+    for rank, one in enumerate(ended):
+        assert one.returncode == (-signal.SIGKILL if rank == killed else 0), one.stderr
     return ended

@@ -6,6 +6,8 @@ caching allocator, and runs in real time on the host, so a missing wait gives ot
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from helpers.device_job import run_on_device
 
@@ -296,6 +298,42 @@ def test_a_failure_of_the_device_reaches_every_rank() -> None:
     )
     for one in ended:
         assert "the device of rank 1 failed: an uncorrectable error" in one.stdout
+
+
+def test_a_rank_is_killed_whose_sums_the_survivors_device_waits_for(tmp_path: Path) -> None:
+    """The survivor's host is a step ahead; its device goes on when the sums are cancelled."""
+    ended = run_on_device(
+        f"""
+        import os
+        import signal
+        import time
+        from pathlib import Path
+
+        launched = Path({str(tmp_path / "launched")!r})
+        model = network()
+        optimizer = wrapped(model)
+        train(model, optimizer, 6)
+        if rank == 1:
+            device.close_gate(gradient_group().stream)
+        train(model, optimizer, 1, begin=6)
+        end = time.monotonic() + 20
+        if rank == 1:
+            while not launched.exists():
+                assert time.monotonic() < end
+            os.kill(os.getpid(), signal.SIGKILL)
+        launched.touch()
+        try:
+            for step in range(7, 10**6):
+                train(model, optimizer, 1, begin=step)
+                assert time.monotonic() < end
+        except hvd.HorovodInternalError as error:
+            print(error, flush=True)
+        device.synchronize()
+        hvd.shutdown()
+        """,
+        killed=1,
+    )
+    assert "rank 1" in ended[0].stdout
 
 
 def test_a_planned_order_follows_the_device_and_not_the_launches() -> None:
