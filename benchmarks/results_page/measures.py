@@ -217,6 +217,16 @@ def ordered_servers(documents: Documents) -> Figure | None:
     return _ratio(paired_ratio(seconds["in order"], seconds["as it comes"]), document)
 
 
+def ordered_over_wire(documents: Documents) -> Figure | None:
+    """Step of a synchronous job, in order, over the time of the busiest line's transfers."""
+    document = documents.newest("parameter_server", "ordered")
+    if document is None:
+        return None
+    part = document.raw["ordered"]
+    over = [seconds / part["wire_s"] for seconds in part["seconds"]["in order"]]
+    return _median(over, document)
+
+
 def raw_share(documents: Documents) -> Figure | None:
     """Of the full-duplex bound, with the best piece size."""
     document = documents.newest("parameter_server", "raw")

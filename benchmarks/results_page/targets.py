@@ -29,6 +29,7 @@ from results_page.measures import (
     longest_pause,
     node_ratio,
     one_host,
+    ordered_over_wire,
     ordered_servers,
     over_optimum,
     overhead,
@@ -207,12 +208,19 @@ TARGETS = [
            search_over_best("worst"), Bound(1.02), ""),
     Target("parameter_server", "in order / as pushes come, resnet50", ordered_servers,
            Bound(0.8)),
+    Target("parameter_server", "step in order / busiest line's transfers, resnet50",
+           ordered_over_wire, Bound(1.10), ""),
     Target("parameter_server", "raw push and pull / full-duplex bound", raw_share,
            Bound(0.9, at_most=False)),
     Target("parameter_server", "one of four lines at a quarter: even split / balanced",
            balance_gain, Bound(2.9, at_most=False)),
     Target("parameter_server", "longest pause when a server comes, goes or dies, s",
            longest_pause, Bound(2.0)),
+    *(
+        Target("install", f"into an empty container: {step}, s", seconds_of("install", step), None,
+               "")
+        for step in ("wheel", "doctor", "two ranks")
+    ),
     Target("elastic", "a worker is killed: s to the next step", restart, None, "2026-11-21"),
     Target("elastic", "trials with lost or doubled steps", wrong_trials, Bound(0.0),
            "2026-11-21"),
