@@ -107,6 +107,7 @@ record prediction prediction/main --models resnet50
 record prediction-bounded prediction/main --models resnet50 --modes bounded
 record prediction-models prediction/main --models densenet121 gpt2_small
 record prediction-rate prediction/main --models resnet50 densenet121 gpt2_small --rates-mbit 250
+record prediction-sync prediction/main --models resnet50 densenet121 gpt2_small --modes sync
 record prediction-queue prediction/main --models resnet50 --modes sync --queue-ms 50
 record prediction-speed prediction/speed
 record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8

@@ -65,6 +65,23 @@ def test_a_long_line_gets_more_slices_in_flight() -> None:
     assert far.credit_bytes * ETHERNET.seconds_per_byte >= 50e-3
 
 
+def test_what_synchronous_workers_push_at_once_fits_the_port_of_a_server() -> None:
+    alone = best_settings(ETHERNET, 100 * MIB)
+    assert best_settings(ETHERNET, 100 * MIB, pushers=1) == alone
+    for workers in (2, 4, 8):
+        settings = best_settings(ETHERNET, 100 * MIB, pushers=workers)
+        assert workers * settings.slice_bytes <= 512 * 1024
+        assert settings.credit_bytes == 4 * settings.slice_bytes
+    # Many workers: slices of less than 64 KiB cost more than they spare.
+    assert best_settings(ETHERNET, 100 * MIB, pushers=64).slice_bytes == 64 * 1024
+
+
+def test_a_fast_link_gets_slices_that_cost_less_than_their_bytes() -> None:
+    fast = LinkModel(1e-4, 3e-4, 0.8e-9)
+    settings = best_settings(fast, 100 * MIB, pushers=8)
+    assert settings.slice_bytes * fast.seconds_per_byte >= 0.95 * fast.slice_cost_s
+
+
 def play(
     tuner: Tuner, step_s: Callable[[SliceSettings, int], float], ranks: int = 2
 ) -> list[SliceSettings]:

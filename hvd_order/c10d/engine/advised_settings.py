@@ -38,7 +38,7 @@ def advised_settings(
     config = host.job.config
     with registration.common_step(host, "the measurement of the network"):
         link = host.link(device, again)
-    settings = best_settings(link, size_bytes, host.in_flight)
+    settings = best_settings(link, size_bytes, host.in_flight, host.pushers)
     settings = settings.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
     settings = replace(
         settings, agreement=host.first_agreement, cross_iteration=config.cross_iteration

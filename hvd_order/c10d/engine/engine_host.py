@@ -223,6 +223,12 @@ class EngineHost:
         return credit_bytes * (self.job.config.servers or 1)
 
     @property
+    def pushers(self) -> int:
+        """Workers that push the same slice to a server at the same time."""
+        together = self.servers is not None and self.job.config.ps_mode == "sync"
+        return self.size if together else 1
+
+    @property
     def agreement(self) -> Agreement:
         """How the ranks agree on an order."""
         return self.slice_settings.agreement

@@ -6,6 +6,14 @@ bytes. And an urgent gradient, whose own slice is small (SliceLayout), waits for
 flight: ``beta k s`` with k slices in flight. The sum is least at ``s = sqrt(alpha B / (beta k))``.
 Alpha is the cost of a slice on the link, or the latency if that is larger: during training a slice
 costs processor time as well.
+
+Workers that push the same slice to one server at the same time set another limit (TCP incast). What
+they send at once waits in the queue of the server's port at the switch; what does not fit is lost
+and is sent again after a timeout.
+
+Source:
+    Alizadeh et al., "Data Center TCP (DCTCP)", SIGCOMM 2010, sections 2.3 and 3, for incast and the
+    queues of switches. The limit is ours: docs/decisions/order-on-servers.md.
 """
 
 from __future__ import annotations
@@ -31,6 +39,8 @@ _SMALLEST_BYTES = 64 * 1024
 _LARGEST_BYTES = 16 * 2**20
 _STEP_BYTES = 16 * 1024  # slice sizes are multiples of this
 _MOST_IN_FLIGHT = 16
+_BURST_BYTES = 512 * 1024  # that workers may send to one server at once
+_LEAST_IN_FLIGHT_OF_BURSTS = 4
 _FUSED_BYTES = 25 * 2**20  # at most, DDP's default bucket
 _FUSED_PARTS = 8  # at least: with one part a small model would not overlap with backward
 _SLICE_FACTOR, _CREDIT_FACTOR = 1.4, 1.6  # closer settings count as the same
@@ -92,15 +102,24 @@ class SliceSettings:
         )
 
 
-def best_settings(link: LinkModel, total_bytes: int, in_flight: int = 2) -> SliceSettings:
+def best_settings(
+    link: LinkModel, total_bytes: int, in_flight: int = 2, pushers: int = 1
+) -> SliceSettings:
     """The settings with the least sum of both costs for ``total_bytes`` of gradients.
 
     Args:
         in_flight: least number of slices that keeps the transport busy.
+        pushers: workers that push the same slice to a server at the same time. Slices are then
+            small enough for the server's port at the switch, but not so small that a slice costs
+            more than its bytes.
     """
     # Messages and wake-ups take processor time, which an idle transport does not show.
     alpha_s = max(link.slice_cost_s, link.latency_s)
     size = math.sqrt(alpha_s * total_bytes / (link.seconds_per_byte * in_flight))
+    burst = max(_BURST_BYTES / pushers, link.slice_cost_s / link.seconds_per_byte)
+    if pushers > 1 and size > burst:
+        # Such slices pass in little more than the time of an agreement on the next ones.
+        size, in_flight = burst, max(in_flight, _LEAST_IN_FLIGHT_OF_BURSTS)
     size = min(max(size, _SMALLEST_BYTES), _LARGEST_BYTES)
     slice_bytes = rounded_settings(size, 1).slice_bytes
     # Two slices do not fill a link of high latency: others must travel during an acknowledgment.
