@@ -108,6 +108,8 @@ record prediction-bounded prediction/main --models resnet50 --modes bounded
 record prediction-models prediction/main --models densenet121 gpt2_small
 record prediction-rate prediction/main --models resnet50 densenet121 gpt2_small --rates-mbit 250
 record prediction-sync prediction/main --models resnet50 densenet121 gpt2_small --modes sync
+record prediction-sync-rate prediction/main --models resnet50 densenet121 gpt2_small --modes sync \
+  --rates-mbit 250 --workers 8
 record prediction-queue prediction/main --models resnet50 --modes sync --queue-ms 50
 record prediction-speed prediction/speed
 record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8
