@@ -128,7 +128,11 @@ def _predicted(
         cluster = replace(cluster, worker_bytes_per_s=link, delay_bound=bound)
         exchange_s = calibration.exchange_s
         rule: Literal["sync", "async"] = "sync" if mode == "sync" else "async"
-        found = predict_servers(calibration.step, cluster, workers, 1, rule)
+        cut = calibration.step
+        if mode == "sync":
+            parameters = step.graph.parameters
+            cut = cut.in_slices(usual_slice_bytes(parameters, link, _LATENCY_S, workers))
+        found = predict_servers(cut, cluster, workers, 1, rule)
     return {
         "predicted": found.steps_per_s, "interval": [found.low, found.high],
         "predicted_late": found.late, "exchange_s": exchange_s, "link_bytes_per_s": link,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -109,12 +110,11 @@ def main(parsed: argparse.Namespace) -> int:
     priorities = None
     if parsed.order is not None:
         priorities = order(parsed.order, graph, LinkModel(0.0, 0.0, 1 / cluster.worker_bytes_per_s))
-    whole = parsed.system == "tensorflow"
-    slice_bytes = parsed.slice_bytes
-    if slice_bytes is None and not whole:
-        slice_bytes = usual_slice_bytes(
-            profile.parameters, cluster.slower_bytes_per_s, parsed.latency
-        )
+    usual = functools.partial(
+        usual_slice_bytes, profile.parameters, cluster.slower_bytes_per_s, parsed.latency
+    )
+    chooses = parsed.slice_bytes is None and parsed.system != "tensorflow"
+    slice_bytes = usual() if chooses else parsed.slice_bytes
     costs = _of_system(profile.servers, parsed)
     strategy = None if costs is None else costs.strategy
     step = WorkerStep.from_profile(
@@ -127,7 +127,10 @@ def main(parsed: argparse.Namespace) -> int:
     if found is not None:
         step = found.step
         sources.append(calibration_text(found))
-    rows = compare(step, graph, cluster, workers, servers, parsed.mode, parsed.seeds)
+    rows = compare(
+        step, graph, cluster, workers, servers, parsed.mode, parsed.seeds,
+        usual if chooses and parsed.mode == "sync" else None,
+    )  # fmt: skip
     report = throughput_report(profile.model, rows, parsed.batch, parsed.price, link, sources)
     sys.stdout.write(text_of(report))
     if parsed.png is None and parsed.html is None:

@@ -37,7 +37,7 @@ from hvd_order.predict.workers.throughput import (
     saturation,
 )
 from hvd_order.predict.workers.transmission import Transmission, policy
-from hvd_order.predict.workers.worker_step import WorkerStep
+from hvd_order.predict.workers.worker_step import WorkerStep, usual_slice_bytes
 
 COMPUTE, PULL, PUSH = (
     _core.SampledKind.COMPUTE,
@@ -439,6 +439,28 @@ def test_the_table_has_a_row_for_each_number() -> None:
     assert all(r.mean_value is not None and r.bound is not None and r.fitted for r in rows)
     reduced = compare(step, graph, Cluster(1e8), [1, 2, 4], [1], "allreduce", seeds=2)
     assert [r.mean_value for r in reduced] == [None] * 3
+
+
+def test_slices_may_depend_on_the_number_of_workers() -> None:
+    mine = profile()
+    step, graph = WorkerStep.from_profile(mine), mine.graph("median")
+    asked: list[int] = []
+
+    def slices(workers: int) -> int:
+        asked.append(workers)
+        return 64 * 1024 if workers == 4 else 256 * 1024
+
+    found = compare(step, graph, Cluster(1e8), [2, 4], [1], "sync", seeds=2, slices=slices)
+    assert asked == [2, 4]
+    for row, slice_bytes in zip(found, (256 * 1024, 64 * 1024), strict=True):
+        cut = WorkerStep.from_profile(mine, slice_bytes=slice_bytes)
+        assert row.found == predict_servers(cut, Cluster(1e8), row.found.workers, 1, "sync", 2)
+
+
+def test_the_slices_of_synchronous_workers_shrink_with_their_number() -> None:
+    parameters = [Parameter("weight", 100 * 2**20)]
+    sizes = [usual_slice_bytes(parameters, 1e8, 1e-4, workers) for workers in (1, 4, 8)]
+    assert sizes[0] > sizes[1] == 2 * sizes[2]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Literal
 
@@ -50,8 +51,8 @@ def predicted_speed(
     if (mode == "allreduce") != (workers_per_server is None):
         raise InvalidUsage(f"mode {mode} and {workers_per_server} workers a server; all-reduce has "
                            "no servers, the other modes need them")  # fmt: skip
-    slice_bytes = usual_slice_bytes(profile.parameters, network_bytes_per_s, latency_s)
-    step = WorkerStep.from_profile(profile, slice_bytes=slice_bytes)
+    usual = functools.partial(usual_slice_bytes, profile.parameters, network_bytes_per_s, latency_s)
+    step = WorkerStep.from_profile(profile, slice_bytes=usual())
     if profile.servers is not None and mode != "allreduce":
         found = calibrate(step, profile.servers, latency_s)
         step = step if found is None else found.step
@@ -64,7 +65,8 @@ def predicted_speed(
         else:
             servers = -(-workers // (workers_per_server or 1))
             cluster = Cluster(bytes_per_s, pull=way, push=way)
-            found = predict_servers(step, cluster, workers, servers, mode, seeds=1)
+            cut = step.in_slices(usual(workers)) if mode == "sync" else step
+            found = predict_servers(cut, cluster, workers, servers, mode, seeds=1)
         return worker_batch * found.steps_per_s
 
     counts = parse_counts(f"1-{most}", "workers")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hvd_order.errors import InvalidUsage
@@ -77,12 +77,14 @@ def compare(
     servers: Sequence[int],
     mode: Mode,
     seeds: int,
+    slices: Callable[[int], int] | None = None,
 ) -> list[Row]:
     """Predicts each number of workers with each number of servers.
 
     Args:
         graph: of one worker's step, median times; for all-reduce.
         servers: without regard with all-reduce.
+        slices: size of the slices by number of workers; None: as they are in ``step``.
 
     Raises:
         InvalidUsage: as of ``predict_servers`` and ``predict_all_reduce``.
@@ -95,10 +97,11 @@ def compare(
         return [
             Row(one, None, None, fitted) for one, fitted in zip(found, _pollux(found), strict=True)
         ]
+    steps = {count: step if slices is None else step.in_slices(slices(count)) for count in workers}
     found = [
-        predict_servers(step, cluster, count, number, mode, seeds)
+        predict_servers(of_count, cluster, count, number, mode, seeds)
         for number in servers
-        for count in workers
+        for count, of_count in steps.items()
     ]
     rows = []
     for one, fitted in zip(found, _optimus(found, mode), strict=True):

@@ -160,6 +160,19 @@ class WorkerStep:
             fetch_orders=self._fetch_orders,
         )  # fmt: skip
 
+    def in_slices(self, slice_bytes: int) -> WorkerStep:
+        """The same step, whose parameters travel in slices of this size.
+
+        Raises:
+            InvalidUsage: slices are too small.
+        """
+        if slice_bytes == self._slice_bytes:
+            return self
+        return WorkerStep(
+            self.graph, self._seconds, priorities=self._priorities, slice_bytes=slice_bytes,
+            fetch_orders=self._fetch_orders,
+        )  # fmt: skip
+
     @classmethod
     def from_profile(
         cls,
@@ -222,10 +235,17 @@ def _in_order(pieces: Sequence[_Piece], names: Sequence[str]) -> list[int]:
     return sorted(range(len(pieces)), key=lambda i: place[pieces[i].parameters[0]])
 
 
-def usual_slice_bytes(parameters: Sequence[Parameter], bytes_per_s: float, latency_s: float) -> int:
-    """The slice size that hvd_order chooses for a model on a link, before any trial."""
+def usual_slice_bytes(
+    parameters: Sequence[Parameter], bytes_per_s: float, latency_s: float, pushers: int = 1
+) -> int:
+    """The slice size that hvd_order chooses for a model on a link, before any trial.
+
+    Args:
+        pushers: workers of a synchronous job with servers, which push a slice at the same time.
+    """
     total = sum(parameter.size_bytes for parameter in parameters)
-    return best_settings(LinkModel(latency_s, 0.0, 1 / bytes_per_s), total).slice_bytes
+    link = LinkModel(latency_s, 0.0, 1 / bytes_per_s)
+    return best_settings(link, total, pushers=pushers).slice_bytes
 
 
 def _pieces(
