@@ -325,7 +325,7 @@ def queues_of(document: Document) -> str:
 def throughput_error(share: float, cells: str = "cells", queues: str = "") -> Measure:
     """The error of the predicted throughput that this share of the cells stays below.
 
-    The cells of all files count, but for those with a delay bound.
+    The cells of all files count, but for those with a delay bound; of a cell the newest.
 
     Args:
         cells: "cells" of hvd_order's servers, "strategy_cells" of TensorFlow's.
@@ -333,17 +333,17 @@ def throughput_error(share: float, cells: str = "cells", queues: str = "") -> Me
     """
 
     def measure(documents: Documents) -> Figure | None:
-        found = [
-            (abs(cell["error"]), document)
-            for document in documents.of("prediction", cells)
-            if queues_of(document) == queues
-            for cell in document.raw[cells]
-            if cell["mode"] != "bounded"
-        ]
+        found: dict[tuple[Any, ...], tuple[float, Document]] = {}
+        for document in documents.of("prediction", cells):
+            if queues_of(document) == queues:
+                for cell in document.raw[cells]:
+                    if cell["mode"] != "bounded":
+                        key = tuple(cell[k] for k in ("model", "rate_mbit", "mode", "workers"))
+                        found.setdefault(key, (abs(cell["error"]), document))
         if not found:
             return None
-        newest = found[0][1]
-        errors = sorted(error for error, _ in found)
+        newest = next(iter(found.values()))[1]
+        errors = sorted(error for error, _ in found.values())
         if share == 0.5:
             return _median(errors, newest)
         return _exact(errors[min(len(errors) - 1, int(share * len(errors)))], newest)

@@ -17,7 +17,12 @@ from common.schema import problems  # noqa: E402
 from results_page.documents import FOLDER, Document, Documents, InvalidResult  # noqa: E402
 from results_page.figure import MET, MISSED, OPEN  # noqa: E402
 from results_page.main import PAGE, README, pictures_on_file  # noqa: E402
-from results_page.measures import CellOf, over_optimum, ratio_over_bounds  # noqa: E402
+from results_page.measures import (  # noqa: E402
+    CellOf,
+    over_optimum,
+    ratio_over_bounds,
+    throughput_error,
+)
 from results_page.page import page  # noqa: E402
 from results_page.readme_table import readme_with_table  # noqa: E402
 from results_page.targets import TARGETS  # noqa: E402
@@ -112,6 +117,21 @@ def test_a_clipped_cell_is_compared_with_its_own_bounds_alone() -> None:
     ratio = ratio_over_bounds(clipped, "hvd_order", "ddp_tuned")(documents)
     assert ratio is not None
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_of_a_predicted_cell_the_newest_run_counts() -> None:
+    def run(date: str, errors: dict[int, float]) -> Document:
+        cells = [
+            {"model": "m", "rate_mbit": 500.0, "mode": "sync", "workers": w, "error": error}
+            for w, error in errors.items()
+        ]
+        content = {**overhead_file(1.0), "benchmark": "prediction", "date": date}
+        return Document(f"{date}.json", {**content, "raw": {"cells": cells}})
+
+    documents = Documents([run("2026-01-01", {2: 0.01, 8: -0.5}), run("2026-01-02", {8: 0.02})])
+    worst = throughput_error(1.0)(documents)
+    assert worst is not None
+    assert worst.value == 0.02
 
 
 def test_a_run_whose_slices_were_set_by_hand_stands_for_nothing() -> None:
