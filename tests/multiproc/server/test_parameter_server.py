@@ -12,6 +12,8 @@ from helpers.servers import Servers, Training, job, tell_apart
 from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 
 import hvd_order.torch as hvd
+from hvd_order.c10d.engine.engine_host import running_host
+from hvd_order.plan.link.slice_settings import best_settings
 
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda groups: SGD(groups, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -140,3 +142,39 @@ def test_slices_come_in_the_order_of_need(two_ranks: RankPool, pulls: int) -> No
             for order in orders:
                 assert len(order) >= 200
                 assert order == sorted(order)
+
+
+def body_slices(env: Mapping[str, str]) -> tuple[int, int, list[int]]:
+    """The slices that the job chooses, and those for its link with one and two workers."""
+    with job(env):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))
+        optimizer: Any = hvd.DistributedOptimizer(
+            SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
+        )
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 1024)).sum().backward()
+            optimizer.step()
+        optimizer.flush()
+        host = running_host()
+        assert host is not None
+        size = sum(p.nbytes for p in model.parameters())
+        link = host.link(torch.device("cpu"))
+        return hvd.rank(), host.slice_settings.slice_bytes, [
+            best_settings(link, size, pushers=workers).slice_bytes for workers in (1, 2)
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_slices_are_small_where_workers_push_at_the_same_time(
+    ranks: RankFactory, mode: str
+) -> None:
+    """Asynchronous workers push when each is ready."""
+    with Servers(2, 1, {"HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_PS_MODE": mode}) as servers:
+        env = {k: v for k, v in servers.env.items() if k != "HVD_ORDER_SLICE_BYTES"}
+        found = ranks(2).run(body_slices, {**env, "HVD_ORDER_TUNE": "0"})
+        assert servers.wait() == [0]
+    chosen = {slice_bytes for _, slice_bytes, _ in found}
+    (of_link,) = (each for rank, _, each in found if rank == 0)  # all ranks use rank 0's
+    assert chosen == {of_link[1] if mode == "sync" else of_link[0]}
