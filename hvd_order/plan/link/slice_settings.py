@@ -12,8 +12,8 @@ they send at once waits in the queue of the server's port at the switch; what do
 and is sent again after a timeout.
 
 Source:
-    Alizadeh et al., "Data Center TCP (DCTCP)", SIGCOMM 2010, sections 2.3 and 3, for incast and the
-    queues of switches. The limit is ours: docs/decisions/order-on-servers.md.
+    Alizadeh et al., "Data Center TCP (DCTCP)", SIGCOMM 2010, for incast in shallow queues of
+    switches. The limit is measured: docs/decisions/order-on-servers.md.
 """
 
 from __future__ import annotations
