@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build/wheels"
-TORCH_RELEASES = ("2.14", "2.13", "2.12", "2.11", "2.10", "2.9", "2.8")
+TORCH_RELEASES = ("2.15", "2.14", "2.13", "2.12", "2.11", "2.10", "2.9", "2.8")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 # All that _torch is linked with. They come from the PyTorch of the user, so no wheel holds them.
 TORCH_LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")
