@@ -6,6 +6,8 @@ See README.md.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -27,6 +29,10 @@ _BIN = "/env/bin"
 def main() -> None:
     """Measures every step in a new container, some times."""
     options = _options()
+    if not options.wheel.is_file():
+        raise SystemExit(f"error: there is no {options.wheel}; `make wheels` writes to dist")
+    if shutil.which("podman") is None or os.geteuid() != 0:
+        raise SystemExit("error: needs podman and root")
     found = environment()
     print(describe(found) + "\n")
     with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
