@@ -112,7 +112,7 @@ record prediction-sync-rate prediction/main --models resnet50 densenet121 gpt2_s
   --rates-mbit 250 --workers 8
 record prediction-queue prediction/main --models resnet50 --modes sync --queue-ms 50
 record prediction-speed prediction/speed
-record parameter_server-order parameter_server/main --only ordered raw --rounds 2 --steps 8
+record parameter_server-order parameter_server/main --only ordered raw --rounds 6 --steps 8
 record parameter_server-straggler parameter_server/main --only straggler --stragglers 1
 record parameter_server-elastic parameter_server/main --only elastic --events 10
 record elastic elastic/main
