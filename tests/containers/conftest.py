@@ -30,10 +30,20 @@ def build_options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="session")
 def runtime(podman: Podman, build_options: list[str]) -> str:
-    image = "localhost/hvd_order_test:runtime"
+    return _build(podman, build_options, "runtime")
+
+
+@pytest.fixture(scope="session")
+def with_ssh(podman: Podman, build_options: list[str]) -> str:
+    return _build(podman, build_options, "ssh")
+
+
+def _build(podman: Podman, options: list[str], target: str) -> str:
+    image = f"localhost/hvd_order_test:{target}"
     podman.run(
-        "build", *build_options, "-f", "docker/Dockerfile", "-t", image, ".", folder=REPOSITORY
-    )
+        "build", *options, "--target", target, "-f", "docker/Dockerfile", "-t", image, ".",
+        folder=REPOSITORY,
+    )  # fmt: skip
     size = int(podman.run("image", "inspect", "--format", "{{.Size}}", image))
     print(f"{image}: {size / 1e9:.2f} GB")
     return image

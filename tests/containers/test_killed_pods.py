@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from helpers import elastic_training
 from helpers.podman import NEEDS_PODMAN, Podman
-from helpers.ranks import REPOSITORY
+from helpers.pods import command_of, manifest, options_of
 
 pytestmark = NEEDS_PODMAN
 
@@ -31,9 +30,8 @@ class PodsOfAJob:
     """The pods of the manifest; one that fails is followed by another with its number."""
 
     def __init__(self, podman: Podman, image: str, commits: Path, script: Path) -> None:
-        service, job, _ = yaml.safe_load_all(
-            (REPOSITORY / "examples/kubernetes/job.yaml").read_text("utf-8")
-        )
+        documents = manifest("job")
+        service, job = documents["Service"], documents["Job"]
         self._podman = podman
         self._image = image
         self._domain = service["metadata"]["name"]
@@ -54,26 +52,14 @@ class PodsOfAJob:
         return f"{self.network}_{number}_{self._lives[number]}"
 
     def start(self, number: int) -> None:
-        (container,) = self._pod["containers"]
-        security = container["securityContext"]
         # Kubernetes' name of the pod, which pods also have for themselves.
         name = f"{self._name}-{number}.{self._domain}"
         options = ["--detach", "--name", self.container(number), "--network", self.network,
                    "--hostname", name, "--network-alias", name,
-                   "--user", str(self._pod["securityContext"]["runAsUser"])]  # fmt: skip
-        if security["readOnlyRootFilesystem"]:
-            options += ["--read-only"]
-        options += [f"--cap-drop={each}" for each in security["capabilities"]["drop"]]
-        for variable in container["env"]:
-            options += ["--env", f"{variable['name']}={variable['value']}"]
-        for mount in container["volumeMounts"]:
-            place = mount["mountPath"]
-            if (folder := self._folders.get(mount["name"])) is not None:
-                options += ["-v", f"{folder}:{place}{':ro' if mount.get('readOnly') else ''}"]
-            elif place != "/dev/shm":  # a container has one
-                options += ["--tmpfs", place]
-        command = [*container["command"], *container["args"], str(STEPS), str(PACE_S)]
-        self._podman.run("run", *options, self._image, *command)
+                   *options_of(self._pod, self._folders)]  # fmt: skip
+        self._podman.run(
+            "run", *options, self._image, *command_of(self._pod), str(STEPS), str(PACE_S)
+        )
 
     def kill(self, number: int) -> None:
         self._podman.run("kill", "--signal", "KILL", self.container(number))

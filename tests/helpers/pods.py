@@ -1,0 +1,50 @@
+"""Containers of podman for the pods of a manifest, with its command, variables and volumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helpers.ranks import REPOSITORY
+
+__all__ = ["command_of", "manifest", "options_of"]
+
+
+def manifest(name: str) -> dict[str, dict[str, Any]]:
+    """The documents of examples/kubernetes/NAME/NAME.yaml by kind."""
+    text = (REPOSITORY / f"examples/kubernetes/{name}/{name}.yaml").read_text("utf-8")
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def options_of(pod: Mapping[str, Any], folders: Mapping[str, Path]) -> list[str]:
+    """Options of `podman run` for the only container of a pod.
+
+    Args:
+        pod: the pod's ``spec``.
+        folders: by the name of a volume, what it is here; other volumes are empty.
+    """
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    options = ["--user", str(pod["securityContext"]["runAsUser"])]
+    if security["readOnlyRootFilesystem"]:
+        options += ["--read-only"]
+    if not security["allowPrivilegeEscalation"]:
+        options += ["--security-opt=no-new-privileges"]
+    options += [f"--cap-drop={each}" for each in security["capabilities"]["drop"]]
+    for variable in container.get("env", ()):
+        options += ["--env", f"{variable['name']}={variable['value']}"]
+    for mount in container["volumeMounts"]:
+        place = mount["mountPath"]
+        if (folder := folders.get(mount["name"])) is not None:
+            options += ["-v", f"{folder}:{place}{':ro' if mount.get('readOnly') else ''}"]
+        elif place != "/dev/shm":  # a container has one
+            options += ["--tmpfs", place]
+    return options
+
+
+def command_of(pod: Mapping[str, Any]) -> list[str]:
+    """Command and arguments of the only container of a pod."""
+    (container,) = pod["containers"]
+    return [*container["command"], *container["args"]]
