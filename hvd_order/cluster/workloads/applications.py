@@ -6,10 +6,7 @@ epochs (applications.py); smallest and largest batch, and batches of one worker 
 epochs (traces/APP/validation-*.csv); the noise scale, as the median over the epochs of the run with
 the smallest stored batch, smallest batch times grad_var over grad_sqr.
 
-Fitted by ``fit_ring``: the times of a step, to the rows in data/pollux-measurements.csv. Rows of
-ncf, and rows of deepspeech2 on fewer than six nodes, were read in a copy of the traces
-(czq693497091/DeepBoot, which has no licence) and are not shipped; nothing was known of several
-workers on one node for these two, so their exchange there costs nothing.
+Fitted by ``fit_ring``: the times of a step, to the rows in data/pollux-measurements.csv.
 """
 
 from __future__ import annotations
@@ -93,27 +90,27 @@ class Application:
 APPLICATIONS = {
     "bert": Application(
         2, 88_644, 12, 384, 4, 12, 770,
-        Ring(0.22328, 0.058254, 1.04754, 0.19916, 2.25, 0.10665, 0.068814),
+        Ring(0.22104, 0.058558, 1.2168, 0.17908, 2.2628, 0.10545, 0.067862),
     ),
     "cifar10": Application(
         100, 50_000, 128, 4096, 32, 1024, 7_700,
-        Ring(0.020369, 0.00064985, 0.07353, 0.024588, 2.0, 0.026948, 0.0024538),
+        Ring(0.013319, 0.00075553, 0.12492, 0.019505, 3.1908, 0.035797, 0.0051386),
     ),
     "deepspeech2": Application(
         80, 7_135, 20, 640, 10, 80, 24_000,
-        Ring(0.19078, 0.025488, 0.56809, 0.17995, 2.75),
+        Ring(0.091291, 0.030464, 0.69108, 0.13605, 3.1722, 0.34901, 0.093369),
     ),
     "imagenet": Application(
         90, 1_281_169, 200, 6400, 20, 200, 11_400,
-        Ring(0.071901, 0.0043126, 0.19998, 0.078464, 3.25, 0.10595, 0.0),
+        Ring(0.069441, 0.0044464, 0.3103, 0.049756, 2.6785, 0.0079308, 0.026408),
     ),
     "ncf": Application(
         10, 4_970_854, 256, 32_768, 32, 32_768, 13_000_000,
-        Ring(0.0075104, 4.5812e-07, 0.008208, 0.0051715, 1.0),
+        Ring(0.0072944, 5.7744e-07, 0.013523, 0.0033432, 1, 0.0017759, 0.001145),
     ),
     "yolov3": Application(
         50, 16_551, 8, 128, 4, 8, 550,
-        Ring(0.17625, 0.026513, 0.57176, 0.20287, 1.75, 0.0, 0.10861),
+        Ring(0.18771, 0.02717, 0.65895, 0.18554, 1.6593, 0.0099416, 0.11393),
     ),
 }  # fmt: skip
 """By the names that Pollux' workloads use."""

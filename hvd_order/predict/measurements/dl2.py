@@ -7,7 +7,8 @@ licence, so nothing of it is in this project; who wants it fetches it. Each line
      [processors of each server], [processors of each worker])
 
 The speeds are samples/s of each worker: those of one line differ as the shares of the batch do,
-which is how the unit was inferred.
+which is how the unit was inferred. Nine lines of the file have speeds of 0 for all workers: nothing
+was measured there.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Served:
 
 
 def read_dl2(path: Path) -> Iterator[Served]:
-    """Reads the file line by line.
+    """Reads the file line by line. Leaves out lines all of whose speeds are 0.
 
     Raises:
         InvalidUsage: it is empty, or a line is no measurement.
@@ -62,7 +63,7 @@ def read_dl2(path: Path) -> Iterator[Served]:
                 right = (
                     len(speeds) == found.workers
                     and min(found.servers, found.workers, found.batch) >= 1
-                    and found.samples_per_s > 0
+                    and min(speeds) >= 0
                 )
             except (ValueError, TypeError, SyntaxError, KeyError):
                 right = False
@@ -71,6 +72,7 @@ def read_dl2(path: Path) -> Iterator[Served]:
                     f"{name}, line {number}: {text.strip()[:80]!r}; expected (model, 'dist_sync', "
                     "batch, servers, workers, [a speed for each worker], ...)"
                 )
-            yield found
+            if found.samples_per_s > 0:
+                yield found
     if empty:
         raise InvalidUsage(f"{name} is empty")

@@ -132,11 +132,19 @@ class Pollux:
         """The factor of beta in T_sync."""
         return workers - 2.0
 
+    def gradient_s(self, batch: float) -> float:
+        """T_grad."""
+        return self.ac + self.bc * batch
+
+    def sync_s(self, workers: int, nodes: int) -> float:
+        """T_sync of two or more workers."""
+        alpha, beta = (self.al, self.bl) if nodes == 1 else (self.an, self.bn)
+        return alpha + beta * self.spread(workers, nodes)
+
     def step_s(self, batch: float, workers: int, nodes: int) -> float:
         """Time of a step."""
-        gradient_s = self.ac + self.bc * batch
+        gradient_s = self.gradient_s(batch)
         if workers == 1:
             return gradient_s
-        alpha, beta = (self.al, self.bl) if nodes == 1 else (self.an, self.bn)
-        sync_s = alpha + beta * self.spread(workers, nodes)
+        sync_s = self.sync_s(workers, nodes)
         return float((gradient_s**self.gamma + sync_s**self.gamma) ** (1 / self.gamma))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import TypeVar
 
 from hvd_order.errors import InvalidUsage
@@ -15,6 +16,10 @@ __all__ = ["fit_optimus_async", "fit_optimus_sync", "fit_pollux", "fit_step_time
 Formula = TypeVar("Formula", bound=Pollux)
 
 _GAMMAS = [1 + i / 4 for i in range(37)]  # Pollux allows 1 to 10
+# Of the terms in the order of Pollux' fields: ac, bc, an, bn, gamma, al, bl.
+_RANGES = [(0.0, math.inf)] * 4 + [(1.0, 10.0)] + [(0.0, math.inf)] * 2
+_SYNC_OF_NODES, _GAMMA, _SYNC_OF_A_NODE = 2, 4, 5
+_MOST_ROUNDS = 200
 
 
 def least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
@@ -57,6 +62,13 @@ def _solve(rows: Sequence[Sequence[float]]) -> list[float] | None:
         ]
         for i in range(count)
     ]
+    found = _eliminated(lines)
+    return None if found is None else [x / each for x, each in zip(found, scale, strict=True)]
+
+
+def _eliminated(lines: list[list[float]]) -> list[float] | None:
+    """Solves linear equations, a line each with its right side last; None if singular."""
+    count = len(lines)
     for i in range(count):
         pivot = max(range(i, count), key=lambda k: abs(lines[k][i]))
         if abs(lines[pivot][i]) < 1e-10:
@@ -66,7 +78,7 @@ def _solve(rows: Sequence[Sequence[float]]) -> list[float] | None:
             if k != i:
                 factor = lines[k][i] / lines[i][i]
                 lines[k] = [a - factor * b for a, b in zip(lines[k], lines[i], strict=True)]
-    return [lines[i][-1] / lines[i][i] / scale[i] for i in range(count)]
+    return [lines[i][-1] / lines[i][i] for i in range(count)]
 
 
 def fit_optimus_async(measured: Sequence[tuple[int, int, float]]) -> OptimusAsync:
@@ -91,8 +103,10 @@ def fit_step_time(
 ) -> Formula:
     """Fits a formula of Pollux' form to (batch a worker, workers, nodes, seconds a step).
 
-    One worker's steps give ac and bc. The rest is fitted for each of some gammas; the one with the
-    least squares of relative errors stays. What nothing was measured of (several workers on one
+    Makes the squares of log(predicted / measured) least, as Pollux does (Qiao et al., OSDI 2021,
+    section 4.1), by the method of Levenberg and Marquardt (Marquardt, SIAM Journal on Applied
+    Mathematics 11(2), 1963). It begins with the best of some gammas, for each of which the other
+    terms are fitted one after the other. What nothing was measured of (several workers on one
     node, or several nodes) costs nothing.
 
     Raises:
@@ -116,14 +130,74 @@ def fit_step_time(
                 alpha, beta = least_squares(rows, targets)
                 sync[one_node] = (alpha, beta)
         tried = form(ac, bc, *sync[False], gamma, *sync[True])
-        error = _error(tried, measured)
+        error = _squares(tried, measured)
         if error < least:
             best, least = tried, error
-    return best
+    return _refined(best, measured)
 
 
-def _error(formula: Pollux, measured: Sequence[tuple[float, int, int, float]]) -> float:
+def _squares(formula: Pollux, measured: Sequence[tuple[float, int, int, float]]) -> float:
     return sum(
-        (formula.step_s(batch, workers, nodes) / step_s - 1) ** 2
+        math.log(formula.step_s(batch, workers, nodes) / step_s) ** 2
         for batch, workers, nodes, step_s in measured
     )
+
+
+def _refined(formula: Formula, measured: Sequence[tuple[float, int, int, float]]) -> Formula:
+    """Changes all terms together while that makes the squares less."""
+    form, terms = type(formula), astuple(formula)
+    least, damping = _squares(formula, measured), 1e-3
+    for _ in range(_MOST_ROUNDS):
+        gram, slope = _derivatives(formula, measured)
+        # A term at the end of its range that would leave it stays there.
+        free = [
+            i for i, (low, high) in enumerate(_RANGES)
+            if gram[i][i] > 0 and not (terms[i] <= low and slope[i] > 0)
+            and not (terms[i] >= high and slope[i] < 0)
+        ]  # fmt: skip
+        lines = [[*(gram[i][j] * (1 + damping * (i == j)) for j in free), -slope[i]] for i in free]
+        change = dict(zip(free, _eliminated(lines) or (), strict=False))
+        moved = [
+            min(max(term + change.get(i, 0.0), low), high)
+            for i, (term, (low, high)) in enumerate(zip(terms, _RANGES, strict=True))
+        ]
+        tried = form(*moved)
+        error = _squares(tried, measured)
+        if error < least:
+            is_done = least - error < 1e-10 * least
+            formula, terms, least, damping = tried, tuple(moved), error, damping / 3
+        else:
+            is_done = damping > 1e9
+            damping *= 4
+        if is_done or not change:
+            break
+    return formula
+
+
+def _derivatives(
+    formula: Pollux, measured: Sequence[tuple[float, int, int, float]]
+) -> tuple[list[list[float]], list[float]]:
+    """Products of the derivatives of log(predicted / measured) by the terms, and with itself."""
+    count = len(_RANGES)
+    gram, slope = [[0.0] * count for _ in range(count)], [0.0] * count
+    for batch, workers, nodes, measured_s in measured:
+        step_s = formula.step_s(batch, workers, nodes)
+        wrong = math.log(step_s / measured_s)
+        part = formula.gradient_s(batch) / step_s
+        by_gradient = part ** (formula.gamma - 1) / step_s
+        row = [by_gradient, by_gradient * batch, 0.0, 0.0, 0.0, 0.0, 0.0]
+        if workers > 1:
+            sync = formula.sync_s(workers, nodes) / step_s
+            by_sync = sync ** (formula.gamma - 1) / step_s
+            alpha = _SYNC_OF_A_NODE if nodes == 1 else _SYNC_OF_NODES
+            row[alpha] = by_sync
+            row[alpha + 1] = by_sync * formula.spread(workers, nodes)
+            # part ** gamma + sync ** gamma is 1.
+            row[_GAMMA] = sum(
+                x**formula.gamma * math.log(x) for x in (part, sync) if x > 0
+            ) / formula.gamma  # fmt: skip
+        for i in range(count):
+            slope[i] += row[i] * wrong
+            for j in range(count):
+                gram[i][j] += row[i] * row[j]
+    return gram, slope
