@@ -1,7 +1,8 @@
 """One worker of the benchmark; worker 0 prints a line of JSON.
 
-The job has "steps" and "warm_up" of them; with "record" worker 0 says what the servers cost. Of one
-worker alone, "updates" are the durations of its updates.
+The job has "steps" and "warm_up" of them; with "record" worker 0 says what the servers cost. "late"
+counts updates after the warm-up, in which servers only sum. Of one worker alone, "updates" are the
+durations of its updates.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ def main() -> None:
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-6)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     ends, events, updates = [], [], []
+    late_before = 0
     for step in range(job["steps"]):
-        if job["record"] and step == job["warm_up"]:
-            _servers().record()
+        if step == job["warm_up"]:
+            late_before = _late()
+            if job["record"]:
+                _servers().record()
         optimizer.zero_grad()
         model(model_input()).backward()
         begin = time.perf_counter()
@@ -50,15 +54,19 @@ def main() -> None:
         model.recorder.events.clear()
     costs = _costs(ends[job["warm_up"] - 1 :]) if job["record"] else None
     optimizer.flush()
-    host = running_host()  # none of one worker alone
-    servers = None if host is None else host.servers
-    late = 0 if servers is None else servers.transport.dropped()[0]
-    found = hvd.allgather_object((ends, late))
+    found = hvd.allgather_object((ends, _late() - late_before))
     if hvd.rank() == 0:
         answer = {"ends": [each for each, _ in found], "late": sum(each for _, each in found),
                   "events": events, "updates": updates, "servers": costs}  # fmt: skip
         print(json.dumps(answer), flush=True)
     hvd.shutdown()
+
+
+def _late() -> int:
+    """Slices whose update came too late for the delay bound, so far."""
+    host = running_host()  # none of one worker alone
+    servers = None if host is None else host.servers
+    return 0 if servers is None else servers.transport.dropped()[0]
 
 
 def _servers() -> ParameterServers:

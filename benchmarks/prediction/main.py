@@ -92,7 +92,7 @@ def _cells(
     for workers in options.workers:
         found = _run(profile, name, rate_mbit, mode, workers, options)
         ends[workers] = found["ends"]
-        updates = len(step.tensor_bytes) * sum(map(len, found["ends"]))
+        updates = len(step.tensor_bytes) * workers * options.steps
         late[workers] = found["late"] / updates
         measured[workers] = rate_while_all_train(ends[workers], _WARM_UP)
     forms = _closed_forms(step, link, mode, measured)
