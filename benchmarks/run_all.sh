@@ -110,6 +110,8 @@ record prediction-rate prediction/main --models resnet50 densenet121 gpt2_small 
 record prediction-sync prediction/main --models resnet50 densenet121 gpt2_small --modes sync
 record prediction-sync-rate prediction/main --models resnet50 densenet121 gpt2_small --modes sync \
   --rates-mbit 250 --workers 8
+record prediction-allreduce prediction/main --models resnet50 densenet121 gpt2_small \
+  --modes allreduce --steps 24
 record prediction-queue prediction/main --models resnet50 --modes sync --queue-ms 50
 record prediction-speed prediction/speed
 record parameter_server-order parameter_server/main --only ordered raw --rounds 6 --steps 8
