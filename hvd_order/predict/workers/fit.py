@@ -137,10 +137,13 @@ def fit_step_time(
 
 
 def _squares(formula: Pollux, measured: Sequence[tuple[float, int, int, float]]) -> float:
-    return sum(
-        math.log(formula.step_s(batch, workers, nodes) / step_s) ** 2
-        for batch, workers, nodes, step_s in measured
-    )
+    total = 0.0
+    for batch, workers, nodes, step_s in measured:
+        ratio = formula.step_s(batch, workers, nodes) / step_s
+        if ratio <= 0:
+            return math.inf
+        total += math.log(ratio) ** 2
+    return total
 
 
 def _refined(formula: Formula, measured: Sequence[tuple[float, int, int, float]]) -> Formula:
@@ -155,12 +158,17 @@ def _refined(formula: Formula, measured: Sequence[tuple[float, int, int, float]]
             if gram[i][i] > 0 and not (terms[i] <= low and slope[i] > 0)
             and not (terms[i] >= high and slope[i] < 0)
         ]  # fmt: skip
-        lines = [[*(gram[i][j] * (1 + damping * (i == j)) for j in free), -slope[i]] for i in free]
-        change = dict(zip(free, _eliminated(lines) or (), strict=False))
-        moved = [
-            min(max(term + change.get(i, 0.0), low), high)
-            for i, (term, (low, high)) in enumerate(zip(terms, _RANGES, strict=True))
-        ]
+        scale = [math.sqrt(gram[i][i]) for i in range(len(terms))]
+        change = _eliminated([
+            [*(gram[i][j] / scale[i] / scale[j] + damping * (i == j) for j in free),
+             -slope[i] / scale[i]]
+            for i in free
+        ])  # fmt: skip
+        if not change:
+            break
+        moved = list(terms)
+        for i, by in zip(free, change, strict=True):
+            moved[i] = min(max(terms[i] + by / scale[i], _RANGES[i][0]), _RANGES[i][1])
         tried = form(*moved)
         error = _squares(tried, measured)
         if error < least:
@@ -169,7 +177,7 @@ def _refined(formula: Formula, measured: Sequence[tuple[float, int, int, float]]
         else:
             is_done = damping > 1e9
             damping *= 4
-        if is_done or not change:
+        if is_done:
             break
     return formula
 
