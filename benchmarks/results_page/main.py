@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from results_page.documents import FOLDER, Documents
 from results_page.page import page
-from results_page.pictures import over_optimum, prediction, server_load, timelines
+from results_page.pictures import over_optimum, prediction, server_load, throughput, timelines
 from results_page.readme_table import readme_with_table
 from results_page.targets import TARGETS
 
@@ -20,6 +20,7 @@ PICTURES = (
     ("side_by_side", "over_optimum.png", over_optimum.draw),
     ("side_by_side", "timelines.png", timelines.draw),
     ("simulate", "prediction.png", prediction.draw),
+    ("prediction", "throughput.png", throughput.draw),
     ("parameter_server", "server_load.png", server_load.draw_elastic),
     ("parameter_server", "rebalance.png", server_load.draw_rebalance),
 )

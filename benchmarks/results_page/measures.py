@@ -322,28 +322,36 @@ def queues_of(document: Document) -> str:
     return ", ".join(words)
 
 
-def throughput_error(share: float, cells: str = "cells", queues: str = "") -> Measure:
-    """The error of the predicted throughput that this share of the cells stays below.
+def throughput_cells(
+    documents: Documents, cells: str = "cells", queues: str = ""
+) -> list[tuple[dict[str, Any], Document]]:
+    """Predicted and measured throughput, of a cell the newest, and where each stands.
 
-    The cells of all files count, but for those with a delay bound; of a cell the newest.
+    Cells with a delay bound are left out.
 
     Args:
         cells: "cells" of hvd_order's servers, "strategy_cells" of TensorFlow's.
         queues: of which hosts, in the words of `queues_of`.
     """
+    found: dict[tuple[Any, ...], tuple[dict[str, Any], Document]] = {}
+    for document in documents.of("prediction", cells):
+        if queues_of(document) == queues:
+            for cell in document.raw[cells]:
+                if cell["mode"] != "bounded":
+                    key = tuple(cell[k] for k in ("model", "rate_mbit", "mode", "workers"))
+                    found.setdefault(key, (cell, document))
+    return list(found.values())
+
+
+def throughput_error(share: float, cells: str = "cells", queues: str = "") -> Measure:
+    """The error of the predicted throughput that this share of `throughput_cells` stays below."""
 
     def measure(documents: Documents) -> Figure | None:
-        found: dict[tuple[Any, ...], tuple[float, Document]] = {}
-        for document in documents.of("prediction", cells):
-            if queues_of(document) == queues:
-                for cell in document.raw[cells]:
-                    if cell["mode"] != "bounded":
-                        key = tuple(cell[k] for k in ("model", "rate_mbit", "mode", "workers"))
-                        found.setdefault(key, (abs(cell["error"]), document))
+        found = throughput_cells(documents, cells, queues)
         if not found:
             return None
-        newest = next(iter(found.values()))[1]
-        errors = sorted(error for error, _ in found.values())
+        newest = found[0][1]
+        errors = sorted(abs(cell["error"]) for cell, _ in found)
         if share == 0.5:
             return _median(errors, newest)
         return _exact(errors[min(len(errors) - 1, int(share * len(errors)))], newest)

@@ -6,7 +6,6 @@ Kubernetes; command, arguments, variables and volumes are the manifest's.
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from helpers import elastic_training
 from helpers.podman import NEEDS_PODMAN, Podman
-from helpers.pods import command_of, manifest, options_of
+from helpers.pods import assert_trained_right, command_of, manifest, options_of
 
 pytestmark = NEEDS_PODMAN
 
@@ -142,10 +141,4 @@ def test_killed_pods_are_replaced_and_training_goes_on_from_the_commit(pods: Pod
     assert begins[:2] == [0, 0]
     assert begins[2] >= 60 - elastic_training.COMMIT_EVERY
     assert begins[4] >= 180 - elastic_training.COMMIT_EVERY
-    losses, weights = elastic_training.reference(STEPS)
-    steps = re.findall(r"step (\d+) loss (\S+) at", said)
-    assert {int(step) for step, _ in steps} == set(range(STEPS))
-    for step, loss in steps:
-        assert float(loss) == pytest.approx(losses[int(step)], rel=1e-9)
-    (ended,) = re.findall(r"weights (\[.*\])", said)
-    assert ast.literal_eval(ended) == pytest.approx(weights, rel=1e-9)
+    assert_trained_right(said, STEPS)

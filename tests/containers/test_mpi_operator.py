@@ -6,7 +6,6 @@ for all, and /etc/mpi/discover_hosts.sh, which lists the running workers.
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import subprocess
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from helpers import elastic_training
 from helpers.podman import NEEDS_PODMAN, Podman
-from helpers.pods import command_of, manifest, options_of
+from helpers.pods import assert_trained_right, command_of, manifest, options_of
 
 pytestmark = NEEDS_PODMAN
 
@@ -154,10 +153,4 @@ def test_a_killed_worker_leaves_the_job_and_joins_it_again(pods: PodsOfAnMpiJob)
     assert [size for size, _ in begins] == ["2", "1", "2"]
     assert int(begins[1][1]) >= KILL_AT - elastic_training.COMMIT_EVERY
     assert int(begins[2][1]) == TWO_AGAIN_AT
-    losses, weights = elastic_training.reference(STEPS)
-    steps = re.findall(r"step (\d+) loss (\S+) at", said)
-    assert {int(step) for step, _ in steps} == set(range(STEPS))
-    for step, loss in steps:
-        assert float(loss) == pytest.approx(losses[int(step)], rel=1e-9)
-    (ended,) = re.findall(r"weights (\[.*\])", said)
-    assert ast.literal_eval(ended) == pytest.approx(weights, rel=1e-9)
+    assert_trained_right(said, STEPS)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from helpers import elastic_training
 from helpers.ranks import REPOSITORY
 
-__all__ = ["command_of", "manifest", "options_of"]
+__all__ = ["assert_trained_right", "command_of", "manifest", "options_of"]
 
 
 def manifest(name: str) -> dict[str, dict[str, Any]]:
@@ -48,3 +52,14 @@ def command_of(pod: Mapping[str, Any]) -> list[str]:
     """Command and arguments of the only container of a pod."""
     (container,) = pod["containers"]
     return [*container["command"], *container["args"]]
+
+
+def assert_trained_right(said: str, steps: int) -> None:
+    """Every loss and the last weights that pods said are those of training without a break."""
+    losses, weights = elastic_training.reference(steps)
+    done = re.findall(r"step (\d+) loss (\S+) at", said)
+    assert {int(step) for step, _ in done} == set(range(steps))
+    for step, loss in done:
+        assert float(loss) == pytest.approx(losses[int(step)], rel=1e-9)
+    (ended,) = re.findall(r"weights (\[.*\])", said)
+    assert ast.literal_eval(ended) == pytest.approx(weights, rel=1e-9)
