@@ -9,6 +9,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _get_default_store
 
 from hvd_order.bounded import within
+from hvd_order.c10d.job.formation import formation_name
 from hvd_order.c10d.job.job import Job
 from hvd_order.c10d.job.meeting import Card, check_cards, every_rank_has_a_device, meet
 from hvd_order.c10d.job.process_groups import JoinedGroups, OwnGroups
@@ -31,11 +32,13 @@ class _Stores:
 
     Attributes:
         by_address: kept alive: rank 0's is the server.
+        formations: by address, the name of this process's formation, where an agent serves.
         jobs_begun: separates the keys of successive jobs in one store.
     """
 
     def __init__(self) -> None:
         self.by_address: dict[tuple[str, int], TCPStore] = {}
+        self.formations: dict[tuple[str, int], str] = {}
         self.jobs_begun = 0
 
 
@@ -120,9 +123,6 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
     agent_serves = (
         info.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     )
-    # An agent's store outlives its workers. One that rank 0 serves begins with it, and agents that
-    # joined at different times have counted different numbers of restarts.
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if agent_serves else "0"
     store = _stores.by_address.get(address)
     if store is None:
         serves = info.rank == 0 and not agent_serves
@@ -146,7 +146,14 @@ def _store(info: RankInfo, config: Config, generation: int) -> Store:
         except (TimeoutError, RuntimeError) as error:
             raise _unreachable(info, config, error) from error
         _stores.by_address[address] = store
-    return PrefixStore(f"hvd_order/{restart}/{generation}", store)
+    formation = ""  # a store that rank 0 serves begins with it
+    if agent_serves:
+        formation = _stores.formations.get(address, "")
+        if not formation:
+            names = PrefixStore("hvd_order/formations", store)
+            formation = formation_name(names, info, config.timeout)
+            _stores.formations[address] = formation
+    return PrefixStore(f"hvd_order/{formation}/{generation}", store)
 
 
 def _unreachable(info: RankInfo, config: Config, error: Exception) -> Exception:

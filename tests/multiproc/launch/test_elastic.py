@@ -73,9 +73,9 @@ def kept() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith("hvd_order_elastic")}
 
 
-def torchrun(port: int, processes: int) -> list[str]:
+def torchrun(port: int, processes: int, nodes: str = "1:2") -> list[str]:
     return [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2",
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes,
         "--nproc-per-node", str(processes), "--max-restarts", "3", "--rdzv-backend", "c10d",
         "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "grows", "--local-addr", "127.0.0.1",
         "--rdzv-conf", "last_call_timeout=1",
@@ -99,6 +99,23 @@ def test_a_second_torchrun_joins_and_training_goes_on_with_three() -> None:
     first.lines += second.lines  # the new agent may have become the first
     assert len(first.matches(STEP)) == STEPS, "nobody died, so nothing is done again"
     assert_trained_right(first)
+
+
+@pytest.mark.timeout(300)
+def test_torchruns_that_have_counted_different_failures_meet_again() -> None:
+    """Agents share one store for all formations, and count the failures of their own workers."""
+    command = [*torchrun(free_port(), 1, nodes="2"), *train(0.02)[1:]]
+    env = launcher_environment()
+    with Job(command, env) as one, Job(command, env) as two:
+        for moment, victim in ((30, 1), (120, 0)):
+            found = {int(job.wait_for(BEGINS)[1]): job for job in (one, two)}
+            found[0].wait_for(STEP, step_at_least(moment))
+            os.kill(pids(found[victim])[victim], signal.SIGKILL)
+        for job in (one, two):
+            assert int(job.wait_for(BEGINS)[4]) >= 120 - elastic_training.COMMIT_EVERY
+            assert job.wait() == 0, job.text()
+    one.lines += two.lines
+    assert_trained_right(one)
 
 
 @pytest.mark.timeout(400)
