@@ -26,9 +26,9 @@ def only(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-# The MPI operator's schema is in no package. These are its fields beside the pods'
-# (kubeflow/mpi-operator, pkg/apis/kubeflow/v2beta1/types.go).
-REPLICA = only(replicas=INTEGER, restartPolicy=TEXT, template=ANY)
+# The MPI operator's schema is in no package. These are the fields beside the pods' and the values
+# that it takes (kubeflow/mpi-operator, pkg/apis/kubeflow: v2beta1/types.go, validation).
+REPLICA = only(replicas=INTEGER, restartPolicy={"enum": ["Never", "OnFailure"]}, template=ANY)
 MPIJOB = only(
     slotsPerWorker=INTEGER,
     sshAuthMountPath=TEXT,
