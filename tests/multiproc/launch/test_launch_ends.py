@@ -66,15 +66,16 @@ def test_what_ranks_have_started_ends_with_them(tmp_path: Path, mark: str, end: 
 def test_what_ranks_have_started_ends_with_the_launcher(
     tmp_path: Path, mark: str, how: signal.Signals
 ) -> None:
-    before = set(os.listdir("/tmp"))
-    with Job(bring_up(tmp_path, mark, "stays", "-np", "2"), launcher_environment()) as job:
+    own = tmp_path / "tmp"  # other tests may run at this time
+    own.mkdir()
+    env = launcher_environment({"TMPDIR": str(own)})
+    with Job(bring_up(tmp_path, mark, "stays", "-np", "2"), env) as job:
         for _ in range(2):
             job.wait_for("up")
         job.signal(how)
         assert job.wait(60) == (128 + how if how is signal.SIGTERM else -how)
         assert no_process_with(mark)
-    left = [name for name in set(os.listdir("/tmp")) - before if name.startswith("hvd_order")]
-    assert left == []
+    assert [name for name in os.listdir(own) if name.startswith("hvd_order")] == []
 
 
 def test_a_training_under_a_shell_script_ends_with_the_launcher(tmp_path: Path, mark: str) -> None:
