@@ -109,7 +109,7 @@ record prediction-models prediction/main --models densenet121 gpt2_small
 record prediction-rate prediction/main --models resnet50 densenet121 gpt2_small --rates-mbit 250
 record prediction-sync prediction/main --models resnet50 densenet121 gpt2_small --modes sync
 record prediction-sync-rate prediction/main --models resnet50 densenet121 gpt2_small --modes sync \
-  --rates-mbit 250 --workers 8
+  --rates-mbit 250
 record prediction-allreduce prediction/main --models resnet50 densenet121 gpt2_small \
   --modes allreduce --steps 24
 record prediction-queue prediction/main --models resnet50 --modes sync --queue-ms 50
