@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import re
+import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
-import psutil
 import pytest
 from helpers.ranks import run_script, start_script
 
@@ -163,25 +167,62 @@ def test_a_rank_that_is_frozen_outside_of_a_step_is_named(where: str, victim: in
             assert words in script.stdout(rank)
 
 
-def connections(pids: list[int]) -> list[tuple[int, int]]:
-    """Ports of the connections between two processes of this host."""
-    ends = [
-        {(each.laddr.port, each.raddr.port) for each in connected if each.raddr}
-        for connected in (psutil.Process(pid).net_connections("tcp") for pid in pids)
-    ]
-    return [(ours, theirs) for ours, theirs in ends[0] if (theirs, ours) in ends[1]]
+@contextlib.contextmanager
+def own_network() -> Iterator[Path]:
+    """A network with nothing but a loopback device; yields its namespace."""
+    if os.geteuid() or shutil.which("iptables") is None:
+        pytest.skip("a firewall needs root and the command iptables")
+    script = "ip link set lo up && echo ready && exec sleep infinity"
+    command = ["unshare", "--net", "sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        try:
+            assert holder.stdout.readline() == "ready\n"
+            yield Path(f"/proc/{holder.pid}/ns/net")
+        finally:
+            holder.kill()
+
+
+def connections(network: Path, one: int, other: int) -> set[tuple[int, int]]:
+    """Ports of the connections between two processes: of the one's end, of the other's."""
+    listing = subprocess.check_output(
+        ["nsenter", f"--net={network}", "ss", "-tnpH", "state", "established"], text=True
+    )
+    line = re.compile(r":(\d+)\s+\S+:(\d+)\s+users:.*pid=(\d+),")
+    ends = [tuple(map(int, each)) for each in line.findall(listing)]
+    ours, theirs = ({end[:2] for end in ends if end[2] == pid} for pid in (one, other))
+    return {(local, remote) for local, remote in ours if (remote, local) in theirs}
+
+
+def refuse(network: Path, source: int, destination: int) -> None:
+    """From now on a packet between these ports is answered by a reset, which itself may pass."""
+    packets = f"--protocol tcp --sport {source} --dport {destination} --tcp-flags RST NONE"
+    subprocess.run(
+        ["nsenter", f"--net={network}", "iptables", "--append", "INPUT", *packets.split(),
+         "--jump", "REJECT", "--reject-with", "tcp-reset"],
+        check=True,
+    )  # fmt: skip
+
+
+ENTERS = """
+import ctypes
+with open({network!r}) as network:
+    assert ctypes.CDLL(None).setns(network.fileno(), 0x40000000) == 0  # CLONE_NEWNET
+"""
 
 
 def test_connections_that_are_cut_are_an_error_that_says_so() -> None:
     """As by a firewall that forgets them; no rank has ended."""
-    with start_script(3, TRAIN, env={"HVD_ORDER_TIMEOUT": "10"}) as script:
-        script.wait_for_output(1, "reached 5")
-        for ours, theirs in connections(script.pids[1:]):
-            filters = ["sport", "=", f":{ours}", "dport", "=", f":{theirs}"]
-            subprocess.run(["ss", "-K", *filters], capture_output=True, check=True)
-        if connections(script.pids[1:]):
-            pytest.skip("ss -K cuts no connections here: it needs root and INET_DIAG_DESTROY")
-        ended = script.wait(timeout=30)
+    with own_network() as network:
+        source = ENTERS.format(network=str(network)) + TRAIN
+        with start_script(3, source, env={"HVD_ORDER_TIMEOUT": "10"}) as script:
+            script.wait_for_output(1, "reached 5")
+            cut = connections(network, *script.pids[1:])
+            assert cut
+            for ours, theirs in cut:
+                refuse(network, ours, theirs)
+                refuse(network, theirs, ours)
+            ended = script.wait(timeout=30)
     for end in ended:
         assert end.returncode == 3, end.stderr
         assert "raised PeerLost: rank " in end.stdout
