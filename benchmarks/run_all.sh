@@ -114,6 +114,7 @@ record prediction-allreduce prediction/main --models resnet50 densenet121 gpt2_s
   --modes allreduce --steps 24
 record prediction-queue prediction/main --models resnet50 --modes sync --queue-ms 50
 record prediction-speed prediction/speed
+record prediction-public prediction/public
 record parameter_server-order parameter_server/main --only ordered raw --rounds 6 --steps 8
 record parameter_server-straggler parameter_server/main --only straggler --stragglers 1
 record parameter_server-elastic parameter_server/main --only elastic --events 10

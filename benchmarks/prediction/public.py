@@ -2,7 +2,8 @@
 
 Fits from few points and predicts the others. Pollux' measurements: the excerpt that is shipped, or
 all of them with --pollux DIR (simulator/traces of petuum/adaptdl, branch osdi21-artifact). DL2's:
-with --dl2 FILE (config_speed.txt of pengyanghua/DL2; it has no licence and is not shipped).
+with --dl2 FILE (config_speed.txt of pengyanghua/DL2; it has no licence and is not shipped). The
+result file has Pollux' errors.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common.environment import describe, environment
+from common.record import add_out_option, write_record
 from common.report import table
 
 from hvd_order.cluster.workloads.load import DATA
@@ -38,16 +41,29 @@ _KNOWN = {
 _SPLITS = {"1-4 -> 6-16": (4, 6), "1-2 -> 6-16": (2, 6), "1-2 -> 3-4": (2, 3), "1-3 -> 4": (3, 4)}
 
 
+Row = tuple[float, int, int, float]  # of Measured
+# Steps' absolute relative errors, by application, by _SPLITS, by form.
+Errors = dict[str, dict[str, dict[str, list[float]]]]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--pollux", metavar="PATH",
-                        default=os.path.join(DATA, "pollux-measurements.csv"))  # fmt: skip
+    add_out_option(parser)
+    parser.add_argument("--pollux", metavar="PATH", help="default: the excerpt that is shipped")
     parser.add_argument("--dl2", metavar="FILE")
     parser.add_argument("--seeds", type=int, default=20, help="choices of DL2's points")
     options = parser.parse_args()
+    found = environment()
+    print(describe(found) + "\n")
+    shipped = os.path.join(DATA, "pollux-measurements.csv")
+    errors: Errors = {}
     rows = []
-    for application, measured in read_pollux(options.pollux).items():
-        rows += _pollux_rows(application, measured)
+    for application, measured in read_pollux(options.pollux or shipped).items():
+        errors[application] = {}
+        for split in _SPLITS:
+            if points := _points(measured, split):
+                errors[application][split] = _pollux_errors(*points)
+                rows.append(_pollux_row(application, split, points, errors[application][split]))
     print("Pollux: errors in %, median / 90 %; numbers of nodes\n")
     print(table(("application", "fit -> predict", "points", "Pollux", "ring, shared link",
                  "before: Pollux", "before: ring"), rows))  # fmt: skip
@@ -56,32 +72,44 @@ def main() -> int:
               "before: median 3.4 to 11.2, 90 % 14 to 36\n")  # fmt: skip
         print(table(("model", "batch", "points", "median / 90 %"),
                     _dl2_rows(list(read_dl2(options.dl2)), options.seeds)))  # fmt: skip
+    settings = {"pollux": os.path.basename(options.pollux or shipped)}
+    write_record("prediction", found, settings, {"published": errors}, {}, options.out)
     return 0
 
 
-def _errors(predicted: Sequence[float], measured: Sequence[float]) -> str:
-    errors = 100 * np.abs(np.array(predicted) / np.array(measured) - 1)
-    return f"{np.median(errors):.1f} / {np.quantile(errors, 0.9):.0f}"
+def _points(measured: Sequence[Measured], split: str) -> tuple[list[Row], list[Row]] | None:
+    """What is fitted to and what is predicted; None: too little of either."""
+    most, least = _SPLITS[split]
+    upper = most + 2 if least < 6 else 1 << 30
+    few = [m.row for m in measured if m.nodes <= most]
+    rest = [m.row for m in measured if least <= m.nodes <= upper]
+    return (few, rest) if rest and any(workers == 1 for _, workers, _, _ in few) else None
 
 
-def _pollux_rows(application: str, measured: Sequence[Measured]) -> list[list[str]]:
-    rows = []
-    for split, (most, least) in _SPLITS.items():
-        upper = most + 2 if least < 6 else 1 << 30
-        few = [m.row for m in measured if m.nodes <= most]
-        rest = [m.row for m in measured if least <= m.nodes <= upper]
-        if not rest or not any(workers == 1 for _, workers, _, _ in few):
-            continue
-        steps = [step_s for *_, step_s in rest]
-        found = [
-            _errors([formula.step_s(batch, workers, nodes) for batch, workers, nodes, _ in rest],
-                    steps)
-            for formula in (fit_pollux(few), fit_ring(few))
-        ]  # fmt: skip
-        linear, by_application, ring = _KNOWN.get(split, ("", {}, ""))
-        before = str(by_application.get(application, ring))
-        rows.append([application, split, f"{len(few)} -> {len(rest)}", *found, linear, before])
-    return rows
+def _pollux_errors(few: Sequence[Row], rest: Sequence[Row]) -> dict[str, list[float]]:
+    return {
+        form: [
+            abs(formula.step_s(batch, workers, nodes) / step_s - 1)
+            for batch, workers, nodes, step_s in rest
+        ]
+        for form, formula in (("Pollux", fit_pollux(few)), ("shared link", fit_ring(few)))
+    }
+
+
+def _pollux_row(
+    application: str,
+    split: str,
+    points: tuple[Sequence[Row], Sequence[Row]],
+    errors: dict[str, list[float]],
+) -> list[str]:
+    linear, by_application, ring = _KNOWN.get(split, ("", {}, ""))
+    before = str(by_application.get(application, ring))
+    counts = " -> ".join(str(len(each)) for each in points)
+    return [application, split, counts, *map(_percent, errors.values()), linear, before]
+
+
+def _percent(errors: Sequence[float]) -> str:
+    return f"{100 * np.median(errors):.1f} / {100 * np.quantile(errors, 0.9):.0f}"
 
 
 def _dl2_rows(measured: Sequence[Served], seeds: int) -> list[list[str]]:
@@ -93,17 +121,18 @@ def _dl2_rows(measured: Sequence[Served], seeds: int) -> list[list[str]]:
     for (model, batch), all_ in sorted(groups.items()):
         if len(all_) <= _POINTS:
             continue
-        predicted: list[float] = []
-        wanted: list[float] = []
+        errors: list[float] = []
         for seed in range(seeds):
             few = random.Random(seed).sample(all_, _POINTS)
             formula = fit_optimus_sync(
                 [(m.workers, m.servers, batch, m.samples_per_s / batch) for m in few]
             )
-            rest = [m for m in all_ if m not in few]
-            predicted += [batch * formula.steps_per_s(m.workers, m.servers, batch) for m in rest]
-            wanted += [m.samples_per_s for m in rest]
-        rows.append([model, str(batch), str(len(all_)), _errors(predicted, wanted)])
+            errors += [
+                abs(batch * formula.steps_per_s(m.workers, m.servers, batch) / m.samples_per_s - 1)
+                for m in all_
+                if m not in few
+            ]
+        rows.append([model, str(batch), str(len(all_)), _percent(errors)])
     return rows
 
 

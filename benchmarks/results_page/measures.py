@@ -359,6 +359,23 @@ def throughput_error(share: float, cells: str = "cells", queues: str = "") -> Me
     return measure
 
 
+def published_error(application: str, split: str, form: str) -> Measure:
+    """The median error of a form on published measurements.
+
+    Args:
+        split: numbers of nodes that it was fitted to and predicted, as in the result file.
+    """
+
+    def measure(documents: Documents) -> Figure | None:
+        for document in documents.of("prediction", "published"):
+            found = document.raw["published"].get(application, {}).get(split)
+            if found:
+                return _median(found[form], document)
+        return None
+
+    return measure
+
+
 def backends(documents: Documents) -> Figure | None:
     document = documents.newest("backends", "seconds")
     if document is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from results_page.documents import Document
@@ -161,7 +162,23 @@ def _predictions(runs: Sequence[Document]) -> list[str]:
             ])  # fmt: skip
     header = ("model, Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
               "bound", "Optimus, Pollux", "commit")  # fmt: skip
-    return table(rows, header)
+    published = [
+        [application, split, *(f"{statistics.median(each):.1%}" for each in errors.values()),
+         run.commit]
+        for run in runs
+        for application, splits in run.raw.get("published", {}).items()
+        for split, errors in splits.items()
+    ]  # fmt: skip
+    if not published:
+        return table(rows, header)
+    return [
+        *table(rows, header),
+        "",
+        "Published measurements of Pollux, numbers of nodes, median errors of two forms:",
+        "",
+        *table(published, ("application", "fitted to -> predicted", "Pollux'",
+                           "workers of a node share its link", "commit")),
+    ]  # fmt: skip
 
 
 TABLES: Mapping[str, Callable[[Sequence[Document]], list[str]]] = {

@@ -34,6 +34,7 @@ from results_page.measures import (
     over_optimum,
     overhead,
     prediction_error,
+    published_error,
     ratio_over_bounds,
     raw_share,
     restart,
@@ -68,6 +69,10 @@ _OF_DDP = "hvd_order / tuned DDP: "
 _CLIPPED = (("resnet50", 2, 1.05), ("gpt2_small", 2, 1.05), ("bert_large", 2, 1.05),
             ("densenet121", 2, 1.08), ("resnet50", 4, 1.05), ("gpt2_small", 4, 1.05),
             ("densenet121", 4, 1.08))  # fmt: skip
+
+# What another program found with the volume of a ring (benchmarks/prediction).
+_OF_A_RING = {"imagenet": 0.081, "cifar10": 0.099, "deepspeech2": 0.153, "yolov3": 0.36,
+              "bert": 0.46, "ncf": 0.61}  # fmt: skip
 
 
 def _side_by_side(text: str, measure: Measure, limit: float | None, run: str) -> Target:
@@ -195,6 +200,11 @@ TARGETS = [
             (" of TensorFlow's servers", "strategy_cells", "ACKs first"),
         )
         for text, share, limit in (("median", 0.5, 0.05), ("90 %", 0.9, 0.10), ("worst", 1.0, 0.15))
+    ),
+    *(
+        Target("prediction", f"Pollux' {application}, 1-2 nodes -> 6-16: median error",
+               published_error(application, "1-2 -> 6-16", "shared link"), Bound(limit), "")
+        for application, limit in _OF_A_RING.items()
     ),
     Target("prediction", "64 workers, 4 servers, 1,000 steps each, s",
            seconds_of("prediction", "64 workers, 1000 steps each"), Bound(10.0), ""),
