@@ -370,7 +370,7 @@ def published_error(application: str, split: str, form: str) -> Measure:
         for document in documents.of("prediction", "published"):
             found = document.raw["published"].get(application, {}).get(split)
             if found:
-                return _median(found[form], document)
+                return _exact(statistics.median(found[form]), document)
         return None
 
     return measure
