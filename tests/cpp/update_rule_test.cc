@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "check.h"
 
-// tests/unit/test_update_rule.py compares the numbers with torch's.
+// tests/unit/server/test_update_rule.py compares the numbers with torch's.
 namespace hvd_order {
 
 namespace {

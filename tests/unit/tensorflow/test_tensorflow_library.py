@@ -20,7 +20,7 @@ pytestmark = [
     ),
     pytest.mark.timeout(300),
 ]
-PACKAGE = Path(__file__).parents[2] / "hvd_order"
+PACKAGE = Path(__file__).parents[3] / "hvd_order"
 
 
 def library(name: str) -> Path:

@@ -18,7 +18,7 @@ from hvd_order.plan.link.busy_union import LinkUse
 from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.link.server_costs import Cost, ServerCosts, StrategySteps
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def example() -> Profile:

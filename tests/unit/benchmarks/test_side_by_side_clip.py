@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "side_by_side")]
 
 from cell_bounds import clipped_optimum_s, layer_s, optimum_s  # noqa: E402

@@ -97,7 +97,7 @@ OTHER_NAMES = {
     "mpi_threads_supported", "nccl_built", "rank", "rocm_built", "shutdown", "size",
     "start_timeline", "stop_timeline",
 }  # fmt: skip
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def arguments(signature: inspect.Signature) -> list[tuple[str, object]]:

@@ -18,7 +18,7 @@ from hvd_order.plan.graph.graph import Parameter
 from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.link.slice_settings import SliceSettings
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def example() -> Plan:
