@@ -10,7 +10,7 @@ from parity.test_matrix import ALSO_ON_THREE, CASES, OPTIMIZERS
 NOT_HERE = ("Compiled",)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)  # the first one builds the device
 @pytest.mark.parametrize(
     "optimizer",
     [
