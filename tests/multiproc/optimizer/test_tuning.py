@@ -25,7 +25,7 @@ def network() -> nn.Module:
     """More bytes than the largest slice, so that there is something to try."""
     torch.manual_seed(3)
     return nn.Sequential(
-        nn.Linear(300, 1500), nn.ReLU(), nn.Linear(1500, 1500), nn.ReLU(), nn.Linear(1500, 10)
+        nn.Linear(300, 900), nn.ReLU(), nn.Linear(900, 900), nn.ReLU(), nn.Linear(900, 10)
     ).double()
 
 
