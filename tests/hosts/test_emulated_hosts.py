@@ -258,7 +258,7 @@ def test_acknowledgments_pass_waiting_data_if_asked_for(working: None) -> None:
 
 def test_a_longer_queue_holds_data_for_longer(working: None) -> None:
     # In the switch: on its own host a connection lets only little of its data wait. Reno sends more
-    # until the queue is full; BBR and CUBIC may stop earlier.
+    # until the queue is full; CUBIC, the default, sometimes stops earlier.
     short, long = (
         rtt_beside_data_us(slow=1, queue_ms=ms, congestion_control="reno") for ms in (5, 100)
     )

@@ -2,47 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
-import re
-import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from helpers.ranks import run_script, start_script
+from helpers.scripts import TRAINS_FOR_EVER
 
 TIMEOUT_S = 10
-
-# Trains for ever; says how far it is, and how it ended.
-TRAIN = """
-import sys, time
-import torch
-import hvd_order.torch as hvd
-
-hvd.init()
-torch.manual_seed(0)
-model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
-optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=1e-3), named_parameters=model.named_parameters()
-)
-x = torch.randn(4, 256)
-step = 0
-try:
-    while True:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        step += 1
-        if step in (1, 5):
-            print(f"reached {step}", flush=True)
-except hvd.HorovodInternalError as error:
-    print(f"raised {type(error).__name__}: {error}", flush=True)
-    sys.exit(3)
-"""
 
 
 @pytest.mark.timeout(600)
@@ -51,7 +18,7 @@ def test_the_others_raise_and_exit_when_a_rank_is_killed(trials: int) -> None:
     moments = random.Random(trials)
     for trial in range(trials):
         victim = trial % 3
-        with start_script(3, TRAIN, env={"HVD_ORDER_TIMEOUT": str(TIMEOUT_S)}) as script:
+        with start_script(3, TRAINS_FOR_EVER, env={"HVD_ORDER_TIMEOUT": str(TIMEOUT_S)}) as script:
             # Random in the life of the job: the first steps set up, the later ones overlap.
             script.wait_for_output(victim, f"reached {moments.choice([1, 5])}")
             script.kill(victim)
@@ -108,7 +75,7 @@ def test_a_gradient_that_never_comes_is_named_with_its_rank() -> None:
 
 
 def test_a_frozen_rank_is_named() -> None:
-    with start_script(3, TRAIN, env={"HVD_ORDER_TIMEOUT": "8"}) as script:
+    with start_script(3, TRAINS_FOR_EVER, env={"HVD_ORDER_TIMEOUT": "8"}) as script:
         script.wait_for_output(1, "reached 5")
         script.kill(1, signal.SIGSTOP)
         for rank in (0, 2):
@@ -165,70 +132,6 @@ def test_a_rank_that_is_frozen_outside_of_a_step_is_named(where: str, victim: in
                 "broadcast": f"not called on rank {victim}" if victim else "from rank 0",
             }[where]
             assert words in script.stdout(rank)
-
-
-@contextlib.contextmanager
-def own_network() -> Iterator[Path]:
-    """A network with nothing but a loopback device; yields its namespace."""
-    if os.geteuid() or shutil.which("iptables") is None:
-        pytest.skip("a firewall needs root and the command iptables")
-    script = "ip link set lo up && echo ready && exec sleep infinity"
-    command = ["unshare", "--net", "sh", "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        try:
-            assert holder.stdout.readline() == "ready\n"
-            yield Path(f"/proc/{holder.pid}/ns/net")
-        finally:
-            holder.kill()
-
-
-def connections(network: Path, one: int, other: int) -> set[tuple[int, int]]:
-    """Ports of the connections between two processes: of the one's end, of the other's."""
-    listing = subprocess.check_output(
-        ["nsenter", f"--net={network}", "ss", "-tnpH", "state", "established"], text=True
-    )
-    line = re.compile(r":(\d+)\s+\S+:(\d+)\s+users:.*pid=(\d+),")
-    ends = [tuple(map(int, each)) for each in line.findall(listing)]
-    ours, theirs = ({end[:2] for end in ends if end[2] == pid} for pid in (one, other))
-    return {(local, remote) for local, remote in ours if (remote, local) in theirs}
-
-
-def refuse(network: Path, source: int, destination: int) -> None:
-    """From now on a packet between these ports is answered by a reset, which itself may pass."""
-    packets = f"--protocol tcp --sport {source} --dport {destination} --tcp-flags RST NONE"
-    subprocess.run(
-        ["nsenter", f"--net={network}", "iptables", "--append", "INPUT", *packets.split(),
-         "--jump", "REJECT", "--reject-with", "tcp-reset"],
-        check=True,
-    )  # fmt: skip
-
-
-ENTERS = """
-import ctypes
-with open({network!r}) as network:
-    assert ctypes.CDLL(None).setns(network.fileno(), 0x40000000) == 0  # CLONE_NEWNET
-"""
-
-
-def test_connections_that_are_cut_are_an_error_that_says_so() -> None:
-    """As by a firewall that forgets them; no rank has ended."""
-    with own_network() as network:
-        source = ENTERS.format(network=str(network)) + TRAIN
-        with start_script(3, source, env={"HVD_ORDER_TIMEOUT": "10"}) as script:
-            script.wait_for_output(1, "reached 5")
-            cut = connections(network, *script.pids[1:])
-            assert cut
-            for ours, theirs in cut:
-                refuse(network, ours, theirs)
-                refuse(network, theirs, ours)
-            ended = script.wait(timeout=30)
-    for end in ended:
-        assert end.returncode == 3, end.stderr
-        assert "raised PeerLost: rank " in end.stdout
-    # A step or the line between ranks 1 and 2 notices first.
-    words = "lost a connection to another rank|a connection between two of them is broken"
-    assert re.search(words, ended[1].stdout + ended[2].stdout)
 
 
 IDLE = """
