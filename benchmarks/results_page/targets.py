@@ -202,7 +202,8 @@ TARGETS = [
         for text, share, limit in (("median", 0.5, 0.05), ("90 %", 0.9, 0.10), ("worst", 1.0, 0.15))
     ),
     *(
-        Target("prediction", f"Pollux' {application}, 1-2 nodes -> 6-16: median error",
+        Target("prediction",
+               f"step of Pollux' {application}, fitted to 1-2 nodes, on 6 to 16: median error",
                published_error(application, "1-2 -> 6-16", "shared link"), Bound(limit), "")
         for application, limit in _OF_A_RING.items()
     ),
