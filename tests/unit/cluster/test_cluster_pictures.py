@@ -14,32 +14,14 @@ import numpy as np
 import pytest
 from helpers.cluster_runs import (
     MACHINES,
-    TRACE,
     Called,
     Chosen,
-    add_policies,
-    caller,
 )
 
 from hvd_order.cluster.policies.registry import POLICIES
 from hvd_order.cluster.report import gantt, occupancy
 
-
-@pytest.fixture(autouse=True)
-def policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_policies(monkeypatch)
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "jobs.csv"
-    path.write_text(TRACE)
-    return path
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Called]:
-    return caller(capsys)
+pytestmark = pytest.mark.usefixtures("policies")
 
 
 # --- picture and page --------------------------------------------------------------------------

@@ -12,29 +12,12 @@ from helpers.cluster_runs import (
     Breaking,
     Called,
     Chosen,
-    add_policies,
-    caller,
     contents,
 )
 
 from hvd_order.cluster.policies.registry import POLICIES, Known
 
-
-@pytest.fixture(autouse=True)
-def policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_policies(monkeypatch)
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "jobs.csv"
-    path.write_text(TRACE)
-    return path
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Called]:
-    return caller(capsys)
+pytestmark = pytest.mark.usefixtures("policies")
 
 
 def test_complete_runs_are_not_repeated(

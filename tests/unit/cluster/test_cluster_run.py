@@ -15,8 +15,6 @@ from helpers.cluster_runs import (
     MACHINES,
     TRACE,
     Called,
-    add_policies,
-    caller,
     contents,
     rows_of,
 )
@@ -29,22 +27,7 @@ from hvd_order.cluster.simulate.simulator import Rules
 from hvd_order.cluster.workloads.load import load_jobs
 from hvd_order.cluster.workloads.machines import parse_machines
 
-
-@pytest.fixture(autouse=True)
-def policies(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_policies(monkeypatch)
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    path = tmp_path / "jobs.csv"
-    path.write_text(TRACE)
-    return path
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Called]:
-    return caller(capsys)
+pytestmark = pytest.mark.usefixtures("policies")
 
 
 # --- table and files ---------------------------------------------------------------------------
