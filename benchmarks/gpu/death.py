@@ -1,6 +1,6 @@
 """A rank that is killed: what the other one sees, and how soon.
 
-As a script it is one rank, ``death.py DEVICE BACKEND RESULT``; check_death starts two of them
+As a script it is one rank, ``death.py DEVICE BACKEND FOLDER``; check_death starts two of them
 without a launcher, which would end the survivor.
 """
 
@@ -23,6 +23,7 @@ from finding import Finding
 _TIMEOUT_S = 10
 _LIMIT_S = 45  # of a rank; less than the check's own, which ends no other process
 _KILLED_IN_STEP = 5
+_KILLED, _SURVIVED = "killed.json", "survived.json"
 
 
 def check_death(device: torch.device, backend: str) -> Finding:
@@ -35,7 +36,6 @@ def check_death(device: torch.device, backend: str) -> Finding:
 
     kind = device.type if device.type in ("cuda", "cpu") else "test"
     with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
-        result = Path(folder) / "result.json"
         env = {
             **os.environ,
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2",
@@ -43,7 +43,7 @@ def check_death(device: torch.device, backend: str) -> Finding:
             "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         ranks = [
-            subprocess.Popen([sys.executable, __file__, kind, backend, str(result)],
+            subprocess.Popen([sys.executable, __file__, kind, backend, folder],
                              env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)})
             for rank in range(2)
         ]  # fmt: skip
@@ -53,11 +53,17 @@ def check_death(device: torch.device, backend: str) -> Finding:
             for rank in ranks:
                 rank.kill()
         assert codes == [0, -signal.SIGKILL], f"the ranks ended with {codes}"
-        found = json.loads(result.read_text())
-    late = found["seconds"] > _TIMEOUT_S + 2
+        killed, found = (
+            json.loads((Path(folder) / name).read_text()) for name in (_KILLED, _SURVIVED)
+        )
+    # By time and not by step: on a device the survivor's host may be steps ahead of the sums.
+    seconds = found.pop("raised_at") - killed["at"]
+    assert seconds > 0, f"the error came {-seconds:.1f} s before rank 1 was killed"
+    found["seconds"] = seconds
+    late = seconds > _TIMEOUT_S + 2
     text = (
-        f"raised {found['seconds']:.1f} s after its step began (at most "
-        f"{_TIMEOUT_S + 2} s), names rank 1, and the process ended by itself"
+        f"raised {seconds:.1f} s after the kill (at most {_TIMEOUT_S + 2} s), names rank 1, "
+        "and the process ended by itself"
     )
     if device.type == "cuda":
         text += (
@@ -67,7 +73,7 @@ def check_death(device: torch.device, backend: str) -> Finding:
     return Finding(text, found, "the time to the error" if late else "")
 
 
-def _rank(device_type: str, backend: str, result: Path) -> None:
+def _rank(device_type: str, backend: str, folder: Path) -> None:
     from busy import open_device
 
     import hvd_order.torch as hvd
@@ -80,21 +86,20 @@ def _rank(device_type: str, backend: str, result: Path) -> None:
         torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    began, step, used, kept = 0.0, 0, 0, 0
+    used, kept = 0, 0
     try:
         for step in range(100):
-            began = time.monotonic()
-            model(torch.randn(64, 512, device=device)).square().mean().backward()
+            half = model[:4](torch.randn(64, 512, device=device))
             if hvd.rank() == 1 and step == _KILLED_IN_STEP:
-                os.kill(os.getpid(), signal.SIGKILL)
+                # Within the backward pass: the sums of half of the gradients cannot be complete.
+                half.register_hook(lambda _: _end_process(folder))
+            model[4:](half).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             optimizer.flush()
         raise SystemExit("the training went on without rank 1")
     except hvd.HorovodInternalError as error:
-        seconds, text = time.monotonic() - began, str(error)
-    # The killed rank's host may have been a step ahead of this one's.
-    assert step in (_KILLED_IN_STEP - 1, _KILLED_IN_STEP), f"an error in step {step}: {text}"
+        raised_at, text = time.monotonic(), str(error)
     assert "rank 1" in text, f"the error does not name rank 1: {text}"
     hvd.shutdown()
     if device.type == "cuda":
@@ -105,7 +110,13 @@ def _rank(device_type: str, backend: str, result: Path) -> None:
     if device.type == "cuda":
         kept = torch.cuda.memory_allocated()
         assert torch.ones(2**20, device=device).sum().item() == 2**20
-    result.write_text(json.dumps({"seconds": seconds, "used_bytes": used, "kept_bytes": kept}))
+    found = {"raised_at": raised_at, "used_bytes": used, "kept_bytes": kept}
+    (folder / _SURVIVED).write_text(json.dumps(found))
+
+
+def _end_process(folder: Path) -> None:
+    (folder / _KILLED).write_text(json.dumps({"at": time.monotonic()}))
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
