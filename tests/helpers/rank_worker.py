@@ -1,6 +1,6 @@
 """The program that each process of a `RankPool` runs: take a function, call it, send the answer.
 
-Started as ``python rank_worker.py <file descriptor of the pipe>``.
+Started as ``rank_worker.py <file descriptor of the pipe>``.
 """
 
 from __future__ import annotations

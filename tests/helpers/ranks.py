@@ -122,7 +122,7 @@ class RankPool:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ForkedProcess] = []
         self._pipes: list[Connection] = []
         self._logs: list[Path] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -193,17 +193,8 @@ class RankPool:
             env = rank_environment(
                 rank, self.size, port, {"HVD_ORDER_TIMEOUT": str(_POOL_TIMEOUT_S)}
             )
-            with log.open("wb") as output:
-                self._processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(_WORKER), str(theirs.fileno())],
-                        env=env,
-                        pass_fds=[theirs.fileno()],
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+            log.touch()
+            self._processes.append(_zygote().start(_WORKER, [], env, log, log, pipe=theirs))
             theirs.close()
             self._pipes.append(ours)
             self._logs.append(log)

@@ -8,6 +8,7 @@ would have given it: its own ``__main__``, arguments, variables, output, and Pyt
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import pickle
@@ -17,9 +18,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from types import ModuleType
 
@@ -38,6 +40,7 @@ class _Start:
     env: Mapping[str, str]
     stdout: str
     stderr: str
+    with_pipe: bool
 
 
 class ForkedProcess:
@@ -106,11 +109,21 @@ class Zygote:
         return {name: value for name, value in env.items() if name.startswith(_READ_ONCE)}
 
     def start(
-        self, script: Path, args: Sequence[str], env: Mapping[str, str], out: Path, err: Path
+        self,
+        script: Path,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        out: Path,
+        err: Path,
+        pipe: Connection | None = None,
     ) -> ForkedProcess:
-        """As ``python script args``, with these variables and no other, and output in files."""
-        start = _Start(str(script), tuple(args), dict(env), str(out), str(err))
-        return ForkedProcess(self, self._ask(start))
+        """As ``python script args``, with these variables and no other, and output in files.
+
+        Args:
+            pipe: the process gets it too; the number of its descriptor is a last argument.
+        """
+        start = _Start(str(script), tuple(args), dict(env), str(out), str(err), pipe is not None)
+        return ForkedProcess(self, self._ask(start, pipe))
 
     def reap(self, pid: int) -> int:
         """The return code of a process that has ended."""
@@ -121,9 +134,11 @@ class Zygote:
         self._pipe.close()
         self._process.wait()
 
-    def _ask(self, request: _Start | int) -> int:
+    def _ask(self, request: _Start | int, pipe: Connection | None = None) -> int:
         with self._lock:
             self._pipe.send_bytes(pickle.dumps(request))
+            if pipe is not None:
+                send_handle(self._pipe, pipe.fileno(), self._process.pid)
             answer: int = pickle.loads(self._pipe.recv_bytes())
         return answer
 
@@ -139,10 +154,13 @@ def _serve(pipe: Connection) -> _Start | None:
             _, status = os.waitpid(request, 0)
             answer = os.waitstatus_to_exitcode(status)
         else:
+            passed = [recv_handle(pipe)] if request.with_pipe else []
             answer = os.fork()
             if answer == 0:
                 pipe.close()
-                return request
+                return replace(request, args=(*request.args, *map(str, passed)))
+            for descriptor in passed:
+                os.close(descriptor)
         pipe.send_bytes(pickle.dumps(answer))
 
 
@@ -172,5 +190,6 @@ if __name__ == "__main__":
 
     for _name in _PRELOADED:
         importlib.import_module(_name)
+    gc.freeze()  # no collection in a child looks at what was imported here
     if (_start := zygote._serve(Connection(int(sys.argv[1])))) is not None:
         zygote._become(_start)
