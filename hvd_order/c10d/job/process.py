@@ -9,6 +9,7 @@ needs no process group.
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing.util
 import sys
 from collections.abc import Callable
@@ -80,7 +81,15 @@ def shutdown() -> None:
     Raises:
         HorovodInternalError: a deferred update could not be applied.
     """
-    _shutdown()
+    if not is_initialized():
+        return
+    try:
+        _shutdown()
+    finally:
+        # The objects of a job refer to each other, and its process groups end with them. Without
+        # this, their threads and their connections, one to each rank, would stay until Python's
+        # next full collection: an elastic job that starts again and again would run out of files.
+        gc.collect()
 
 
 def _shutdown(abandoned: bool = False) -> None:
