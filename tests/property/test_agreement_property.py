@@ -40,7 +40,7 @@ def workloads(model_ids: tuple[int, ...]) -> st.SearchStrategy[Workload]:
 
 
 @pytest.mark.parametrize(("kind", "policy"), ANY_ORDER, ids=NAMES)
-@cases(400)
+@cases(1200)
 @given(work=workloads((0,)), chance=choices())
 def test_all_ranks_issue_one_order(
     kind: AgreementKind, policy: Policy, work: Workload, chance: Choices
@@ -49,7 +49,7 @@ def test_all_ranks_issue_one_order(
 
 
 @pytest.mark.parametrize(("kind", "policy"), ANY_ORDER, ids=NAMES)
-@cases(200)
+@cases(500)
 @given(work=workloads((0, 3)), chance=choices())
 def test_two_models_share_one_order(
     kind: AgreementKind, policy: Policy, work: Workload, chance: Choices
@@ -58,7 +58,7 @@ def test_two_models_share_one_order(
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
-@cases(400)
+@cases(1200)
 @given(
     tensors=st.integers(8, 14),
     size=st.integers(2, 3),
@@ -104,7 +104,7 @@ def test_a_tree_of_ranks_issues_one_order(
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
-@cases(120)
+@cases(300)
 @given(tree=TREES, tensors=st.integers(8, 14), whole_steps=st.booleans(), chance=choices())
 def test_requests_to_be_heard_climb_the_tree(
     policy: Policy, tree: tuple[int, int], tensors: int, whole_steps: bool, chance: Choices
@@ -117,7 +117,7 @@ def test_requests_to_be_heard_climb_the_tree(
     event(f"ranks heard: {len(world.ever_heard)}")
 
 
-@cases(500)
+@cases(1500)
 @given(work=workloads((0,)), chance=choices())
 def test_all_ranks_follow_the_plan(work: Workload, chance: Choices) -> None:
     World(AgreementKind.PLANNED, Policy.PLANNED, work, chance).run()
