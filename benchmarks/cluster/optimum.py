@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
-from helpers.small_cluster import compare_with_optimum
+from helpers.oracles.small_cluster import compare_with_optimum
 
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 1.0)
 

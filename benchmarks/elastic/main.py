@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 from common.report import table
-from helpers import elastic_training
 from helpers.launching import Job, launcher, launcher_environment
+from helpers.training import elastic_training
 
 BEGINS = r"rank (\d+) of (\d+) pid (\d+) begins at (\d+)$"
 STEP = r"step (\d+) loss (\S+) at (\S+)$"

@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
 from common.environment import describe, environment  # noqa: E402
 from common.record import add_out_option, settings_of, write_record  # noqa: E402
-from helpers.installed import TRAIN, weights_in  # noqa: E402
-from helpers.podman import Podman, pip_mounts  # noqa: E402
+from helpers.environments.installed import TRAIN, weights_in  # noqa: E402
+from helpers.environments.podman import Podman, pip_mounts  # noqa: E402
 
 _BIN = "/env/bin"
 

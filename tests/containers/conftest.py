@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.podman import BASE, Podman, pip_mounts
+from helpers.environments.podman import BASE, Podman, pip_mounts
 from helpers.ranks import REPOSITORY
 
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.installed import TRAIN, weights_in
-from helpers.podman import HARDENED, NEEDS_PODMAN, Podman
+from helpers.environments.installed import TRAIN, weights_in
+from helpers.environments.podman import HARDENED, NEEDS_PODMAN, Podman
 from helpers.ranks import REPOSITORY
 
 pytestmark = NEEDS_PODMAN

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import elastic_training
-from helpers.podman import NEEDS_PODMAN, Podman
-from helpers.pods import assert_trained_right, command_of, manifest, options_of
+from helpers.environments.podman import NEEDS_PODMAN, Podman
+from helpers.environments.pods import assert_trained_right, command_of, manifest, options_of
+from helpers.training import elastic_training
 
 pytestmark = NEEDS_PODMAN
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ranks import REPOSITORY
-from helpers.scripts import TRAINS_FOR_EVER
+from helpers.training.scripts import TRAINS_FOR_EVER
 
 sys.path.insert(0, str(REPOSITORY))
 from benchmarks.hosts import EmulatedHosts, why_not

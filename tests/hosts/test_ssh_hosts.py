@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import elastic_training, tutorial
 from helpers.launching import Job, launcher, no_interface_chosen, write_script
 from helpers.ranks import REPOSITORY
+from helpers.training import elastic_training, tutorial
 
 sys.path.insert(0, str(REPOSITORY))
 from benchmarks.hosts import EmulatedHosts, why_not

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import helpers.torchvision_operators  # noqa: F401  before timm
+import helpers.environments.torchvision_operators  # noqa: F401  before timm
 import pytest
 import torch
 from helpers.ranks import RankFactory

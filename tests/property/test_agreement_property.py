@@ -1,7 +1,8 @@
 """Whatever the timing on each rank: one order, nothing lost, nothing twice, no deadlock.
 
-What is checked stands in ``helpers.agreement_world``. Together with the other files of this folder
-these are more than 10,000 random schedules; see ``helpers.property_cases`` on how to try others.
+What is checked stands in ``helpers.oracles.agreement_world``. Together with the other files of this
+folder these are more than 10,000 random schedules; see ``helpers.property_cases`` on how to try
+others.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.agreement_world import Workload, World
+from helpers.oracles.agreement_world import Workload, World
 from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_specs
 from hypothesis import event, given
 from hypothesis import strategies as st

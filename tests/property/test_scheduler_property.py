@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from helpers.oracles.split_layouts import any_plan, is_gather, is_squares, waits_for
 from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_specs
-from helpers.split_layouts import any_plan, is_gather, is_squares, waits_for
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
+from helpers.oracles.simulated_servers import SimulatedServers, drive
 from helpers.property_cases import Choices, cases, choices
-from helpers.simulated_servers import SimulatedServers, drive
 from hypothesis import given
 from hypothesis import strategies as st
 

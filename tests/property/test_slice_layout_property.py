@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from helpers.oracles.split_layouts import can_be_followed
 from helpers.property_cases import cases
-from helpers.split_layouts import can_be_followed
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import get_args
 
 import torch  # noqa: F401  # _torch needs its libraries
-from helpers.agreement_world import Workload, World
+from helpers.oracles.agreement_world import Workload, World
+from helpers.oracles.split_layouts import can_be_followed
 from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_specs
-from helpers.split_layouts import can_be_followed
 from hypothesis import given
 from hypothesis import strategies as st
 

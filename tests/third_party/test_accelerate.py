@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.ranks import Completed, run_script
-from helpers.small_problem import alone, equal
+from helpers.training.small_problem import alone, equal
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -18,10 +18,10 @@ ACCELERATE = f"""
 import sys
 import torch
 import hvd_order.torch as hvd
-import helpers.torchvision_operators
+import helpers.environments.torchvision_operators
 from accelerate import Accelerator
 from hvd_order.errors import InvalidUsage
-from helpers.small_problem import batches, loss_of, new_model, weights_of
+from helpers.training.small_problem import batches, loss_of, new_model, weights_of
 
 if sys.argv[1] == "hvd first":
     hvd.init()
@@ -76,9 +76,9 @@ TRAINER = """
 import sys
 import torch
 import hvd_order.torch as hvd
-import helpers.torchvision_operators
+import helpers.environments.torchvision_operators
 from hvd_order.errors import InvalidUsage
-from helpers.small_problem import BATCH, weights_of
+from helpers.training.small_problem import BATCH, weights_of
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 size, folder = int(sys.argv[1]), sys.argv[2]

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from helpers import elastic_training
-from helpers.slurm_cluster import NEEDS_SLURM, Slurm, wait_until
+from helpers.environments.slurm_cluster import NEEDS_SLURM, Slurm, wait_until
+from helpers.training import elastic_training
 
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.model.placement import Placement

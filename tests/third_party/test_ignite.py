@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.ranks import run_script
-from helpers.small_problem import alone, equal
+from helpers.training.small_problem import alone, equal
 
 pytest.importorskip("ignite")
 
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 import horovod.torch as hvd
 import ignite.distributed as idist
-from helpers.small_problem import batches, loss_of, new_model, weights_of
+from helpers.training.small_problem import batches, loss_of, new_model, weights_of
 from ignite.engine import create_supervised_trainer
 
 if sys.argv[1] == "initialize":

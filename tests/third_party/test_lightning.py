@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import helpers.torchvision_operators  # noqa: F401
+import helpers.environments.torchvision_operators  # noqa: F401
 import pytest
 import torch
 from helpers.ranks import RankFactory, run_script
-from helpers.small_problem import Weights, alone, batches, equal, loss_of, new_model, weights_of
+from helpers.training.small_problem import (
+    Weights,
+    alone,
+    batches,
+    equal,
+    loss_of,
+    new_model,
+    weights_of,
+)
 from torch import nn
 
 import hvd_order.torch as hvd
@@ -95,11 +103,11 @@ def test_all_updates_are_deferred(ranks: RankFactory, kind: str) -> None:
 
 
 DDP = """
-import helpers.torchvision_operators
+import helpers.environments.torchvision_operators
 import lightning.pytorch as lightning
 import torch
 import hvd_order.torch as hvd
-from helpers.small_problem import batches, loss_of, new_model
+from helpers.training.small_problem import batches, loss_of, new_model
 from hvd_order.errors import InvalidUsage
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import helpers.torchvision_operators  # noqa: F401
+import helpers.environments.torchvision_operators  # noqa: F401
 import pytest
 from helpers.launching import launcher, launcher_environment
 from helpers.ranks import REPOSITORY
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.timeout(300)
 
 SCRIPT = """
 import json, sys
-import helpers.torchvision_operators
+import helpers.environments.torchvision_operators
 import lightning.pytorch as lightning
 import torch
 from torch import nn
 import hvd_order.lightning
-from helpers.small_problem import batches, loss_of, new_model
+from helpers.training.small_problem import batches, loss_of, new_model
 
 kind, strategy, devices, folder = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 STEPS = 5
@@ -133,7 +133,8 @@ def test_lightning_starts_the_processes_itself(tmp_path: Path) -> None:
 def test_arguments_of_ddp_are_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c",
-         "import helpers.torchvision_operators; from hvd_order.lightning import HvdOrderStrategy; "
+         "import helpers.environments.torchvision_operators; "
+         "from hvd_order.lightning import HvdOrderStrategy; "
          "HvdOrderStrategy(find_unused_parameters=True)"],
         env={"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"},
         capture_output=True, text=True, timeout=120, check=False,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.ranks import REPOSITORY
-from helpers.small_problem import alone, equal
+from helpers.training.small_problem import alone, equal
 
 from hvd_order.errors import InvalidUsage
 
@@ -54,7 +54,7 @@ def sgd(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def train(steps: int) -> tuple[int, dict[str, torch.Tensor]]:
-    from helpers.small_problem import batches, loss_of, new_model, weights_of
+    from helpers.training.small_problem import batches, loss_of, new_model, weights_of
 
     import hvd_order.torch as hvd
 
@@ -130,7 +130,7 @@ def test_too_many_workers_are_refused_with_what_there_is(executor: Callable[...,
 
 
 def train_elastically(folder: str, steps: int) -> tuple[int, int, dict[str, torch.Tensor]]:
-    from helpers.small_problem import batches, loss_of, new_model, weights_of
+    from helpers.training.small_problem import batches, loss_of, new_model, weights_of
 
     import hvd_order.torch as hvd
 

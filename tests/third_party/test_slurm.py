@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from helpers.environments.slurm_cluster import NEEDS_SLURM, Slurm, wait_until
 from helpers.ranks import REPOSITORY
-from helpers.slurm_cluster import NEEDS_SLURM, Slurm, wait_until
 
 pytestmark = NEEDS_SLURM
 
@@ -16,7 +16,7 @@ TRAIN = """
 import os, sys, time
 import torch
 import hvd_order.torch as hvd
-from helpers.small_problem import alone, batches, equal, loss_of, new_model, weights_of
+from helpers.training.small_problem import alone, batches, equal, loss_of, new_model, weights_of
 
 STEPS = 40
 hvd.init()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import helpers.torchvision_operators  # noqa: F401
+import helpers.environments.torchvision_operators  # noqa: F401
 import pytest
 import torch
 from helpers.ranks import RankFactory
-from helpers.small_problem import Weights, alone, batches, equal, loss_of, new_model, weights_of
+from helpers.training.small_problem import (
+    Weights,
+    alone,
+    batches,
+    equal,
+    loss_of,
+    new_model,
+    weights_of,
+)
 from torch import nn
 
 import hvd_order.torch as hvd

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.installed import environment, run, trains_without_a_compiler
+from helpers.environments.installed import environment, run, trains_without_a_compiler
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "scripts"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.installed import environment, install, run, trains_without_a_compiler
+from helpers.environments.installed import environment, install, run, trains_without_a_compiler
 
 REPOSITORY = Path(__file__).parents[2]
 ENGINE = "torch_{}_{}".format(*torch.__version__.split(".")[:2])

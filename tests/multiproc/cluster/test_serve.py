@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from helpers import elastic_training
 from helpers.launching import Job as Command
 from helpers.launching import launcher_environment, no_process_with
+from helpers.training import elastic_training
 
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.model.placement import Placement

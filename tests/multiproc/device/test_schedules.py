@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.device_job import run_on_device
+from helpers.training.device_job import run_on_device
 
 # Each schedule draws: a delay for each stream, how fast the link is, who reads the parameters
 # after step() and on which stream, whether gradients are clipped or compressed, and which layers

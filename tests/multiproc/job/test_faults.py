@@ -7,7 +7,7 @@ import signal
 
 import pytest
 from helpers.ranks import run_script, start_script
-from helpers.scripts import TRAINS_FOR_EVER
+from helpers.training.scripts import TRAINS_FOR_EVER
 
 TIMEOUT_S = 10
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ranks import run_script
-from helpers.scripts import trains_a_layer
+from helpers.training.scripts import trains_a_layer
 
 TRAIN = f"""\
 {trains_a_layer(size=64, steps=5)}

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import elastic_training
 from helpers.launching import Job, fake_ssh, launcher, launcher_environment, write_script
 from helpers.ranks import REPOSITORY, free_port
+from helpers.training import elastic_training
 
 STEPS = 240
 BEGINS = r"rank (\d+) of (\d+) pid (\d+) begins at (\d+)$"

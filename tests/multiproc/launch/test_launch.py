@@ -18,7 +18,7 @@ from helpers.launching import (
     launcher_environment,
     write_script,
 )
-from helpers.scripts import trains_a_layer
+from helpers.training.scripts import trains_a_layer
 
 TRAIN = """
     import os, sys, torch, hvd_order.torch as hvd

@@ -8,7 +8,7 @@ import pytest
 from helpers.launching import Job, launcher, no_interface_chosen, write_script
 from helpers.processes import descendants, heard_elsewhere, listening_at
 from helpers.ranks import free_port
-from helpers.scripts import trains_a_layer
+from helpers.training.scripts import trains_a_layer
 
 TRAINS = f"""\
 import os, sys, time

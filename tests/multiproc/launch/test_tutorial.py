@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from helpers import tutorial
 from helpers.launching import launcher_environment
 from helpers.ranks import free_port
+from helpers.training import tutorial
 
 
 def test_each_command_works(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 import torch
 from helpers.jobs import SMALL, calls_on_rank_0, dies_between_the_halves, new_job, refused
-from helpers.optimizers import Normed
 from helpers.ranks import RankFactory, RankPool, run_script, start_script
+from helpers.training.optimizers import Normed
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd

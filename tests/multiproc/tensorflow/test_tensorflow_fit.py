@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.keras_jobs import MARKS, PATIENCE_S, shim
 from helpers.ranks import RankFactory
+from helpers.training.keras_jobs import MARKS, PATIENCE_S, shim
 
 pytestmark = MARKS
 BATCH = 4

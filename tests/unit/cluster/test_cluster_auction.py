@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers.small_cluster import compare_with_optimum, speed
+from helpers.oracles.small_cluster import compare_with_optimum, speed
 
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines

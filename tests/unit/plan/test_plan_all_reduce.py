@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from helpers.exhaustive_link import best_step_s
+from helpers.oracles.exhaustive_link import best_step_s
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.bounds.bound import chain_optimum_s, program_optimum_s, step_bound_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from helpers.exhaustive_clipped import Gathers, best_clipped_step_s
+from helpers.oracles.exhaustive_clipped import Gathers, best_clipped_step_s
 
 from hvd_order.plan.bounds.bound import chain_optimum_s
 from hvd_order.plan.bounds.clipped_bound import (

@@ -9,8 +9,13 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from helpers.tictac_by_the_book import Properties, precedes, precedes_by_eq_6, update_properties
-from helpers.tictac_by_the_book import tac as tac_by_the_book
+from helpers.oracles.tictac_by_the_book import (
+    Properties,
+    precedes,
+    precedes_by_eq_6,
+    update_properties,
+)
+from helpers.oracles.tictac_by_the_book import tac as tac_by_the_book
 
 from hvd_order.plan.bounds.pull_bound import pull_bound
 from hvd_order.plan.graph import synthetic

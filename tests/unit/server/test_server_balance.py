@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from helpers.simulated_servers import SimulatedServers, drive
+from helpers.oracles.simulated_servers import SimulatedServers, drive
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.server.balance.assignment import Assignment, ServedSlice, assign

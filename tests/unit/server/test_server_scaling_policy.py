@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from helpers.simulated_servers import SimulatedServers
+from helpers.oracles.simulated_servers import SimulatedServers
 
 from hvd_order.server.balance.assignment import ServedSlice, assign
 from hvd_order.server.balance.balancer import Balancer

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.optimizers import Normed
+from helpers.training.optimizers import Normed
 from torch import nn
 
 from hvd_order.errors import InvalidUsage

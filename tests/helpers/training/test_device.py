@@ -18,9 +18,9 @@ import torch.distributed as dist
 
 NAME = "asyncdev"
 _MODULE = "hvd_test_device"
-_SOURCES = Path(__file__).resolve().parents[1] / "device"
-_CSRC = Path(__file__).resolve().parents[2] / "csrc"
-_BUILD = Path(__file__).resolve().parents[2] / "build" / "test_device"
+_SOURCES = Path(__file__).resolve().parents[2] / "device"
+_CSRC = Path(__file__).resolve().parents[3] / "csrc"
+_BUILD = Path(__file__).resolve().parents[3] / "build" / "test_device"
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import torch
 
 __all__ = ["TRAIN", "environment", "install", "run", "trains_without_a_compiler", "weights_in"]
 
-TRAIN = Path(__file__).parents[1] / "wheel/train.py"
+TRAIN = Path(__file__).parents[2] / "wheel/train.py"
 
 
 def weights_in(output: str) -> list[float]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from helpers.oracles.split_layouts import any_plan, is_gather, is_squares, waits_for
 from helpers.property_cases import Choices
-from helpers.split_layouts import any_plan, is_gather, is_squares, waits_for
 
 from hvd_order._core import Agreement, AgreementKind, Policy, SliceLayout
 

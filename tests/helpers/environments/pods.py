@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import elastic_training
 from helpers.ranks import REPOSITORY
+from helpers.training import elastic_training
 
 __all__ = ["assert_trained_right", "command_of", "manifest", "options_of"]
 
