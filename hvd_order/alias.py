@@ -1,7 +1,7 @@
 """``import hvd_order.alias`` makes ``import horovod...`` mean hvd_order, in the whole process.
 
 For scripts and libraries written for Horovod that stay as they are. ``HVD_ORDER_ALIAS=1`` in the
-environment does the same without this line. docs/migration.md has both.
+environment does the same without this line. docs/guides/migration.md has both.
 
 Raises:
     ImportError: Horovod itself has been imported already.

@@ -1,6 +1,6 @@
 """All rules: code, mistake and cure.
 
-This file generates ``docs/check.md``: ``python -m hvd_order.check.rules > docs/check.md``.
+``python -m hvd_order.check.rules > docs/guides/check.md`` generates the page.
 """
 
 from __future__ import annotations
@@ -159,11 +159,11 @@ def finding(path: Path, node: ast.expr | ast.stmt, code: str, what: str = "") ->
 
 
 def reference_page() -> str:
-    """The text of ``docs/check.md``."""
+    """The text of ``docs/guides/check.md``."""
     lines = [
         "# hvd-order check",
         "",
-        "<!-- Made by `python -m hvd_order.check.rules > docs/check.md`; edit rules.py. -->",
+        "<!-- Made by `python -m hvd_order.check.rules > docs/guides/check.md`; edit rules.py. -->",
         "",
         "`hvd-order check train.py src/` reads scripts, without running or importing them, and",
         "prints `file:line:col: CODE message (cure)`. Exit status 1 when something was found,",

@@ -40,7 +40,8 @@ def check_paths(
     for beginning in (*select, *ignore):
         if not beginning or not any(code.startswith(beginning) for code in RULES):
             raise InvalidUsage(
-                f"no rule has the code {beginning!r}; there are {', '.join(RULES)} (docs/check.md)"
+                f"no rule has the code {beginning!r}; there are {', '.join(RULES)} "
+                "(docs/guides/check.md)"
             )
     scripts: dict[Path, Script] = {}
     findings: set[Finding] = set()

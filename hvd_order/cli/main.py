@@ -205,7 +205,7 @@ _COMMANDS = {
     ),
     "check": _Command(
         "find mistakes of distributed training in scripts",
-        "Reads scripts, without running them. docs/check.md explains the codes.",
+        "Reads scripts, without running them. docs/guides/check.md explains the codes.",
         hvd_order.check.command.add_options,
         hvd_order.check.command.main,
     ),
@@ -225,7 +225,7 @@ _COMMANDS = {
     ),
     "tune": _Command(
         "search for order, slices and credit by the simulator, and write a plan",
-        "Simulates a profile's steps in many settings. docs/planning.md says more.",
+        "Simulates a profile's steps in many settings. docs/guides/planning.md says more.",
         hvd_order.cli.tune.add_options,
         hvd_order.cli.tune.main,
         abbreviations=False,
@@ -244,19 +244,20 @@ _COMMANDS = {
     ),
     "predict": _Command(
         "the throughput of N workers, with servers or all-reduce, from the profile of one",
-        "Simulates a job of many workers from one worker's steps. docs/throughput.md says more.",
+        "Simulates a job of many workers from one worker's steps. docs/guides/throughput.md says "
+        "more.",
         hvd_order.cli.predict.add_options,
         hvd_order.cli.predict.main,
     ),
     "cluster": _Command(
         "schedule many training jobs on the machines of a cluster, simulated",
-        "Runs training jobs on the machines of a cluster. docs/cluster.md says more.",
+        "Runs training jobs on the machines of a cluster. docs/guides/cluster.md says more.",
         hvd_order.cli.cluster.add_options,
         hvd_order.cli.cluster.main,
     ),
     "serve": _Command(
         "be a parameter server of a job; hvd-order run --servers N starts N of them",
-        "Serves until all workers have gone. docs/parameter-server.md says more.",
+        "Serves until all workers have gone. docs/guides/parameter-server.md says more.",
         hvd_order.cli.servers.add_serve_options,
         hvd_order.cli.servers.serve_main,
         abbreviations=False,

@@ -1,1 +1,1 @@
-"""Scheduling of many training jobs on the machines of a cluster. docs/cluster.md says more."""
+"""Scheduling of many training jobs on the machines of a cluster; see docs/guides/cluster.md."""

@@ -120,7 +120,8 @@ class Config:
     comm: Comm = knob(
         "allreduce",
         choice(Comm),
-        "Who sums gradients: all ranks together, or parameter servers (docs/parameter-server.md).",
+        "Who sums gradients: all ranks together, or parameter servers "
+        "(docs/guides/parameter-server.md).",
     )
     server_store: str | None = knob(
         "",
@@ -257,7 +258,7 @@ class Config:
         "0",
         SWITCH,
         "Let `import horovod` give hvd_order, in scripts that stay as they are "
-        "(docs/migration.md); takes effect when Python starts.",
+        "(docs/guides/migration.md); takes effect when Python starts.",
         may_differ=True,
     )
 

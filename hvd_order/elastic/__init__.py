@@ -1,6 +1,6 @@
 """Elastic training without a framework: states, commits, and how a job continues.
 
-`hvd_order.torch.elastic` has the names that users see; docs/elastic.md has an overview.
+`hvd_order.torch.elastic` has the names that users see; docs/guides/elastic.md has an overview.
 """
 
 from hvd_order.elastic.run import run_fn

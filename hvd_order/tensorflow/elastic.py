@@ -1,7 +1,7 @@
 """Elastic training with Horovod's names: ``hvd.elastic.run``, ``TensorFlowKerasState``.
 
 When a worker dies or a host joins, the elastic agent (``hvd-order run --min-np``, torchrun) starts
-all workers again, and training continues from the last commit; see docs/elastic.md.
+all workers again, and training continues from the last commit; see docs/guides/elastic.md.
 """
 
 from __future__ import annotations

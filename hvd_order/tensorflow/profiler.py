@@ -1,4 +1,4 @@
-"""Records the profile of a training step for the planner (docs/planning.md), op by op.
+"""Records the profile of a training step for the planner (docs/guides/planning.md), op by op.
 
 The dependency graph is that of the traced step. TensorFlow's profiler measures the duration of its
 operations in several runs.

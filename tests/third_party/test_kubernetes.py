@@ -159,8 +159,8 @@ def test_numbers_and_ports_of_the_mpi_job_agree() -> None:
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, for its kustomize")
 @pytest.mark.parametrize("name", JOBS)
 def test_an_overlay_changes_image_and_script(name: str, tmp_path: Path) -> None:
-    """The overlay of docs/deployment.md."""
-    text = (EXAMPLES.parents[1] / "docs/deployment.md").read_text("utf-8")
+    """The overlay of docs/guides/deployment.md."""
+    text = (EXAMPLES.parents[1] / "docs/guides/deployment.md").read_text("utf-8")
     overlay = text.partition("```yaml\n")[2].partition("```")[0]
     assert "examples/kubernetes/job\n" in overlay
     copied = tmp_path / "examples/kubernetes"

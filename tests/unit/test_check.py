@@ -474,5 +474,5 @@ in vain (call it on every rank, and keep only its result or output to one)
 
 
 def test_the_page_in_docs_is_up_to_date() -> None:
-    page = (REPOSITORY / "docs/check.md").read_text(encoding="utf-8")
-    assert page == reference_page(), "run: python -m hvd_order.check.rules > docs/check.md"
+    page = (REPOSITORY / "docs/guides/check.md").read_text(encoding="utf-8")
+    assert page == reference_page(), "run: python -m hvd_order.check.rules > docs/guides/check.md"

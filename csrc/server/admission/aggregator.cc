@@ -6,7 +6,7 @@
 
 #include "server/arithmetic/element_sum.h"
 
-// The helper's side of aggregation (MLfabric's idea; docs/parameter-server.md describes it).
+// The helper's side of aggregation (MLfabric's idea; docs/guides/parameter-server.md describes it).
 //
 // The owner admits several workers at once and names this server as their helper. Each worker
 // pushes its gradient here, with the owner, the number of members and the group's number in the

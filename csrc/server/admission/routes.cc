@@ -2,7 +2,8 @@
 
 #include <limits>
 
-// Chooses by measurement, not by a plan of bandwidths (MLfabric plans; docs/parameter-server.md).
+// Chooses by measurement, not by a plan of bandwidths (MLfabric plans;
+// docs/guides/parameter-server.md).
 //
 // A way is a helper, or kDirect. For each way a moving average of the seconds per byte from a
 // transfer's admission to its arrival is kept, and the number of the admission that last took it.

@@ -218,6 +218,6 @@ def _whereabouts(config: Config) -> tuple[int, str]:
         raise InvalidUsage(
             "gradients are to go to parameter servers (comm=ps), but the job has none; start it "
             "with: hvd-order run -np N --servers M ..., or set HVD_ORDER_SERVERS and "
-            "HVD_ORDER_SERVER_STORE (docs/parameter-server.md)"
+            "HVD_ORDER_SERVER_STORE (docs/guides/parameter-server.md)"
         )
     return config.servers, config.server_store

@@ -1,1 +1,1 @@
-"""Runs jobs for real under a policy, on hosts or under Slurm. docs/cluster-serve.md says more."""
+"""Runs jobs for real under a policy, on hosts or under Slurm; see docs/guides/cluster-serve.md."""

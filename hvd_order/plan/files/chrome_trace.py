@@ -4,8 +4,8 @@ A trace has names, times, shapes and autograd's sequence numbers, but neither pa
 tensors. The importer infers them. Autograd accumulates a gradient (``AccumulateGrad``, whose input
 has the parameter's shape) right after the last backward node that adds to it, since autograd's
 engine prefers ``AccumulateGrad`` to all other ready nodes. The forward op with the sequence number
-of this backward node is the first reader of the parameter. docs/planning.md says how to record a
-trace, and what a trace lacks.
+of this backward node is the first reader of the parameter. docs/guides/planning.md says how to
+record a trace, and what a trace lacks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ELEMENT_BYTES = {
 _HOW = (
     "record it with torch.profiler.profile(record_shapes=True, "
     "schedule=torch.profiler.schedule(wait=1, warmup=1, active=8)) and prof.step() behind each "
-    "step (docs/planning.md)"
+    "step (docs/guides/planning.md)"
 )
 
 

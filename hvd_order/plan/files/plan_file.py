@@ -1,7 +1,7 @@
 """A plan: the order and the slices of one model's gradients on one cluster.
 
 ``hvd-order tune`` writes it; a run with ``HVD_ORDER_PLAN`` follows it and adds its measurements.
-docs/planning.md describes the file. No framework needed.
+docs/guides/planning.md describes the file. No framework needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A profile: the measured operators of one worker's step, as a JSON file.
 
-docs/planning.md describes the file. Reading and writing needs no framework; the shim records
+docs/guides/planning.md describes the file. Reading and writing needs no framework; the shim records
 profiles.
 """
 

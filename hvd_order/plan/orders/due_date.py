@@ -2,8 +2,8 @@
 
 One machine (the link), jobs (gradients) with release times in the backward pass and due dates in
 the next forward pass, preemption (slices): earliest due date first is optimal for the maximum
-lateness, and on a chain of ops for the step time. docs/planning.md has the proof, and what slices
-and latency add.
+lateness, and on a chain of ops for the step time. docs/guides/planning.md has the proof, and what
+slices and latency add.
 """
 
 from __future__ import annotations

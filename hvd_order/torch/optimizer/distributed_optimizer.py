@@ -303,8 +303,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             state alone, so that updates may be deferred; None: use its class attribute
             ``hvd_order_separable``, or the list of known classes (known_optimizers.py).
         sharded: each rank keeps the optimizer state of its shards of the parameters only, and
-            updates these (ZeRO stage 1; docs/sharded.md). Then parameters travel in place of the
-            second half of the sums. The optimizer has to update each element by itself. Between
+            updates these (ZeRO stage 1; docs/guides/sharded.md). Then parameters travel in place of
+            the second half of the sums. The optimizer has to update each element by itself. Between
             ``backward()`` and ``step()`` gradients can be clipped and unscaled, but not read;
             ``step()`` sets ``.grad`` to None. ``state_dict()`` and ``load_state_dict()`` are
             collective. No effect on a single rank.

@@ -85,7 +85,7 @@ def torchrun(port: int, processes: int, nodes: str = "1:2") -> list[str]:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_second_torchrun_joins_and_training_goes_on_with_three() -> None:
-    # Without this variable torch 2.13's agents never meet in a second round (docs/elastic.md).
+    # Without it torch 2.13's agents never meet in a second round (docs/guides/elastic.md).
     env = launcher_environment({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
     port = free_port()
     command = train(0.0, "20:3")[1:]

@@ -1,4 +1,4 @@
-"""hvd-order cluster run: picture, page, and what docs/cluster.md shows."""
+"""hvd-order cluster run: picture, page, and what docs/guides/cluster.md shows."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_picture_is_drawn_from_an_old_folder(
 
 
 def blocks() -> Iterator[str]:
-    page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/guides/cluster.md").read_text("utf-8")
     for part in page.split("\n\n"):
         if part.startswith("    "):
             yield textwrap.dedent(part)
@@ -137,7 +137,7 @@ def test_the_tutorial_shows_what_the_command_prints(
 def test_the_policy_of_the_documentation_works(
     trace: Path, call: Callable[..., Called], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/guides/cluster.md").read_text("utf-8")
     names: dict[str, Any] = {}
     exec(page.split("```python\n")[1].split("```")[0], names)
     monkeypatch.setitem(POLICIES, "smallest", lambda _: names["SmallestFirst"]())

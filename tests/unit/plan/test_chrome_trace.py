@@ -80,7 +80,7 @@ def training(model: nn.Module, data: torch.Tensor) -> Callable[[], None]:
 
 
 def write_trace(path: Path, step: Callable[[], None], steps: int = STEPS, **settings: Any) -> Path:
-    """As docs/planning.md says that a trace is to be recorded."""
+    """As docs/guides/planning.md says that a trace is to be recorded."""
     step()
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=steps)
     with torch.profiler.profile(

@@ -185,7 +185,7 @@ def test_what_trials_have_chosen_comes_first() -> None:
 
 
 def test_the_example_in_the_document_is_a_plan(tmp_path: Path) -> None:
-    document = (ROOT / "docs" / "planning.md").read_text("utf-8")
+    document = (ROOT / "docs/guides/planning.md").read_text("utf-8")
     file = tmp_path / "example.json"
     file.write_text(document.split("## Plan file")[1].split("```json\n")[1].split("```")[0])
     assert read_plan(file).model == "resnet50"

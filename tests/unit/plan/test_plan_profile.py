@@ -221,7 +221,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> Non
 
 
 def test_the_example_in_the_document_is_a_profile(tmp_path: Path) -> None:
-    document = (ROOT / "docs" / "planning.md").read_text("utf-8")
+    document = (ROOT / "docs/guides/planning.md").read_text("utf-8")
     file = tmp_path / "example.json"
     file.write_text(document.split("```json\n")[1].split("```")[0])
     assert read_profile(file).model == "resnet50"
