@@ -22,7 +22,7 @@ from common.record import add_out_option, settings_of, write_record
 from common.report import table
 from common.summary import median_interval, paired_ratio
 from common.turns import turns
-from helpers.training.test_device import NAME, groups, load
+from helpers.device.test_device import NAME, groups, load
 
 import hvd_order.torch as hvd
 from hvd_order.c10d.engine import engine_host

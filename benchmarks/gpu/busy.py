@@ -54,7 +54,7 @@ def share_gpu() -> None:
 def test_extension() -> Any:
     """The module of the test device, built if need be."""
     sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
-    from helpers.training.test_device import load
+    from helpers.device.test_device import load
 
     return load()
 
@@ -62,7 +62,7 @@ def test_extension() -> Any:
 def test_device() -> torch.device:
     """The test device."""
     test_extension()
-    from helpers.training.test_device import NAME
+    from helpers.device.test_device import NAME
 
     return torch.device(NAME, 0)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.training.test_device import NAME, load
+from helpers.device.test_device import NAME, load
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_the_current_stream_belongs_to_the_thread(device: Any) -> None:
 
 FAILS = """
 import torch
-from helpers.training.test_device import NAME, load
+from helpers.device.test_device import NAME, load
 
 device = load()
 side = torch.Stream(device=NAME)

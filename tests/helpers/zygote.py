@@ -2,7 +2,8 @@
 
 Importing PyTorch takes longer than most tests. What a program finds is what ``python script.py``
 would have given it: its own ``__main__``, arguments, variables, output, and Python's ordinary end,
-``atexit`` included. Two things differ: its parent, and the seed of hash().
+``atexit`` included. Three things differ: its parent, the seed of hash(), and that the garbage
+collector does not see what was imported here.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.training.device_job import run_on_device
+from helpers.device.device_job import run_on_device
 from parity.test_matrix import ALSO_ON_THREE, CASES, OPTIMIZERS
 
 # torch.compile knows no back end for the test device. The fused kernels are the CPU's and CUDA's.

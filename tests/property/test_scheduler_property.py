@@ -181,7 +181,7 @@ def play(
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL, Policy.PLANNED])
-@cases(300)
+@cases(600)
 @given(
     tensors=tensor_specs(),
     slice_bytes=slice_sizes,

@@ -42,7 +42,7 @@ def layout_of(work: Workload) -> native.SliceLayout:
     return native.SliceLayout(work.models[0], work.slice_bytes, split=0 in work.split)
 
 
-@cases(400)
+@cases(1200)
 @given(
     work=workloads,
     times=st.lists(st.integers(0, 20), min_size=MOST_TENSORS, max_size=MOST_TENSORS),

@@ -81,15 +81,15 @@ def shutdown() -> None:
     Raises:
         HorovodInternalError: a deferred update could not be applied.
     """
-    if not is_initialized():
-        return
+    has_threads = is_initialized() and not current().is_forked
     try:
         _shutdown()
     finally:
-        # The objects of a job refer to each other, and its process groups end with them. Without
-        # this, their threads and their connections, one to each rank, would stay until Python's
-        # next full collection: an elastic job that starts again and again would run out of files.
-        gc.collect()
+        if has_threads:  # else native objects of the parent's jobs would wait for those of theirs
+            # The objects of a job refer to each other, and its process groups end with them. Their
+            # threads and connections, one to each rank, would stay until Python's next full
+            # collection, and a job that starts again and again would run out of descriptors.
+            gc.collect()
 
 
 def _shutdown(abandoned: bool = False) -> None:

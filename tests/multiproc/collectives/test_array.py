@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers.environments.other_arrays import Modern, Old
 from helpers.ranks import RankFactory, RankPool, run_script
-from helpers.training.other_arrays import Modern, Old
 
 import hvd_order.array as hvd
 from hvd_order.errors import InvalidUsage, ModelMismatch

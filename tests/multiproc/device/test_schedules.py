@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers.training.device_job import run_on_device
+from helpers.device.device_job import run_on_device
 
 # Each schedule draws: a delay for each stream, how fast the link is, who reads the parameters
 # after step() and on which stream, whether gradients are clipped or compressed, and which layers
@@ -85,7 +85,7 @@ assert not wrong, f"schedules with other weights: {wrong}"
 
 # 1,000 in all take a quarter of an hour.
 LONG = [pytest.mark.long, pytest.mark.timeout(600)]
-PARTS = [(0, 12), *(pytest.param(250 * i, 250 * (i + 1), marks=LONG) for i in range(4))]
+PARTS = [(0, 20), *(pytest.param(250 * i, 250 * (i + 1), marks=LONG) for i in range(4))]
 
 
 @pytest.mark.parametrize("agreement", ["leader", "planned"])

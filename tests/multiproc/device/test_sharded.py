@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from helpers.training.device_job import run_on_device
+from helpers.device.device_job import run_on_device
 
 ELSEWHERE = """
 from hvd_order.errors import InvalidUsage

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.training.device_job import run_on_device
+from helpers.device.device_job import run_on_device
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.oracles.cluster_runs import TRACE, Called, add_policies, caller
+from helpers.cluster_runs import TRACE, Called, add_policies, caller
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.oracles.cluster_runs import (
+from helpers.cluster_runs import (
     MACHINES,
     Called,
     Chosen,

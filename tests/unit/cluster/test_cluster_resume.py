@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.oracles.cluster_runs import (
+from helpers.cluster_runs import (
     MACHINES,
     TRACE,
     Breaking,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.oracles.cluster_runs import (
+from helpers.cluster_runs import (
     MACHINES,
     TRACE,
     Called,

@@ -18,14 +18,14 @@ __all__ = ["run_on_device"]
 @functools.cache
 def _build() -> None:
     """Builds the device in another process: here it would be a device for all tests."""
-    command = [sys.executable, "-c", "from helpers.training.test_device import load; load()"]
+    command = [sys.executable, "-c", "from helpers.device.test_device import load; load()"]
     subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[2])
 
 
 _START = """
 import torch
 import torch.distributed as dist
-from helpers.training.test_device import NAME, gradient_group, load
+from helpers.device.test_device import NAME, gradient_group, load
 
 device = load()
 dist.init_process_group(f"cpu:gloo,{NAME}:{NAME}")
