@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +17,11 @@ def pytest_configure() -> None:
     steps of one process took 60 to 140 s in place of 5 to 30.
     """
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector need not look again and again at what was imported."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ from typing import Any
 from helpers.zygote import ForkedProcess, Zygote
 
 __all__ = [
+    "AnyProcess",
     "Completed",
     "RankError",
     "RankFactory",
@@ -45,6 +46,7 @@ __all__ = [
     "Script",
     "free_port",
     "run_script",
+    "start_process",
     "start_script",
 ]
 
@@ -378,19 +380,28 @@ def start_script(
         extra = env(rank) if callable(env) else env
         out, err = (Path(folder.name) / f"rank{rank}.{stream}" for stream in ("out", "err"))
         processes.append(
-            _start_process(path, args, rank_environment(rank, size, port, extra), out, err)
+            start_process(path, args, rank_environment(rank, size, port, extra), out, err)
         )
     return Script(processes, folder)
 
 
-def _start_process(
-    path: Path, args: Sequence[str], env: Mapping[str, str], out: Path, err: Path
+def start_process(
+    program: Path | str, args: Sequence[str], env: Mapping[str, str], out: Path, err: Path
 ) -> AnyProcess:
-    with out.open("wb") as stdout, err.open("wb") as stderr:
+    """As ``python program args``, or ``python -m program args`` where `program` is a name.
+
+    Args:
+        program: a script, or the name of a module.
+        env: all variables.
+        out: file for its output, made anew.
+        err: file for its errors; it may be the same.
+    """
+    with out.open("wb") as stdout, err.open("ab") as stderr:
         if _zygote().fits(env):
-            return _zygote().start(path, args, env, out, err)
+            return _zygote().start(program, args, env, out, err)
+        module = ["-m"] if isinstance(program, str) else []
         return subprocess.Popen(
-            [sys.executable, str(path), *args],
+            [sys.executable, *module, str(program), *args],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=stdout,

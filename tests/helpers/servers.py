@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import rank_environment
+from helpers.ranks import AnyProcess, rank_environment, start_process
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -60,23 +60,17 @@ class Servers:
             **(env or {}),
         }
         self._folder = tempfile.TemporaryDirectory(prefix="hvd_order_servers_")
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[AnyProcess] = []
         for _ in range(count):
             self.start()
 
     def start(self) -> None:
         """Starts one more."""
         log = self._log(len(self._processes))
-        with log.open("wb") as output:
-            self._processes.append(
-                subprocess.Popen(
-                    self.command("serve", "--workers", str(self.workers)),
-                    env=self.environment(),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+        options = ["serve", "--workers", str(self.workers)]
+        self._processes.append(
+            start_process("hvd_order.cli", options, self.environment(), log, log)
+        )
 
     @staticmethod
     def command(*arguments: str) -> list[str]:
@@ -107,14 +101,15 @@ class Servers:
     def wait(self, timeout: float = 30.0) -> list[int]:
         """Waits for their end, with the job. Returns their exit codes."""
         deadline = time.monotonic() + timeout
+        codes = []
         for process in self._processes:
             try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                codes.append(process.wait(max(0.0, deadline - time.monotonic())))
             except subprocess.TimeoutExpired:
                 raise AssertionError(
                     f"a server runs on after {timeout:g} s:\n{self.log()}"
                 ) from None
-        return [process.returncode for process in self._processes]
+        return codes
 
     def _log(self, place: int) -> Path:
         return Path(self._folder.name) / f"{place}.log"

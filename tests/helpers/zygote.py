@@ -13,6 +13,7 @@ import gc
 import importlib
 import os
 import pickle
+import runpy
 import select
 import signal
 import subprocess
@@ -36,7 +37,8 @@ _READ_ONCE = ("PYTHON", "LD_", "OMP_", "MKL_", "TORCH")
 class _Start:
     """What the zygote is asked to fork."""
 
-    script: str
+    program: str
+    is_module: bool
     args: tuple[str, ...]
     env: Mapping[str, str]
     stdout: str
@@ -111,19 +113,23 @@ class Zygote:
 
     def start(
         self,
-        script: Path,
+        program: Path | str,
         args: Sequence[str],
         env: Mapping[str, str],
         out: Path,
         err: Path,
         pipe: Connection | None = None,
     ) -> ForkedProcess:
-        """As ``python script args``, with these variables and no other, and output in files.
+        """As ``python program args``, with these variables and no other, and output in files.
 
         Args:
+            program: a script, or the name of a module as for ``python -m``.
             pipe: the process gets it too; the number of its descriptor is a last argument.
         """
-        start = _Start(str(script), tuple(args), dict(env), str(out), str(err), pipe is not None)
+        is_module = isinstance(program, str)
+        start = _Start(
+            str(program), is_module, tuple(args), dict(env), str(out), str(err), pipe is not None
+        )
         return ForkedProcess(self, self._ask(start, pipe))
 
     def reap(self, pid: int) -> int:
@@ -166,7 +172,7 @@ def _serve(pipe: Connection) -> _Start | None:
 
 
 def _become(start: _Start) -> None:
-    """Makes this process what Python would have made of the script, and runs it."""
+    """Makes this process what Python would have made of the program, and runs it."""
     for path, stream in ((start.stdout, 1), (start.stderr, 2)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, stream)
@@ -176,12 +182,16 @@ def _become(start: _Start) -> None:
     # What hvd_order_alias.pth does while Python starts; the zygote started without this variable.
     if os.environ.get("HVD_ORDER_ALIAS"):
         importlib.import_module("hvd_order.horovod.startup")
-    sys.argv = [start.script, *start.args]
-    sys.path[0] = str(Path(start.script).parent)
+    sys.argv = [start.program, *start.args]
+    if start.is_module:
+        sys.path[0] = str(Path.cwd())
+        runpy.run_module(start.program, run_name="__main__", alter_sys=True)
+        return
+    sys.path[0] = str(Path(start.program).parent)
     main = ModuleType("__main__")
-    main.__dict__.update(__file__=start.script, __builtins__=__builtins__)
+    main.__dict__.update(__file__=start.program, __builtins__=__builtins__)
     sys.modules["__main__"] = main
-    exec(compile(Path(start.script).read_bytes(), start.script, "exec"), main.__dict__)
+    exec(compile(Path(start.program).read_bytes(), start.program, "exec"), main.__dict__)
 
 
 if __name__ == "__main__":
