@@ -38,7 +38,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs lock wheels test test-device test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-docker format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs lock wheels test test-device test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-cpp-format lint-docker format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -186,8 +186,7 @@ TESTS_launch = tests/multiproc/cluster tests/multiproc/launch
 TESTS_faults = tests/chaos tests/hosts tests/random_programs tests/reference
 PARTS_AT_ONCE ?= 2
 test: dev
-	@$(MAKE) --no-print-directory cpp-test
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) cpp-test $(LINT_PARTS)
 	@$(MAKE) --no-print-directory --jobs=$(PARTS_AT_ONCE) --keep-going $(TEST_PARTS:%=test-part-%) test-device
 
 # What a part prints is shown if it fails.
@@ -219,6 +218,7 @@ test-torch:
 
 test-long: dev
 	"$(BIN)/python" -m pytest tests -m long
+	HVD_ORDER_TEST_ALL_CASES=1 "$(BIN)/python" -m pytest tests/property
 
 # What is drawn follows from SEED; see tests/chaos/README.md.
 MINUTES ?= 10
@@ -246,8 +246,9 @@ PURE_FOLDERS = base cuda scheduler simulate simulate/network simulate/sampled en
 TIDY_FILES = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.cc))
 HEADERS = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.h))
 
+LINT_PARTS = lint-python lint-cpp lint-docker
 lint: dev
-	@$(MAKE) --no-print-directory lint-python lint-cpp lint-docker
+	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(LINT_PARTS)
 
 lint-python:
 	"$(BIN)/ruff" check
@@ -255,10 +256,10 @@ lint-python:
 	"$(BIN)/lint-imports" --no-logo
 	"$(BIN)/mypy"
 
-lint-cpp:
+lint-cpp: lint-cpp-format $(TIDY_FILES:%=build/lint/%.tidy)
+lint-cpp-format:
 	@echo clang-format
 	@"$(BIN)/clang-format" --dry-run -Werror $(CPP_FILES)
-	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(TIDY_FILES:%=build/lint/%.tidy)
 
 lint-docker:
 	@if [ -x "$(BIN)/hadolint" ]; then "$(BIN)/hadolint" docker/Dockerfile docker/Dockerfile.cuda; \
