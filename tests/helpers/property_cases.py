@@ -14,9 +14,12 @@ T = TypeVar("T")
 EXPLORE = "HVD_ORDER_TEST_EXPLORE"
 """Environment variable: try other cases than the usual ones, this many times as many of them."""
 
+ALL_CASES = "HVD_ORDER_TEST_ALL_CASES"
+"""Environment variable, set by `make test-long`: try all cases also where `make test` has fewer."""
 
-def cases(count: int) -> settings:
-    """Settings for ``count`` cases.
+
+def cases(count: int, *, quick: int | None = None) -> settings:
+    """Settings for ``count`` cases; `make test` tries only the first ``quick`` of them.
 
     The ordinary run is derandomized: every run of the same test tries the same cases, so a red run
     means that a change broke something, on everybody's machine, and needs no data base of earlier
@@ -24,6 +27,8 @@ def cases(count: int) -> settings:
     times as many; a failure is printed with the blob that reproduces it.
     """
     explore = int(os.environ.get(EXPLORE, "0"))
+    if quick is not None and not explore and not os.environ.get(ALL_CASES):
+        count = quick
     return settings(
         max_examples=count * max(1, explore),
         derandomize=explore == 0,

@@ -54,6 +54,7 @@ def test_the_comparison_runs() -> None:
         assert path.with_name(f"quick_test_{kind}.png").stat().st_size > 1000
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(why_not() is not None, reason=f"no emulated hosts here: {why_not()}")
 def test_the_comparison_runs_with_clipping() -> None:

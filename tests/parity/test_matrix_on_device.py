@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from helpers.device.device_job import run_on_device
-from parity.test_matrix import ALSO_ON_THREE, CASES, OPTIMIZERS
+from parity.test_matrix import CASES, OPTIMIZERS
 
 # torch.compile knows no back end for the test device. The fused kernels are the CPU's and CUDA's.
 NOT_HERE = ("Compiled",)
@@ -14,7 +14,7 @@ NOT_HERE = ("Compiled",)
 @pytest.mark.parametrize(
     "optimizer",
     [
-        pytest.param(name, marks=[] if name in ALSO_ON_THREE else [pytest.mark.long])
+        pytest.param(name, marks=[] if name == "AdamW-foreach" else [pytest.mark.long])
         for name in OPTIMIZERS
         if name != "AdamW-fused"
     ],

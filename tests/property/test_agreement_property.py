@@ -1,8 +1,9 @@
 """Whatever the timing on each rank: one order, nothing lost, nothing twice, no deadlock.
 
 What is checked stands in ``helpers.oracles.agreement_world``. Together with the other files of this
-folder these are more than 10,000 random schedules; see ``helpers.property_cases`` on how to try
-others.
+folder these are more than 10,000 random schedules in `make test-long`, and a quarter of them in
+`make test`; see ``helpers.property_cases`` on how to try others. The model checker (tests/
+model_checker) tries every schedule of small jobs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def workloads(model_ids: tuple[int, ...]) -> st.SearchStrategy[Workload]:
 
 
 @pytest.mark.parametrize(("kind", "policy"), ANY_ORDER, ids=NAMES)
-@cases(1200)
+@cases(1200, quick=300)
 @given(work=workloads((0,)), chance=choices())
 def test_all_ranks_issue_one_order(
     kind: AgreementKind, policy: Policy, work: Workload, chance: Choices
@@ -50,7 +51,7 @@ def test_all_ranks_issue_one_order(
 
 
 @pytest.mark.parametrize(("kind", "policy"), ANY_ORDER, ids=NAMES)
-@cases(500)
+@cases(500, quick=125)
 @given(work=workloads((0, 3)), chance=choices())
 def test_two_models_share_one_order(
     kind: AgreementKind, policy: Policy, work: Workload, chance: Choices
@@ -59,7 +60,7 @@ def test_two_models_share_one_order(
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
-@cases(1200)
+@cases(1200, quick=300)
 @given(
     tensors=st.integers(8, 14),
     size=st.integers(2, 3),
@@ -91,7 +92,7 @@ TREES = st.one_of(
 
 
 @pytest.mark.parametrize(("kind", "policy"), ANY_ORDER, ids=NAMES)
-@cases(150)
+@cases(150, quick=75)
 @given(
     tree=TREES,
     work=workloads((0, 3)),
@@ -105,7 +106,7 @@ def test_a_tree_of_ranks_issues_one_order(
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
-@cases(300)
+@cases(300, quick=75)
 @given(tree=TREES, tensors=st.integers(8, 14), whole_steps=st.booleans(), chance=choices())
 def test_requests_to_be_heard_climb_the_tree(
     policy: Policy, tree: tuple[int, int], tensors: int, whole_steps: bool, chance: Choices
@@ -118,7 +119,7 @@ def test_requests_to_be_heard_climb_the_tree(
     event(f"ranks heard: {len(world.ever_heard)}")
 
 
-@cases(1500)
+@cases(1500, quick=375)
 @given(work=workloads((0,)), chance=choices())
 def test_all_ranks_follow_the_plan(work: Workload, chance: Choices) -> None:
     World(AgreementKind.PLANNED, Policy.PLANNED, work, chance).run()

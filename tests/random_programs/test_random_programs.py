@@ -61,7 +61,7 @@ def check_programs(
 def test_random_programs(
     ranks: RankFactory, record_property: Callable[[str, object], None]
 ) -> None:
-    check_programs(ranks, 150, record_property)
+    check_programs(ranks, 60, record_property)
 
 
 @pytest.mark.long

@@ -121,8 +121,15 @@ except hvd.HorovodInternalError as error:
 """
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("where", ["measurement", "broadcast"])
+@pytest.mark.parametrize(
+    ("where", "victim"),
+    [
+        ("measurement", 0),
+        ("broadcast", 1),
+        pytest.param("measurement", 1, marks=pytest.mark.long),
+        pytest.param("broadcast", 0, marks=pytest.mark.long),
+    ],
+)
 def test_a_rank_that_is_frozen_outside_of_a_step_is_named(where: str, victim: int) -> None:
     with start_script(3, STOPS, where, str(victim), env={"HVD_ORDER_TIMEOUT": "6"}) as script:
         for rank in {0, 1, 2} - {victim}:

@@ -181,7 +181,14 @@ except hvd.HorovodInternalError as error:
 """
 
 
-@pytest.mark.parametrize("where", ["before its card", "before card 1", "after all cards"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "before its card",
+        pytest.param("before card 1", marks=pytest.mark.long),
+        "after all cards",
+    ],
+)
 def test_a_rank_0_that_is_stopped_keeps_nobody_waiting(where: str, tmp_path: Path) -> None:
     told = str(tmp_path / "told")
     with start_script(3, STOPS, where, told, env={"HVD_ORDER_TIMEOUT": "6"}) as script:

@@ -66,7 +66,7 @@ def _threads(size: int, how: str = "alone", **env: str) -> list[Counter[str]]:
     return [Counter(end.stdout.split("\n")[:-1]) for end in ends]
 
 
-@pytest.mark.parametrize("size", [2, 4, 7])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long), 7])
 def test_a_training_process_has_few_threads_whatever_the_number_of_ranks(size: int) -> None:
     first, *others = _threads(size)
     for threads in others:

@@ -9,6 +9,7 @@ import pytest
 from helpers.ranks import run_script, start_script
 
 SIZE = 7
+RANKS = [6, pytest.param(1, marks=pytest.mark.long)]  # at the end of a branch, and within one
 
 # Trains for so many steps, or for ever; prints sums of its weights.
 TRAIN = """
@@ -45,7 +46,9 @@ def line(output: str, start: str) -> str:
     return next(text for text in output.splitlines() if text.startswith(start))
 
 
-@pytest.mark.parametrize("agreement", ["leader", "negotiated"])
+@pytest.mark.parametrize(
+    "agreement", ["leader", pytest.param("negotiated", marks=pytest.mark.long)]
+)
 def test_all_ranks_have_the_same_weights(agreement: str) -> None:
     env = {"HVD_ORDER_AGREEMENT": agreement, "HVD_ORDER_SLICE_BYTES": "8KiB"}
     ends = run_script(SIZE, TRAIN, "8", env=env)
@@ -53,7 +56,7 @@ def test_all_ranks_have_the_same_weights(agreement: str) -> None:
     assert len({line(end.stdout, "weights") for end in ends}) == 1
 
 
-@pytest.mark.parametrize("rank", [1, 6])
+@pytest.mark.parametrize("rank", RANKS)
 def test_a_rank_that_dies_is_named_on_all(rank: int) -> None:
     with start_script(SIZE, TRAIN, "-1", env={"HVD_ORDER_TIMEOUT": "20"}) as script:
         for other in range(SIZE):
@@ -64,7 +67,7 @@ def test_a_rank_that_dies_is_named_on_all(rank: int) -> None:
             assert f"rank {rank} is gone" in script.stdout(other)
 
 
-@pytest.mark.parametrize("rank", [1, 6])
+@pytest.mark.parametrize("rank", RANKS)
 def test_a_frozen_rank_is_named_on_all(rank: int) -> None:
     with start_script(SIZE, TRAIN, "-1", env={"HVD_ORDER_TIMEOUT": "8"}) as script:
         for other in range(SIZE):

@@ -101,6 +101,7 @@ def test_a_second_torchrun_joins_and_training_goes_on_with_three() -> None:
     assert_trained_right(first)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_torchruns_that_have_counted_different_failures_meet_again() -> None:
     """Agents share one store for all formations, and count the failures of their own workers."""

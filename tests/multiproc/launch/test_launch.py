@@ -44,7 +44,9 @@ def launch(
     )
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize(
+    "size", [3, *(pytest.param(size, marks=pytest.mark.long) for size in (1, 2))]
+)
 def test_run_starts_ranks_that_find_each_other(tmp_path: Path, size: int) -> None:
     done = launch(tmp_path, TRAIN, "-np", str(size))
     assert done.returncode == 0, done.stderr

@@ -125,15 +125,17 @@ def test_several_workers_and_servers_that_only_sum(
             {"HVD_ORDER_PS_MODE": "async"},
             "asynchronous workers need servers that update",
         ),
-        (
+        pytest.param(
             "\n".join(
                 line for line in SCRIPT.format(steps=10**9).splitlines() if "hvd.D" not in line
             ),
             [],
             {},
             "does not train with parameter servers",
+            marks=pytest.mark.long,
         ),
-        ("raise ValueError('no data')", [], {}, "no data"),
+        # Without servers: test_profile_ranks.py.
+        pytest.param("raise ValueError('no data')", [], {}, "no data", marks=pytest.mark.long),
         ("", ["-np", "0"], {}, "-np 0: at least one process is needed"),
         ("", ["--servers", "-1"], {}, "--servers -1: expected a number from 0 on"),
     ],

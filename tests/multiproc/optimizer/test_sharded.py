@@ -68,6 +68,7 @@ OPTIMIZERS: dict[str, Make] = {
     "RMSprop": lambda groups: torch.optim.RMSprop(groups, lr=0.003, momentum=0.5, centered=True),
     "Rprop": lambda groups: torch.optim.Rprop([{"params": g["params"]} for g in groups], lr=0.01),
 }
+SIZES = [3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 4))]
 CLIPS: dict[str, Callable[[nn.Module], Any]] = {
     "": lambda _: None,
     "norm": lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
@@ -140,7 +141,7 @@ def body_train(
         return {"weights": weights(model), "deferred": deferred}
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("clip", CLIPS)
 def test_equals_one_process(ranks: RankFactory, clip: str, size: int) -> None:
     results = ranks(size).run(body_train, "AdamW", clip, "", SMALL)

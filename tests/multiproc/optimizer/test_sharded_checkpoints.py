@@ -156,8 +156,15 @@ def alone(dtype: str, steps: int = END) -> tuple[nn.Module, torch.optim.Optimize
 # ---- between ranks and processes --------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "before"),
+    [
+        ("float32", 0),
+        ("bfloat16", 3),
+        pytest.param("float32", 3, marks=pytest.mark.long),
+        pytest.param("bfloat16", 0, marks=pytest.mark.long),
+    ],
+)
 def test_another_number_of_ranks(
     ranks: RankFactory, tmp_path: Path, dtype: str, before: int
 ) -> None:
@@ -407,7 +414,7 @@ def body_kinds(folder: str, dtype: str) -> None:
             assert torch.equal(weights(other), weights(model)), kind
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_every_kind_of_optimizer(two_ranks: RankPool, tmp_path: Path, dtype: str) -> None:
     two_ranks.run(body_kinds, str(tmp_path / "saved"), dtype)
 

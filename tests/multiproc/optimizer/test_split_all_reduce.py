@@ -137,6 +137,7 @@ CLIPS: dict[str, Clip] = {
     "rank 0 looks, infinity": first_rank_looks_at_infinity,
     "rank 0 logs infinity": first_rank_logs_infinity,
 }
+SIZES = [3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 4))]
 COMPLETES = {"norm of order 1", "value, then norm"}  # before step(): nothing is left to overlap
 
 
@@ -166,7 +167,7 @@ def body_train(clip: str, env: dict[str, str]) -> tuple[dict[str, Any], dict[str
         return train(clip, distributed=True), train(clip, distributed=False)
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("clip", CLIPS)
 def test_equals_one_process(ranks: RankFactory, clip: str, size: int) -> None:
     results = ranks(size).run(body_train, clip, SPLIT)

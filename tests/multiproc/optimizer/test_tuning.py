@@ -75,7 +75,7 @@ def one_process(size: int, steps: int) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
     ranks: RankFactory, size: int
 ) -> None:
@@ -127,7 +127,9 @@ def test_what_the_user_sets_stays(two_ranks: RankPool, env: dict[str, str]) -> N
     assert (only.policy, only.agreement, only.cross_iteration) == ("priority", "leader", True)
 
 
-@pytest.mark.parametrize("agreement", ["leader", "negotiated"])
+@pytest.mark.parametrize(
+    "agreement", ["leader", pytest.param("negotiated", marks=pytest.mark.long)]
+)
 def test_an_agreement_that_the_user_sets_is_in_all_trials(
     two_ranks: RankPool, agreement: str
 ) -> None:

@@ -140,7 +140,7 @@ def body_sums(kind: str) -> list[list[float]]:
     return [[float(value[0]) for value in run()] for _ in range(ROUNDS)]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_each_call_meets_its_own(ranks: RankFactory, kind: str, size: int) -> None:
     base = sum(1000.0 * (rank + 1) for rank in range(size))

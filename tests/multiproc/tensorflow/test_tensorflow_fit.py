@@ -116,7 +116,7 @@ def body_ends(reads: bool, steps: int, batches: int) -> tuple[Any, Any]:
     return results[0], results[1]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
     ("reads", "steps", "batches"), [(False, 4, 11), (False, 4, 3), (False, 5, 10), (True, 4, 11)]
 )

@@ -210,11 +210,11 @@ def alone(ranks: RankFactory) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("size", "kind", "everything", "settings"),
     [
-        *((2, kind, False, {}) for kind in MODELS if kind not in ("with_words", "plain")),
+        *((2, kind, False, {}) for kind in ("functional", "recurrent")),
         (2, "with_words", True, {}),
         *(
             pytest.param(2, kind, False, {}, marks=pytest.mark.long)
-            for kind in ("with_words", "plain")
+            for kind in ("with_words", "subclassed", "plain")
         ),
         *(
             pytest.param(2, kind, True, {}, marks=pytest.mark.long)

@@ -130,7 +130,7 @@ def alone(ranks: RankFactory) -> dict[str, tuple[Any, Any]]:
     return trained
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_fit_equals_one_process(
     ranks: RankFactory, alone: dict[str, tuple[Any, Any]], size: int
 ) -> None:

@@ -80,7 +80,7 @@ def test_what_is_created_last_may_be_needed_first() -> None:
     assert order_in(step)[0] == [1, 0, 2]
 
 
-@pytest.mark.parametrize("name", ["MobileNetV2", "ResNet152"])
+@pytest.mark.parametrize("name", ["MobileNetV2", pytest.param("ResNet152", marks=pytest.mark.long)])
 def test_networks_in_use(name: str) -> None:
     """Horovod's synthetic benchmark: forward, backward, data that the step refers to."""
     import keras
