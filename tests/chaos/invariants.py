@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from chaos import problem
-from chaos.faults import Fault
+from chaos.faults.every_fault import Fault
 from chaos.jobs import Job
+from chaos.programs import problem
 
 __all__ = ["Judgement", "judge", "left_in"]
 

@@ -35,7 +35,7 @@ KINDS = ("allreduce", "servers", "elastic", "tensorflow", "hosts", "pair")
 PACE_S = 0.02  # a step takes so long at least
 PORT = 29500
 OTHER_PORT = 29700  # of the second job of a pair
-_HERE = Path(__file__).resolve().parent
+_PROGRAMS = Path(__file__).resolve().parent / "programs"
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,11 @@ class Job:
     def _program(self) -> list[str]:
         steps = [str(self.plan.steps), str(PACE_S)]
         if self.plan.kind == "elastic":
-            return [sys.executable, str(_HERE / "train_elastic.py"), *steps]
+            return [sys.executable, str(_PROGRAMS / "train_elastic.py"), *steps]
         if self.plan.kind == "tensorflow":
-            return [sys.executable, str(_HERE / "train_tensorflow.py"), *steps]
+            return [sys.executable, str(_PROGRAMS / "train_tensorflow.py"), *steps]
         precision = "float32" if self.plan.float32 else "float64"
-        return [sys.executable, str(_HERE / "train.py"), *steps, precision]
+        return [sys.executable, str(_PROGRAMS / "train.py"), *steps, precision]
 
     def _environment(self, extra: Mapping[str, str]) -> dict[str, str]:
         outer = {

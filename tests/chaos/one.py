@@ -15,14 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaos.bound import bound_s
-from chaos.fault import Fault
+from chaos.faults.bound import bound_s
+from chaos.faults.fault import Fault
+from chaos.faults.strangers import listening
 from chaos.invariants import Judgement, judge, left_in
 from chaos.jobs import OTHER_PORT, HostsJob, Job, environment_of, processes
 from chaos.moments import PATIENCE_S
 from chaos.pace import TIMEOUT_S
 from chaos.plans import MOST, Plan, draw_plan
-from chaos.strangers import listening
 
 __all__ = ["run_plan"]
 

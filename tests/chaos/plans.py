@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chaos.faults import FAULTS, Fault
+from chaos.faults.every_fault import FAULTS, Fault
+from chaos.faults.machine_faults import FullCommits
+from chaos.faults.user_faults import OtherSetting
 from chaos.jobs import JobPlan, draw_job
-from chaos.machine_faults import FullCommits
 from chaos.moments import FIRST_STEP
-from chaos.user_faults import OtherSetting
 
 __all__ = ["MOST", "Plan", "draw_plan"]
 

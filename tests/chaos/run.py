@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from chaos.faults import FAULTS
+from chaos.faults.every_fault import FAULTS
 from chaos.jobs import KINDS
 from chaos.plans import MOST, Plan, draw_plan
 from chaos.summary import in_words

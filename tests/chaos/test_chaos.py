@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chaos import problem
-from chaos.faults import FAULTS, Fault
+from chaos.faults.every_fault import FAULTS, Fault
+from chaos.faults.process_faults import Kill, Pause
 from chaos.invariants import judge
 from chaos.jobs import KINDS, Job, JobPlan
 from chaos.moments import Moment
 from chaos.plans import draw_plan
-from chaos.process_faults import Kill, Pause
+from chaos.programs import problem
 from chaos.run import Campaign, in_a_line
 from helpers.ranks import REPOSITORY
 

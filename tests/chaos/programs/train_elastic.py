@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from chaos.diary import Diary, become_odd
+from chaos.programs.diary import Diary, become_odd
 
 COMMIT_EVERY = 5
 
@@ -15,7 +15,7 @@ def main(steps: int, pace_s: float) -> None:
     diary = Diary()
     diary.note("import")
     import torch
-    from chaos import problem
+    from chaos.programs import problem
     from chaos.train import small_model
 
     import hvd_order.torch as hvd

@@ -8,7 +8,7 @@ import random
 import signal
 import time
 
-from chaos.fault import GOES_ON, RUNNING, Fault, OnRole, draw_role, named, send_signal
+from chaos.faults.fault import GOES_ON, RUNNING, Fault, OnRole, draw_role, named, send_signal
 from chaos.jobs import Job, JobPlan
 from chaos.moments import PHASES, Moment, draw_moment
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from chaos.fault import EITHER, GOES_ON, RUNNING, Fault
+from chaos.faults.fault import EITHER, GOES_ON, RUNNING, Fault
 from chaos.jobs import Job, JobPlan
 from chaos.moments import Moment, draw_moment
 

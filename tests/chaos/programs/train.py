@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from chaos.diary import Diary, become_odd
+from chaos.programs.diary import Diary, become_odd
 
 
 def main(steps: int, pace_s: float, precision: str) -> None:
@@ -13,7 +13,7 @@ def main(steps: int, pace_s: float, precision: str) -> None:
     diary = Diary()
     diary.note("import")
     import torch
-    from chaos import problem
+    from chaos.programs import problem
 
     import hvd_order.torch as hvd
 
@@ -46,7 +46,7 @@ def main(steps: int, pace_s: float, precision: str) -> None:
 def small_model():  # type: ignore[no-untyped-def]  # torch is imported late
     """As `problem` has it."""
     import torch
-    from chaos import problem
+    from chaos.programs import problem
 
     width, hidden = problem.WIDTH, problem.HIDDEN
     model = torch.nn.Sequential(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from chaos.diary import Diary, become_odd
+from chaos.programs.diary import Diary, become_odd
 
 
 def main(steps: int, pace_s: float) -> None:
@@ -14,7 +14,7 @@ def main(steps: int, pace_s: float) -> None:
     diary.note("import")
     import keras
     import tensorflow as tf
-    from chaos import problem
+    from chaos.programs import problem
 
     import hvd_order.tensorflow as hvd
 

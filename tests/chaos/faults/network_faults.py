@@ -7,8 +7,8 @@ import re
 import subprocess
 import time
 
-from chaos import strangers
-from chaos.fault import EITHER, ENDS, GOES_ON, RUNNING, Fault, named
+from chaos.faults import strangers
+from chaos.faults.fault import EITHER, ENDS, GOES_ON, RUNNING, Fault, named
 from chaos.jobs import HostsJob, Job, JobPlan, environment_of
 from chaos.moments import PHASES, Moment, draw_moment
 

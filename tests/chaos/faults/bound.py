@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaos.fault import GOES_ON, Fault
+from chaos.faults.fault import GOES_ON, Fault
 from chaos.pace import BUSY, TIMEOUT_S
 
 __all__ = ["bound_s"]
