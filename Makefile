@@ -242,7 +242,7 @@ model-check: build
 
 CPP_FILES = $(shell find csrc tests/cpp tests/device tests/fuzz tests/model_checker benchmarks -name '*.cc' -o -name '*.cu' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
-PURE_FOLDERS = base cuda scheduler simulate simulate/network simulate/sampled engine transport server server/arithmetic server/wire server/slice server/admission
+PURE_FOLDERS = base cuda scheduler simulate simulate/network simulate/sampled simulate/sampled/links engine transport server server/arithmetic server/wire server/slice server/admission
 TIDY_FILES = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.cc))
 HEADERS = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.h))
 

@@ -7,8 +7,8 @@
 #include "base/error.h"
 #include "check.h"
 #include "simulate/clock.h"
-#include "simulate/sampled/shared_links.h"
-#include "simulate/sampled/turn_ends.h"
+#include "simulate/sampled/links/shared_links.h"
+#include "simulate/sampled/links/turn_ends.h"
 
 // SharedLinks and TurnEnds against what they must agree with: rates that are computed anew for all
 // connections, and turns whose bytes are counted one by one.

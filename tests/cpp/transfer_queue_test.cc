@@ -1,4 +1,4 @@
-#include "simulate/sampled/transfer_queue.h"
+#include "simulate/sampled/links/transfer_queue.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,16 +1,17 @@
 #include "simulate/sampled/sampled_training.h"
 
 #include <algorithm>
-#include <queue>
 #include <utility>
 
 #include "base/error.h"
+#include "simulate/sampled/applied_pushes.h"
 #include "simulate/sampled/bounded_delay.h"
-#include "simulate/sampled/random.h"
+#include "simulate/sampled/slots.h"
 #include "simulate/sampled/step_tables.h"
 #include "simulate/sampled/training_check.h"
+#include "simulate/sampled/worker_steps.h"
 
-// A pull's path: asked for (`ask`) -> the server may answer (`mayAnswer`), else it waits in
+// A pull's path: asked for (`ask`) -> the server may answer (applied_pushes.h), else it waits in
 // `held_` -> prepared by the server's end -> on the connection -> received by the worker's end ->
 // the op ends. A push's path: prepared -> on the connection -> received -> the server's queue ->
 // applied (`applied`), which may release pulls that are held.
@@ -22,9 +23,6 @@
 //
 // The stages off the connection are entries of `stages_`; a stage without a duration costs no
 // event. Rates are settled once for all events of one moment, before time goes on.
-//
-// Invariant: `rounds_` counts, for each tensor and worker, the pushes that a server has applied;
-// with ServerMode::kSync all workers of a tensor have one number.
 
 namespace hvd_order::simulate {
 
@@ -49,24 +47,6 @@ struct Stage {
   Transfer transfer;
 };
 
-struct Stream {
-  bool busy = false;
-  std::size_t next = 0; // ComputeOrder::kProgram: place of the next op
-  std::priority_queue<OpIndex, std::vector<OpIndex>, std::greater<>> ready;
-  OpIndex running = 0;
-};
-
-struct Worker {
-  std::uint32_t step = 0;
-  std::size_t sample = 0;
-  std::size_t toGo = 0; // ops of the step that have not ended
-  std::vector<std::uint32_t> inputsToGo;
-  std::vector<bool> ready; // ComputeOrder::kProgram
-  std::vector<Stream> streams;
-  std::vector<std::uint32_t> answers; // by tensor: steps for which the parameter is here
-  bool begun = false;
-};
-
 /// A sum, or the answer to one, between two servers. It takes no time of its sender's end.
 struct Relay {
   std::uint32_t from = 0;
@@ -76,7 +56,7 @@ struct Relay {
   std::uint32_t linksToGo = 2;
 };
 
-class Simulation final : private BoundedDelay::Listener {
+class Simulation final : private WorkerSteps::Listener, private BoundedDelay::Listener {
  public:
   Simulation(const SampledStep& step, const SampledTraining& training)
       : step_(step),
@@ -98,40 +78,30 @@ class Simulation final : private BoundedDelay::Listener {
             training.push,
             clock_,
             training.aggregates ? training.servers : 0),
-        random_(training.seed),
         tables_(step, training),
-        workers_(size_),
-        unfinished_(size_),
+        workers_(
+            step,
+            training,
+            tables_,
+            clock_,
+            static_cast<WorkerSteps::Listener&>(*this),
+            result_),
+        applied_(training, step.tensorBytes().size()),
         preparedFreeS_(
             2 * std::size_t{size_ + (training.aggregates ? training.servers : 0)} *
             training.servers),
         receivedFreeS_(preparedFreeS_.size()),
         laneFreeS_(training.servers, std::vector<double>(training.updateLanes)),
-        rounds_(step.tensorBytes().size(), std::vector<std::uint32_t>(size_)),
-        pushed_(step.tensorBytes().size()),
         held_(step.tensorBytes().size()) {
-    result_.stepEndsS.resize(size_);
-    result_.opEndsS.resize(size_);
     result_.updateBusyS.resize(training.servers);
     if (training.delayBound) {
       delay_.emplace(training, tables_, clock_, step, static_cast<BoundedDelay::Listener&>(*this));
     }
-    if (tables_.awaited == 0) {
-      throw InvalidUsage("a step that waits for nothing");
-    }
   }
 
   SampledResult run() {
-    for (std::uint32_t worker = 0; worker < size_; ++worker) {
-      Worker& each = workers_[worker];
-      each.streams.resize(step_.streams());
-      each.answers.assign(step_.tensorBytes().size(), 1); // of the first step
-      each.ready.resize(step_.ops().size());
-      const double startS = training_.startsS.empty() ? training_.spreadS * random_.fraction()
-                                                      : training_.startsS[worker];
-      clock_.announce(startS, Event::Kind::kWorkerBegins, worker);
-    }
-    while (unfinished_ > 0) {
+    workers_.announceStarts();
+    while (workers_.isUnderWay()) {
       advance();
     }
     result_.endS = clock_.nowS();
@@ -155,7 +125,7 @@ class Simulation final : private BoundedDelay::Listener {
     Connections& way = pulls_.nextEndS() <= pushes_.nextEndS() ? pulls_ : pushes_;
     const double endS = way.nextEndS();
     if (endS == NextEnd::kNever && clock_.empty()) {
-      throw InvalidUsage("the training comes to a standstill: " + whatWaits());
+      throw InvalidUsage("the training comes to a standstill: " + workers_.whatWaits());
     }
     if (clock_.empty() || clock_.nextS() >= endS) {
       clock_.moveTo(endS);
@@ -183,18 +153,13 @@ class Simulation final : private BoundedDelay::Listener {
   void handle(const Event& event) {
     switch (event.kind) {
       case Event::Kind::kWorkerBegins:
-        begin(event.a);
+        workers_.begin(event.a);
         return;
-      case Event::Kind::kTaskEnd: {
-        Stream& stream = workers_[event.a].streams[event.b];
-        stream.busy = false;
-        ended(event.a, stream.running);
-        proceed(event.a);
+      case Event::Kind::kTaskEnd:
+        workers_.taskEnded(event.a, event.b);
         return;
-      }
       case Event::Kind::kStageEnd: {
-        const Stage stage = stages_[event.a];
-        freeStages_.push_back(event.a);
+        const Stage stage = stages_.take(event.a);
         if (stage.isPull) {
           stageEnded<true>(stage);
         } else {
@@ -207,112 +172,18 @@ class Simulation final : private BoundedDelay::Listener {
     }
   }
 
-  // ---- a worker ----
+  // ---- what workers want ----
 
-  void begin(std::uint32_t number) {
-    Worker& worker = workers_[number];
-    worker.begun = true;
-    worker.sample = random_.below(step_.samples());
-    worker.toGo = tables_.awaited;
-    worker.inputsToGo = tables_.inputs;
-    std::fill(worker.ready.begin(), worker.ready.end(), false);
-    for (Stream& stream : worker.streams) {
-      stream.next = 0;
-    }
-    if (worker.step < training_.recorded) {
-      result_.opEndsS[number].resize(result_.opEndsS[number].size() + step_.ops().size());
-    }
-    for (const OpIndex index : step_.firstOps(worker.sample)) {
-      start(number, index);
-    }
-    proceed(number);
+  void wantsPull(const Transfer& pull) override {
+    enter<Stage::Kind::kAsked, true>(pull, training_.pull.latencyS);
   }
 
-  /// All inputs of an op have ended.
-  void start(std::uint32_t number, OpIndex index) {
-    Worker& worker = workers_[number];
-    switch (tables_.kinds[index]) {
-      case SampledOp::Kind::kCompute:
-        if (training_.order == ComputeOrder::kReady) {
-          worker.streams[step_.ops()[index].stream].ready.push(index);
-        } else {
-          worker.ready[index] = true;
-        }
-        return;
-      case SampledOp::Kind::kPull:
-        if (training_.pullStart == PullStart::kAnswer) {
-          if (worker.answers[tables_.transfers[index].tensor] > worker.step) {
-            ended(number, index);
-          }
-          return;
-        }
-        enter<Stage::Kind::kAsked, true>(transferOf(number, index), training_.pull.latencyS);
-        return;
-      case SampledOp::Kind::kPush:
-        if (delay_) {
-          enter<Stage::Kind::kAsking, false>(transferOf(number, index), training_.push.latencyS);
-        } else {
-          prepare<false>(transferOf(number, index));
-        }
-        return;
+  void wantsPush(const Transfer& push) override {
+    if (delay_) {
+      enter<Stage::Kind::kAsking, false>(push, training_.push.latencyS);
+    } else {
+      prepare<false>(push);
     }
-  }
-
-  [[nodiscard]] Transfer transferOf(std::uint32_t number, OpIndex index) const {
-    Transfer transfer = tables_.transfers[index];
-    transfer.worker = number;
-    transfer.step = workers_[number].step;
-    return transfer;
-  }
-
-  /// Starts the computations that can run.
-  void proceed(std::uint32_t number) {
-    Worker& worker = workers_[number];
-    for (std::uint32_t i = 0; i < worker.streams.size(); ++i) {
-      Stream& stream = worker.streams[i];
-      if (stream.busy) {
-        continue;
-      }
-      if (training_.order == ComputeOrder::kReady) {
-        if (stream.ready.empty()) {
-          continue;
-        }
-        stream.running = stream.ready.top();
-        stream.ready.pop();
-      } else {
-        const auto ops = step_.opsOfStream(i);
-        if (stream.next == ops.size() || !worker.ready[ops[stream.next]]) {
-          continue;
-        }
-        stream.running = ops[stream.next++];
-      }
-      stream.busy = true;
-      const double seconds =
-          step_.seconds(worker.sample)[stream.running] * training_.slowness[number];
-      clock_.announce(seconds, Event::Kind::kTaskEnd, number, i);
-    }
-  }
-
-  /// An op has ended; with the last one the step ends.
-  void ended(std::uint32_t number, OpIndex index) {
-    Worker& worker = workers_[number];
-    if (worker.step < training_.recorded) {
-      const std::size_t first = std::size_t{worker.step} * step_.ops().size();
-      result_.opEndsS[number][first + index] = clock_.nowS();
-    }
-    for (const OpIndex next : step_.successorsOf(index)) {
-      if (--worker.inputsToGo[next] == 0) {
-        start(number, next);
-      }
-    }
-    if (!tables_.isAwaited(index) || --worker.toGo > 0) {
-      return;
-    }
-    result_.stepEndsS[number].push_back(clock_.nowS());
-    if (++worker.step == training_.steps) {
-      --unfinished_;
-    }
-    begin(number);
   }
 
   // ---- transfers ----
@@ -335,14 +206,7 @@ class Simulation final : private BoundedDelay::Listener {
       over<kKind, kIsPull>(transfer);
       return;
     }
-    if (freeStages_.empty()) {
-      freeStages_.push_back(static_cast<std::uint32_t>(stages_.size()));
-      stages_.emplace_back();
-    }
-    const std::uint32_t place = freeStages_.back();
-    freeStages_.pop_back();
-    stages_[place] = {kKind, kIsPull, transfer};
-    clock_.announce(seconds, Event::Kind::kStageEnd, place);
+    clock_.announce(seconds, Event::Kind::kStageEnd, stages_.put({kKind, kIsPull, transfer}));
   }
 
   /// Seconds until an end that works on one transfer after the other is done with this one.
@@ -382,8 +246,7 @@ class Simulation final : private BoundedDelay::Listener {
   }
 
   void endPush(const Transfer& transfer) {
-    ended(transfer.worker, step_.pushOf(transfer.tensor));
-    proceed(transfer.worker);
+    workers_.transferEnded(transfer.worker, step_.pushOf(transfer.tensor));
   }
 
   template <bool kIsPull>
@@ -438,25 +301,16 @@ class Simulation final : private BoundedDelay::Listener {
   }
 
   void pulled(const Transfer& transfer) {
-    Worker& worker = workers_[transfer.worker];
-    worker.answers[transfer.tensor] = transfer.step + 1;
     if (delay_) {
       delay_->reads(transfer.tensor, transfer.worker);
     }
-    // An answer may come before its step has begun.
-    if (worker.begun && worker.step == transfer.step) {
-      const OpIndex op = step_.pullOf(transfer.tensor);
-      if (worker.inputsToGo[op] == 0) {
-        ended(transfer.worker, op);
-        proceed(transfer.worker);
-      }
-    }
+    workers_.pulled(transfer);
   }
 
   // ---- the servers ----
 
   void ask(const Transfer& pull) {
-    if (mayAnswer(pull)) {
+    if (applied_.mayAnswer(pull)) {
       if (delay_) {
         delay_->answers(pull.tensor, pull.worker);
       }
@@ -466,25 +320,9 @@ class Simulation final : private BoundedDelay::Listener {
     }
   }
 
-  [[nodiscard]] bool mayAnswer(const Transfer& pull) const {
-    const auto& rounds = rounds_[pull.tensor];
-    const std::uint32_t wanted = pull.step;
-    if (training_.mode == ServerMode::kSync && rounds[pull.worker] < wanted) {
-      return false;
-    }
-    if (!training_.staleness || training_.mode == ServerMode::kSync) {
-      return true;
-    }
-    const std::uint32_t slowest = *std::min_element(rounds.begin(), rounds.end());
-    return slowest + *training_.staleness >= wanted;
-  }
-
   void received(const Transfer& push) {
-    if (training_.mode == ServerMode::kSync) {
-      if (++pushed_[push.tensor] < size_) {
-        return;
-      }
-      pushed_[push.tensor] = 0;
+    if (!applied_.came(push)) {
+      return;
     }
     if (push.server != tables_.serverOf[push.tensor]) {
       ++result_.aggregatedUpdates;
@@ -516,9 +354,8 @@ class Simulation final : private BoundedDelay::Listener {
     const bool sync = training_.mode == ServerMode::kSync;
     const std::uint32_t first = sync ? 0 : push.worker;
     const std::uint32_t last = sync ? size_ : push.worker + 1;
-    auto& rounds = rounds_[push.tensor];
     for (std::uint32_t worker = first; worker < last; ++worker) {
-      ++rounds[worker];
+      applied_.count(push.tensor, worker);
     }
     askAgain(push.tensor);
     for (std::uint32_t worker = first; worker < last; ++worker) {
@@ -542,8 +379,8 @@ class Simulation final : private BoundedDelay::Listener {
 
   /// The parameter that a worker gets once its push has been applied.
   [[nodiscard]] Transfer answerTo(const Transfer& push) const {
-    Transfer answer = transferOf(push.worker, step_.pullOf(push.tensor));
-    answer.step = rounds_[push.tensor][push.worker];
+    Transfer answer = workers_.transferOf(push.worker, step_.pullOf(push.tensor));
+    answer.step = applied_.of(push.tensor, push.worker);
     return answer;
   }
 
@@ -562,7 +399,7 @@ class Simulation final : private BoundedDelay::Listener {
 
   /// A worker's update counts as made; pulls that waited for it may go.
   void made(const Transfer& push) {
-    ++rounds_[push.tensor][push.worker];
+    applied_.count(push.tensor, push.worker);
     askAgain(push.tensor);
   }
 
@@ -596,8 +433,8 @@ class Simulation final : private BoundedDelay::Listener {
     }
     const std::uint32_t owner = tables_.serverOf[tensor];
     const std::uint32_t helper = pushes.front().server;
-    const bool all =
-        std::ranges::all_of(answers, [&](const Transfer& pull) { return mayAnswer(pull); });
+    const bool all = std::ranges::all_of(
+        answers, [&](const Transfer& pull) { return applied_.mayAnswer(pull); });
     if (helper == owner || !all) {
       for (const Transfer& pull : answers) {
         ask(pull);
@@ -612,22 +449,16 @@ class Simulation final : private BoundedDelay::Listener {
   }
 
   void relay(const Transfer& of, Relay relay) {
+    const auto [from, to] = std::pair(relay.from, relay.to);
     Transfer transfer = of;
+    transfer.step = relays_.put(std::move(relay));
     transfer.leftBytes = static_cast<double>(step_.tensorBytes()[of.tensor]);
-    transfer.step = static_cast<std::uint32_t>(relays_.size());
-    if (!freeRelays_.empty()) {
-      transfer.step = freeRelays_.back();
-      freeRelays_.pop_back();
-    } else {
-      relays_.emplace_back();
-    }
-    transfer.worker = size_ + relay.to;
-    transfer.server = relay.from;
+    transfer.worker = size_ + to;
+    transfer.server = from;
     pulls_.enqueue(transfer);
-    transfer.worker = size_ + relay.from;
-    transfer.server = relay.to;
+    transfer.worker = size_ + from;
+    transfer.server = to;
     pushes_.enqueue(transfer);
-    relays_[transfer.step] = std::move(relay);
   }
 
   void relaySent(const Transfer& sent) {
@@ -650,8 +481,7 @@ class Simulation final : private BoundedDelay::Listener {
   }
 
   void relayReceived(const Transfer& transfer) {
-    const Relay relay = std::exchange(relays_[transfer.step], {});
-    freeRelays_.push_back(transfer.step);
+    const Relay relay = relays_.take(transfer.step);
     if (relay.isAnswer) {
       for (const Transfer& pull : relay.answers) {
         prepare<true>(pull);
@@ -662,39 +492,23 @@ class Simulation final : private BoundedDelay::Listener {
     work<Stage::Kind::kApplied>(transfer, transfer.server);
   }
 
-  [[nodiscard]] std::string whatWaits() const {
-    for (std::uint32_t number = 0; number < size_; ++number) {
-      for (OpIndex i = 0; i < step_.ops().size(); ++i) {
-        if (workers_[number].begun && workers_[number].inputsToGo[i] > 0) {
-          return concat("op '", step_.ops()[i].name, "' of worker ", number, " waits");
-        }
-      }
-    }
-    return "no op waits for another";
-  }
-
   const SampledStep& step_;
   const SampledTraining& training_;
   const std::uint32_t size_;
   Clock clock_;
   Connections pulls_;
   Connections pushes_;
-  Random random_;
   const StepTables tables_;
+  SampledResult result_{};
+  WorkerSteps workers_;
   std::optional<BoundedDelay> delay_;
-  std::vector<Relay> relays_;
-  std::vector<std::uint32_t> freeRelays_;
-  std::vector<Worker> workers_;
-  std::uint32_t unfinished_; // workers that have not ended their steps
-  std::vector<Stage> stages_;
-  std::vector<std::uint32_t> freeStages_;
+  Slots<Relay> relays_;
+  Slots<Stage> stages_;
+  AppliedPushes applied_;
   std::vector<double> preparedFreeS_; // by connection and direction: when its sender is free
   std::vector<double> receivedFreeS_;
-  std::vector<std::vector<double>> laneFreeS_;     // by server
-  std::vector<std::vector<std::uint32_t>> rounds_; // by tensor and worker: applied pushes
-  std::vector<std::uint32_t> pushed_;              // by tensor: pushes of the round, kSync
-  std::vector<std::vector<Transfer>> held_;        // by tensor: pulls that must wait
-  SampledResult result_{};
+  std::vector<std::vector<double>> laneFreeS_; // by server
+  std::vector<std::vector<Transfer>> held_;    // by tensor: pulls that must wait
 };
 
 } // namespace

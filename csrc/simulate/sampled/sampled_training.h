@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "simulate/device.h"
-#include "simulate/sampled/connections.h"
+#include "simulate/sampled/links/connections.h"
 #include "simulate/sampled/sampled_step.h"
 
 namespace hvd_order::simulate {

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "base/types.h"
+#include "simulate/sampled/links/transfer_queue.h"
 #include "simulate/sampled/sampled_step.h"
 #include "simulate/sampled/sampled_training.h"
-#include "simulate/sampled/transfer_queue.h"
 
 namespace hvd_order::simulate {
 

@@ -1,4 +1,4 @@
-#include "simulate/sampled/shared_links.h"
+#include "simulate/sampled/links/shared_links.h"
 
 #include <algorithm>
 #include <limits>

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "simulate/clock.h"
-#include "simulate/sampled/shared_links.h"
-#include "simulate/sampled/transfer_queue.h"
-#include "simulate/sampled/turn_ends.h"
+#include "simulate/sampled/links/shared_links.h"
+#include "simulate/sampled/links/transfer_queue.h"
+#include "simulate/sampled/links/turn_ends.h"
 
 namespace hvd_order::simulate {
 

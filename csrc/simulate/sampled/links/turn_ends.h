@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "simulate/clock.h"
-#include "simulate/sampled/next_end.h"
-#include "simulate/sampled/shared_links.h"
+#include "simulate/sampled/links/next_end.h"
+#include "simulate/sampled/links/shared_links.h"
 
 namespace hvd_order::simulate {
 

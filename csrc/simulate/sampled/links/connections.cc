@@ -1,4 +1,4 @@
-#include "simulate/sampled/connections.h"
+#include "simulate/sampled/links/connections.h"
 
 #include <algorithm>
 

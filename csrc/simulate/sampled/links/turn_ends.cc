@@ -1,4 +1,4 @@
-#include "simulate/sampled/turn_ends.h"
+#include "simulate/sampled/links/turn_ends.h"
 
 #include <algorithm>
 
