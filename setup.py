@@ -104,22 +104,30 @@ class CMakeBuild(build_ext):
     def _configure(self, folder: Path) -> None:
         """Runs CMake, unless what it would be told is what it was told last time."""
         toolchain = sorted((ROOT / "scripts/toolchain").glob("*.py"))
-        told = json.dumps(
+        compiles = json.dumps(
             [
-                [str(ROOT), sys.executable, sys.version, NVCC],
-                [str(TENSORFLOW), *map(str, TORCHES)],
+                [str(ROOT), sys.executable, sys.version, *map(str, TORCHES)],
                 [file.read_text("utf-8") for file in (Path(__file__), *toolchain)],
                 [os.environ.get(name) for name in ("CMAKE_ARGS", "CXX", "CXXFLAGS", "LDFLAGS")],
             ]
         )
-        record = folder / "configured.json"
-        if record.exists() and record.read_text() == told and (folder / "build.ninja").exists():
+        told = [compiles, str(NVCC), str(TENSORFLOW)]
+        record = folder / "configured.txt"  # a line each
+        before = record.read_text().splitlines() if record.exists() else []
+        if before == told and (folder / "build.ninja").exists():
             return
         import pybind11
 
         folder.mkdir(parents=True, exist_ok=True)
+        # --fresh removes what has been compiled, too. That is still right where nvcc or TensorFlow
+        # has come, as between `make build` and `make dev`.
+        came = len(before) == len(told) and all(
+            old in ("None", new) for old, new in zip(before, told, strict=True)
+        )
+        fresh = [] if came else ["--fresh"]
+        record.unlink(missing_ok=True)
         for_cuda = cuda.cmake_arguments(NVCC, folder) if NVCC else []
-        command = [program("cmake"), "--fresh", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
+        command = [program("cmake"), *fresh, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
         command += [
             f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
             f"-DPython_EXECUTABLE={sys.executable}",
@@ -133,7 +141,7 @@ class CMakeBuild(build_ext):
         (folder / self.CUDA_WORKS).unlink(missing_ok=True)
         if for_cuda:
             (folder / self.CUDA_WORKS).touch()
-        record.write_text(told)
+        record.write_text("\n".join(told))
 
     @staticmethod
     def _place(built: Path, wanted: Path) -> None:
