@@ -174,7 +174,7 @@ horovod: build
 # ------------------------------------------------------------------------------ checks
 # Tests of jobs wait for much of their time, so parts run side by side, the longest first. Three at once
 # keep two cores busy all the time, and tests time out.
-TEST_PARTS = launch parity optimizer faults jobs logic tensorflow device server
+TEST_PARTS = launch jobs faults optimizer parity logic server tensorflow device
 TESTS_parity = tests/parity
 TESTS_optimizer = tests/multiproc/optimizer
 TESTS_logic = tests/unit tests/property tests/test_import_rules.py tests/test_stub_matches.py

@@ -49,6 +49,7 @@ def test_the_command_compares_systems_on_two_ranks(tmp_path: Path) -> None:
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_ranks_on_emulated_hosts_have_links_of_the_rate(tmp_path: Path) -> None:
     hosts = ["--emulated-hosts", "2", "--rate-mbit", "1000"]
@@ -74,6 +75,7 @@ def test_without_a_launcher_it_says_how_to_start_it() -> None:
     assert "-H node1:8,node2:8" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_model_of_a_library_that_is_missing_names_it(tmp_path: Path) -> None:
     (tmp_path / "torchvision.py").write_text("raise ModuleNotFoundError(name='torchvision')")

@@ -231,6 +231,7 @@ def test_an_elastic_job_gains_a_host_and_goes_on_when_one_loses_its_power(
         assert loss == pytest.approx(losses[step], rel=1e-9), f"step {step}\n{job.text()}"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_scheduler_runs_jobs_on_hosts_behind_ssh(hosts: EmulatedHosts, tmp_path: Path) -> None:
     steps = 40

@@ -148,7 +148,7 @@ WITH_EVERY_OPTIMIZER = {"Plain", "NeverZeroed", "Accumulating", "UnusedOnSomeRan
 def is_long(program: str, optimizer: str, size: int) -> bool:
     if optimizer not in ALSO_ON_THREE:
         return size == 3 or program not in WITH_EVERY_OPTIMIZER
-    return size == 3 and optimizer != "AdamW-foreach"
+    return optimizer != "AdamW-foreach" and (size == 3 or program.startswith("Compiled"))
 
 
 ON_RANKS = [

@@ -26,7 +26,7 @@ def ranges(draw: st.DrawFn) -> tuple[list[int], list[int], int, int]:
     return shape, strides, begin, draw(st.integers(begin, math.prod(shape)))
 
 
-@cases(1500)
+@cases(1500, quick=375)
 @given(case=ranges())
 def test_boxes_hold_the_range(case: tuple[list[int], list[int], int, int]) -> None:
     shape, strides, begin, end = case

@@ -181,7 +181,7 @@ def play(
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL, Policy.PLANNED])
-@cases(600)
+@cases(600, quick=150)
 @given(
     tensors=tensor_specs(),
     slice_bytes=slice_sizes,
@@ -203,7 +203,7 @@ def test_every_slice_goes_once_a_step_in_order_of_policy_within_the_credit(
 
 
 @pytest.mark.parametrize("policy", [Policy.PRIORITY, Policy.ARRIVAL])
-@cases(400)
+@cases(400, quick=100)
 @given(
     first=tensor_specs(3),
     second=tensor_specs(3),

@@ -18,7 +18,7 @@ tensor_lists = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 2)), max_s
 )
 
 
-@cases(1500)
+@cases(1500, quick=375)
 @given(tensors=tensor_lists, slice_bytes=st.integers(64, 4000), small_front=st.booleans())
 def test_slices_cover_what_they_promise(
     tensors: list[tuple[str, int, int]], slice_bytes: int, small_front: bool
@@ -100,7 +100,7 @@ def test_slices_cover_what_they_promise(
     assert len(set(names)) == len(names)
 
 
-@cases(1500)
+@cases(1500, quick=375)
 @given(tensors=tensor_lists, slice_bytes=st.integers(64, 4000), small_front=st.booleans())
 def test_a_split_layout_is_the_whole_one_twice_and_the_squares(
     tensors: list[tuple[str, int, int]], slice_bytes: int, small_front: bool
@@ -150,7 +150,7 @@ def test_a_split_layout_is_the_whole_one_twice_and_the_squares(
     assert can_be_followed(layout, [*plan[1 : 1 + count], 0, *plan[1 + count :]])
 
 
-@cases(500)
+@cases(500, quick=125)
 @given(tensors=tensor_lists, slice_bytes=st.integers(64, 4000), small_front=st.booleans())
 def test_a_sharded_layout_gathers_parameters_in_the_places_of_their_gradients(
     tensors: list[tuple[str, int, int]], slice_bytes: int, small_front: bool
@@ -182,7 +182,7 @@ def test_a_sharded_layout_gathers_parameters_in_the_places_of_their_gradients(
         assert layout.buffer_bytes == [*split.buffer_bytes[:-1], size]
 
 
-@cases(500)
+@cases(500, quick=125)
 @given(
     tensors=tensor_lists, slice_bytes=st.integers(64, 4000), sharded=st.booleans(),
     ranks=st.integers(0, 9),

@@ -42,7 +42,7 @@ def layout_of(work: Workload) -> native.SliceLayout:
     return native.SliceLayout(work.models[0], work.slice_bytes, split=0 in work.split)
 
 
-@cases(1200)
+@cases(1200, quick=300)
 @given(
     work=workloads,
     times=st.lists(st.integers(0, 20), min_size=MOST_TENSORS, max_size=MOST_TENSORS),
@@ -69,7 +69,7 @@ def test_a_replayed_step_is_a_plan_that_all_ranks_can_follow(
     run(work, chance, plan)
 
 
-@cases(400)
+@cases(400, quick=100)
 @given(work=workloads, chance=choices())
 def test_all_ranks_can_follow_the_plan_before_any_measurement(
     work: Workload, chance: Choices

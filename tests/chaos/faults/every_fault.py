@@ -1,7 +1,8 @@
 """All faults that a campaign draws from.
 
-A new one is a class (`chaos.faults.fault.Fault`) with a name, `fits`, `draw` and `strike`, and a place in
-this list; nothing else has to know it. What it draws comes from the random numbers of `draw`.
+A new one is a class (`chaos.faults.fault.Fault`) with a name, `fits`, `draw` and `strike`, and a
+place in this list; nothing else has to know it. What it draws comes from the random numbers of
+`draw`.
 """
 
 from __future__ import annotations

@@ -48,12 +48,13 @@ def pids(job: Job) -> dict[int, int]:
 
 
 @pytest.mark.timeout(400)
-def test_killed_workers_are_replaced_and_no_step_is_lost_or_done_twice() -> None:
+@pytest.mark.parametrize("victims", [[0], pytest.param([1, 0], marks=pytest.mark.long)])
+def test_killed_workers_are_replaced_and_no_step_is_lost_or_done_twice(victims: list[int]) -> None:
     before = kept()
     moments = random.Random(4)
     run = launcher("-np", "3", "--min-np", "2")
     with Job([*run, *train(0.02)], launcher_environment()) as job:
-        for life, victim in enumerate([1, 0]):
+        for life, victim in enumerate(victims):
             moment = 30 + 60 * life + moments.randrange(30)
             job.wait_for(STEP, step_at_least(moment))
             os.kill(pids(job)[victim], signal.SIGKILL)

@@ -25,7 +25,7 @@ hvd.shutdown()
     "options",
     [
         pytest.param(["-np", "2"], id="ranks"),
-        pytest.param(["-np", "2", "--servers", "2"], id="servers"),
+        pytest.param(["-np", "2", "--servers", "2"], id="servers", marks=pytest.mark.long),
         pytest.param(["-np", "2", "--min-np", "1"], id="elastic", marks=pytest.mark.long),
     ],
 )

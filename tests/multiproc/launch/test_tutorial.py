@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
 from helpers.launching import launcher_environment
 from helpers.ranks import free_port
 from helpers.training import tutorial
@@ -22,6 +23,7 @@ def test_each_command_works(tmp_path: Path) -> None:
     assert (tmp_path / "train.profile.json").exists()
 
 
+@pytest.mark.long
 def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
     tutorial.save_files(tmp_path)
     [command] = tutorial.commands("torchrun")

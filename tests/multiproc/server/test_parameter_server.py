@@ -53,9 +53,9 @@ def body_train(env: Mapping[str, str], names: list[str]) -> dict[str, dict[str, 
 @pytest.mark.parametrize(
     ("update", "workers", "servers"),
     [
-        ("server", 1, 1),
+        pytest.param("server", 1, 1, marks=pytest.mark.long),
         ("worker", 1, 2),
-        ("server", 2, 1),
+        pytest.param("server", 2, 1, marks=pytest.mark.long),
         ("server", 2, 2),
         ("server", 3, 3),
         ("worker", 3, 1),

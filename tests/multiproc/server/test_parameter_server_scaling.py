@@ -208,7 +208,7 @@ def start_in_order(servers: Servers, count: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("copies", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_server_that_dies_while_it_leaves(two_ranks: RankPool, copies: bool) -> None:
     count = 2 + copies
     env = {"HVD_ORDER_PS_UPDATE": "server", "HVD_ORDER_SERVERS": str(count)}

@@ -85,6 +85,7 @@ hvd.shutdown()
 """
 
 
+@pytest.mark.long
 def test_fit_goes_on_from_the_last_epoch(tmp_path: Path) -> None:
     script = write_script(tmp_path, PROGRAM)
     run = launcher("-np", "2", "--min-np", "2")

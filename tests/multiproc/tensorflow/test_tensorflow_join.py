@@ -151,7 +151,7 @@ def body_train(last: int, ways: list[str]) -> dict[str, tuple[int, float, float]
     [
         (2, 0, ["eager", "traced"]),
         (2, 1, ["overlapped", "fit"]),
-        (3, 1, ["traced", "fit"]),
+        pytest.param(3, 1, ["traced", "fit"], marks=pytest.mark.long),
     ],
 )
 def test_uneven_data_trains_as_one_process(
