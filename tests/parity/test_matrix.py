@@ -112,7 +112,7 @@ def body_compare(
     again = first
     # Two summands have one order anyway. The last bits of norms depend on the slices that trials
     # choose; test_matrix_split.py fixes them, and compares two runs.
-    by_order = hvd.size() > 2 or optimizer in ALSO_ON_THREE
+    by_order = hvd.size() > 2 or optimizer in WITH_EVERY_PROGRAM
     if fixed_slices or (by_order and program != "Clipped"):
         again = train(program, optimizer, distributed=True)
     errors = {
@@ -139,14 +139,14 @@ CASES = [
 ]
 
 
-# With three ranks the sums are rounded otherwise; which optimizer uses them matters less.
-ALSO_ON_THREE = {"SGD", "AdamW-foreach"}
-# One optimizer without state of its own for each element and one with it see every program.
+# Optimizers that train every program in `make test`, and programs that every optimizer trains. With
+# three ranks sums are rounded otherwise; which optimizer uses them matters less.
+WITH_EVERY_PROGRAM = {"SGD", "AdamW-foreach"}
 WITH_EVERY_OPTIMIZER = {"Plain", "NeverZeroed", "Accumulating", "UnusedOnSomeRanks", "Transformer"}
 
 
 def is_long(program: str, optimizer: str, size: int) -> bool:
-    if optimizer not in ALSO_ON_THREE:
+    if optimizer not in WITH_EVERY_PROGRAM:
         return size == 3 or program not in WITH_EVERY_OPTIMIZER
     return optimizer != "AdamW-foreach" and (size == 3 or program.startswith("Compiled"))
 

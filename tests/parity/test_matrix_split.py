@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers.ranks import RankFactory
 from parity.programs import PROGRAMS
-from parity.test_matrix import ALSO_ON_THREE, CASES, body_alone, body_compare
+from parity.test_matrix import CASES, WITH_EVERY_PROGRAM, body_alone, body_compare
 from torch import Tensor
 
 import hvd_order.torch as hvd
@@ -45,7 +45,7 @@ def is_long(program: str, optimizer: str, size: int) -> bool:
     [
         pytest.param(*case, size, marks=[pytest.mark.long] if is_long(*case, size) else [])
         for case in CASES
-        if case[1] in ALSO_ON_THREE
+        if case[1] in WITH_EVERY_PROGRAM
         for size in (2, 3)
     ],
 )
