@@ -119,14 +119,14 @@ class CMakeBuild(build_ext):
         import pybind11
 
         folder.mkdir(parents=True, exist_ok=True)
-        # --fresh removes what has been compiled, too. That is still right where nvcc or TensorFlow
-        # has come, as between `make build` and `make dev`.
-        came = len(before) == len(told) and all(
-            old in ("None", new) for old, new in zip(before, told, strict=True)
-        )
-        fresh = [] if came else ["--fresh"]
         record.unlink(missing_ok=True)
         for_cuda = cuda.cmake_arguments(NVCC, folder) if NVCC else []
+        # --fresh removes what has been compiled, too. That is still right where TensorFlow or
+        # another nvcc has come, as between `make build` and `make dev`. Where one has gone, CMake
+        # would remember it.
+        had = before if len(before) == len(told) else ["", "", ""]
+        keeps = had[0] == compiles and had[2] in ("None", told[2])
+        fresh = [] if keeps and (for_cuda or had[1] == "None") else ["--fresh"]
         command = [program("cmake"), *fresh, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
         command += [
             f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
