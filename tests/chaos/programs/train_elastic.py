@@ -16,7 +16,7 @@ def main(steps: int, pace_s: float) -> None:
     diary.note("import")
     import torch
     from chaos.programs import problem
-    from chaos.train import small_model
+    from chaos.programs.train import small_model
 
     import hvd_order.torch as hvd
 
