@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from chaos.faults.every_fault import Fault
+from chaos.faults.fault import Fault
 from chaos.jobs import Job
 from chaos.programs import problem
 

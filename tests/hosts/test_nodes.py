@@ -75,7 +75,6 @@ def test_without_a_launcher_it_says_how_to_start_it() -> None:
     assert "-H node1:8,node2:8" in done.stderr
 
 
-@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_model_of_a_library_that_is_missing_names_it(tmp_path: Path) -> None:
     (tmp_path / "torchvision.py").write_text("raise ModuleNotFoundError(name='torchvision')")

@@ -144,7 +144,6 @@ def test_a_job_grows_shrinks_stops_and_goes_on_at_its_commits(
     assert formed["began"] is True
 
 
-@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_jobs_outlive_their_scheduler_and_are_found_again(tmp_path: Path) -> None:
     write_jobs(tmp_path, ("job", train(60, 0.15), 1))

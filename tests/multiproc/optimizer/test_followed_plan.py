@@ -396,7 +396,6 @@ def body_drift(env: dict[str, str]) -> Run:
         return train(env, sleeps_longer_later(), None, 0)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_trials_begin_again_on_all_ranks_when_a_layer_takes_longer(
     two_ranks: RankPool, tmp_path: Path

@@ -100,7 +100,6 @@ def test_the_profile_says_what_the_servers_cost(
     assert "From the profile" not in said
 
 
-@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_several_workers_and_servers_that_only_sum(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -154,7 +153,6 @@ def test_what_goes_wrong_is_said_and_nothing_is_written(
     assert nothing_runs(tmp_path)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_servers_that_do_not_come_are_named(tmp_path: Path) -> None:
     """A server that dies at once, because its interpreter finds another program of its name."""

@@ -184,7 +184,6 @@ signal.pause()  # mpirun ends this rank when the other has ended with an error
 """
 
 
-@pytest.mark.long
 def test_a_rank_that_does_not_join_is_told(tmp_path: Path) -> None:
     program = """
     import os
@@ -213,7 +212,6 @@ def test_a_rank_that_does_not_come_is_told(tmp_path: Path) -> None:
     assert "told" in done.stdout, done.stderr
 
 
-@pytest.mark.long
 def test_a_setting_that_differs_is_named(tmp_path: Path) -> None:
     program = """
     import os
