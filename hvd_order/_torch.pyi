@@ -130,15 +130,27 @@ class GradientEntry:
     gradient: torch.Tensor
     @property
     def in_place(self) -> bool: ...
+    @property
+    def gradient_is_held(self) -> bool:
+        """Whether anything beside the entry refers to `gradient` or shares its storage."""
     residual: torch.Tensor | None
+    use_flag: torch.Tensor
+    refusal: str
+    on_wire: bool
     casts: bool
     feedback: bool
     tensor: int
     passes_to_go: int
     sent: bool
     late: bool
-
+    @property
+    def fresh(self) -> bool: ...
     def __init__(self) -> None: ...
+    def lock_gradient(self) -> None:
+        """Makes every access to the memory of `gradient` raise `refusal`, until it is unlocked."""
+
+    def unlock_gradient(self) -> None:
+        """Makes the memory of `gradient` accessible again."""
 
 @final
 class GradientSender:
@@ -163,6 +175,20 @@ class GradientSender:
         in_flight_class: type[torch.Tensor],
         guard_attribute: str,
     ) -> None: ...
+    def begin_pass(
+        self, entries: Sequence[GradientEntry], parameters: Sequence[torch.Tensor]
+    ) -> None:
+        """Begins a backward pass, which has produced its first gradient."""
+
+    def hand_over(self, entry: GradientEntry) -> None:
+        """Marks a gradient ready that is in its buffer; the last one of a step is held back."""
+
+    def release(self) -> None:
+        """Marks the gradient ready that is held back until its backward pass has ended."""
+
+    def take_back(self) -> int | None:
+        """Forgets the gradient that is held back, and returns its tensor."""
+
     def hook(
         self,
         entry: GradientEntry,
@@ -264,6 +290,34 @@ def place_in(
     """A tensor in a buffer, at an offset in elements, with its own storage.
 
     Giving the tensor other memory (``share_memory()``) leaves the buffer unchanged.
+    """
+
+@final
+class GradientReach:
+    """Who reaches a gradient beside its parameter and the parameter's entry.
+
+    ALONE: nobody. SHARED: something shares its memory; autograd itself does while it hands over a
+    fresh gradient. HELD: the program has the tensor, or has allocated its memory.
+    """
+
+    ALONE: GradientReach
+    SHARED: GradientReach
+    HELD: GradientReach
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+def gradient_reach(entry: GradientEntry, parameter: torch.Tensor) -> GradientReach:
+    """Who reaches the gradient of a parameter beside the parameter and its entry."""
+
+def move_out(gradient: torch.Tensor) -> None:
+    """Gives a tensor of :func:`place_in`, and all that share its storage, memory of their own."""
+
+def find_given_up(entries: Sequence[GradientEntry]) -> int:
+    """The first of the entries whose sum lacks a rank that has given up the step, or -1.
+
+    Looks at gradients of the CPU only.
     """
 
 def places(entries: Sequence[GradientEntry], parameters: Sequence[torch.Tensor]) -> Places:

@@ -106,12 +106,20 @@ void bindGradients(py::module_& m) {
             return entry.wire.inPlace() && entry.gradient.inPlace();
           })
       .def_readwrite("residual", &GradientEntry::residual)
+      .def_readwrite("on_wire", &GradientEntry::onWire)
       .def_readwrite("casts", &GradientEntry::casts)
       .def_readwrite("feedback", &GradientEntry::feedback)
       .def_readwrite("tensor", &GradientEntry::tensor)
       .def_readwrite("passes_to_go", &GradientEntry::passesToGo)
       .def_readwrite("sent", &GradientEntry::sent)
-      .def_readwrite("late", &GradientEntry::late);
+      .def_readwrite("late", &GradientEntry::late)
+      .def_readonly("fresh", &GradientEntry::fresh)
+      .def_readwrite("use_flag", &GradientEntry::useFlag)
+      .def_readwrite("refusal", &GradientEntry::refusal)
+      .def_property_readonly(
+          "gradient_is_held", [](const GradientEntry& entry) { return entry.gradient.isHeld(); })
+      .def("lock_gradient", &GradientEntry::lock)
+      .def("unlock_gradient", &GradientEntry::unlock);
   py::class_<GradientSender, std::shared_ptr<GradientSender>>(
       m, "GradientSender", py::module_local(), "Sends the gradients of one optimizer.")
       .def(
@@ -123,6 +131,14 @@ void bindGradients(py::module_& m) {
       .def_readwrite("model", &GradientSender::model)
       .def_readwrite("in_backward", &GradientSender::inBackward)
       .def_readwrite("copies_beside", &GradientSender::copiesBeside)
+      .def(
+          "begin_pass", &GradientSender::beginPass, py::arg("entries"), py::arg("parameters"),
+          "Begins a backward pass.")
+      .def(
+          "hand_over", &GradientSender::handOver, py::arg("entry"),
+          "Marks a gradient ready, at the end of the pass if it is the last.")
+      .def("release", &GradientSender::release, "Marks the gradient ready that is held back.")
+      .def("take_back", &GradientSender::takeBack, "Forgets the gradient that is held back.")
       .def(
           "hook", &GradientSender::hook, py::arg("entry"), py::arg("guard"), py::arg("otherwise"),
           "A hook that sends the ordinary gradient and calls `otherwise` for any other.")
@@ -141,6 +157,20 @@ void bindGradients(py::module_& m) {
       "place_in", &placeIn, py::arg("buffer"), py::arg("sizes"), py::arg("strides"),
       py::arg("offset"),
       "A tensor in a buffer, at an offset in elements, with a storage of its own.");
+  py::enum_<GradientReach>(
+      m, "GradientReach", py::module_local(), "Who reaches a gradient beside its parameter.")
+      .value("ALONE", GradientReach::ALONE, "Nobody.")
+      .value("SHARED", GradientReach::SHARED, "Something shares its memory, maybe autograd itself.")
+      .value("HELD", GradientReach::HELD, "The program has the tensor, or has made its memory.");
+  m.def(
+      "find_given_up", &findGivenUp, py::arg("entries"),
+      "The first of the entries whose sum lacks a rank that has given up the step, or -1.");
+  m.def(
+      "gradient_reach", &gradientReach, py::arg("entry"), py::arg("parameter"),
+      "Who reaches the gradient of a parameter beside the parameter and its entry.");
+  m.def(
+      "move_out", &moveOut, py::arg("gradient"),
+      "Gives a tensor in a buffer, and all that share its storage, memory of their own.");
   m.def("places", &places, py::arg("entries"), py::arg("parameters"), "Where all gradients are.");
   m.def(
       "tensor_ready", &tensorReady, py::arg("engine"), py::arg("transport"), py::arg("model"),

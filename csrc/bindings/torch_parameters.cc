@@ -4,12 +4,10 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ThreadLocalState.h>
-#include <c10/core/Allocator.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
-#include <torch/version.h>
 
 #include <memory>
 #include <optional>
@@ -19,6 +17,8 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "torch/owners.h"
+#include "torch/storage_lock.h"
 
 namespace py = pybind11;
 
@@ -29,33 +29,6 @@ namespace {
 // ---- references to a parameter ---------------------------------------------------------------
 
 enum class Reach { ALONE, SHARED, HELD, FOREIGN };
-
-// A storage keeps its Python object, which counts as a reference, once Python has asked for it.
-template <typename Slot>
-PyObject* pythonObjectOf(const Slot& slot) {
-  if constexpr (requires { slot.load_pyobj(); }) {
-    return slot.load_pyobj();
-  } else {
-    return nullptr; // before 2.10 the object drops its reference when Python has none to it
-  }
-}
-
-bool hasOneOwner(const c10::StorageImpl& storage) {
-  const auto owners = c10::raw::intrusive_ptr::use_count(const_cast<c10::StorageImpl*>(&storage));
-  if (owners == 1) {
-    return true;
-  }
-  PyObject* object = pythonObjectOf(*storage.pyobj_slot());
-  return owners == 2 && object != nullptr && Py_REFCNT(object) == 1;
-}
-
-// Whether torch has allocated the memory. Otherwise its owner, such as numpy or another process,
-// may write to it.
-bool isOurs(c10::StorageImpl& storage) {
-  const c10::Allocator* allocator = c10::GetAllocator(storage.device_type());
-  return storage.nbytes() == 0 || allocator == nullptr ||
-      storage._mutable_data_ptr_no_checks().get_deleter() == allocator->raw_deleter();
-}
 
 Reach reachOf(PyObject* object) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
@@ -68,7 +41,7 @@ Reach reachOf(PyObject* object) {
     return Reach::HELD;
   }
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  if (!hasOneOwner(*storage)) {
+  if (ownersOf(*storage) != 1) {
     return Reach::SHARED;
   }
   return isOurs(*storage) ? Reach::ALONE : Reach::FOREIGN;
@@ -89,7 +62,7 @@ bool isPrivateValue(PyObject* value) {
   }
   const at::Tensor& tensor = THPVariable_Unpack(value);
   return Py_REFCNT(value) == 1 && tensor.use_count() == 1 &&
-      (!tensor.has_storage() || hasOneOwner(*tensor.storage().unsafeGetStorageImpl()));
+      (!tensor.has_storage() || ownersOf(*tensor.storage().unsafeGetStorageImpl()) == 1);
 }
 
 // For each parameter, whether only the optimizer refers to the parameter's state.
@@ -122,54 +95,6 @@ std::vector<bool> statePrivate(const py::object& optimizer, const py::sequence& 
   }
   return found;
 }
-
-// ---- the lock --------------------------------------------------------------------------------
-
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
-// Before 2.12 PyTorch has no function that ends the error. The arguments of an explicit
-// instantiation may name private members.
-template <auto kThrows, auto kRefresh>
-struct AccessError {
-  friend void clearAccessError(c10::StorageImpl& storage) {
-    storage.*kThrows = false;
-    storage.get_extra_meta().custom_data_ptr_error_msg_.reset();
-    (storage.*kRefresh)();
-  }
-};
-template struct AccessError<
-    &c10::StorageImpl::throw_on_immutable_data_ptr_,
-    &c10::StorageImpl::refresh_has_data_ptr_check>;
-void clearAccessError(c10::StorageImpl& storage);
-#else
-void clearAccessError(c10::StorageImpl& storage) {
-  storage.clear_data_ptr_access_error_msg_();
-}
-#endif
-
-// Makes every access to a tensor's memory raise, until it is opened.
-class StorageLock {
- public:
-  StorageLock(const at::Tensor& tensor, std::string message) : storage_(tensor.storage()) {
-    storage_.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-        std::move(message));
-  }
-  StorageLock(const StorageLock&) = delete;
-  StorageLock& operator=(const StorageLock&) = delete;
-  ~StorageLock() {
-    open();
-  }
-
-  void open() {
-    if (storage_) {
-      clearAccessError(*storage_.unsafeGetStorageImpl());
-      storage_ = {};
-    }
-  }
-
- private:
-  // A separate reference: the parameter may have been given other memory meanwhile.
-  c10::Storage storage_;
-};
 
 // ---- the clean thread state ------------------------------------------------------------------
 

@@ -5,6 +5,10 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <utility>
+
+#include "torch/owners.h"
+
 namespace py = pybind11;
 
 namespace hvd_order {
@@ -57,19 +61,61 @@ void whenReady(
       });
 }
 
+// A storage's address, also of one that is locked.
+const void* addressOf(const c10::Storage& storage) {
+  return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get();
+}
+
+void releaseBuffer(void* held) {
+  delete static_cast<at::Tensor*>(held);
+}
+
+bool isPlaced(const c10::Storage& storage) {
+  return storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_deleter() ==
+      &releaseBuffer;
+}
+
+bool isBelowZero(const at::Tensor& flag) {
+  switch (flag.scalar_type()) {
+    case at::kDouble:
+      return *flag.const_data_ptr<double>() < 0;
+    case at::kFloat:
+      return *flag.const_data_ptr<float>() < 0;
+    case at::kHalf:
+      return *flag.const_data_ptr<at::Half>() < 0;
+    case at::kBFloat16:
+      return *flag.const_data_ptr<at::BFloat16>() < 0;
+    default:
+      return at::real(flag).item<double>() < 0;
+  }
+}
+
+// Nobody but the parameter and, while it hands the gradient over, autograd has it.
+bool isFresh(const GradientEntry& entry, const at::Tensor& gradient) {
+  return !isHeld(gradient, 1) && (entry.fresh || gradient.storage().use_count() == 1);
+}
+
 } // namespace
 
 void PlacedTensor::place(at::Tensor tensor) {
   tensor_ = std::move(tensor);
   storage_ = tensor_.storage();
-  data_ = storage_.data();
+  data_ = addressOf(storage_);
   dtype_ = tensor_.scalar_type();
   device_ = tensor_.device();
 }
 
 bool PlacedTensor::inPlace() const {
-  return tensor_.storage().is_alias_of(storage_) && storage_.data() == data_ &&
+  return tensor_.storage().is_alias_of(storage_) && addressOf(storage_) == data_ &&
       tensor_.scalar_type() == dtype_;
+}
+
+bool PlacedTensor::isHeld() const {
+  return hvd_order::isHeld(tensor_, 1) || ownersOf(*storage_.unsafeGetStorageImpl()) > 2;
+}
+
+void GradientEntry::lock() {
+  lock_.emplace(gradient.get(), refusal);
 }
 
 bool PlacedTensor::fits(const at::Tensor& other) const {
@@ -121,9 +167,10 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   copier_->release();
   const at::Tensor& wire = entry.wire.get();
   const TensorKey key{model, entry.tensor};
+  const bool isLast = countsAsLast();
   const py::gil_scoped_release noGil;
   const at::NoGradGuard noGrad;
-  if (copiesBeside && !entry.casts && GradientCopier::takes(wire, gradient)) {
+  if (!isLast && copiesBeside && !entry.casts && GradientCopier::takes(wire, gradient)) {
     engine_->announce(key);
     copier_->copy(
         wire, gradient, scale_, [engine = engine_, key] { markReady(*engine, key, nullptr); });
@@ -133,13 +180,52 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   if (entry.feedback && gradient.dtype() != wire.dtype()) {
     packing.residual = residualOf(entry, gradient);
   }
-  if (isBestPackedWithOthers(packing)) {
+  if (!isLast && isBestPackedWithOthers(packing)) {
     whenReady(engine_, *transport_, key, wire.device(), std::move(packing));
     return true;
   }
   pack({&packing, 1});
-  tensorReady(engine_, *transport_, model, entry.tensor, wire);
+  if (isLast) {
+    held_.emplace(entry.tensor, wire);
+  } else {
+    tensorReady(engine_, *transport_, model, entry.tensor, wire);
+  }
   return true;
+}
+
+bool GradientSender::countsAsLast() {
+  return inBackward && unsent_ > 0 && --unsent_ == 0;
+}
+
+void GradientSender::handOver(const GradientEntry& entry) {
+  if (countsAsLast()) {
+    held_.emplace(entry.tensor, entry.wire.get());
+    return;
+  }
+  const py::gil_scoped_release noGil;
+  tensorReady(engine_, *transport_, model, entry.tensor, entry.wire.get());
+}
+
+void GradientSender::release() {
+  if (const auto held = std::exchange(held_, std::nullopt)) {
+    const py::gil_scoped_release noGil;
+    tensorReady(engine_, *transport_, model, held->first, held->second);
+  }
+}
+
+std::optional<TensorId> GradientSender::takeBack() {
+  const auto held = std::exchange(held_, std::nullopt);
+  return held ? std::optional(held->first) : std::nullopt;
+}
+
+void GradientSender::beginPass(const py::sequence& entries, const py::sequence& parameters) {
+  unsent_ = 0;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const py::object parameter = parameters[i];
+    auto& entry = py::object(entries[i]).cast<GradientEntry&>();
+    entry.fresh = !THPVariable_Unpack(parameter.ptr()).grad().defined();
+    unsent_ += entry.sent ? 0 : 1;
+  }
 }
 
 bool GradientSender::isOrdinary(const GradientEntry& entry, const at::Tensor& parameter) const {
@@ -148,9 +234,9 @@ bool GradientSender::isOrdinary(const GradientEntry& entry, const at::Tensor& pa
     return false;
   }
   const at::Tensor& gradient = parameter.grad();
-  return gradient.defined() && (entry.casts || entry.gradient.get().is_same(entry.wire.get())) &&
-      fits(entry, gradient) && gradient.storage().resizable() &&
-      gradient.storage().nbytes() == gradient.nbytes();
+  return gradient.defined() && (entry.casts || entry.onWire) && fits(entry, gradient) &&
+      gradient.storage().resizable() && gradient.storage().nbytes() == gradient.nbytes() &&
+      !gradient.requires_grad() && isFresh(entry, gradient) && !entry.gradient.isHeld();
 }
 
 void GradientSender::sendOrdinary(
@@ -162,6 +248,7 @@ void GradientSender::sendOrdinary(
   const at::Tensor gradient = parameter.grad();
   send(entry, gradient);
   parameter.mutable_grad() = entry.gradient.get();
+  entry.lock();
   // Same as read_guard.arm_gradient().
   const py::object shown = py::cast(entry.gradient.get());
   if (py::type::of(shown).is(tensorClass_)) {
@@ -191,10 +278,50 @@ at::Tensor placeIn(
   auto* start = static_cast<char*>(buffer.mutable_data_ptr()) + offset * buffer.element_size();
   return at::for_blob(start, sizes)
       .strides(strides)
-      .context(new at::Tensor(buffer), [](void* held) { delete static_cast<at::Tensor*>(held); })
+      .context(new at::Tensor(buffer), &releaseBuffer)
       .options(buffer.options())
       .target_device(buffer.device())
       .make_tensor();
+}
+
+std::int64_t findGivenUp(const py::sequence& entries) {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const at::Tensor& flag = py::object(entries[i]).cast<const GradientEntry&>().useFlag;
+    if (flag.defined() && flag.is_cpu() && flag.numel() > 0 && isBelowZero(flag)) {
+      return static_cast<std::int64_t>(i);
+    }
+  }
+  return -1;
+}
+
+GradientReach gradientReach(const GradientEntry& entry, const at::Tensor& parameter) {
+  const at::Tensor& gradient = parameter.grad();
+  const std::size_t ours = gradient.is_same(entry.gradient.get()) ? 1 : 0;
+  if (!gradient.defined() || isHeld(gradient, 1 + ours)) {
+    return GradientReach::HELD;
+  }
+  if (!gradient.has_storage()) {
+    return GradientReach::ALONE; // sparse: autograd made it
+  }
+  c10::StorageImpl& storage = *gradient.storage().unsafeGetStorageImpl();
+  if (!isOurs(storage) && !isPlaced(gradient.storage())) {
+    return GradientReach::HELD;
+  }
+  return ownersOf(storage) == 1 + ours ? GradientReach::ALONE : GradientReach::SHARED;
+}
+
+void moveOut(const at::Tensor& gradient) {
+  struct Memory {
+    at::Tensor copy;
+    at::DataPtr before; // for raw addresses, as numpy has them
+  };
+  const at::NoGradGuard noGrad;
+  c10::StorageImpl& storage = *gradient.storage().unsafeGetStorageImpl();
+  auto* memory = new Memory{gradient.clone(at::MemoryFormat::Preserve), {}};
+  at::DataPtr moved(
+      memory->copy.mutable_data_ptr(), memory,
+      [](void* held) { delete static_cast<Memory*>(held); }, gradient.device());
+  memory->before = std::exchange(storage._mutable_data_ptr_no_checks(), std::move(moved));
 }
 
 std::vector<bool> hooked(const py::sequence& parameters) {

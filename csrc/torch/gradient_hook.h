@@ -5,16 +5,20 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "c10d/all_reduce/gradient_copier.h"
 #include "c10d/torch_transport.h"
 #include "engine/engine.h"
+#include "torch/storage_lock.h"
 
 namespace hvd_order {
 
-/// A tensor that the program can reach, and the place in a buffer where it was put. A program may
-/// give a gradient other memory or another dtype; model.float() does so for every gradient.
+/// A tensor and the place in a buffer where it was put. A program may give a gradient other memory
+/// or another dtype; model.float() does so for every gradient.
 class PlacedTensor {
  public:
   explicit PlacedTensor(at::Tensor tensor) {
@@ -29,6 +33,8 @@ class PlacedTensor {
   [[nodiscard]] bool inPlace() const;
   /// Whether `other` has the dtype and device for which this place was made.
   [[nodiscard]] bool fits(const at::Tensor& other) const;
+  /// Whether anything beside this object refers to the tensor or shares its storage.
+  [[nodiscard]] bool isHeld() const;
 
  private:
   at::Tensor tensor_;
@@ -41,15 +47,28 @@ class PlacedTensor {
 /// The part of a parameter entry that the hook needs; hvd_order/torch/parameters/entry.py
 /// describes the fields.
 struct GradientEntry {
-  PlacedTensor wire{at::empty({0})};
-  PlacedTensor gradient{wire.get()};
-  at::Tensor residual;   // see cuda/elements.h; undefined before the first gradient
-  bool casts = false;    // `wire` is a cast of `gradient` to 16 bits
-  bool feedback = false; // what the cast loses is kept
+  PlacedTensor wire{at::empty({0})};     // nobody outside sees it
+  PlacedTensor gradient{at::empty({0})}; // what the program sees; the lock is on its storage alone
+  at::Tensor residual;                   // see cuda/elements.h; undefined before the first gradient
+  bool onWire = true;                    // `gradient` lies in the memory of `wire`
+  bool casts = false;                    // `wire` is a cast of `gradient` to 16 bits
+  bool feedback = false;                 // what the cast loses is kept
   TensorId tensor = 0;
   int passesToGo = 1;
   bool sent = false;
   bool late = false;
+  bool fresh = false;  // the parameter had no gradient when this backward pass produced its first
+  at::Tensor useFlag;  // one element, in the buffer; see gradient_buffers.py
+  std::string refusal; // what an access to the gradient in flight raises
+
+  /// Makes every access to the gradient's memory raise, until unlock().
+  void lock();
+  void unlock() {
+    lock_.reset();
+  }
+
+ private:
+  std::optional<StorageLock> lock_;
 };
 
 /// Hands the gradients of one optimizer to the engine.
@@ -75,6 +94,21 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   /// the sums at the end of the step, a second thread gains nothing and costs a switch.
   bool copiesBeside = true;
 
+  /// Begins a backward pass, which has produced its first gradient. Notes which parameters have no
+  /// gradient yet: what arrives for them in this pass has been made by autograd.
+  void beginPass(const pybind11::sequence& entries, const pybind11::sequence& parameters);
+
+  /// Marks a gradient ready that is in its buffer. The last one of a step is held back until its
+  /// backward pass has ended: so no rank gets sums of a step whose pass ends by an exception here.
+  void handOver(const GradientEntry& entry);
+
+  /// Marks the gradient ready that is held back, if there is one.
+  void release();
+
+  /// Forgets the gradient that is held back.
+  /// @return its tensor, if there is one.
+  std::optional<TensorId> takeBack();
+
   /// Returns a hook for Tensor.register_post_accumulate_grad_hook.
   /// @param otherwise called with the parameter if its gradient is not ordinary.
   pybind11::cpp_function hook(
@@ -92,6 +126,10 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   void
   sendOrdinary(GradientEntry& entry, const at::Tensor& parameter, const pybind11::object& guard);
 
+  [[nodiscard]] bool countsAsLast();
+
+  std::size_t unsent_ = 0; // gradients that this pass has yet to produce
+  std::optional<std::pair<TensorId, at::Tensor>> held_; // in its buffer, not ready
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<TorchTransport> transport_;
   std::shared_ptr<GradientCopier> copier_;
@@ -101,6 +139,16 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   pybind11::object tensorClass_;
 };
 
+/// Who reaches the gradient of a parameter beside the parameter and its entry.
+/// ALONE: nobody. SHARED: something shares its memory; autograd itself does while it hands over a
+/// fresh gradient. HELD: the program has the tensor, or has allocated its memory.
+enum class GradientReach { ALONE, SHARED, HELD };
+GradientReach gradientReach(const GradientEntry& entry, const at::Tensor& parameter);
+
+/// Gives a tensor made by placeIn(), and all that share its storage, memory of their own with the
+/// same elements. Raw addresses still lead to the buffer, which lives as long as the storage.
+void moveOut(const at::Tensor& gradient);
+
 /// Marks a gradient ready that is in its buffer, or will be once its device has computed it.
 void tensorReady(
     const std::shared_ptr<Engine>& engine,
@@ -108,6 +156,11 @@ void tensorReady(
     ModelId model,
     TensorId tensor,
     const at::Tensor& gradient);
+
+/// Returns the first of the entries whose use flag has a sum below zero: a rank has given up the
+/// step; -1: there is none. Looks at gradients of the CPU only: another device would have to be
+/// waited for.
+std::int64_t findGivenUp(const pybind11::sequence& entries);
 
 /// Returns a tensor in a buffer, at an offset in elements, with a storage of its own. So giving it
 /// other memory (share_memory(), set_()) does not affect other tensors in the buffer.

@@ -168,7 +168,7 @@ class DeferredUpdates:
                 due.append(entry)
                 gradients_before.append(entry.parameter.grad)
                 if not entry.sparse:
-                    entry.parameter.grad = entry.gradient
+                    entry.parameter.grad = entry.shown
         if due:
             recorded = self._recorded
             assert recorded is not None
@@ -216,11 +216,22 @@ class DeferredUpdates:
                 self.apply([entry])
                 return False
             entry.cleared = True
-        else:
-            with torch._C.DisableTorchFunctionSubclass():  # the answer is known here
-                if parameter.grad is not None:
-                    parameter.grad = None if set_to_none else torch.zeros_like(entry.gradient)
-        return True
+            return True
+        with torch._C.DisableTorchFunctionSubclass():  # the answer is known here
+            if parameter.grad is None:
+                return True
+            is_ours = parameter.grad is entry.gradient
+            if not is_ours and not set_to_none:
+                return False
+            parameter.grad = None
+            if set_to_none:
+                return True
+            if not entry.gradient_is_held:
+                parameter.grad = torch.zeros_like(entry.gradient)
+                return True
+            parameter.grad = entry.gradient  # whoever keeps it expects zeros in it
+        self.apply([entry])
+        return False
 
 
 def _reasons(optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> dict[ParameterEntry, str]:
@@ -242,6 +253,8 @@ def _reasons(optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> dict[Pa
             entry.sparse
         ):  # its gradient has no place of its own in which it could outlive zero_grad()
             reasons[entry] = overlap.SPARSE
+        elif entry.own is not None:
+            reasons[entry] = overlap.GRADIENT_KEPT
         elif not entry.deferrable:
             reasons[entry] = overlap.UNSEEN
         elif reach != native.Reach.ALONE:

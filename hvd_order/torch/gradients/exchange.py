@@ -194,7 +194,10 @@ class GradientExchange:
             if not self._sender.in_backward:
                 self._sender.in_backward = True
                 self._gradients.begin_pass()
-                torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+                # No local name: an exception's traceback would keep it.
+                torch.autograd.Variable._execution_engine.queue_callback(
+                    _Pass(self._end_of_backward, self._gradients.break_pass)
+                )
             if entry.sent:
                 raise AssertionError(TOO_MANY_PASSES.format(name=entry.name))
             entry.passes_to_go -= 1
@@ -203,6 +206,8 @@ class GradientExchange:
 
     def _end_of_backward(self) -> None:
         self._sender.in_backward = False
+        with self._lock, native.CleanRoom():
+            self._gradients.end_pass(self._guard)
 
     def _begin_step(self) -> None:
         """Handles the first gradient after step(): no earlier update may stay deferred."""
@@ -541,6 +546,26 @@ class GradientExchange:
                 return True
             self._warm_up.watch_again([entry], self._guard)  # updated, but not read
             return False
+
+
+class _Pass:
+    """A backward pass, as autograd's engine has it: called at its end, dropped without a call if it
+    ends by an exception.
+    """
+
+    __slots__ = ("_broken", "_ended")
+
+    def __init__(self, ended: Callable[[], None], broken: Callable[[], None]) -> None:
+        self._ended = ended
+        self._broken: Callable[[], None] | None = broken
+
+    def __call__(self) -> None:
+        self._broken = None
+        self._ended()
+
+    def __del__(self) -> None:
+        if self._broken is not None:
+            self._broken()
 
 
 def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:

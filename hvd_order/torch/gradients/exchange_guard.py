@@ -121,6 +121,7 @@ class ExchangeGuard:
                 self._warm_up.watch_again(outstanding, self)
             if self._gradients.in_backward:
                 self._check_all_sent(entries)
+                self._gradients.release()
                 self._transfer.finish(entries)
             elif not self._gradients.fresh and not self._gradients.synchronized:
                 self.refuse_on_servers()

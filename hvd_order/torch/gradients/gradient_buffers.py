@@ -95,13 +95,30 @@ class GradientBuffers:
     def put_in_place(self, entry: ParameterEntry) -> None:
         """Points ``entry`` at its place, also if the program has moved its gradient."""
         sample = self._samples[entry.tensor]
-        flat = self.flat[self._tensors[entry.tensor][2]]
-        entry.wire = native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
+        entry.wire = self._place(entry)
         same = sample.dtype == entry.parameter.dtype and sample.shape == entry.parameter.shape
-        entry.gradient = entry.wire if same else torch.zeros_like(entry.parameter)
+        entry.on_wire = same
         entry.casts = self._casts and not same
         entry.feedback = self._feedback and not same
-        entry.on_device = flat.device.type != "cpu"
+        entry.on_device = entry.wire.device.type != "cpu"
+        entry.gradient = self._new_gradient(entry)
+
+    def leave_to_program(self, entry: ParameterEntry) -> None:
+        """Gives the entry another tensor as its gradient, in the same place, if the program has
+        taken the one before, which keeps its elements.
+        """
+        if entry.gradient_is_held:
+            if entry.on_wire:
+                native.move_out(entry.gradient)
+            entry.gradient = self._new_gradient(entry)
+
+    def _new_gradient(self, entry: ParameterEntry) -> torch.Tensor:
+        return self._place(entry) if entry.on_wire else torch.zeros_like(entry.parameter)
+
+    def _place(self, entry: ParameterEntry) -> torch.Tensor:
+        sample = self._samples[entry.tensor]
+        flat = self.flat[self._tensors[entry.tensor][2]]
+        return native.place_in(flat, sample.shape, sample.stride(), self._offset(entry))
 
     def recut(
         self, slice_bytes: int, small_front: bool, split: bool, maxima_ranks: int = 0

@@ -88,6 +88,9 @@ class GradientTransfer:
             guard: called to finish the gradient if it is read before it is complete.
             warm_up: the model is still in warm-up, so a parameter may turn out sparse.
         """
+        entry.own = None
+        # Before this function has the gradient.
+        reach = native.gradient_reach(entry, entry.parameter)
         gradient = entry.parameter.grad
         assert gradient is not None
         if type(gradient) is InFlightGradient:
@@ -95,38 +98,71 @@ class GradientTransfer:
                 f"parameter '{entry.name}' belongs to two distributed optimizers; drop the old one "
                 "before backward()"
             )
+        if gradient.requires_grad:
+            misuse.refuse_graph(entry.name)
         if gradient.is_sparse:
             if not self._sparse_as_dense:
                 if self.model.shards is not None:
                     misuse.refuse_sparse_shards(entry.name)
                 self._leave_to_sparse(entry, warm_up)
                 return
-            gradient = gradient.to_dense()
+            gradient, reach = gradient.to_dense(), native.GradientReach.ALONE
         if not entry.in_place and not self.model.put_in_place([entry]):
             raise InvalidUsage(
                 f"parameter '{entry.name}' became {entry.parameter.dtype} on "
                 f"{entry.parameter.device} in the middle of a step; convert the model between "
                 "step() and the next backward()"
             )
+        in_place = gradient is entry.gradient
+        if self._may_be_kept(entry, reach):
+            entry.own = gradient
+        if not in_place:
+            self.model.leave_to_program(entry)
         entry.sent = True
         done = (
-            gradient is not entry.wire
-            and (entry.casts or entry.gradient is entry.wire)
+            not (in_place and entry.on_wire)
+            and (entry.casts or entry.on_wire)
             and self.model.sender.send(entry, gradient)
         )
         if not done:
             with torch.no_grad():
                 self._put_on_wire(entry, gradient)
-            self.model.hand_over(entry)
+            self.model.sender.hand_over(entry)
+        if entry.own is None:
+            self.show_sum(entry, guard)
+
+    def show_sum(self, entry: ParameterEntry, guard: Guard) -> None:
+        """Makes the sum, which is on its way, the gradient that the program finds."""
+        entry.own = None
         entry.parameter.grad = entry.gradient
+        entry.lock_gradient()
         arm_gradient(entry.gradient, guard)
 
+    def _may_be_kept(self, entry: ParameterEntry, reach: native.GradientReach) -> bool:
+        """Whether the program may reach the gradient without the parameter.
+
+        The end of the backward pass tells where autograd itself may share the memory of its first
+        gradient.
+
+        Raises:
+            InvalidUsage: the program has the gradient, and no rank will have its sum to put there.
+        """
+        if reach == native.GradientReach.HELD:
+            if self.model.shards is not None:
+                misuse.refuse_kept_shards(entry.name)
+            if self.model.on_servers:
+                misuse.refuse_kept_on_servers(entry.name)
+            return True
+        if self.model.shards is not None or self.model.on_servers:
+            return False
+        return reach == native.GradientReach.SHARED and not entry.fresh
+
     def _put_on_wire(self, entry: ParameterEntry, gradient: torch.Tensor) -> None:
-        if gradient is entry.wire:
-            if self._prescale != 1.0:
+        if entry.on_wire:
+            if gradient is not entry.gradient:
+                torch.mul(gradient, self._prescale, out=entry.wire)
+            elif self._prescale != 1.0:
                 gradient.mul_(self._prescale)
-        elif entry.gradient is entry.wire:
-            torch.mul(gradient, self._prescale, out=entry.wire)
         else:
             if gradient is not entry.gradient:
                 entry.gradient.copy_(gradient)
@@ -145,24 +181,39 @@ class GradientTransfer:
             self.send_absent(entry)  # its place in the buffers must not delay its neighbours
         entry.sent = True
 
-    def send_absent(self, entry: ParameterEntry) -> None:
-        """Informs the other ranks that this rank has no gradient for the parameter."""
+    def send_absent(self, entry: ParameterEntry, given_up: bool = False) -> None:
+        """Informs the other ranks that this rank has no gradient for the parameter.
+
+        Args:
+            given_up: this rank has given up the step, as all ranks must.
+        """
         entry.absent = True
         entry.sent = True
         if not entry.placed:
             return
+        self.model.leave_to_program(entry)
         with torch.no_grad():
             entry.wire.zero_()
-            entry.use_flag.zero_()
+            # Below zero, whatever the other ranks add.
+            entry.use_flag.fill_(-2 * self._host.size if given_up else 0)
         self.model.hand_over(entry)
 
     # ---- in -----------------------------------------------------------------------------------
 
-    def finish(self, entries: Iterable[ParameterEntry], stay_armed: bool = False) -> None:
+    def finish(
+        self,
+        entries: Iterable[ParameterEntry],
+        stay_armed: bool = False,
+        given_up: bool = False,
+    ) -> None:
         """Waits for the sums and puts them into ``.grad``. Raises the engine's failure.
 
         Args:
             stay_armed: uses of complete gradients still call the guard.
+            given_up: nobody will use the sums.
+
+        Raises:
+            InvalidUsage: another rank has given up the step; on every rank that has not.
 
         On devices the home streams wait and work; the host goes on.
         """
@@ -180,7 +231,7 @@ class GradientTransfer:
                     continue
                 if entry.placed and stages[entry.tensor] != _ENDED:
                     if stages[entry.tensor] == _UNDER_WAY:  # the host waits: not with idle hands
-                        self._complete(arrived, stay_armed)
+                        self._complete(arrived, stay_armed, given_up)
                         arrived.clear()
                     with timeline.span("wait", entry.name):
                         self.model.wait(entry)
@@ -195,7 +246,7 @@ class GradientTransfer:
                 for entry, used in zip(absent, self.model.used(absent), strict=True):
                     entry.used = used or self.model.on_servers
                     arrived.append(entry)
-            self._complete(arrived, stay_armed)
+            self._complete(arrived, stay_armed, given_up)
 
     def norms(self, entries: Sequence[ParameterEntry], order: float) -> list[torch.Tensor] | None:
         """The norms of gradients, 0-d; None where they are not known without the elements.
@@ -255,19 +306,27 @@ class GradientTransfer:
         with torch._C.DisableTorchFunctionSubclass(), native.OnHomeStreams(self.streams):
             self.model.update_shards(optimizer, entries, self._postscale)
 
-    def _complete(self, entries: Sequence[ParameterEntry], stay_armed: bool) -> None:
+    def _complete(
+        self, entries: Sequence[ParameterEntry], stay_armed: bool, given_up: bool
+    ) -> None:
         """Puts sums that have arrived into ``.grad``."""
+        if not given_up:
+            lacking = native.find_given_up(entries)
+            if lacking >= 0:
+                self._refuse_given_up(entries[lacking])
         if self.model.shards is not None:
             # No gradient: half a sum, or a parameter. Uses of it still call the guard.
             for entry in entries:
                 entry.finished = True
             return
+        for entry in entries:
+            entry.unlock_gradient()
         try:
             self._unpack([entry for entry in entries if entry.used and entry.casts])
             for entry in entries:
                 if not entry.used or entry.casts:
                     continue
-                if entry.gradient is not entry.wire:
+                if not entry.on_wire:
                     entry.gradient.copy_(
                         self._compression.decompress(entry.wire, entry.compression_context)
                     )
@@ -275,12 +334,19 @@ class GradientTransfer:
                     entry.gradient.mul_(self._postscale)
             for entry in entries:
                 entry.make_changes()
+                if entry.own is not None and entry.own is not entry.gradient:
+                    entry.own.copy_(entry.gradient)
         finally:
             if not stay_armed:
                 for entry in entries:
                     disarm_gradient(entry.gradient)
         for entry in entries:
             entry.finished = True
+
+    def _refuse_given_up(self, entry: ParameterEntry) -> None:
+        error = misuse.given_up_elsewhere(entry.name, self._host.job.rank)
+        self._host.engine.fail(str(error))  # the rank that has given up learns it as well
+        raise error
 
     def _unpack(self, entries: Sequence[ParameterEntry]) -> None:
         if not entries:

@@ -15,7 +15,9 @@ TOO_MANY_PASSES = (
 )
 ZEROED_IN_FLIGHT = (
     "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-    "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+    "optimizer.synchronize(). This is prohibited as it can cause a race condition. "
+    "To skip a step after a complete backward pass, which all ranks must do, call "
+    "optimizer.synchronize() first."
 )
 
 
@@ -39,6 +41,45 @@ def refuse_sparse_shards(name: str) -> None:
     raise InvalidUsage(
         f"the gradient of '{name}' is sparse, which sharded=True cannot divide; pass "
         "sparse_as_dense=True to DistributedOptimizer as well"
+    )
+
+
+def given_up_elsewhere(name: str, rank: int) -> InvalidUsage:
+    """The error of a rank that goes on with a step which another rank has given up."""
+    return InvalidUsage(
+        f"rank {rank} goes on with a step that another rank has given up: that rank's backward "
+        "pass ended by an exception, or its gradients were cleared, and it skips the batch. The "
+        f"sum of the gradient of '{name}', among others, lacks its share. Skip a batch on all "
+        "ranks or on none: let them agree first, for example with "
+        "hvd.allreduce(torch.tensor(float(failed)), op=hvd.Max)"
+    )
+
+
+def refuse_graph(name: str) -> None:
+    """Refuses a gradient that has a graph of its own, as DDP and Horovod do."""
+    raise InvalidUsage(
+        f"the gradient of '{name}' has a graph: backward(create_graph=True), or a gradient set by "
+        "hand, before a gradient is summed over the ranks, where the graph would be lost. Compute "
+        "what depends on gradients with torch.autograd.grad(loss, parameters, create_graph=True), "
+        "add it to the loss, and call backward() without create_graph"
+    )
+
+
+def refuse_kept_shards(name: str) -> None:
+    """Refuses a gradient that the program reaches without the parameter."""
+    raise InvalidUsage(
+        f"the program keeps the gradient of '{name}', or a tensor or array of the same memory "
+        "(flat gradients), but with sharded=True a rank has the sums of its shards only. Set .grad "
+        "to None before backward(), or leave sharded out"
+    )
+
+
+def refuse_kept_on_servers(name: str) -> None:
+    """Refuses a gradient that the program reaches without the parameter."""
+    raise InvalidUsage(
+        f"the program keeps the gradient of '{name}', or a tensor or array of the same memory "
+        "(flat gradients), but servers answer with parameters. Set .grad to None before "
+        "backward(), or set HVD_ORDER_PS_UPDATE=worker"
     )
 
 

@@ -242,7 +242,7 @@ class RegisteredModel:
             return "the back end of torch.distributed has no reduce-scatter or no all-gather"
         if not self._buffers.can_be_split:
             return "gradients are on several devices, or not floating-point numbers"
-        if not all(entry.casts or entry.gradient is entry.wire for entry in self._in_order):
+        if not all(entry.casts or entry.on_wire for entry in self._in_order):
             return "the compression is not a cast to 16 bits"
         return None
 
@@ -420,6 +420,10 @@ class RegisteredModel:
                 if not entry.in_place:
                     self._buffers.put_in_place(entry)
         return found != native.Places.UNFIT
+
+    def leave_to_program(self, entry: ParameterEntry) -> None:
+        """Leaves the last gradient to the program if that has taken it: another one comes."""
+        self._buffers.leave_to_program(entry)
 
     def hand_over(self, entry: ParameterEntry) -> None:
         """Reports to the engine that the gradient is ready in ``entry.wire``."""

@@ -35,6 +35,7 @@ class StepGradients:
         touched: norms were asked for, or changes noted, while the gradients were on their way.
         read: gradients were finished before ``step()`` by other uses.
         asked_for_maxima: infinity norms were asked for.
+        broken: a backward pass of this step has ended by an exception.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class StepGradients:
         self.touched = False
         self.read = False
         self.asked_for_maxima = False
+        self.broken = False
         self._asked_for_norms = False
         self._opened: Opened | None = None
         self._host = host
@@ -61,6 +63,7 @@ class StepGradients:
         self._log = log
         self._sender = transfer.model.sender  # has the state of the backward pass
         self._first_sent: ParameterEntry | None = None  # of the gradients of this step
+        self._kept: list[ParameterEntry] = []  # sent in this pass, reached by the program
         self._begun_at = 0  # the host's count of steps at that time
 
     @property
@@ -74,11 +77,14 @@ class StepGradients:
         self._transfer.model.raise_use_flags()
         if self._transfer.model.shards is not None:  # armed since the step before
             for entry in self._table.entries:
+                entry.unlock_gradient()
                 disarm_gradient(entry.gradient)
         self.fresh = False
 
     def begin_pass(self) -> None:
         """Handles the first gradient of a backward pass; later ones may bypass Python."""
+        entries = self._table.entries
+        self._sender.begin_pass(entries, [entry.parameter for entry in entries])
         if any(entry.passes_to_go == 1 for entry in self._table.entries):
             self._announce()
 
@@ -91,12 +97,46 @@ class StepGradients:
         """Sends a gradient; a read before it is complete calls ``guard`` to finish it."""
         self._announce()
         self._transfer.send(entry, guard, warm_up=not self._warm_up.order.complete)
-        if self._first_sent is None and entry.parameter.grad is entry.gradient:
+        if entry.own is not None:
+            self._kept.append(entry)
+        if self._first_sent is None and entry.parameter.grad is entry.shown:
             self._first_sent = entry
+
+    def release(self) -> None:
+        """Sends a gradient that is held back until the backward pass has ended."""
+        self._sender.release()
+
+    def break_pass(self) -> None:
+        """Notes that a backward pass has ended by an exception. Without the exchange's lock."""
+        self.broken = True
+        self._sender.in_backward = False
+
+    def end_pass(self, guard: Guard) -> None:
+        """Handles the end of a backward pass, without an exception.
+
+        Gradients that the program reaches without their parameters have their sums from now on, as
+        with DDP.
+        """
+        self._sender.release()
+        kept, self._kept = self._kept, []
+        still_kept = []
+        for entry in kept:
+            if entry.finished:  # a hook has read it
+                continue
+            entry.own = None  # what follows counts who has it
+            if native.gradient_reach(entry, entry.parameter) == native.GradientReach.ALONE:
+                self._transfer.show_sum(entry, guard)
+            else:
+                entry.own = entry.parameter.grad
+                still_kept.append(entry)
+        if still_kept:
+            self.send_the_rest(guard)
+            self._transfer.finish(still_kept)
 
     def send_the_rest(self, guard: Guard) -> None:
         """Sends the rest: gradients set by hand, left from an unfinished pass, or absent."""
         self._announce()
+        self._sender.release()
         for entry in self._table.entries:
             if entry.sent:
                 continue
@@ -105,12 +145,18 @@ class StepGradients:
             else:
                 self._transfer.send_absent(entry)
 
-    def send_nothing(self) -> None:
-        """Marks all remaining gradients of this rank and step as absent."""
+    def send_nothing(self, given_up: bool = False) -> None:
+        """Marks all remaining gradients of this rank and step as absent.
+
+        Args:
+            given_up: as all ranks must, this rank gives up the step.
+        """
         self._announce()
+        held = self._sender.take_back() if given_up else None
+        self._sender.release()
         for entry in self._table.entries:
-            if not entry.sent:
-                self._transfer.send_absent(entry)
+            if not entry.sent or (held is not None and entry.placed and entry.tensor == held):
+                self._transfer.send_absent(entry, given_up)
 
     def spare_own(self) -> None:
         """Moves the program's own gradients to memory that the sums of other gradients do not
@@ -267,9 +313,11 @@ class StepGradients:
         self.touched = False
         self.read = False
         self.asked_for_maxima = False
+        self.broken = False
         self._asked_for_norms = False
         self._sender.in_backward = False
         self._first_sent = None
+        self._kept = []
         self._table.begin_step()
 
     def end(self) -> None:
@@ -281,14 +329,15 @@ class StepGradients:
 
     def drop(self) -> None:
         """Waits for the sent gradients of a step that will not come, and resets the step."""
-        self._transfer.finish(self._table.entries)
+        self._sender.release()
+        self._transfer.finish(self._table.entries, given_up=True)
         self.drop_shards()
         self.reset()
 
     def give_up(self) -> None:
         """Same as `drop`, but informs the other ranks: this rank sends no more of the step."""
         self._log.note("give_up")
-        self.send_nothing()
+        self.send_nothing(given_up=True)
         self.drop()
 
     def cleared_by_owner(self) -> bool:
@@ -303,13 +352,12 @@ class StepGradients:
         gradient = self._first_sent.parameter.grad
         if gradient is None:
             return True
-        # backward(create_graph=True) adds to a gradient by replacing it
-        return gradient is not self._first_sent.gradient and not gradient.requires_grad
+        return gradient is not self._first_sent.shown
 
     def set_by_hand(self) -> bool:
         """Whether the program has set gradients that no backward pass produced."""
         return any(
-            entry.parameter.grad is not None and entry.parameter.grad is not entry.gradient
+            entry.is_set_by_hand
             for entry in self._table.entries
             if not entry.sparse and not entry.update_pending
         )
@@ -317,7 +365,7 @@ class StepGradients:
     def replaced(self) -> bool:
         """Whether the program has replaced gradients of this step by other tensors or None."""
         return any(
-            entry.parameter.grad is not entry.gradient
+            entry.parameter.grad is not entry.shown
             for entry in self._table.entries
             if entry.sent and not entry.absent and not entry.sparse
         )
@@ -340,8 +388,13 @@ class StepGradients:
                 )
 
     def unwanted(self) -> bool:
-        """Whether these gradients have no use: they are a by-product, or none was sent.
+        """Whether these gradients have no use: their backward pass has ended by an exception, they
+        are a by-product, or none was sent.
 
         A by-product is a gradient that arrived before another optimizer has stepped.
         """
-        return self._host.steps != self._begun_at or not any(s.sent for s in self._table.entries)
+        return (
+            self.broken
+            or self._host.steps != self._begun_at
+            or not any(s.sent for s in self._table.entries)
+        )

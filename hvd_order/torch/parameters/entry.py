@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,12 +13,21 @@ from hvd_order.torch.parameters.in_flight import Change
 
 __all__: list[str] = []
 
-_NOWHERE = torch.empty(0)
 # Without the exception's type: torch makes this a RuntimeError.
 _LOCKED = (
     "StaleRead: parameter '{name}' was read before the update of the last step had been applied, "
     "by code that hvd_order cannot see (C++, or a reader that avoids __torch_function__). Call "
     "optimizer.flush() before that read, or set HVD_ORDER_CROSS_ITERATION=0."
+)
+
+
+# Also what a second backward pass meets, which would add to the gradient before any hook runs.
+_REFUSED = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(), or "
+    "C++ read the gradient of '{name}' while it is summed over the ranks (parameter '{name}'). "
+    "Increase backward_passes_per_step to accumulate gradients locally; call step() or zero_grad() "
+    "before the next backward(); call optimizer.synchronize() before code in C++ reads gradients, "
+    "and optimizer.flush() if that happens after step()."
 )
 
 
@@ -27,8 +37,10 @@ class ParameterEntry(native.GradientEntry):
 
     Attributes:
         wire: the gradient's place in its buffer, as it is sent (compressed or not).
-        gradient: the tensor that becomes ``parameter.grad``; the same tensor as ``wire`` unless
-            compressed.
+        gradient: the tensor that becomes ``parameter.grad``, unless that is `own`.
+        on_wire: ``gradient`` lies in the memory of ``wire``: it is not compressed.
+        own: the program's tensor that stays ``parameter.grad``, since the program reaches it or its
+            memory without ``parameter``; the sum is copied into it.
         casts: ``wire`` is a cast of ``gradient`` to 16 bits, which native code makes in one pass.
         feedback: what that cast loses is added to the next gradient.
         residual: what it has lost; None before the first gradient.
@@ -36,6 +48,7 @@ class ParameterEntry(native.GradientEntry):
         passes_to_go: backward passes until the gradient is sent.
         sent: whether the gradient was passed to the engine in this step.
         late: the update of the last step was still deferred when this step's gradients came.
+        fresh: ``parameter.grad`` was None when this backward pass produced its first gradient.
         ready_s: when the gradient was in its buffer, time.monotonic(); set when the model's
             registration ends (registered_model.py).
         use_flag: see gradient_buffers.py; 1 element.
@@ -44,7 +57,6 @@ class ParameterEntry(native.GradientEntry):
 
     parameter: torch.nn.Parameter
     name: str
-    use_flag: torch.Tensor = _NOWHERE
     size_bytes: int = field(init=False)  # of the parameter
     on_device: bool = field(init=False)  # not in the memory of the CPU
 
@@ -54,6 +66,8 @@ class ParameterEntry(native.GradientEntry):
     _version: int = -1  # of the gradient's elements after them
     squares: torch.Tensor | None = None  # their sum is the sum of squares of `gradient`
     finished: bool = False  # sent, and summed, and visible in `gradient`
+    own: torch.Tensor | None = None
+    last_own: weakref.ref[torch.Tensor] | None = None  # `own` of the last step
     absent: bool = False  # this rank had no gradient to contribute
     cleared: bool = False  # absent, and its owner has called zero_grad since
     used: bool = True  # some rank had a gradient; set when finished
@@ -68,6 +82,7 @@ class ParameterEntry(native.GradientEntry):
     def __post_init__(self) -> None:
         """Creates the native part."""
         super().__init__()
+        self.refusal = _REFUSED.format(name=self.name)
         self.size_bytes = self.parameter.nbytes
         self.on_device = self.parameter.device.type != "cpu"
 
@@ -80,6 +95,19 @@ class ParameterEntry(native.GradientEntry):
         if self._lock is not None:
             self._lock.open()
             self._lock = None
+
+    @property
+    def shown(self) -> torch.Tensor:
+        """The tensor in which the program finds the gradient."""
+        return self.gradient if self.own is None else self.own
+
+    @property
+    def is_set_by_hand(self) -> bool:
+        """Whether the program has set a gradient since the last step: not that step's, kept."""
+        gradient = self.parameter.grad
+        if gradient is None or gradient is self.gradient:
+            return False
+        return self.last_own is None or gradient is not self.last_own()
 
     def make_changes(self) -> None:
         """Makes the changes that are still to be made to the gradient, which is complete."""
@@ -114,6 +142,8 @@ class ParameterEntry(native.GradientEntry):
         self.changes.clear()
         self._changes_made = 0
         self.finished = False
+        self.last_own = None if self.own is None else weakref.ref(self.own)
+        self.own = None
         self.absent = False
         self.cleared = False
         self.used = True

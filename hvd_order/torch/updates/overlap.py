@@ -24,6 +24,11 @@ FOREIGN = (
 )
 STATE_HELD = "the program holds optimizer.state, or a part of it; drop it before step()"
 UNSEEN = "nothing was seen to read them when it was watched, or C++ did outside of any module"
+GRADIENT_KEPT = (
+    "the program keeps their gradients, or tensors or arrays of the same memory (flat gradients), "
+    "so the sums are there when backward() returns; drop them, or set .grad to None before "
+    "backward()"
+)
 SPARSE = "their gradients are sparse"
 OWN_CLASS = "their class handles reads by itself (__torch_function__, __slots__)"
 

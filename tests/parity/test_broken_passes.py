@@ -1,0 +1,115 @@
+"""Backward passes that end by an exception: the program skips the batch, or goes on with a part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from helpers.jobs import new_job
+from helpers.ranks import RankFactory
+from parity.test_kept_gradients import DEFERS, backward, distributed, model, plain, sgd
+from torch import Tensor, nn
+
+import hvd_order.torch as hvd
+from hvd_order.errors import HorovodInternalError, InvalidUsage
+
+STEPS = 12
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+def fails_in(m: nn.Module, layer: int) -> Callable[[bool], None]:
+    """Makes the backward pass of a layer fail; layer 0: after all gradients have come."""
+    failing = [False]
+
+    def hook(gradient: Tensor) -> None:
+        if failing[0]:
+            failing[0] = False
+            raise OutOfMemoryError
+
+    if layer == 0:
+        m[0].bias.register_post_accumulate_grad_hook(hook)
+        m[0].weight.register_post_accumulate_grad_hook(hook)
+    else:
+        m[layer].weight.register_hook(hook)
+    return lambda fails: failing.__setitem__(0, fails)
+
+
+def none(m: nn.Module, _: torch.optim.Optimizer) -> None:
+    for p in m.parameters():
+        p.grad = None
+
+
+SKIPS: dict[str, Callable[[nn.Module, torch.optim.Optimizer], None]] = {
+    "optimizer.zero_grad": lambda _, optimizer: optimizer.zero_grad(),
+    "model.zero_grad": lambda m, _: m.zero_grad(),
+    "grad = None": none,
+}
+
+
+def train(wrap: Callable[..., object], layer: int, skip: str | None) -> list[Tensor]:
+    m = model()
+    optimizer = wrap(sgd(m), m)
+    set_fails = fails_in(m, layer)
+    seen = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        set_fails(step in (1, 6, 9))
+        try:
+            backward(m, step)
+        except OutOfMemoryError:
+            if skip is not None:
+                SKIPS[skip](m, optimizer)
+                continue
+            seen.append(m[2].bias.grad.clone())
+        optimizer.step()
+    return [*seen, *(p.detach().clone() for p in m.parameters())]
+
+
+def body_skipped() -> None:
+    with new_job(DEFERS):
+        for layer in (0, 2):
+            for skip in [*SKIPS, None]:
+                alone = train(plain, layer, skip)
+                for a, b in zip(alone, train(distributed, layer, skip), strict=True):
+                    assert torch.equal(a, b), (layer, skip)
+
+
+def test_all_ranks_skip_the_batch(ranks: RankFactory) -> None:
+    ranks(2).run(body_skipped)
+
+
+def one_rank_skips(layer: int) -> str:
+    m = model()
+    optimizer = distributed(sgd(m), m)
+    set_fails = fails_in(m, layer)
+    try:
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            set_fails(step == 6 and hvd.rank() == 1)
+            try:
+                backward(m, step)
+            except OutOfMemoryError:
+                optimizer.zero_grad()
+                continue
+            optimizer.step()
+    except (InvalidUsage, HorovodInternalError) as error:
+        return f"step {step}: {error}"
+    return "no error"
+
+
+def body_one_rank_skips() -> list[str]:
+    texts = []
+    for layer in (0, 2):
+        with new_job(DEFERS):
+            texts.append(one_rank_skips(layer))
+    return texts
+
+
+def test_one_rank_skips_the_batch(ranks: RankFactory) -> None:
+    for first, second in zip(*ranks(2).run(body_one_rank_skips), strict=True):
+        assert "rank 0 goes on with a step that another rank has given up" in first
+        assert "given up" in second
+        assert first.startswith(("step 6", "step 7"))  # the update of step 6 waits for its readers
