@@ -4,7 +4,8 @@ A new commit is written beside the old one and replaces it in one move, so a com
 whenever a process is killed. The first line has the commit's number, and the last line proves that
 the file is complete. Reading a commit unpickles it, which runs code from the file. So only files
 that no other user could have written are read: owner and mode are checked after the file was
-opened.
+opened. The same holds for the folder: who may write there can put an old commit in the place of
+the newest, or take it away.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class CommitFolder:
             dump: writes the content.
 
         Raises:
-            CommitLost: there is no room for the commit.
+            CommitLost: there is no room for the commit, or others could write to the folder.
         """
         if not self._swept:
             sweep()
@@ -102,7 +103,14 @@ class CommitFolder:
         host.
 
         Skips files that another user could have written; a warning names them.
+
+        Raises:
+            CommitLost: another user could write to the user's directory. Training must not start
+                at the beginning because of that.
         """
+        if self._durable:
+            for folder in self._folders:
+                _check_folder(folder)
         found = [
             Commit(number, path)
             for folder in self._folders
@@ -129,7 +137,9 @@ class CommitFolder:
             ) from error
 
     def _write_into(self, folder: Path, number: int, dump: Callable[[IO[bytes]], None]) -> None:
-        folder.mkdir(mode=0o777 if self._durable else 0o700, parents=True, exist_ok=True)
+        if self._durable:
+            _check_folder(folder)
+        folder.mkdir(mode=0o755 if self._durable else 0o700, parents=True, exist_ok=True)
         if not self._durable and not _is_private(folder):
             raise CommitLost(
                 f"{folder} belongs to somebody else, so commits cannot be kept there; remove it, "
@@ -158,6 +168,35 @@ def _is_private(folder: Path) -> bool:
     """Returns whether only this user can put files there; unpickling a commit runs code."""
     info = folder.lstat()
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+
+
+def _check_folder(folder: Path) -> None:
+    """Accepts a directory of the user's where no other user but root can put files, or none.
+
+    Others may read it: it may be on a disk that is shared for that.
+
+    Raises:
+        CommitLost: another user could write there, or it is no directory.
+    """
+    try:
+        info = folder.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(info.st_mode):
+        cure = "it is a link, which may lead elsewhere tomorrow; name the folder itself"
+    elif not stat.S_ISDIR(info.st_mode):
+        cure = "it is no directory"
+    elif info.st_uid not in (os.getuid(), 0):
+        cure = f"it belongs to user {info.st_uid}; name a folder of your own"
+    elif info.st_mode & 0o022:
+        cure = f"others may write there; chmod go-w {folder}, or name a folder of your own"
+    else:
+        return
+    raise CommitLost(
+        f"commits cannot be kept in {folder} on {socket.gethostname()} (HVD_ORDER_ELASTIC_DIR; "
+        f"owner {info.st_uid}, mode {stat.filemode(info.st_mode)}), since reading a commit runs "
+        f"code from it: {cure}"
+    )
 
 
 class _UntrustedError(Exception):

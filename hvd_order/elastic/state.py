@@ -111,7 +111,11 @@ class State:
             raise HostsUpdatedInterrupt(skip_sync=updates == {_REMOVED})
 
     def save(self) -> None:
-        """Copies the state, in this process."""
+        """Copies the state, in this process.
+
+        All ranks must call it, in the same place, if the state differs between ranks
+        (`hvd_order.torch.elastic.SamplerStateHandler`).
+        """
         raise NotImplementedError
 
     def restore(self) -> None:
@@ -160,10 +164,19 @@ class State:
             The commit's number; 0: there is none, so training starts at the beginning.
 
         Raises:
-            CommitLost: the newest commit cannot be read; raised on every rank.
+            CommitLost: the newest commit cannot be read, or others could write where commits are;
+                raised on every rank.
         """
-        own = self._commits.newest() if self._commits is not None else None
-        numbers = self._from_all(0 if own is None else own.number)
+        own, error = None, ""
+        try:
+            own = self._commits.newest() if self._commits is not None else None
+        except CommitLost as lost:
+            error = str(lost)
+        found = self._from_all((0 if own is None else own.number, error))
+        for one, (_, text) in enumerate(found):
+            if text:
+                raise CommitLost(f"rank {one}: {text}")
+        numbers = [number for number, _ in found]
         newest: int = max(numbers)
         if newest == 0:
             return 0
@@ -229,9 +242,9 @@ class ObjectState(State):
 
     def sync(self) -> None:
         """See `State`."""
-        if self._saved_state:
-            self._saved_state = self._bcast_object(self._saved_state)
-            self._set_attrs()
+        # Even without objects: those of a commit are only on the rank that has found it.
+        self._saved_state = self._bcast_object(self._saved_state)
+        self._set_attrs()
 
     def saved(self) -> Any:
         """See `State`."""

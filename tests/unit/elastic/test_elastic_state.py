@@ -95,7 +95,7 @@ import hvd_order.torch as hvd
 from hvd_order.elastic.commits import CommitFolder
 memory, disk = Path(sys.argv[1], "memory"), Path(sys.argv[1], "disk")
 memory.mkdir()
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", memory], check=True)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", memory], check=True)
 folder = CommitFolder([memory, disk], durable=True)
 state = {"w": torch.ones(1_000_000)}
 folder.write(1, lambda file: hvd.elastic.TorchState.dump(None, state, file))
@@ -157,6 +157,53 @@ def test_somebody_elses_folder_is_not_trusted(tmp_path: Path) -> None:
     assert ours.newest() is None
     with pytest.raises(CommitLost, match="belongs to somebody else"):
         put(ours, 6)
+
+
+def test_the_users_directory_is_one_where_nobody_else_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is read, nothing written, and training does not start at the beginning."""
+    directory = tmp_path / "commits"
+    put(CommitFolder([directory], durable=True), 5)
+    directory.chmod(0o755)  # others may read it: it may be on a shared disk
+    put(CommitFolder([directory], durable=True), 6)
+
+    def check(named: Path, reason: str) -> None:
+        monkeypatch.setenv("HVD_ORDER_ELASTIC_DIR", str(named))
+        folder = CommitFolder([named], durable=True)
+        with pytest.raises(CommitLost, match=reason):
+            folder.newest()
+        with pytest.raises(CommitLost, match=reason):
+            put(folder, 7)
+        with pytest.raises(CommitLost, match=f"rank 0: commits cannot be kept .* {reason}"):
+            run_fn(lambda s: s.step, lambda: None)(alone(step=0))
+
+    for mode in (0o775, 0o757, 0o1777):
+        directory.chmod(mode)
+        check(directory, "chmod go-w")
+    directory.chmod(0o700)
+    link = tmp_path / "link"
+    link.symlink_to(directory)
+    check(link, "it is a link")
+    (tmp_path / "file").touch()
+    check(tmp_path / "file", "it is no directory")
+    if os.getuid() == 0:  # only root may give a folder away
+        os.chown(directory, 1234, -1)
+        check(directory, "it belongs to user 1234")
+        os.chown(directory, 0, -1)
+    newest = CommitFolder([directory], durable=True).newest()
+    assert newest is not None
+    assert newest.number == 6
+
+
+def test_a_new_directory_is_the_users_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        folder = CommitFolder([tmp_path / "new" / "commits"], durable=True)
+        put(folder, 1)
+        assert folder.newest() is not None
+    finally:
+        os.umask(before)
 
 
 def test_folders_of_agents_that_have_ended_are_removed() -> None:
