@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+# Name of collectives: a call on some of the ranks never meets another collective of the program.
+_STATE = "elastic state"
+
+
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates the training function of an elastic job.
 
@@ -89,9 +93,9 @@ class TensorFlowState(ObjectState):
         self.session = session
         self._save_variables()
         super().__init__(
-            bcast_object=broadcast_object,
+            bcast_object=functools.partial(broadcast_object, name=_STATE),
             get_rank=rank,
-            allgather_object=allgather_object,
+            allgather_object=functools.partial(allgather_object, name=_STATE),
             **kwargs,
         )
 

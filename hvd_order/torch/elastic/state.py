@@ -6,6 +6,7 @@ Names and the registry of handlers are Horovod 0.28.1's (horovod/torch/elastic/s
 from __future__ import annotations
 
 import copy
+import functools
 from typing import IO, Any
 
 import torch
@@ -31,6 +32,10 @@ __all__ = [
     "set_handler_registry",
 ]
 
+# Names of collectives: a call on some of the ranks never meets another collective of the program.
+_STATE = "elastic state"
+_SAMPLER = "elastic sampler"
+
 
 class TorchState(ObjectState):
     """State of a PyTorch training process; every keyword becomes an attribute.
@@ -52,20 +57,16 @@ class TorchState(ObjectState):
         for name, handler in self._handlers.items():
             setattr(self, name, handler.value)
         super().__init__(
-            bcast_object=broadcast_object,
+            bcast_object=functools.partial(broadcast_object, name=_STATE),
             get_rank=rank,
-            allgather_object=allgather_object,
+            allgather_object=functools.partial(allgather_object, name=_STATE),
             **objects,
         )
 
-    def commit(self) -> None:
-        """See `hvd_order.elastic.State.commit`."""
+    def save(self) -> None:
+        """See `hvd_order.elastic.State.save`. With an `ElasticSampler` all ranks must call it."""
         for handler in self._handlers.values():
             handler.gather()
-        super().commit()
-
-    def save(self) -> None:
-        """See `hvd_order.elastic.State.save`."""
         for handler in self._handlers.values():
             handler.save()
         super().save()
@@ -138,7 +139,7 @@ class StateHandler:
         raise NotImplementedError
 
     def gather(self) -> None:
-        """Merges the state that differs between ranks, before a commit."""
+        """Merges the state that differs between ranks, before it is saved; on all ranks."""
 
     def set_value(self, value: Any) -> None:
         """Switches the handler to another object."""
@@ -208,13 +209,17 @@ class SamplerStateHandler(StateHandler):
         self.value.load_state_dict(self._saved_sampler_state)
 
     def sync(self) -> None:
-        """See `StateHandler`."""
-        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+        """See `StateHandler`. Samples that other ranks have recorded since stay processed."""
+        self.gather()
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), name=_SAMPLER))
 
     def gather(self) -> None:
         """See `StateHandler`. Only the rank that recorded an index by itself has it."""
-        if self.value.processed_indices:
-            self.value.processed_indices.update(*allgather_object(self.value.processed_indices))
+        # Always: a rank cannot know whether another one has recorded something.
+        records = allgather_object((self.value.epoch, self.value.processed_indices), name=_SAMPLER)
+        for epoch, indices in records:
+            if epoch == self.value.epoch:
+                self.value.processed_indices.update(indices)
 
 
 _handler_registry: list[tuple[type, type[StateHandler]]] = [
