@@ -31,7 +31,8 @@ def scaled(gradient: Any, factor: float) -> Any:
         return tf.IndexedSlices(
             scaled(gradient.values, factor), gradient.indices, gradient.dense_shape
         )
-    return gradient * tf.cast(factor, gradient.dtype)
+    # tf.cast alone would take the number in float32.
+    return gradient * tf.cast(tf.constant(factor, tf.float64), gradient.dtype)
 
 
 @dataclass(frozen=True)

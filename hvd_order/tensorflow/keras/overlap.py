@@ -52,15 +52,18 @@ class _Update:
         self.optimizer = optimizer
         self.gradients = reduction.deferred_gradients()
         self._reduction = reduction
-        with tf.init_scope():
-            self._rate = tf.Variable(0.0, trainable=False)
+        self._rate: Any = None  # variable of the type that the rate has
 
     def post(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
         self._reduction.defer(grads, variables, self.gradients)
         # Callbacks may change the learning rate before these are applied. At the end of the data
         # nothing may be assigned.
         with tf.control_dependencies([g for g in tf.nest.flatten(grads) if g is not None]):
-            self._rate.assign(tf.cast(self._reduction.current_rate(), self._rate.dtype))
+            rate = tf.convert_to_tensor(self._reduction.current_rate())
+            if self._rate is None:
+                with tf.init_scope():
+                    self._rate = tf.Variable(tf.zeros([], rate.dtype), trainable=False)
+            self._rate.assign(rate)
 
     def apply(self) -> None:
         grads = self._reduction.taken(self.gradients)

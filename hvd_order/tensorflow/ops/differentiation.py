@@ -84,7 +84,8 @@ def _of_reducescatter(collective: Collective, operator: Any, incoming: list[Any]
     if collective.op == Sum:
         factor *= len(members(collective.process_set))
     gather = replace(collective, kind="allgather", prescale_factor=1.0, postscale_factor=1.0)
-    scaled = [one * tf.cast(factor, one.dtype) for one in incoming]
+    # tf.cast alone would take the number in float32.
+    scaled = [one * tf.cast(tf.constant(factor, tf.float64), one.dtype) for one in incoming]
     return _like(execute(gather, scaled, [one.dtype for one in scaled]), operator)
 
 
