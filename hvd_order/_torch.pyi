@@ -554,7 +554,8 @@ class ServerTransport(TorchTransport):
             The slices in order of arrival.
 
         Raises:
-            TransferTimeout, PeerLost: some slices did not arrive.
+            TransferTimeout, PeerLost: some slices did not arrive; the model cannot be pulled again.
+            InvalidUsage: an earlier pull has failed, or another thread pulls this model.
         """
 
     def steps(self, model: int) -> int:

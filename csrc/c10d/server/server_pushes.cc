@@ -2,8 +2,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/scope_exit.h"
 #include "c10d/server/server_transport.h"
 #include "c10d/server/tensor_payload.h"
+#include "server/wire/arguments.h"
 #include "server/wire/group.h"
 
 // The worker's side of parameter servers: pushes, requests, answers and pulls. server_transport.cc
@@ -15,13 +17,20 @@
 // answer into the slice's buffer and completes the slice.
 //
 // Invariant: a slice has at most one push under way, and its buffer keeps the gradient until the
-// answer has been written. So the push can be repeated at any moment (`push`), for example to
-// another owner, and an answer counts only if its round is the one under way: a later answer to
-// the same round finds no `done` and is ignored.
+// answer is written. So the push can be repeated at any moment (`push`), for example to another
+// owner, and an answer counts only if its round is the one under way: a later answer to the same
+// round finds no `done` and is ignored. The first push of a round shares the buffer's memory. A
+// repeated one is a copy: an answer that another server sent before may come while the push still
+// waits in the queue of its connection, and would travel as the gradient. A replica that lacks
+// that round (divergence bound) would apply it.
 //
 // The answer is written without the lock. That is safe because `done` has been taken out before:
 // no other answer is accepted for the slice, and the engine does not use the buffer before `done`
 // is called.
+//
+// Nothing is taken out, and nothing left behind, by a call that throws: a slice whose `issue`
+// throws is not under way, and an answer that does not fit leaves its slice to the connection's
+// loss.
 namespace hvd_order {
 
 namespace {
@@ -49,18 +58,24 @@ void ServerTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
   auto& underWay = registered.underWay.at(key.index);
   HVDO_CHECK(!underWay, "slice ", key.index, " is under way already");
   underWay = UnderWay{std::move(done), ++registered.rounds[key.index], kNoServer};
-  push(key.model, registered, key.index);
+  try {
+    push(key.model, registered, key.index);
+  } catch (...) { // the slice counts as failed, so nobody may call `done` later
+    underWay.reset();
+    --registered.rounds[key.index];
+    throw;
+  }
 }
 
 void ServerTransport::push(ModelId model, Registered& registered, SliceIndex slice) {
   UnderWay& underWay = *registered.underWay[slice];
-  idle(underWay.server);
-  underWay.server = registered.places[slice].owner;
-  const auto line = lines_.find(underWay.server);
+  idle(std::exchange(underWay.server, kNoServer));
+  const ServerId owner = registered.places[slice].owner;
+  const auto line = lines_.find(owner);
   if (line == lines_.end()) {
+    underWay.server = owner;
     return; // lost: the slice is sent when a new map names its owner
   }
-  busy(line->second);
   FrameHeader header{
       .model = model,
       .layout = registered.layout,
@@ -68,10 +83,24 @@ void ServerTransport::push(ModelId model, Registered& registered, SliceIndex sli
       .round = underWay.round,
       .map = registered.map};
   if (asksFirst(registered)) {
-    return ask(line->second, registered, header, 0);
+    ask(line->second, registered, header, 0);
+  } else {
+    header.kind = FrameKind::kPush;
+    line->second.connection->send(
+        urgencyOf(slice), header, gradientOf(registered, underWay, slice));
   }
-  header.kind = FrameKind::kPush;
-  line->second.connection->send(urgencyOf(slice), header, payloadOf(registered.views[slice]));
+  underWay.server = owner;
+  busy(line->second);
+}
+
+// The payload of the next push of the slice under way.
+Payload
+ServerTransport::gradientOf(const Registered& registered, UnderWay& underWay, SliceIndex slice) {
+  Payload gradient = payloadOf(registered.views[slice]);
+  if (std::exchange(underWay.isRepeated, true)) {
+    return Payload::copyOf(std::span(gradient.data(), gradient.sizeBytes));
+  }
+  return gradient;
 }
 
 void ServerTransport::ask(
@@ -95,14 +124,13 @@ std::uint64_t ServerTransport::urgencyOf(SliceIndex slice) const {
 
 void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
   const std::scoped_lock lock(mutex_);
-  const auto model = models_.find(header.model);
+  Registered* const found = registeredFor(header);
   const auto line = lines_.find(server);
-  if (model == models_.end() || model->second.layout != header.layout ||
-      header.slice >= model->second.views.size() || line == lines_.end()) {
-    return; // the layout has been replaced
+  if (found == nullptr || line == lines_.end()) {
+    return;
   }
-  const Registered& registered = model->second;
-  const auto& underWay = registered.underWay[header.slice];
+  Registered& registered = *found;
+  auto& underWay = registered.underWay[header.slice];
   if (!underWay || !underWay->done || underWay->round != header.round ||
       underWay->server != server) {
     return; // another server has been asked meanwhile
@@ -125,7 +153,7 @@ void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
     aggregated_.bytes += static_cast<ByteCount>(registered.views[header.slice].nbytes());
   }
   to->second.connection->send(
-      urgencyOf(header.slice), push, payloadOf(registered.views[header.slice]));
+      urgencyOf(header.slice), push, gradientOf(registered, *underWay, header.slice));
 }
 
 void ServerTransport::begin(Sum sum) {
@@ -135,17 +163,17 @@ void ServerTransport::begin(Sum sum) {
     std::rethrow_exception(error_);
   }
   HVDO_CHECK(!lines_.empty() && !once_.contains(hash), "two tensors are called ", sum.name);
-  once_[hash] = {sum.tensor, std::move(sum.done)};
+  const FrameHeader header{
+      .kind = FrameKind::kPush,
+      .model = kNoModel,
+      .layout = static_cast<std::uint32_t>(elementTypeOf(sum.tensor)),
+      .argument = hash};
+  Payload payload = payloadOf(sum.tensor);
   // Servers take turns; all workers sum the same tensors in the same order.
   auto line = lines_.begin();
   std::advance(line, onces_++ % lines_.size());
-  line->second.connection->send(
-      1,
-      {.kind = FrameKind::kPush,
-       .model = kNoModel,
-       .layout = static_cast<std::uint32_t>(elementTypeOf(sum.tensor)),
-       .argument = hash},
-      payloadOf(sum.tensor));
+  line->second.connection->send(1, header, std::move(payload));
+  once_.emplace(hash, Once{sum.tensor, std::move(sum.done), line->first}); // answers need the lock
 }
 
 void ServerTransport::onFrame(ServerId server, const FrameHeader& header, const Payload& payload) {
@@ -205,28 +233,44 @@ void ServerTransport::onFrame(ServerId server, const FrameHeader& header, const 
   }
 }
 
+// The model of a frame about a slice; null if its layout has been replaced. Called under the lock.
+ServerTransport::Registered* ServerTransport::registeredFor(const FrameHeader& header) {
+  const auto model = models_.find(header.model);
+  const bool known = model != models_.end() && model->second.layout == header.layout &&
+      header.slice < model->second.views.size();
+  return known ? &model->second : nullptr;
+}
+
 void ServerTransport::answered(ServerId server, const FrameHeader& header, const Payload& payload) {
   Done done;
   at::Tensor tensor;
+  const auto check = [&](bool mayBeNothing) {
+    if (payload.sizeBytes != tensor.nbytes() && !(mayBeNothing && payload.sizeBytes == 0)) {
+      throw FrameError(concat("an answer of ", payload.sizeBytes, " bytes for ", tensor.nbytes()));
+    }
+  };
   {
     const std::scoped_lock lock(mutex_);
     if (header.model == kNoModel) {
-      const auto once = once_.extract(header.argument);
-      if (once.empty()) {
+      const auto once = once_.find(header.argument);
+      if (once == once_.end()) {
         return;
       }
-      tensor = once.mapped().first;
-      done = std::move(once.mapped().second);
+      tensor = once->second.tensor;
+      check(/*mayBeNothing=*/false);
+      done = std::move(once->second.done);
+      once_.erase(once);
     } else {
-      const auto model = models_.find(header.model);
-      if (model == models_.end() || model->second.layout != header.layout ||
-          header.slice >= model->second.views.size()) {
-        return; // the layout has been replaced
+      Registered* const model = registeredFor(header);
+      if (model == nullptr) {
+        return;
       }
-      tensor = model->second.views[header.slice];
-      model->second.steps = header.argument;
-      model->second.read[header.slice] = header.argument;
-      auto& underWay = model->second.underWay[header.slice];
+      tensor = model->views[header.slice];
+      const bool isPulled = header.round == 0;
+      check(/*mayBeNothing=*/isPulled); // pulled too early
+      model->steps = header.argument;
+      model->read[header.slice] = header.argument;
+      auto& underWay = model->underWay[header.slice];
       if (underWay && underWay->done && underWay->round == header.round) {
         done = std::exchange(underWay->done, nullptr);
         idle(underWay->server); // may differ from `server`, which may have got the push passed on
@@ -237,63 +281,102 @@ void ServerTransport::answered(ServerId server, const FrameHeader& header, const
         if (const auto line = lines_.find(server); line != lines_.end()) {
           line->second.bytes += static_cast<ByteCount>(payload.sizeBytes);
         }
-      } else if (pulled_ == nullptr || header.round != 0) {
+      } else if (
+          !isPulled || !model->pull || model->pull->part != header.map ||
+          model->pull->isTaken[header.slice]) {
         return; // a repeated answer; a server that is lost now sent the first
+      } else {
+        model->pull->isTaken[header.slice] = true;
       }
-    }
-    const bool isNothing = payload.sizeBytes == 0 && header.round == 0; // pulled too early
-    if (payload.sizeBytes != tensor.nbytes() && !isNothing) {
-      throw FrameError(concat("an answer of ", payload.sizeBytes, " bytes for ", tensor.nbytes()));
     }
   }
-  fill(tensor, payload); // no other thread uses the tensor until the slice is done
-  {
+  std::exception_ptr error;
+  try {
+    fill(tensor, payload); // no other thread uses the tensor until the slice is done
+  } catch (...) {
+    error = std::current_exception(); // a device's, and the gradient may be gone
+  }
+  finish(header, done, error);
+}
+
+// Ends the wait for an answer that is in its buffer, or that could not be written there.
+void ServerTransport::finish(
+    const FrameHeader& header,
+    const Done& done,
+    const std::exception_ptr& error) {
+  if (header.model != kNoModel) {
     const std::scoped_lock lock(mutex_);
-    if (header.model != kNoModel) {
-      if (done) {
-        models_.at(header.model).underWay[header.slice].reset();
-      } else if (pulled_ != nullptr) {
-        pulled_->push_back(header.slice);
-        changed_.notify_all();
-        return;
-      }
+    Registered* const model = registeredFor(header);
+    if (model != nullptr && done) {
+      model->underWay[header.slice].reset();
+    } else if (model != nullptr && model->pull) {
+      model->pull->arrived.push_back(header.slice);
+      model->pull->error = error ? error : model->pull->error;
+      changed_.notify_all();
     }
   }
   if (done) {
-    done(nullptr);
+    done(error);
   }
 }
 
 std::vector<SliceIndex>
 ServerTransport::pull(ModelId model, std::uint32_t part, std::chrono::nanoseconds timeout) {
   std::unique_lock lock(mutex_);
-  const Registered& registered = models_.at(model);
-  std::vector<SliceIndex> arrived;
-  pulled_ = &arrived;
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  Registered& registered = models_.at(model);
+  if (registered.pull || registered.pulledInVain) {
+    throw InvalidUsage(concat(
+        "model ", model, " cannot be fetched from the servers: ",
+        registered.pull ? "another thread does so already"
+                        : "that has failed before, and late answers could be taken for new ones"));
+  }
   const std::size_t slices = registered.views.size();
+  const auto mine =
+      std::make_shared<Pull>(Pull{part, std::vector<bool>(slices, false), {}, nullptr});
+  const auto isWhole = [&] { return mine->arrived.size() == slices; };
+  registered.pull = mine;
+  const ScopeExit forget([&] {              // however this call ends; under the lock
+    const auto found = models_.find(model); // the layout may have been replaced meanwhile
+    if (found != models_.end() && found->second.pull == mine) {
+      found->second.pull = nullptr;
+      found->second.pulledInVain = !isWhole();
+    }
+  });
   for (SliceIndex slice = 0; slice < slices; ++slice) {
-    lineFor(registered.places[slice].owner)
+    request(model, registered, slice);
+  }
+  changed_.wait_for(lock, timeout, [&] { return error_ || mine->error || isWhole(); });
+  if (const std::exception_ptr error = error_ ? error_ : mine->error) {
+    std::rethrow_exception(error);
+  }
+  if (!isWhole()) {
+    throw TransferTimeout(concat(
+        mine->arrived.size(), " of ", slices, " slices came from the servers in ",
+        std::chrono::duration<double>(timeout).count(), " s"));
+  }
+  return mine->arrived; // a copy: `forget` looks at it
+}
+
+// Asks for a slice of the pull. If its owner is lost, the replica is asked once a map names it.
+void ServerTransport::request(ModelId model, Registered& registered, SliceIndex slice) {
+  const Placement& place = registered.places[slice];
+  if (isLost(place)) {
+    registered.pull->error = std::make_exception_ptr(lossOf(place));
+    changed_.notify_all();
+  } else if (!lost_.contains(place.owner)) {
+    lineFor(place.owner)
         .connection->send(
             std::uint64_t{slice} + 1,
             {.kind = FrameKind::kPull,
              .model = model,
              .layout = registered.layout,
              .slice = slice,
-             .argument = std::uint64_t{part} << 32},
+             .argument = std::uint64_t{registered.pull->part} << kPartBits},
             {});
   }
-  const bool whole = changed_.wait_for(
-      lock, timeout, [&] { return error_ != nullptr || arrived.size() == slices; });
-  pulled_ = nullptr;
-  if (error_) {
-    std::rethrow_exception(error_);
-  }
-  if (!whole) {
-    throw TransferTimeout(concat(
-        arrived.size(), " of ", slices, " slices came from the servers in ",
-        std::chrono::duration<double>(timeout).count(), " s"));
-  }
-  return arrived;
 }
 
 } // namespace hvd_order

@@ -300,8 +300,8 @@ void ServerTransport::adopt(ModelId model, std::uint32_t version, std::vector<Pl
   pushAgain(model, registered);
 }
 
-// Repeats pushes that a lost server had, or was to receive from other servers, until a map names
-// no lost server. Servers apply only one of two equal pushes.
+// Repeats pushes and requests that a lost server had, or was to receive from other servers, until a
+// map names no lost server. Servers apply only one of two equal pushes.
 void ServerTransport::pushAgain(ModelId model, Registered& registered) {
   const bool namesLost =
       std::any_of(registered.places.begin(), registered.places.end(), [&](const Placement& place) {
@@ -312,6 +312,9 @@ void ServerTransport::pushAgain(ModelId model, Registered& registered) {
     return;
   }
   for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
+    if (mayBeLost && registered.pull && !registered.pull->isTaken[slice]) {
+      request(model, registered, slice);
+    }
     const auto& underWay = registered.underWay[slice];
     if (underWay && underWay->done) {
       push(model, registered, slice);
@@ -433,17 +436,18 @@ std::map<ServerId, std::uint64_t> ServerTransport::framesFrom() const {
 
 bool ServerTransport::waits() const {
   const std::scoped_lock lock(mutex_);
-  return !once_.empty() || pulled_ != nullptr ||
-      std::any_of(models_.begin(), models_.end(), [](const auto& model) {
-        const auto& underWay = model.second.underWay;
-        return std::any_of(underWay.begin(), underWay.end(), [](const auto& slice) {
-          return slice && slice->done;
-        });
-      });
+  return !once_.empty() || std::any_of(models_.begin(), models_.end(), [](const auto& model) {
+    const auto& underWay = model.second.underWay;
+    return model.second.pull ||
+        std::any_of(underWay.begin(), underWay.end(), [](const auto& slice) {
+             return slice && slice->done;
+           });
+  });
 }
 
 void ServerTransport::lost(ServerId server, const std::string& why) {
   std::exception_ptr error;
+  std::vector<Done> onces;
   {
     const std::scoped_lock lock(mutex_);
     const auto line = lines_.extract(server);
@@ -451,20 +455,44 @@ void ServerTransport::lost(ServerId server, const std::string& why) {
       ended_.push_back(line.mapped().connection); // this is its thread
     }
     lost_[server] = why;
-    for (auto& [model, registered] : models_) {
-      registered.hasLost = true;
-      pushAgain(model, registered); // the new map may have come before the loss was noticed
+    try {
+      for (auto& [model, registered] : models_) {
+        registered.hasLost = true;
+        pushAgain(model, registered); // the new map may have come before the loss was noticed
+      }
+      if (const auto place = lostForGood()) {
+        error = std::make_exception_ptr(lossOf(*place));
+      } else if (lines_.empty()) {
+        error = std::make_exception_ptr(lossOf({server, kNoServer}));
+      }
+    } catch (...) { // nobody above this thread could say so
+      error = std::current_exception();
     }
-    if (const auto place = lostForGood()) {
-      error = std::make_exception_ptr(lossOf(*place));
-    } else if (lines_.empty()) {
-      error = std::make_exception_ptr(lossOf({server, kNoServer}));
-    }
+    onces = takeOncesOf(server);
   }
   if (error) {
     fail(error);
   }
+  for (const Done& done : onces) {
+    done(
+        std::make_exception_ptr(ServerLost(
+            concat("server ", server, " is gone, and with it a sum that it made: ", why))));
+  }
   onLost_(server, why);
+}
+
+// Tensors that this server was to sum. The other workers have sent theirs to it as well, so no
+// other server can.
+std::vector<Transport::Done> ServerTransport::takeOncesOf(ServerId server) {
+  std::vector<Done> taken;
+  std::erase_if(once_, [&](auto& once) {
+    const bool isIts = once.second.server == server;
+    if (isIts) {
+      taken.push_back(std::move(once.second.done));
+    }
+    return isIts;
+  });
+  return taken;
 }
 
 // The placement of a slice under way whose state is lost. An idle slice does not count: other
@@ -515,7 +543,7 @@ void ServerTransport::fail(const std::exception_ptr& error) {
       }
     }
     for (auto& [name, once] : std::exchange(once_, {})) {
-      waiting.push_back(std::move(once.second));
+      waiting.push_back(std::move(once.done));
     }
     changed_.notify_all();
   }

@@ -102,9 +102,12 @@ class ServerTransport final : public TorchTransport,
   [[nodiscard]] std::vector<Placement> places(ModelId model) const;
 
   /// Fills the idle buffers from the servers: with the parameters or sums (part 1), or one of the
-  /// optimizer's moments (2 and up). The first slice has the highest urgency. Blocks.
+  /// optimizer's moments (2 and up). The first slice has the highest urgency. Blocks. If a server
+  /// is lost meanwhile, its replica answers as soon as a map names it.
   /// @return the slices in the order in which they came.
-  /// @throws TransferTimeout, or PeerLost.
+  /// @throws TransferTimeout, or PeerLost: late answers may still write to the buffers, so the
+  ///   model cannot be pulled again. @throws InvalidUsage if that is tried, or if another thread
+  ///   pulls this model.
   std::vector<SliceIndex> pull(ModelId model, std::uint32_t part, std::chrono::nanoseconds timeout);
 
   /// Number of updates that the last answer about the model included, with those before its
@@ -129,6 +132,18 @@ class ServerTransport final : public TorchTransport,
     Done done;
     Round round;
     ServerId server;
+    bool isRepeated = false; // the gradient has been given to a connection before
+  };
+  struct Once {
+    at::Tensor tensor;
+    Done done;
+    ServerId server;
+  };
+  struct Pull {
+    std::uint32_t part;
+    std::vector<bool> isTaken;       // by slice: its answer is in the buffer, or being written
+    std::vector<SliceIndex> arrived; // in the order in which they came
+    std::exception_ptr error;        // why the rest will not come
   };
   struct GivenRules {
     RulesNumber number;
@@ -150,6 +165,8 @@ class ServerTransport final : public TorchTransport,
     RulesNumber rulesGiven = 0;
     std::uint64_t steps = 0;         // updates that the last answer included
     std::vector<std::uint64_t> read; // same as `steps`, for each slice
+    std::shared_ptr<Pull> pull;      // the current one
+    bool pulledInVain = false;       // answers to a pull that failed may still come
   };
   struct Line {
     std::shared_ptr<Connection> connection;
@@ -169,6 +186,7 @@ class ServerTransport final : public TorchTransport,
   void adopt(ModelId model, std::uint32_t version, std::vector<Placement> places);
   void pushAgain(ModelId model, Registered& registered);
   void askAgain(ModelId model, const Registered& registered, SliceIndex slice);
+  [[nodiscard]] std::vector<Done> takeOncesOf(ServerId server);
   Line& lineFor(ServerId server);
   [[nodiscard]] bool isLost(const Placement& place) const;
   [[nodiscard]] std::optional<Placement> lostForGood() const;
@@ -183,6 +201,10 @@ class ServerTransport final : public TorchTransport,
   void admitted(ServerId server, const FrameHeader& header);
   // Under the lock:
   void push(ModelId model, Registered& registered, SliceIndex slice);
+  void request(ModelId model, Registered& registered, SliceIndex slice);
+  static Payload gradientOf(const Registered& registered, UnderWay& underWay, SliceIndex slice);
+  Registered* registeredFor(const FrameHeader& header);
+  void finish(const FrameHeader& header, const Done& done, const std::exception_ptr& error);
   static void
   ask(Line& line, const Registered& registered, FrameHeader header, std::uint16_t flags);
   [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const;
@@ -202,16 +224,15 @@ class ServerTransport final : public TorchTransport,
   std::vector<std::shared_ptr<Connection>> ended_; // their threads may still be running
   std::map<ModelId, Registered> models_;
   std::map<ModelId, Registered> prepared_;
-  std::map<ModelId, std::vector<Parameter>> parameters_;      // of the prepared models
-  std::map<std::uint64_t, std::pair<at::Tensor, Done>> once_; // tensors of no model, by name hash
-  std::uint64_t onces_ = 0;                                   // number of such tensors so far
+  std::map<ModelId, std::vector<Parameter>> parameters_; // of the prepared models
+  std::map<std::uint64_t, Once> once_;                   // tensors of no model, by name hash
+  std::uint64_t onces_ = 0;                              // number of such tensors so far
   std::uint32_t layouts_ = 0;
   std::exception_ptr error_;
   Updates dropped_;
   Updates aggregated_;
-  std::set<ServerId> silent_;                 // servers that have not answered the last inquiry
-  std::set<Rank> late_;                       // ranks that servers wait for, from their answers
-  std::vector<SliceIndex>* pulled_ = nullptr; // slices of the current pull; null: none
+  std::set<ServerId> silent_; // servers that have not answered the last inquiry
+  std::set<Rank> late_;       // ranks that servers wait for, from their answers
 };
 
 } // namespace hvd_order

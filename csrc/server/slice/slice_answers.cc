@@ -68,6 +68,7 @@ void SliceAnswers::sendTo(const Answer& to) const {
   const std::size_t moment = to.part - kValuePart - 1; // not used for the value
   FrameHeader header = context_.about(FrameKind::kValue);
   header.round = to.round;
+  header.map = to.part;
   header.argument = state.stepsBefore + state.version;
   header.flags = held_.wasSkipped(to.worker, to.round) ? kFrameFlagLate : std::uint16_t{0};
   context_.send(

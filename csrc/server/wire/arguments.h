@@ -31,6 +31,7 @@ constexpr std::uint64_t kWorkerMask = 0xFFFFFFFF;
 // Between servers, the round of kPush and kValue is the group's number, and the payloads of kPush
 // and kReplica end with the members. Without that flag kAdmit has 0.
 // kAsk: steps of the last answer. kValue: steps that the value includes. Both counts include the
-// steps before the model was registered.
+// steps before the model was registered. The `map` of a kValue that a slice's owner sends to a
+// worker is the part: an answer to one pull must not be taken for that to the next.
 
 } // namespace hvd_order
