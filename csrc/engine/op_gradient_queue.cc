@@ -83,7 +83,15 @@ void OpGradientQueue::post(std::size_t position, const void* gradient, std::size
     ++posts_;
   }
   std::memcpy(place->memory, gradient, sizeBytes);
-  engine_->tensorReady({model_, place->tensor});
+  try {
+    engine_->tensorReady({model_, place->tensor});
+  } catch (...) { // the engine has failed: no sum will come, and nobody shall wait for one
+    const std::scoped_lock lock(mutex_);
+    positions_[position].posted = false;
+    positions_[position].wanted = positions_[position].passes;
+    changed_.notify_all();
+    throw;
+  }
 }
 
 void OpGradientQueue::take(std::size_t position, std::unique_ptr<Taker> taker) {
@@ -248,6 +256,7 @@ void OpGradientQueue::sendZeros(std::size_t position) {
     positions_[position].taker.reset();
     positions_[position].posted = false;
     positions_[position].wanted = positions_[position].passes;
+    changed_.notify_all();
     throw;
   }
   listen(position, place.tensor);

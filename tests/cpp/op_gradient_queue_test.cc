@@ -166,6 +166,16 @@ TEST(aTakerIsToldOfALostRank) {
   CHECK_THROWS(PeerLost, ranks.post(0, 0, 1.0F));
 }
 
+TEST(aPostThatFailsIsNotAwaited) {
+  Ranks ranks;
+  ranks.engine(0)->shutdown();
+  for (int step = 0; step < 2; ++step) {
+    CHECK_CONTAINS(CHECK_THROWS(InvalidUsage, ranks.post(0, 0, 1.0F)), "has been shut down");
+  }
+  auto idle = std::async(std::launch::async, [&] { ranks.at(0).waitUntilIdle(); });
+  CHECK(idle.wait_for(kForever) == std::future_status::ready);
+}
+
 TEST(aTakerIsToldOfAShutdown) {
   Ranks ranks;
   ranks.post(0, 1, 1.0F);
