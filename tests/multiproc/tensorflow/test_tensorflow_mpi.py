@@ -93,6 +93,27 @@ else:
     raise AssertionError("nothing was raised")
 assert float(hvd.allreduce(1.0, op=hvd.Sum)) == 3.0
 hvd.remove_process_set(pair)
+
+# An engine that is left while MPI still writes to a slice, which cannot be cancelled.
+import ctypes
+import gc
+import threading
+import weakref
+from types import SimpleNamespace
+from mpi4py import MPI
+from hvd_order import _core as native
+from hvd_order.tensorflow.backend.mpi.mover import Mover, Served
+
+memory = np.zeros(8, np.uint8)
+left = Served(native.PolledPort(), None, None, memory={0: [memory]})
+part = np.frombuffer((ctypes.c_char * 8).from_address(memory.ctypes.data), np.uint8)
+left.under_way.append((0, MPI.COMM_SELF.Irecv(part), part))
+Mover.leave(SimpleNamespace(_lock=threading.Lock(), _served=[left]), left)
+kept = weakref.ref(memory)
+del left, memory, part
+gc.collect()
+assert kept() is not None
+MPI.COMM_SELF.Send(np.ones(8, np.uint8), 0)
 hvd.shutdown()
 print("done", flush=True)
 """

@@ -98,16 +98,18 @@ class SetEngine:
         flat = [_aligned(size_bytes) for size_bytes in layout.buffer_bytes]
         addresses = [int(buffer.ctypes.data) for buffer in flat]
         self._served.dtypes[number] = dtypes
+        self._served.memory[number] = flat
         self._served.port.set_buffers(number, addresses)
         self.engine.add_model(number, layout, [])
         self._models.add(number)
         places = laid_out.places(lambda i: addresses[i], layout.tensor_offset)
-        return MpiGradients(self, number, flat, places)
+        return MpiGradients(self, number, places)
 
     def forget(self, model: int) -> None:
         """Forgets gradients of which none is in flight."""
-        self.engine.remove_model(model)
+        self.engine.remove_model(model)  # raises if slices are in flight: their memory stays
         self._served.port.remove_buffers(model)
+        self._served.memory.pop(model)
         self._models.discard(model)
 
     def _measure(self, size_bytes: int) -> None:
@@ -151,12 +153,10 @@ class MpiGradients:
         self,
         engine: SetEngine,
         model: int,
-        flat: list[Any],
         places: list[tuple[str, int, int, int]],
     ) -> None:
         self._engine: SetEngine | None = engine
         self._model = model
-        self._flat = flat  # keeps the memory
         self._queue = native.OpGradientQueue(engine.engine, model, places)
 
     @property

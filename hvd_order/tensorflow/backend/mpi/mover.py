@@ -37,7 +37,8 @@ class Served:
         port: requests of the engine, and notifications to it.
         data, control: communicators for slices and for messages, used only here.
         dtypes: dtypes of each model's buffers.
-        under_way: number and request of slices in flight, oldest first, with their memory.
+        memory: each model's buffers, which slices name by address.
+        under_way: number and request of slices in flight, oldest first, with views of their memory.
         posted: messages that are being sent, with their memory.
     """
 
@@ -45,8 +46,13 @@ class Served:
     data: Members
     control: Members
     dtypes: dict[int, list[np.dtype[Any]]] = field(default_factory=dict)
+    memory: dict[int, list[Any]] = field(default_factory=dict)
     under_way: list[tuple[int, MPI.Request, Any]] = field(default_factory=list)
     posted: list[tuple[MPI.Request, Any]] = field(default_factory=list)
+
+
+# Engines with slices that MPI may still write to: a collective that has begun cannot be cancelled.
+_abandoned: list[Served] = []
 
 
 class Mover:
@@ -68,6 +74,8 @@ class Mover:
         """Removes an engine; its transfers in flight fail."""
         with self._lock:
             self._served.remove(one)
+        if one.under_way:
+            _abandoned.append(one)
         one.port.close()
 
     def stop(self) -> None:
