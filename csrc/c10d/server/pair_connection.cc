@@ -74,13 +74,13 @@ PairConnection::~PairConnection() {
 void PairConnection::start(OnFrame onFrame, OnLost onLost) {
   onFrame_ = std::move(onFrame);
   onLost_ = std::move(onLost);
-  listener_ = std::thread([this] {
-    listen();
-    letGo();
+  listener_ = std::thread([self = shared_from_this()] {
+    self->listen();
+    self->letGo();
   });
-  sender_ = std::thread([this] {
-    sendAll();
-    letGo();
+  sender_ = std::thread([self = shared_from_this()] {
+    self->sendAll();
+    self->letGo();
   });
 }
 
@@ -310,7 +310,9 @@ void PairConnection::stop() noexcept {
     abortWork();
   }
   for (std::thread* thread : {&sender_, &listener_}) {
-    if (thread->joinable()) {
+    if (thread->get_id() == std::this_thread::get_id()) {
+      thread->detach(); // it has just dropped the last other owner, and ends by itself
+    } else if (thread->joinable()) {
       thread->join();
     }
   }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <queue>
@@ -22,7 +23,10 @@ namespace hvd_order {
 /// overtake waiting ones. One thread receives. Gloo sends only what its receiver has posted. So
 /// the receiver keeps a few frames posted: few, because a frame on its way cannot be overtaken,
 /// but enough that the line never waits for the receiver.
-class PairConnection final : public Connection {
+///
+/// Its threads keep it alive, so a function that they call may drop the last other owner.
+class PairConnection final : public Connection,
+                             public std::enable_shared_from_this<PairConnection> {
  public:
   /// @param group of two members, used by no other component.
   /// @param sends session number in the frames of this end, `receives` in those of the other end;

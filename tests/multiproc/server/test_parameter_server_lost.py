@@ -208,3 +208,23 @@ def test_a_repeated_push_carries_the_gradient_even_if_it_is_sent_after_the_answe
     repeated = next_owner.receive(PUSH)
     assert repeated.round == pushed.round
     assert repeated.payload == pushed.payload == full(1).numpy().tobytes()
+
+
+def test_a_callback_may_drop_the_transport() -> None:
+    """As where init() fails while a server speaks: then no other thread has the transport."""
+    dropped = threading.Event()
+    owners: list[native.ServerTransport] = []
+
+    def drop(_server: int, _why: str) -> None:
+        owners.clear()
+        dropped.set()
+
+    owners.append(
+        native.ServerTransport(
+            rank=0, workers=1, ordered=True, asks_first=False, on_lost=drop, on_control=drop
+        )
+    )
+    server = FakeServer(owners[0], 0)
+    server.send(Frame(CONTROL, 0, 0, 0, 0, 0, 0, b"{}"))
+    assert dropped.wait(TIMEOUT_S)
+    server.end()
