@@ -346,6 +346,9 @@ ServerTransport::pull(ModelId model, std::uint32_t part, std::chrono::nanosecond
     }
   });
   for (SliceIndex slice = 0; slice < slices; ++slice) {
+    if (const ServerId owner = registered.places[slice].owner; !lost_.contains(owner)) {
+      lineFor(owner); // throws if there is none
+    }
     request(model, registered, slice);
   }
   changed_.wait_for(lock, timeout, [&] { return error_ || mine->error || isWhole(); });
@@ -366,16 +369,15 @@ void ServerTransport::request(ModelId model, Registered& registered, SliceIndex 
   if (isLost(place)) {
     registered.pull->error = std::make_exception_ptr(lossOf(place));
     changed_.notify_all();
-  } else if (!lost_.contains(place.owner)) {
-    lineFor(place.owner)
-        .connection->send(
-            std::uint64_t{slice} + 1,
-            {.kind = FrameKind::kPull,
-             .model = model,
-             .layout = registered.layout,
-             .slice = slice,
-             .argument = std::uint64_t{registered.pull->part} << kPartBits},
-            {});
+  } else if (const auto line = lines_.find(place.owner); line != lines_.end()) {
+    line->second.connection->send(
+        std::uint64_t{slice} + 1,
+        {.kind = FrameKind::kPull,
+         .model = model,
+         .layout = registered.layout,
+         .slice = slice,
+         .argument = std::uint64_t{registered.pull->part} << kPartBits},
+        {});
   }
 }
 
