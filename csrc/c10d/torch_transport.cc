@@ -20,7 +20,8 @@ namespace {
 constexpr std::size_t kDoneQueue = 0;
 constexpr std::size_t kFirstReadyQueue = 1;
 
-/// A window of transfers under way, and the first error among them.
+/// A window of transfers under way, and the first error among them. Callbacks share it: a transport
+/// that fails may still call some when nobody waits any more.
 class Window {
  public:
   explicit Window(std::size_t size) : size_(size) {}
@@ -32,7 +33,7 @@ class Window {
     ++inFlight_;
   }
   void leave(std::exception_ptr error) {
-    const std::scoped_lock lock(mutex_); // until notified: then the window may be gone
+    const std::scoped_lock lock(mutex_);
     --inFlight_;
     error_ = error_ ? error_ : std::move(error);
     changed_.notify_one();
@@ -46,7 +47,7 @@ class Window {
   void await(std::unique_lock<std::mutex>& lock, std::size_t left) {
     changed_.wait(lock, [&] { return inFlight_ <= left; });
     if (error_) {
-      // Transfers under way refer to this window, so wait for them as well.
+      // Transfers under way still use the pieces, so wait for them as well.
       changed_.wait(lock, [&] { return inFlight_ == 0; });
       std::rethrow_exception(error_);
     }
@@ -260,10 +261,10 @@ double TorchTransport::timeStream(
     std::size_t inFlight,
     Operation operation) {
   const auto begin = std::chrono::steady_clock::now();
-  Window window(inFlight);
+  const auto window = std::make_shared<Window>(inFlight);
   std::size_t number = 0;
   for (const at::Tensor& piece : pieces) {
-    window.enter();
+    window->enter();
     try {
       // The name includes the number of bytes: an engine that remembers tensors by name requires
       // equal sizes.
@@ -272,14 +273,14 @@ double TorchTransport::timeStream(
            "hvd_order.probe." + std::to_string(piece.nbytes()) + "." + std::to_string(number++),
            {},
            [](const std::shared_ptr<StreamEvent>&) {},
-           [&](std::exception_ptr error) { window.leave(std::move(error)); },
+           [window](std::exception_ptr error) { window->leave(std::move(error)); },
            operation,
            [] {}});
     } catch (...) {
-      window.leave(std::current_exception());
+      window->leave(std::current_exception());
     }
   }
-  window.drain();
+  window->drain();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 

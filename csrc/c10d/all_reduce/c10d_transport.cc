@@ -95,18 +95,19 @@ void C10dTransport::begin(Sum sum) {
           done(errorOf(future));
           return;
         }
-        std::shared_ptr<StreamEvent> event;
         try {
-          const c10::StreamGuard callbackGuard(stream);
-          transfer.work->synchronize(); // orders `stream`, not this thread, behind the work
-          transfer.finish();
-          event = self->record(stream);
+          std::shared_ptr<StreamEvent> event;
+          {
+            const c10::StreamGuard callbackGuard(stream);
+            transfer.work->synchronize(); // orders `stream`, not this thread, behind the work
+            transfer.finish();
+            event = self->record(stream);
+          }
+          enqueued(event);
+          self->watch(event, [done, transfer](const std::exception_ptr& error) { done(error); });
         } catch (...) { // the future would swallow it, and nobody would hear of the end
           done(std::current_exception());
-          return;
         }
-        enqueued(event);
-        self->watch(event, [done, transfer](const std::exception_ptr& error) { done(error); });
       },
       /*uses_future=*/false);
 }
