@@ -67,8 +67,9 @@ class ElasticSampler(Sampler[int]):
     def record_indices(self, indices: Iterable[int]) -> None:
         """Records samples that this rank has processed, for batches that are not taken in order.
 
-        ``TorchState.commit()`` merges the records of all ranks, so every rank must call it. Every
-        index is kept, and stored with each commit: `record_batch` is cheaper.
+        ``commit()``, ``save()`` and ``sync()`` of the `TorchState` merge the records of all ranks,
+        so every rank must call them. Every index is kept, and stored with each commit:
+        `record_batch` is cheaper.
         """
         self.processed_indices.update(indices)
 
