@@ -15,6 +15,7 @@ from hvd_order.launch.hosts import parse_hosts, read_hostfile
 from hvd_order.launch.request import LaunchRequest
 from hvd_order.launch.run import run
 from hvd_order.plan.files.chrome_trace import profile_of_trace
+from hvd_order.plan.files.outside import outside_line
 from hvd_order.plan.files.profile import LEAST_RUNS, Profile
 from hvd_order.report.server_costs import job_text, lines_of
 
@@ -141,6 +142,9 @@ def _say(profile: Profile, output: Path) -> None:
         wire_s = size * link.link.seconds_per_byte
         sys.stdout.write(f"; {link.backend}, {link.ranks} ranks, {wire_s * 1e3:.1f} ms for them")
     sys.stdout.write("\n")
+    line = outside_line(profile)
+    if line is not None:
+        sys.stdout.write(f"{line}\n")
     if profile.servers is not None:
         sys.stdout.write(f"with {job_text(profile.servers)}:\n")
         sys.stdout.writelines(f"  {line}\n" for line in lines_of(profile.servers))

@@ -26,6 +26,7 @@ __all__ = [
     "MeasuredLink",
     "Profile",
     "Timing",
+    "middle",
     "parameter_from",
     "read_profile",
 ]
@@ -86,7 +87,12 @@ class Timing:
         ordered = sorted(seconds)
         last = len(ordered) - 1
         spread = ordered[last - last // 4] - ordered[last // 4]
-        return cls(len(ordered), ordered[0], ordered[last // 2], spread, tuple(seconds))
+        return cls(len(ordered), ordered[0], middle(seconds), spread, tuple(seconds))
+
+
+def middle(seconds: Sequence[float]) -> float:
+    """The median; of an even number of durations the lower one, so that it was measured."""
+    return sorted(seconds)[(len(seconds) - 1) // 2]
 
 
 @dataclass(frozen=True)

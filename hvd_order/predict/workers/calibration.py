@@ -1,8 +1,9 @@
 """What a step with servers takes longer than its computations and transfers say.
 
-A profile has the durations of a worker's computations. A job has more: Python between operators,
-hooks, reads that wait for updates. The profiled job with servers tells how much in all, as Li,
-Paolieri and Golubchik (ICPE 2020) take it from a job of one worker and one server.
+A profile has the durations of a worker's computations. A job has more: hooks of the gradient
+exchange, reads that wait for updates, loading of data between two steps. The profiled job with
+servers tells how much in all, as Li, Paolieri and Golubchik (ICPE 2020) take it from a job of one
+worker and one server.
 """
 
 from __future__ import annotations

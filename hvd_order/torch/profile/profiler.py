@@ -1,38 +1,27 @@
-"""Records a profile: the operators of one worker's step, with their times.
+"""Makes the profile of one worker's step: its operators, what they leave out, and their times.
 
-Every ATen operator of a step passes a dispatch mode, in forward and in backward. So any model can
-be recorded unchanged: branches, tied weights, functional code. Operators depend on each other
-through the memory that they read and write; views cost nothing and are left out. The operator that
-computed a gradient is identified when autograd has accumulated the gradient.
+Some steps are recorded (recording.py), others only timed (plain_step.py): recording takes time
+itself, so those say how much of a step operators leave out (outside.py).
 """
 
 from __future__ import annotations
 
-import functools
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
-from torch.utils.module_tracker import ModuleTracker
 
 from hvd_order.errors import InvalidUsage
-from hvd_order.plan.files.profile import LEAST_RUNS, MeasuredLink, Profile, Timing
-from hvd_order.plan.graph.graph import Op, Parameter, Phase
+from hvd_order.plan.files.profile import LEAST_RUNS, MeasuredLink, Profile, Timing, middle
+from hvd_order.plan.graph.graph import Op, Parameter
+from hvd_order.torch.profile.outside import Step, Timed, with_outside
+from hvd_order.torch.profile.plain_step import PlainStep
+from hvd_order.torch.profile.recording import Clock, ModuleWatch, RecordedStep
 
-__all__ = ["Profiler", "record_profile"]
-
-# Transfers are measured as a link, not as an op.
-_NAMESPACES_LEFT_OUT = {"c10d", "_c10d_functional", "prim"}
+__all__ = ["Profiler", "is_recorded", "record_profile"]
 
 
 def record_profile(
@@ -42,6 +31,7 @@ def record_profile(
     runs: int = LEAST_RUNS,
     warm_up: int = 2,
     link: MeasuredLink | None = None,
+    clock: Clock = time.perf_counter,
 ) -> Profile:
     """Runs ``step`` several times and records its graph.
 
@@ -49,61 +39,71 @@ def record_profile(
         step: forward, backward and update; the same work each time.
         named_parameters: of the model.
         model: name, for display.
-        runs: recorded steps, at least 5.
+        runs: recorded steps, at least 5; as many others are only timed.
         warm_up: steps before them.
         link: the transport, if it was measured.
+        clock: of the host, in seconds.
 
     Raises:
         InvalidUsage: too few runs, or the steps run different operators.
     """
-    profiler = Profiler(dict(named_parameters))
+    profiler = Profiler(dict(named_parameters), clock)
     for _ in range(warm_up):
         step()
-    for _ in range(runs):
-        with profiler:
+    number = 0
+    while profiler.steps < runs or profiler.plain_steps < runs:
+        with profiler if is_recorded(number) else profiler.plain():
             step()
+        number += 1
     return profiler.profile(model, link)
 
 
-@dataclass
-class _Call:
-    """One operator of one step, timed by two events on a device, else by the clock."""
+def is_recorded(number: int) -> bool:
+    """Whether to record a step or only to time it; of 2 n steps, n even or not, about n each.
 
-    name: str
-    phase: Phase
-    resource: str
-    inputs: list[int]  # indices of other calls in the step
-    reads: list[str]
-    produces: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    events: tuple[torch.Event, torch.Event] | None = None
+    Two of a kind follow each other, so that of steps that alternate both kinds get both.
+    """
+    return number % 4 in (1, 2)
 
 
 class Profiler:
     """Records the steps that run inside ``with profiler:``, one at a time.
 
-    Not thread-safe; the threads of the backward pass are recorded.
+    Time outside of operators is known only with steps inside ``with profiler.plain():``. Not
+    thread-safe; the threads of the backward pass are recorded.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        clock: Clock = time.perf_counter,
+    ) -> None:
         """``parameters``: by name; the same tensor under two names counts once."""
-        self._names: dict[int, str] = {}
+        seen: set[int] = set()
         self._parameters: list[tuple[str, torch.nn.Parameter]] = []
         for name, parameter in parameters.items():
-            if id(parameter) not in self._names:
-                self._names[id(parameter)] = name
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
                 self._parameters.append((name, parameter))
-        self._steps: list[list[_Call]] = []
-        self._step: _Step | None = None
+        self._clock = clock
+        self._modules = ModuleWatch()
+        self._steps: list[RecordedStep] = []
+        self._plain: list[PlainStep] = []
+        self._step: RecordedStep | None = None
 
     @property
     def steps(self) -> int:
         """Number of recorded steps."""
         return len(self._steps)
 
+    @property
+    def plain_steps(self) -> int:
+        """Number of steps that were only timed."""
+        return len(self._plain)
+
     def __enter__(self) -> Profiler:
         """Starts recording a step."""
-        self._step = _Step(self._parameters)
+        self._step = RecordedStep(self._parameters, self._modules, self._clock)
         self._step.__enter__()
         return self
 
@@ -113,7 +113,11 @@ class Profiler:
         assert step is not None
         step.__exit__(*exception)
         if exception[0] is None:
-            self._steps.append(step.calls)
+            self._steps.append(step)
+
+    def plain(self) -> AbstractContextManager[object]:
+        """A context for a step that is only timed; one that raises does not count."""
+        return _Plain(PlainStep(self._parameters, self._clock), self._plain)
 
     def profile(self, model: str = "model", link: MeasuredLink | None = None) -> Profile:
         """The profile of the steps recorded so far.
@@ -122,28 +126,30 @@ class Profiler:
             InvalidUsage: fewer than five steps ran the same operators.
         """
         alike = self._alike()
-        times = _seconds(alike)
-        first = alike[0]
-        names = _unique([f"{call.phase}/{call.name}" for call in first])
+        timed, between_s = self._timed(alike)
+        names = _unique([f"{op.call.phase}/{op.call.name}" for op in timed])
         ops = [
-            Op(name, 0.0, tuple(names[i] for i in call.inputs), tuple(call.reads),
-               tuple(call.produces), call.resource, call.phase)
-            for name, call in zip(names, first, strict=True)
+            Op(name, 0.0, tuple(names[i] for i in op.inputs), tuple(op.call.reads),
+               tuple(op.call.produces), op.call.resource, op.call.phase)
+            for name, op in zip(names, timed, strict=True)
         ]  # fmt: skip
-        on_device = any(call.events for call in first)
+        on_device = any(call.events for call in alike[0].calls)
+        machine = _machine(self._parameters)
+        if between_s is not None:
+            machine["between steps"] = f"{between_s * 1e3:.4g} ms, not part of the profile"
         return Profile(
             model,
-            _machine(self._parameters),
+            machine,
             tuple(Parameter(name, p.nbytes) for name, p in self._parameters),
             tuple(ops),
-            {name: Timing.of(runs) for name, runs in zip(names, times, strict=True)},
+            {name: Timing.of(op.seconds) for name, op in zip(names, timed, strict=True)},
             link,
             "cuda_event" if on_device else "wall",
         )
 
-    def _alike(self) -> list[list[_Call]]:
+    def _alike(self) -> list[RecordedStep]:
         """The steps with the most frequent sequence of operators."""
-        kinds = [tuple((call.name, tuple(call.inputs)) for call in step) for step in self._steps]
+        kinds = [tuple((c.name, tuple(c.inputs)) for c in step.calls) for step in self._steps]
         common, count = Counter(kinds).most_common(1)[0] if kinds else ((), 0)
         if count < LEAST_RUNS:
             raise InvalidUsage(
@@ -152,168 +158,48 @@ class Profiler:
             )
         return [step for step, kind in zip(self._steps, kinds, strict=True) if kind == common]
 
-
-class _Step(TorchDispatchMode):
-    """Records the operators of one step."""
-
-    def __init__(self, parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[_Call] = []
-        self._parameters = {_memory(p): name for name, p in parameters}
-        self._writer: dict[int, int] = {}  # memory to the last call that wrote it
-        self._kept: list[torch.UntypedStorage] = []  # so that no address is used twice in a step
-        self._tracker: Any = ModuleTracker()
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._gradient_hook(name))
-            for name, parameter in parameters
-            if parameter.requires_grad
-        ]
-        _update_watch()
-
-    def __enter__(self) -> _Step:
-        self._tracker.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        self._tracker.__exit__(*exception)
-        for hook in self._hooks:
-            hook.remove()
-        self._kept.clear()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Runs the operator and records it."""
-        del types
-        kwargs = kwargs or {}
-        if func.namespace in _NAMESPACES_LEFT_OUT or func.is_view:
-            return func(*args, **kwargs)
-        before = [_memory(t) for t in _tensors((args, kwargs))]
-        device = next((t.device for t in _tensors((args, kwargs))), torch.device("cpu"))
-        events = None
-        if device.type == "cpu":
-            begin = time.perf_counter()
-            result = func(*args, **kwargs)
-            seconds = time.perf_counter() - begin
-        else:
-            events = (_event(device), _event(device))
-            events[0].record()
-            result = func(*args, **kwargs)
-            events[1].record()
-            seconds = 0.0
-        written = self._written(func, args, kwargs, result)
-        if not written:
-            return result  # a question about a tensor, such as item()
-        place = len(self.calls)
-        phase = self._phase()
-        read = dict.fromkeys(self._parameters[m] for m in before if m in self._parameters)
-        self.calls.append(
-            _Call(
-                self._name(func),
-                phase,
-                "compute" if device.type == "cpu" else _stream(device),
-                sorted({self._writer[m] for m in before if m in self._writer}),
-                [] if phase == "update" else list(read),  # an update gives readers' inputs
-                seconds=seconds,
-                events=events,
-            )
-        )
-        for tensor in written:
-            memory = _memory(tensor)
-            if memory not in self._parameters:  # its readers wait for the transfer instead
-                self._writer[memory] = place
-            self._kept.append(tensor.untyped_storage())
-        return result
-
-    def _written(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
-    ) -> list[torch.Tensor]:
-        written = list(_tensors(result))
-        if func._schema.is_mutable:
-            for argument, value in zip(func._schema.arguments, args, strict=False):
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    written += _tensors(value)
-            for argument in func._schema.arguments:
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    written += _tensors(kwargs.get(argument.name))
-        return written
-
-    def _name(self, func: Any) -> str:
-        modules = self._tracker.parents - {"Global"}
-        innermost = max(modules, key=lambda name: (name.count("."), len(name)), default="step")
-        return f"{innermost}/{func.__name__.partition('.')[0]}"
-
-    def _phase(self) -> Phase:
-        if _update_watch().updating:
-            return "update"
-        return "backward" if torch._C._current_graph_task_id() != -1 else "forward"
-
-    def _gradient_hook(self, name: str) -> Callable[[torch.Tensor], None]:
-        def hook(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:
-                place = self._writer.get(_memory(parameter.grad))
-                if place is not None:
-                    self.calls[place].produces.append(name)
-
-        return hook
+    def _timed(self, alike: Sequence[RecordedStep]) -> tuple[list[Timed], float | None]:
+        """All ops with their times, and the time between two steps."""
+        calls = alike[0].calls
+        steps = [Step(step.marks, _seconds(step)) for step in alike]
+        if not self._plain:
+            return [
+                Timed(call, list(call.inputs), [step.seconds[i] for step in steps])
+                for i, call in enumerate(calls)
+            ], None
+        before = [plain.before_s for plain in self._plain]
+        if any(seconds is None for seconds in before):
+            whole_s = middle([plain.step_s for plain in self._plain])
+            return with_outside(calls, steps, whole_s, None), None
+        known = [seconds for seconds in before if seconds is not None]
+        inside = [plain.step_s - s for plain, s in zip(self._plain, known, strict=True)]
+        return with_outside(calls, steps, middle(inside), 0.0), middle(known)
 
 
-class _UpdateWatch:
-    """Watches all optimizers of this process, from the first recorded step on.
+class _Plain:
+    """Keeps a timed step that ends well."""
 
-    Attributes:
-        updating: an optimizer's step() is running.
-    """
+    def __init__(self, step: PlainStep, kept: list[PlainStep]) -> None:
+        self._step = step
+        self._kept = kept
 
-    def __init__(self) -> None:
-        self.updating = False
-        register_optimizer_step_pre_hook(self._begins)
-        register_optimizer_step_post_hook(self._ends)
+    def __enter__(self) -> PlainStep:
+        return self._step.__enter__()
 
-    def _begins(self, *_: object) -> None:
-        self.updating = True
-
-    def _ends(self, *_: object) -> None:
-        self.updating = False
+    def __exit__(self, *exception: object) -> None:
+        self._step.__exit__(*exception)
+        if exception[0] is None:
+            self._kept.append(self._step)
 
 
-@functools.cache
-def _update_watch() -> _UpdateWatch:
-    """Returns the one watch: its hooks stay, since optimizers may run while one is removed."""
-    return _UpdateWatch()
-
-
-def _tensors(tree: Any) -> Iterator[torch.Tensor]:
-    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """Distinguishes the memory of two tensors while both exist."""
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _event(device: torch.device) -> torch.Event:
-    return torch.Event(device, enable_timing=True)
-
-
-def _stream(device: torch.device) -> str:
-    return f"stream {torch.accelerator.current_stream(device).stream_id}"
-
-
-def _seconds(steps: Sequence[Sequence[_Call]]) -> list[list[float]]:
-    """The times of each op in all steps."""
-    if any(call.events for call in steps[0]):
+def _seconds(step: RecordedStep) -> list[float]:
+    """The times of a step's operators; waits for the device."""
+    if any(call.events for call in step.calls):
         torch.accelerator.synchronize()
-    times: list[list[float]] = [[] for _ in steps[0]]
-    for step in steps:
-        for runs, call in zip(times, step, strict=True):
-            if call.events is None:
-                runs.append(call.seconds)
-            else:
-                runs.append(call.events[0].elapsed_time(call.events[1]) / 1e3)
-    return times
+    return [
+        call.seconds if call.events is None else call.events[0].elapsed_time(call.events[1]) / 1e3
+        for call in step.calls
+    ]
 
 
 def _unique(names: Sequence[str]) -> list[str]:

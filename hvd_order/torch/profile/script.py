@@ -6,6 +6,7 @@ import gc
 import runpy
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from torch.optim.optimizer import (
 
 from hvd_order.errors import InvalidUsage
 from hvd_order.plan.files.profile import Profile
-from hvd_order.torch.profile.profiler import Profiler
+from hvd_order.torch.profile.profiler import Profiler, is_recorded
 
 __all__ = ["WARM_UP", "Enough", "profile_script", "run_script", "too_few"]
 
@@ -30,7 +31,7 @@ def profile_script(
 
     A step goes from the end of one ``optimizer.step()`` to the end of the next. With several
     optimizers, the first one to step defines the steps; ``step()`` calls of the other optimizers
-    are part of them.
+    are part of them. As many steps as are recorded are only timed, in turn with them.
 
     Args:
         script: a Python file that trains in one process.
@@ -47,8 +48,8 @@ def profile_script(
     finally:
         recorder.close()
     profiler = recorder.profiler
-    if profiler is None or profiler.steps < runs:
-        raise too_few(script, recorder.steps, f"{warm_up} + {runs} + 1")
+    if profiler is None or profiler.steps < runs or profiler.plain_steps < runs:
+        raise too_few(script, recorder.steps, f"{warm_up} + 2 * {runs}")
     return profiler.profile(script.stem)
 
 
@@ -92,7 +93,7 @@ class _Recorder:
         self._runs = runs
         self._warm_up = warm_up
         self._optimizer: torch.optim.Optimizer | None = None
-        self._recording = False
+        self._now: AbstractContextManager[object] | None = None
         self._closed = False
         # The hook stays, because hooks cannot be removed while an optimizer runs them.
         register_optimizer_step_pre_hook(self._before_step)
@@ -101,8 +102,7 @@ class _Recorder:
     def close(self) -> None:
         """Ends a step that the script left unfinished."""
         self._closed = True
-        if self._recording:
-            self._stop(whole=False)
+        self._stop(whole=False)
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._optimizer is None and not self._closed:
@@ -114,18 +114,21 @@ class _Recorder:
             return
         assert self.profiler is not None
         self.steps += 1
-        if self._recording:
-            self._stop(whole=True)
-        if self.profiler.steps == self._runs:
+        self._stop(whole=True)
+        number = self.steps - self._warm_up
+        if number >= 2 * self._runs:
             raise Enough
-        if self.steps >= self._warm_up:
-            self._recording = True
-            self.profiler.__enter__()
+        if number >= 0:
+            recorded = is_recorded(number) and self.profiler.steps < self._runs
+            recorded = recorded or self.profiler.plain_steps == self._runs
+            self._now = self.profiler if recorded else self.profiler.plain()
+            self._now.__enter__()
 
     def _stop(self, whole: bool) -> None:
-        assert self.profiler is not None
-        self._recording = False
-        self.profiler.__exit__(*((None,) * 3 if whole else (Enough, None, None)))
+        """Ends a step, if one is under way."""
+        now, self._now = self._now, None
+        if now is not None:
+            now.__exit__(*((None,) * 3 if whole else (Enough, None, None)))
 
 
 def _named_parameters(optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:

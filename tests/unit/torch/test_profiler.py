@@ -10,6 +10,7 @@ import torch
 
 from hvd_order.cli.main import main
 from hvd_order.errors import InvalidUsage
+from hvd_order.plan.files.outside import is_outside
 from hvd_order.plan.files.profile import Profile, read_profile
 from hvd_order.plan.graph.graph import Graph, Op
 from hvd_order.plan.link.link_model import LinkModel
@@ -54,7 +55,7 @@ def readers(graph: Graph, parameter: str, phase: str) -> list[Op]:
 
 
 def producer(graph: Graph, parameter: str) -> Op:
-    (found,) = [op for op in graph.ops if parameter in op.produces]
+    (found,) = [op for op in graph.ops if parameter in op.produces and not is_outside(op)]
     return found
 
 
