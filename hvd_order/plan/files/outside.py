@@ -29,15 +29,19 @@ def outside_line(profile: Profile) -> str | None:
         return None
     longest = sorted(outside, key=lambda i: -graph.ops[i].duration_s)[:_MOST_PLACES]
     places = [
-        f"{graph.ops[i].duration_s * 1e3:.3g} ms {_place(graph, i)}"
+        f"{_time(graph.ops[i].duration_s)} {_place(graph, i)}"
         for i in longest
         if graph.ops[i].duration_s >= 0.1 * all_s
     ]
     where = f": {'; '.join(places)}" if places else ", in many places"
     return (
-        f"{all_s / graph.compute_s:.0%} of the step ({all_s * 1e3:.3g} ms) pass outside of "
+        f"{all_s / graph.compute_s:.0%} of the step ({_time(all_s)}) pass outside of "
         f"operators, in numpy, extensions, waits or Python{where}"
     )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _place(graph: Graph, place: int) -> str:
