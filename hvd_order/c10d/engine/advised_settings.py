@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from hvd_order.c10d.engine import registration
-from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.engine.half_forms import choose_half_forms
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.plan.link.slice_settings import SliceSettings, best_settings
 
 __all__: list[str] = []
 
 
 def advised_settings(
-    host: EngineHost,
+    channel: ModelChannel,
     device: torch.device,
     size_bytes: int,
     again: bool = False,
@@ -23,10 +22,10 @@ def advised_settings(
 ) -> SliceSettings:
     """Returns the link model's slice settings, overridden by the user's. Collective.
 
-    Nothing may be in flight.
+    Nothing may be in flight. The caller has the engine's turn.
 
     Args:
-        host: the engine.
+        channel: of the model.
         device: device of the gradients.
         size_bytes: size of all gradients.
         again: measure even if the link was measured before.
@@ -35,8 +34,9 @@ def advised_settings(
     Raises:
         HorovodInternalError: a rank is gone or does not take part.
     """
+    host = channel.host
     config = host.job.config
-    with registration.common_step(host, "the measurement of the network"):
+    with channel.common_step("the measurement of the network"):
         link = host.link(device, again)
     settings = best_settings(link, size_bytes, host.in_flight, host.pushers)
     settings = settings.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
@@ -44,7 +44,7 @@ def advised_settings(
         settings, agreement=host.first_agreement, cross_iteration=config.cross_iteration
     )
     # Ranks may have measured different links; all of them use rank 0's result.
-    of_ranks: list[tuple[SliceSettings, bool]] = registration.gather(host, (settings, split))
+    of_ranks: list[tuple[SliceSettings, bool]] = channel.gather("slice settings", (settings, split))
     # Measured also for models that may be registered later, when transfers can be in flight.
-    can_split = config.split != "never" and choose_half_forms(host, device)
+    can_split = config.split != "never" and choose_half_forms(channel, device)
     return replace(of_ranks[0][0], split=can_split and all(each for _, each in of_ranks))

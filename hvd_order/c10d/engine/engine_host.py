@@ -7,6 +7,7 @@ different ranks can hang.
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import horovod_library, job_plan, link_probe, live_exchanges
+from hvd_order.c10d.engine.turns import Turns
 from hvd_order.c10d.job.job import Job, current, held
 from hvd_order.c10d.job.request_errors import common_step
 from hvd_order.c10d.parameter_server.client import ParameterServers
@@ -50,7 +52,9 @@ class EngineHost:
         ranks: ranks in the job, by place in the set.
         rank, size: this process's place in the set, and the size of the set.
         plan: plan given to the job, for whichever model it was made; None: no plan.
-        slice_settings: the settings in use.
+        slice_settings: the settings in use; changed in a turn only.
+        turns: turns at what all models share.
+        models: the ids that this rank uses or is about to use.
         servers: parameter servers that sum in place of the ranks; None: there are none.
     """
 
@@ -122,9 +126,12 @@ class EngineHost:
         )
         self._set_issues_ahead()
         self.copier = native.GradientCopier()
+        self.turns = Turns()
         self.models: set[int] = set()
         self.steps = 0  # steps of all optimizers together
+        # Changed in a turn, so inside a turn they are the same on all ranks.
         self.shared = False  # a second model has been registered, on all ranks
+        self.shared_on: threading.Thread | None = None  # where it was first
         self.tuned = False  # an optimizer has begun to tune the slice settings
         self.settled = False  # an optimizer has finished tuning them
         self.layouts: dict[int, native.SliceLayout] = {}
@@ -272,11 +279,16 @@ class EngineHost:
         self.layouts[model] = layout
 
     def remove_model(self, model: int) -> None:
-        """Removes an idle model. Its layout is kept until another model has its id."""
+        """Removes an idle model; its id stays taken. Its layout is kept until another model has
+        its id.
+        """
         self.engine.remove_model(model)
         if self.servers is not None:
             self.servers.forget(model)
         self.transport.remove_buffers(model)
+
+    def free_id(self, model: int) -> None:
+        """Lets other models have the id of a model that has been removed."""
         self.models.discard(model)
 
     def take_transfers(self) -> list[Transfer]:
@@ -290,9 +302,17 @@ class EngineHost:
         if self.servers is not None and self.servers.coordinator is not None:
             self.servers.coordinator.step_taken()
 
-    def free_id(self, taken_anywhere: set[int]) -> int:
-        """Returns the lowest model id that no rank uses."""
-        return next(i for i in range(_MAX_MODELS) if i not in taken_anywhere)
+    def take_id(self, taken_anywhere: set[int]) -> int:
+        """Takes the lowest model id that no rank uses, and returns it.
+
+        Raises:
+            InvalidUsage: there is none.
+        """
+        model = next((i for i in range(_MAX_MODELS) if i not in taken_anywhere), None)
+        if model is None:
+            raise InvalidUsage(f"at most {_MAX_MODELS} models can be registered")
+        self.models.add(model)
+        return model
 
     def finish(self) -> None:
         """Applies deferred updates, and waits until no other rank needs this one for its own.
@@ -371,6 +391,7 @@ class Engines:
         self.hosts: dict[int, EngineHost] = {}
         # Groups of sets without an engine yet.
         self._groups: dict[int, dict[str, dist.ProcessGroup]] = {}
+        self._making: dict[int, threading.Lock] = {}
         self._is_recording = False
         self._before_close: list[Callable[[], None]] = []
 
@@ -379,23 +400,27 @@ class Engines:
     ) -> EngineHost:
         """See `engine_host`."""
         job = self._job
-        if process_set not in self.hosts:
-            members = range(job.size) if ranks is None else ranks
-            groups = self._groups.pop(process_set, None) or _new_groups(job, None)
-            with common_step(job, "the first steps", kind=f"host {process_set}", ranks=members):
-                host = self.hosts[process_set] = EngineHost(
-                    job, process_set, members, groups, comm or job.config.comm
-                )
-            if self._is_recording:
-                host.engine.start_recording()
-            # Last registered runs first: the engine ends before what it was made after.
-            job.on_shutdown(self._close)
+        # A lock for each set: the other ranks' threads may make another set's engine first.
+        with self._making.setdefault(process_set, threading.Lock()):
+            if process_set not in self.hosts:
+                self._make(process_set, range(job.size) if ranks is None else ranks, comm)
         if comm is not None and (comm == "ps") != (self.hosts[process_set].servers is not None):
             raise InvalidUsage(
                 f"comm={comm!r}, but gradients of another optimizer go the other way; all "
                 "optimizers of a job go one way"
             )
         return self.hosts[process_set]
+
+    def _make(self, process_set: int, members: Sequence[int], comm: Comm | None) -> None:
+        job = self._job
+        groups = self._groups.pop(process_set, None) or _new_groups(job, None)
+        with common_step(job, "the first steps", kind=f"host {process_set}", ranks=members):
+            host = EngineHost(job, process_set, members, groups, comm or job.config.comm)
+        if self._is_recording:
+            host.engine.start_recording()
+        self.hosts[process_set] = host
+        # Last registered runs first: the engine ends before what it was made after.
+        job.on_shutdown(self._close)
 
     def open_groups(self, process_set: int, ranks: Sequence[int]) -> None:
         """See the function `open_groups`."""

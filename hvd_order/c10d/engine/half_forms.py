@@ -12,8 +12,7 @@ import math
 import torch
 
 from hvd_order import _torch as native
-from hvd_order.c10d.engine import registration
-from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.errors import HvdOrderError
 
 __all__: list[str] = []
@@ -29,13 +28,13 @@ _HALVES = {
 }
 
 
-def choose_half_forms(host: EngineHost, device: torch.device) -> bool:
+def choose_half_forms(channel: ModelChannel, device: torch.device) -> bool:
     """Chooses the form of each half: the faster one on the slowest rank. Collective.
 
-    Only the first call measures. Nothing may be in flight.
+    Only the first call measures. Nothing may be in flight. The caller has the engine's turn.
 
     Args:
-        host: the engine.
+        channel: of the model.
         device: device of the gradients.
 
     Returns:
@@ -44,6 +43,7 @@ def choose_half_forms(host: EngineHost, device: torch.device) -> bool:
     Raises:
         HorovodInternalError: a rank is gone or does not take part.
     """
+    host = channel.host
     transport = host.transport
     if (
         host.has_halves is not None
@@ -51,9 +51,9 @@ def choose_half_forms(host: EngineHost, device: torch.device) -> bool:
         or not isinstance(transport, native.C10dTransport)
     ):
         return bool(host.has_halves)
-    with registration.common_step(host, "the measurement of reduce-scatters and all-gathers"):
+    with channel.common_step("the measurement of reduce-scatters and all-gathers"):
         mine = _times_s(transport, device, host.in_flight)
-    of_ranks = registration.gather(host, mine)
+    of_ranks = channel.gather("times of halves", mine)
     forms = {}
     host.has_halves = True
     for half, times in mine.items():

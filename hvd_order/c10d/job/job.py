@@ -68,6 +68,7 @@ class Job:
         self.is_open = True
         self.roll_call: RollCall | None = None
         self._pid = os.getpid()
+        self._thread = threading.current_thread()
         self._maker = maker
         self._groups: list[dist.ProcessGroup] = []
         self._parts: dict[Callable[[Job], Any], Any] = {}
@@ -153,6 +154,11 @@ class Job:
         if self._messages_group is None:
             raise InvalidUsage("a job of one process has no process groups")
         return self._messages_group
+
+    @property
+    def is_on_own_thread(self) -> bool:
+        """Whether the caller runs on the thread that called ``init()``."""
+        return threading.current_thread() is self._thread
 
     @property
     def is_forked(self) -> bool:

@@ -138,9 +138,8 @@ class CollectiveQueue:
         else:
             text = "\n".join(request.lines).encode()
             digest = hashlib.blake2b(text, digest_size=8).hexdigest()
-            self._negotiation.tell(
-                ["request", self._number, request.name, digest, request.stand_in is not None]
-            )
+            replaceable = None if request.joined_take_part else request.stand_in is not None
+            self._negotiation.tell(["request", self._number, request.name, digest, replaceable])
         return handle
 
     def knows(self, handle: int) -> bool:

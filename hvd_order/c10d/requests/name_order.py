@@ -41,6 +41,7 @@ class _Asked:
         since: time of the first request, in seconds.
         digests: hash of each rank's description.
         replaceable: zeros can stand in for a joined rank.
+        joined_take_part: ranks that have joined make the request by themselves.
         warned: the ranks know which ranks are missing.
     """
 
@@ -48,6 +49,7 @@ class _Asked:
     since: float
     digests: dict[int, str] = field(default_factory=dict)
     replaceable: bool = True
+    joined_take_part: bool = False
     warned: bool = False
 
 
@@ -86,15 +88,23 @@ class NameOrder:
     # ---- requests ----
 
     def requested(
-        self, rank: int, number: int, name: str, digest: str, replaceable: bool, now: float
+        self, rank: int, number: int, name: str, digest: str, replaceable: bool | None, now: float
     ) -> Outgoing:
-        """Handles the request of ``rank`` for the collective ``name`` of a process set."""
+        """Handles the request of ``rank`` for the collective ``name`` of a process set.
+
+        Args:
+            rank, number, name, digest: see the class.
+            replaceable: whether something can stand in for a joined rank; None: joined ranks make
+                the request by themselves.
+            now: the time, in seconds.
+        """
         if number in self._failed:
             return [(rank, self._failed[number])]
         key = key_of(name)
         asked = self._asked.setdefault(number, {}).setdefault(key, _Asked(name, now))
         asked.digests[rank] = digest
-        asked.replaceable &= replaceable
+        asked.replaceable &= replaceable is not False
+        asked.joined_take_part |= replaceable is None
         return self._look_at(number, key)
 
     def _look_at(self, number: int, key: str) -> Outgoing:
@@ -103,7 +113,8 @@ class NameOrder:
         if ranks is None:
             return []
         absent = [rank for rank in ranks if rank not in asked.digests]
-        if not set(absent) <= set(self._joined):
+        excused = () if asked.joined_take_part else self._joined
+        if not set(absent) <= set(excused):
             gone = next((rank for rank in absent if rank in self._gone), None)
             return [] if gone is None else self._fail(number, *self._gone[gone])
         del self._asked[number][key]
@@ -137,18 +148,26 @@ class NameOrder:
                 waited_s = now - asked.since
                 lacking = self._lacking(number, asked)
                 if waited_s >= self._timeout_s:
-                    text = (
-                        f"{asked.name} was not called on {name_ranks(lacking)} within "
-                        f"{self._timeout_s:g} s (HVD_ORDER_TIMEOUT) after "
-                        f"{name_ranks(sorted(asked.digests))} had called it; every "
-                        "rank must call the same collectives, under the same names"
-                    )
+                    text = self._overdue_text(asked, lacking)
                     out += self._fail(number, "TransferTimeout", text)
                     break
                 if waited_s >= self._warning_s and not asked.warned:
                     asked.warned = True
                     out += [(rank, ["late", number, key, lacking]) for rank in asked.digests]
         return out
+
+    def _overdue_text(self, asked: _Asked, lacking: Sequence[int]) -> str:
+        limit = f"{self._timeout_s:g} s (HVD_ORDER_TIMEOUT)"
+        there = name_ranks(sorted(asked.digests))
+        if asked.joined_take_part:
+            return (
+                f"{name_ranks(lacking)} did not come to {asked.name} within {limit} after {there} "
+                "had come to it; every rank must make and train the same optimizers"
+            )
+        return (
+            f"{asked.name} was not called on {name_ranks(lacking)} within {limit} after {there} "
+            "had called it; every rank must call the same collectives, under the same names"
+        )
 
     def deadline(self) -> float:
         """Returns the time at which `overdue` will next have messages; infinity: none so far."""
@@ -167,7 +186,8 @@ class NameOrder:
 
     def _lacking(self, number: int, asked: _Asked) -> list[int]:
         ranks = self._ranks.get(number, [0])  # rank 0 alone may not have a set yet
-        return [rank for rank in ranks if rank not in asked.digests and rank not in self._joined]
+        excused = () if asked.joined_take_part else self._joined
+        return [rank for rank in ranks if rank not in asked.digests and rank not in excused]
 
     def _fail(self, number: int, kind: str, text: str) -> Outgoing:
         asked = self._asked.pop(number, {})

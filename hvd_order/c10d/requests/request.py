@@ -31,6 +31,7 @@ class Request:
         device: device of the data.
         stand_in: function that a joined rank calls in place of `transfer`; it is pickled. None:
             the collective makes no sense without all ranks.
+        joined_take_part: ranks that have joined make this request by themselves.
         lacking: ranks that have not made this request for long, as reported by rank 0.
         decided: rank 0 has scheduled the request.
         ready_event, done_event: on a device, when the inputs and when the outputs are ready.
@@ -42,6 +43,7 @@ class Request:
     finish: Callable[[], Any]
     device: torch.device
     stand_in: Transfer | None = None
+    joined_take_part: bool = False
     lacking: Sequence[int] = ()
     decided: bool = False
     error: HorovodInternalError | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -92,14 +92,46 @@ class StepLogs:
         self.report: Callable[[Message], None] | None = None
         self.joined = False
         self._logs: dict[str, StepLog] = {}
-        self._opened: dict[int, int] = {}
+        self._made: Counter[str] = Counter()  # keys, by what all but their last part says
+        self._makers: dict[str, threading.Thread] = {}  # by key, of those matched by names
 
-    def open(self, process_set: int, exchange: StandIn) -> StepLog:
-        """Opens a log for a new exchange; all ranks of the set open theirs in the same order."""
+    def next_key(self, process_set: int, names: str | None = None) -> str:
+        """Returns the key of an exchange that is about to be made; the same on all ranks.
+
+        Exchanges are matched by the order in which they are made. Threads have no order, so an
+        exchange that is made on a thread of its own is matched by its names.
+
+        Args:
+            process_set: number of the set.
+            names: what tells it from the exchanges of other threads; None: it is made on the
+                thread on which all ranks make theirs in the same order.
+
+        Raises:
+            InvalidUsage: the exchange of another thread has the same names.
+        """
+        kind = f"{process_set}/" if names is None else f"{process_set}/{names}."
         with self.lock:
-            serial = self._opened.get(process_set, 0)
-            self._opened[process_set] = serial + 1
-            log = StepLog(self, f"{process_set}/{serial}", exchange)
+            me = threading.current_thread()
+            for key, maker in self._makers.items():
+                log = self._logs.get(key)
+                alive = maker.is_alive() and log is not None and log.exchange is not None
+                if names is not None and key.startswith(kind) and maker is not me and alive:
+                    raise InvalidUsage(
+                        "two threads have made optimizers whose parameters have the same names, so "
+                        "nothing tells which rank's belong together: give each its own names "
+                        "(named_parameters=[(f'critic.{name}', p) for name, p in "
+                        "model.named_parameters()]), or make both on the thread that called init()"
+                    )
+            key = f"{kind}{self._made[kind]}"
+            self._made[kind] += 1
+            if names is not None:
+                self._makers[key] = me
+            return key
+
+    def open(self, key: str, exchange: StandIn) -> StepLog:
+        """Opens a log for a new exchange, whose key `next_key` has returned."""
+        with self.lock:
+            log = StepLog(self, key, exchange)
             self._logs[log.key] = log
             return log
 

@@ -18,6 +18,7 @@ from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, static_plan
 from hvd_order.c10d.engine.advised_settings import advised_settings
 from hvd_order.c10d.engine.engine_host import EngineHost, engine_host
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.c10d.job import process
 from hvd_order.c10d.job.job import Job
 from hvd_order.c10d.requests.queues import negotiation
@@ -241,7 +242,23 @@ class RegisteredGradients:
             "gradients are to be exchanged for the first time (a function that has them is traced)"
         )
         mine = [(str(i), gradients[i].shape, gradients[i].dtype) for i in order]
-        agreed = registration.agree(host, mine)
+        channel = ModelChannel(host, steps.next_key(host.process_set))
+        with channel.turn():
+            self._register(channel, gradients, order, mine)
+        self._passes = _Passes(self._queue, steps.open(channel.key, self))
+        self._host: Callable[[], EngineHost | None] = weakref.ref(host)
+        self._is_closed = False
+
+    def _register(
+        self,
+        channel: ModelChannel,
+        gradients: Sequence[Gradient],
+        order: Sequence[int],
+        mine: Sequence[tuple[str, tuple[int, ...], str]],
+    ) -> None:
+        """Lays the gradients out and adds them to the engine. Collective, in its turn."""
+        host = channel.host
+        agreed = registration.agree(channel, mine)
         laid_out = Arrangement.of(
             gradients,
             [order[i] for i in agreed.order],
@@ -249,7 +266,7 @@ class RegisteredGradients:
         )
         if agreed.alone and not host.tuned:  # one engine has one credit
             host.tuned = True
-            settings = advised_settings(host, torch.device("cpu"), laid_out.size_bytes)
+            settings = advised_settings(channel, torch.device("cpu"), laid_out.size_bytes)
             host.retune(settings, agreed.model)
         cut = host.slice_settings
         layout = native.SliceLayout(laid_out.tensors, cut.slice_bytes, cut.small_front)
@@ -262,10 +279,7 @@ class RegisteredGradients:
         host.add_model(agreed.model, layout, self._flat, plan)
         places = laid_out.places(lambda i: self._flat[i].data_ptr(), layout.tensor_offset)
         self._queue = native.OpGradientQueue(host.engine, agreed.model, places)
-        self._passes = _Passes(self._queue, steps.open(host.process_set, self))
-        self._host: Callable[[], EngineHost | None] = weakref.ref(host)
         self._model = agreed.model
-        self._is_closed = False
 
     @property
     def number(self) -> int:
@@ -307,6 +321,7 @@ class RegisteredGradients:
         self._host = lambda: None
         if host is not None and host.job is _current_job():
             host.remove_model(self._model)
+            host.free_id(self._model)
 
 
 def _step_logs() -> StepLogs:

@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import live_exchanges, registration, timeline
 from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.c10d.requests.step_log import StepLogs
 from hvd_order.errors import InvalidUsage, StaleRead
 from hvd_order.torch.gradients import clipping, conflicts, misuse
@@ -68,7 +69,7 @@ class GradientExchange:
         step: partial_step.InnerStep,
         entries: Sequence[ParameterEntry],
         frozen: Sequence[ParameterEntry],
-        host: EngineHost,
+        channel: ModelChannel,
         transfer: GradientTransfer,
         steps: StepLogs,
         passes: int,
@@ -81,6 +82,7 @@ class GradientExchange:
         Args:
             entries: the trainable parameters.
             frozen: the other parameters, which may become trainable later.
+            channel: of the model.
             steps: log of the exchange's actions, for joined ranks.
             passes: backward passes whose gradients add up before they are exchanged.
             server_update: set if servers update; ``step`` is then its step.
@@ -93,10 +95,11 @@ class GradientExchange:
         self._server_update = transfer.model.server_update = server_update
         self._optimizer = weakref.ref(optimizer)
         self._inner_step = step
-        self._host = host
+        self._channel = channel
+        self._host = host = channel.host
         self._transfer = transfer
         self._steps = steps
-        self._log = steps.open(host.process_set, self)
+        self._log = steps.open(channel.key, self)
         self._lock = threading.RLock()
         self.separability = Verdict(False, False, overlap.SWITCHED_OFF)
         if host.job.config.cross_iteration or gather is not None:
@@ -105,12 +108,12 @@ class GradientExchange:
                 tell(self.separability)
         if gather is not None:
             elementwise.require(optimizer, type(optimizer), step, self.separability)
-            transfer.model.shards = ModelShards(optimizer, step, host, gather, entries)
+            transfer.model.shards = ModelShards(optimizer, step, channel, gather, entries)
             step = self._inner_step = take_answers
         self._sender = transfer.model.sender
         self._table = EntryTable(passes)
         enter = _enter(weakref.ref(self))
-        self._warm_up = WarmUp(host, transfer, enter, self.separability.separable)
+        self._warm_up = WarmUp(channel, transfer, enter, self.separability.separable)
         self._gradients = StepGradients(host, transfer, self._table, self._warm_up, self._log)
         self._updates = DeferredUpdates(self._lock, step, transfer, self._table)
         self._guard = ExchangeGuard(
@@ -124,7 +127,7 @@ class GradientExchange:
         self._table.add_frozen(frozen)
         self._add(entries)
         self._warm_up.start(self._table.entries)
-        self._rank_check = RankCheck(host, optimizer, self._table)
+        self._rank_check = RankCheck(channel, optimizer, self._table)
         live_exchanges.add(self)
 
     # ---- parameters ---------------------------------------------------------------------------
@@ -354,7 +357,7 @@ class GradientExchange:
                 self._gradients.disarm()
                 if loss is not None:
                     self._log.note("loss")
-                return registration.average_loss(self._host, loss)
+                return registration.average_loss(self._channel, loss)
 
         self.flush()
         optimizer = self._optimizer()
@@ -448,7 +451,7 @@ class GradientExchange:
                 self._transfer.find_sparse(self._table.entries, absent=True)
             elif event == "loss":
                 self._log.note(event)
-                registration.average_loss(self._host, None, absent=True)
+                registration.average_loss(self._channel, None, absent=True)
             else:
                 self._end_step({}, joined=True)
 

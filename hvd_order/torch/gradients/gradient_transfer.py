@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, timeline
-from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.c10d.process_sets import ProcessSet
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.collectives.compression import Compressor
@@ -47,7 +47,7 @@ class GradientTransfer:
 
     def __init__(
         self,
-        host: EngineHost,
+        channel: ModelChannel,
         compression: type[Compressor],
         prescale: float,
         postscale: float,
@@ -57,13 +57,14 @@ class GradientTransfer:
         """Starts without transfers.
 
         Args:
+            channel: of the model.
             prescale: factor for each rank's gradient before the sum.
             postscale: factor for the sum.
             sparse_as_dense: exchange sparse gradients as dense ones.
-            process_set: the process set of ``host``.
+            process_set: the process set of the engine.
         """
-        self.model = RegisteredModel(host, compression, prescale)
-        self._host = host
+        self.model = RegisteredModel(channel, compression, prescale)
+        self._channel = channel
         self._compression = compression
         self._prescale = prescale
         self._postscale = postscale
@@ -367,7 +368,7 @@ class GradientTransfer:
             absent: this rank has joined and has no gradients.
         """
         found = [i for i, entry in enumerate(entries) if not absent and _has_sparse_gradient(entry)]
-        for i in registration.union(self._host, found):
+        for i in registration.union(self._channel, "sparse gradients", found):
             entries[i].sparse = True
 
     def finish_sparse(self, entries: Sequence[ParameterEntry]) -> None:
@@ -375,7 +376,10 @@ class GradientTransfer:
         for entry in entries:
             if entry.sparse:
                 entry.used = sparse.exchange(
-                    entry.parameter, self._prescale * self._postscale, self._process_set
+                    entry.parameter,
+                    self._prescale * self._postscale,
+                    self._process_set,
+                    f"optimizer {self._channel.key}.{entry.name}",
                 )
                 entry.finished = True
 

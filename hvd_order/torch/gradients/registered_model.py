@@ -15,6 +15,7 @@ from hvd_order import _torch as native
 from hvd_order.c10d.engine import registration, static_plan, timeline
 from hvd_order.c10d.engine.advised_settings import advised_settings
 from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.errors import HvdOrderError
 from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.link.slice_settings import SliceSettings
@@ -47,16 +48,21 @@ class RegisteredModel:
         reads_maxima: whether the program has ever read an infinity norm there.
     """
 
-    def __init__(self, host: EngineHost, compression: type[Compressor], prescale: float) -> None:
+    def __init__(
+        self, channel: ModelChannel, compression: type[Compressor], prescale: float
+    ) -> None:
         """Starts without a registration.
 
         Args:
+            channel: of this model.
             prescale: factor for each gradient that the sender sends.
         """
+        host = channel.host
         self.sender = native.GradientSender(
             host.engine, host.transport, host.copier, prescale,
             in_flight_class=InFlightGradient, guard_attribute=GUARD,
         )  # fmt: skip
+        self._channel = channel
         self._host = host
         self._compression = compression
         self._model = -1
@@ -80,7 +86,7 @@ class RegisteredModel:
     def register(self, entries: Sequence[ParameterEntry], observed: bool, on_servers: bool) -> None:
         """Lays out the gradients of ``entries`` in the given order, that of rank 0, on all ranks.
 
-        Collective. Nothing may be in flight.
+        Collective, in the engine's turn. Nothing may be in flight.
 
         Args:
             entries: in consumption order, as far as it is known.
@@ -94,10 +100,11 @@ class RegisteredModel:
         if self.shards is not None:
             require_halves([entry.parameter for entry in entries])
         self._give_back()
+        self._host.free_id(self._model)
         if self.server_update is not None:
             self.server_update.active = on_servers
         agreed = registration.agree(
-            self._host,
+            self._channel,
             [(s.name, tuple(s.parameter.shape), str(s.parameter.dtype)) for s in entries],
         )
         self._in_order = [entries[i] for i in agreed.order]
@@ -120,7 +127,8 @@ class RegisteredModel:
         self.raise_use_flags()
 
     def retune(self, settings: SliceSettings, issue_order: Sequence[str] | None = None) -> None:
-        """Cuts the same gradients into other slices. Collective. Nothing may be in flight.
+        """Cuts the same gradients into other slices. Collective, in the engine's turn. Nothing may
+        be in flight.
 
         Args:
             issue_order: for ``planned`` agreement, all slices by name; None: from the last step.
@@ -133,7 +141,7 @@ class RegisteredModel:
 
     def use_advised_settings(self, device: torch.device) -> None:
         """Takes the link model's settings for the next registration, unless another optimizer has
-        tuned the engine. Collective. Nothing may be in flight.
+        tuned the engine. Collective, in the engine's turn. Nothing may be in flight.
 
         Sharded models are not tried with other settings: each trial would move the state.
         """
@@ -141,12 +149,14 @@ class RegisteredModel:
         if self._alone and not host.tuned:
             self._give_back()
             host.tuned = host.settled = True
-            host.retune(advised_settings(host, device, self.size_bytes, split=True), self._model)
+            host.retune(
+                advised_settings(self._channel, device, self.size_bytes, split=True), self._model
+            )
 
     def split_if_of_use(self, deferrable: bool) -> None:
         """Splits the all-reduces of a model whose other settings are those of an earlier model.
 
-        Collective. Nothing of this model may be in flight.
+        Collective, in the engine's turn. Nothing of this model may be in flight.
 
         Args:
             deferrable: updates may wait for their readers.
@@ -156,7 +166,7 @@ class RegisteredModel:
         wanted = (
             deferrable and settings.cross_iteration and bool(host.has_halves) and self.may_be_split
         )
-        if all(registration.gather(host, wanted)):
+        if all(self._channel.gather("whether to split", wanted)):
             self._give_back()
             self._agree_on_maxima(self.reads_maxima)
             self._recut(settings, split=True)
@@ -173,7 +183,7 @@ class RegisteredModel:
 
         Collective; so no rank adds the model's id before all have removed it.
         """
-        self._with_maxima = all(registration.gather(self._host, wanted))
+        self._with_maxima = all(self._channel.gather("maxima", wanted))
 
     @property
     def maxima_fit(self) -> bool:
@@ -305,7 +315,7 @@ class RegisteredModel:
         case.
         """
         if self.on_servers:
-            registration.gather(self._host, None)  # no rank pushes any more
+            self._channel.gather("the end of pushes", None)  # no rank pushes any more
             self.fetch()
         if self._forget is not None:
             self._settle()
@@ -384,7 +394,7 @@ class RegisteredModel:
             self._pace() if link is None else link,
             self._host.slice_settings,
         )
-        mine_and_theirs: list[list[int]] = registration.gather(self._host, plan)
+        mine_and_theirs: list[list[int]] = self._channel.gather("an observed plan", plan)
         return mine_and_theirs[0]
 
     def _pace(self) -> LinkModel:
@@ -521,3 +531,4 @@ def _forget(host: EngineHost, model: int, devices: Iterable[torch.device]) -> No
         for device in devices:
             synchronize(device)
         host.remove_model(model)
+        host.free_id(model)

@@ -61,17 +61,23 @@ def sparse_allreduce_async(
     return wait
 
 
-def exchange(parameter: torch.Tensor, scale: float, process_set: ProcessSet) -> bool:
+def exchange(parameter: torch.Tensor, scale: float, process_set: ProcessSet, name: str) -> bool:
     """Replaces a sparse ``parameter.grad`` (None counts as empty) by the scaled sum over ranks.
 
     Collective: every rank takes part, with or without a gradient. The result is coalesced.
+
+    Args:
+        parameter: the same on all ranks.
+        scale: factor of the gradient.
+        process_set: the ranks that take part.
+        name: of the parameter among those of all optimizers; threads exchange theirs at once.
 
     Returns:
         Whether any rank had a gradient; if none had, ``.grad`` stays as it was.
     """
     gradient = parameter.grad
     if gradient is None:
-        dims = _sparse_dims_everywhere(0, process_set)
+        dims = _sparse_dims_everywhere(0, process_set, name)
         if dims == 0:
             return False
         gradient = torch.sparse_coo_tensor(
@@ -83,19 +89,21 @@ def exchange(parameter: torch.Tensor, scale: float, process_set: ProcessSet) -> 
     else:
         if not gradient.is_sparse:
             gradient = gradient.to_sparse(1)
-        _sparse_dims_everywhere(gradient.sparse_dim(), process_set)
+        _sparse_dims_everywhere(gradient.sparse_dim(), process_set, name)
     gradient = gradient.coalesce()
     # A gather joins along the first dimension, so indices are transposed: one row for each entry.
-    indices = single.allgather(gradient.indices().t().contiguous(), None, process_set)
-    values = single.allgather(gradient.values() * scale, None, process_set)
+    indices = single.allgather(gradient.indices().t().contiguous(), f"{name}.indices", process_set)
+    values = single.allgather(gradient.values() * scale, f"{name}.values", process_set)
     parameter.grad = torch.sparse_coo_tensor(
         indices.t(), values, parameter.shape, device=parameter.device
     ).coalesce()
     return True
 
 
-def _sparse_dims_everywhere(mine: int, process_set: ProcessSet) -> int:
-    most = single.allreduce(torch.tensor(mine), op=reduce_ops.Max, process_set=process_set)
+def _sparse_dims_everywhere(mine: int, process_set: ProcessSet, name: str) -> int:
+    most = single.allreduce(
+        torch.tensor(mine), name=f"{name}.dims", op=reduce_ops.Max, process_set=process_set
+    )
     return int(most.item())
 
 

@@ -8,15 +8,15 @@ If steps later become clearly longer or shorter than with the choice, the choice
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
-from hvd_order.c10d.engine import registration
 from hvd_order.c10d.engine.advised_settings import advised_settings
-from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.plan.files.plan_file import Confirmed, Plan
 from hvd_order.plan.link.advice import run_line
 from hvd_order.plan.link.slice_settings import SliceSettings
@@ -38,21 +38,23 @@ class Tuning:
 
     def __init__(
         self,
-        host: EngineHost,
+        channel: ModelChannel,
         model: RegisteredModel,
         device: torch.device,
         plan: Plan | None,
         separable: bool,
     ) -> None:
-        """Collective: measures the transport and applies the first choice.
+        """Collective, in the engine's turn: measures the transport and applies the first choice.
 
         Nothing may be in flight.
 
         Args:
+            channel: of the model.
             plan: a plan that fits the model.
             separable: whether updates may wait for their readers.
         """
-        self._host = host
+        self._channel = channel
+        self._host = host = channel.host
         self._model = model
         self._device = device
         self._plan = plan
@@ -90,7 +92,7 @@ class Tuning:
             self._separable and self._host.job.config.cross_iteration and self._model.may_be_split
         )
         return advised_settings(
-            self._host, self._device, self._model.size_bytes, again, may_be_split
+            self._channel, self._device, self._model.size_bytes, again, may_be_split
         )
 
     def _allowed(self, settings: SliceSettings) -> SliceSettings:
@@ -128,8 +130,9 @@ class Tuning:
         if host.job.config.split == "always" and self._advised.split:
             others = [each for each in others if each.split]
         # All ranks try the same: rank 0's.
-        choices: list[SliceSettings] = registration.gather(
-            host, distinct([*([host.slice_settings] if of_plan else []), *of_plan, *others])
+        choices: list[SliceSettings] = self._channel.gather(
+            "settings to try",
+            distinct([*([host.slice_settings] if of_plan else []), *of_plan, *others]),
         )[0]
         self._tuner = Tuner(choices)
         if self._tuner.slice_settings != host.slice_settings:
@@ -149,18 +152,37 @@ class Tuning:
         if self._tuner is not None and self._tuner.is_boundary:
             synchronize(self._device)
         now_s = time.monotonic()
-        if self._shared != self._host.shared:
+        if self._is_newly_shared and self._host.shared_on is threading.current_thread():
             flush()
-            self._share_engine()
+            with self._channel.turn():
+                self._share_engine()
         elif self._tuner is not None:
             mine_s = self._tuner.step_taken(now_s)
             if mine_s is not None:
                 flush()
-                self._go_on(self._tuner, mine_s)
+                with self._channel.turn():
+                    if self._is_newly_shared:
+                        self._share_engine()
+                    else:
+                        self._go_on(self._tuner, mine_s)
         elif self._watch is not None:
             seen_s = self._watch.step_taken(now_s)
             if seen_s is not None:
-                self._compare(self._watch, seen_s, flush)
+                with self._channel.turn():
+                    if self._is_newly_shared:
+                        flush()
+                        self._share_engine()
+                    else:
+                        self._compare(self._watch, seen_s, flush)
+
+    @property
+    def _is_newly_shared(self) -> bool:
+        """Whether a second model has come since the last choice of candidates.
+
+        It may have come on a thread of its own, between other steps of this model on each rank: in
+        a turn all ranks see the same.
+        """
+        return self._shared != self._host.shared
 
     def _share_engine(self) -> None:
         """Begins trials anew without planned orders, which cover one model only."""
@@ -173,7 +195,7 @@ class Tuning:
     def _go_on(self, tuner: Tuner, mine_s: float) -> None:
         """Goes on to the next candidate, or to the choice. Nothing may be in flight."""
         before = tuner.slice_settings
-        settings = tuner.measured(registration.gather(self._host, mine_s))
+        settings = tuner.measured(self._channel.gather("step times", mine_s))
         if settings != before:
             self._use(settings)
         if not tuner.done:
@@ -203,8 +225,8 @@ class Tuning:
         _, hold_ups = self._host.engine.take_counts()
         steps = max(self._host.steps - self._counted_at, 1)
         self._counted_at = self._host.steps
-        everyone: Sequence[tuple[float, float, bool]] = registration.gather(
-            self._host, (mine_s, hold_ups / steps, alone)
+        everyone: Sequence[tuple[float, float, bool]] = self._channel.gather(
+            "what its watch has seen", (mine_s, hold_ups / steps, alone)
         )
         drift = watch.compared(
             [seen_s for seen_s, _, _ in everyone], max(late for _, late, _ in everyone)
@@ -228,7 +250,9 @@ class Tuning:
                 "; slices are late in the planned order" if drift.late else "",
             )  # fmt: skip
         if measure:
-            registration.gather(self._host, None)  # waits until no rank has anything in flight
+            self._channel.gather(
+                "nothing in flight", None
+            )  # waits until no rank has anything in flight
             self._advised = self._advice(again=True)
         self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
         self._watch = None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from hvd_order.c10d.engine import registration
-from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine.model_channel import ModelChannel
+from hvd_order.plan.files.plan_file import Plan
 from hvd_order.torch.gradients import followed_plan, misuse
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.tuning import Tuning
@@ -33,17 +33,19 @@ class WarmUp:
     """
 
     def __init__(
-        self, host: EngineHost, transfer: GradientTransfer, enter: Enter, separable: bool
+        self, channel: ModelChannel, transfer: GradientTransfer, enter: Enter, separable: bool
     ) -> None:
         """Starts without a registration.
 
         Args:
+            channel: of the model.
             enter: finishes parameters that are about to be read.
             separable: whether updates may wait for their readers.
         """
         self.order = ReadOrder()
         self.hidden = HiddenReaders(enter)
-        self._host = host
+        self._channel = channel
+        self._host = channel.host
         self._transfer = transfer
         self._separable = separable
         self._tuning: Tuning | None = None
@@ -66,7 +68,10 @@ class WarmUp:
         for entry in order:
             entry.placed = not entry.sparse
         dense = [entry for entry in order if entry.placed]
-        self._transfer.model.register(dense, observed=self.order.complete, on_servers=on_servers)
+        with self._channel.turn():
+            self._transfer.model.register(
+                dense, observed=self.order.complete, on_servers=on_servers
+            )
         self._in_use = list(order)
 
     # ---- reads --------------------------------------------------------------------------------
@@ -158,17 +163,27 @@ class WarmUp:
             misuse.refuse_sparse([entry.name for entry in entries if entry.sparse])
         order = followed_plan.in_order(plan, unseen, seen)
         self.order.take(order)
+        with self._channel.turn():
+            self._settle_order(entries, order, plan)
+
+    def _settle_order(
+        self,
+        entries: Sequence[ParameterEntry],
+        order: Sequence[ParameterEntry],
+        plan: Plan | None,
+    ) -> None:
+        """Registers the order, and begins to choose settings. Collective, in the engine's turn."""
         model = self._transfer.model
+        device = entries[0].parameter.device
         if model.shards is not None:
-            model.use_advised_settings(entries[0].parameter.device)
+            model.use_advised_settings(device)
         self._register(order, on_servers=True)
         if model.shards is not None:
             return
         # One engine has one credit: with several optimizers, the first one's choice holds for all.
         if model.alone and not self._host.tuned:
             self._host.tuned = True
-            device = entries[0].parameter.device
-            self._tuning = Tuning(self._host, model, device, plan, self._separable)
+            self._tuning = Tuning(self._channel, model, device, plan, self._separable)
         else:
             model.split_if_of_use(self._separable)
 
@@ -181,7 +196,9 @@ class WarmUp:
             return
         self._next_talk *= 2
         is_other = is_right and self.order.estimate != self._in_use
-        wishes = registration.gather(self._host, (is_other, self._transfer.model.lacks_maxima))
+        wishes = self._channel.gather(
+            "the order of reads", (is_other, self._transfer.model.lacks_maxima)
+        )
         is_other = wishes[0][0]  # rank 0's order holds for all ranks
         if is_other or all(lacks for _, lacks in wishes):
             flush()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -12,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from hvd_order.c10d.engine import engine_host
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.c10d.job import process
 from hvd_order.c10d.process_sets import ProcessSet, global_process_set, require_registered
 from hvd_order.c10d.requests.queues import negotiation
@@ -354,13 +356,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             misuse.check_server_update(compression is Compression.none, postscale == 1.0)
             server_update = ServerUpdate(optimizer, step, type(optimizer), host)
             step = server_update.step
+        channel = ModelChannel(host, ranks.steps.next_key(number, _names_if_threaded(entries)))
         exchange = GradientExchange(
             optimizer,
             step,
             [entry for entry in entries if entry.parameter.requires_grad],
             [entry for entry in entries if not entry.parameter.requires_grad],
-            host,
-            GradientTransfer(host, compression, prescale, postscale, sparse_as_dense, process_set),
+            channel,
+            GradientTransfer(
+                channel, compression, prescale, postscale, sparse_as_dense, process_set
+            ),
             ranks.steps,
             backward_passes_per_step,
             server_update,
@@ -373,6 +378,19 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     cast("Any", optimizer)._hvd_passes = backward_passes_per_step
     cast("Any", optimizer)._parameter_names = {entry.parameter: entry.name for entry in entries}
     return optimizer
+
+
+def _names_if_threaded(entries: Sequence[ParameterEntry]) -> str | None:
+    """What tells an optimizer from those that other threads make; None on the thread of ``init()``.
+
+    Threads have no common order on all ranks, so names, shapes and types have to do.
+    """
+    if process.current().is_on_own_thread:
+        return None
+    facts = sorted((s.name, tuple(s.parameter.shape), str(s.parameter.dtype)) for s in entries)
+    digest = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
+    first = f"{facts[0][0]} and {len(facts) - 1} more " if facts else ""
+    return f"{first}({digest})"
 
 
 def _scales(divisor: int, predivide_factor: float) -> tuple[float, float]:

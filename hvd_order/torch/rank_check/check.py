@@ -19,8 +19,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hvd_order.c10d.engine import registration
-from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.errors import RanksDiffer
 from hvd_order.same_model import check_same_optimizer, first_difference
 from hvd_order.torch.parameters.entry_table import EntryTable
@@ -56,7 +55,7 @@ class RankCheck:
     Ranks of asynchronous parameter servers differ by design, and are never compared.
     """
 
-    def __init__(self, host: EngineHost, optimizer: Optimizer, table: EntryTable) -> None:
+    def __init__(self, channel: ModelChannel, optimizer: Optimizer, table: EntryTable) -> None:
         """Collective: compares the optimizers' classes.
 
         Hyper-parameters are not compared yet: a checkpoint may be loaded on one rank and broadcast
@@ -65,7 +64,9 @@ class RankCheck:
         Raises:
             RanksDiffer: the classes differ; on every rank.
         """
+        host = channel.host
         config = host.job.config
+        self._channel = channel
         self._host = host
         self._optimizer = weakref.ref(optimizer)
         self._table = table
@@ -74,7 +75,7 @@ class RankCheck:
         self._talks = not (host.servers is not None and config.ps_mode == "async")
         self._compares = config.check_ranks and self._talks
         if self._compares:
-            settings = registration.gather(host, optimizer_facts.class_of(optimizer))
+            settings = channel.gather("its class", optimizer_facts.class_of(optimizer))
             check_same_optimizer(dict(zip(host.ranks, settings, strict=True)))
 
     def begin_step(self) -> None:
@@ -103,9 +104,9 @@ class RankCheck:
             facts = None
         elif self._compares and self._steps <= 2:  # updated in step() itself
             facts = self._look(self._steps)
-        told = registration.gather(self._host, (facts and facts.digest(), extra))
+        told = self._channel.gather("its parameters' sums", (facts and facts.digest(), extra))
         if len({digest for digest, _ in told} - {None}) > 1:
-            self._find_difference(registration.gather(self._host, facts))
+            self._find_difference(self._channel.gather("what differs", facts))
         return [each for _, each in told]
 
     def _look(self, steps: int) -> _Facts | None:

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from hvd_order import _torch as native
-from hvd_order.c10d.engine import live_exchanges, registration
-from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order.c10d.engine import live_exchanges
 from hvd_order.c10d.engine.half_forms import choose_half_forms
+from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards import shard_state, sharded_dict
@@ -49,8 +49,9 @@ def _no_halves(why: str) -> InvalidUsage:
     return InvalidUsage(f"sharded=True sends each sum in two halves, but {why}")
 
 
-def _require_transport(host: EngineHost, parameters: Sequence[torch.Tensor]) -> None:
+def _require_transport(channel: ModelChannel, parameters: Sequence[torch.Tensor]) -> None:
     """Measures the halves, unless they were measured before, with nothing in flight."""
+    host = channel.host
     if host.job.config.split == "never":
         raise _no_halves("HVD_ORDER_SPLIT=never")
     require_halves(parameters)
@@ -58,8 +59,12 @@ def _require_transport(host: EngineHost, parameters: Sequence[torch.Tensor]) -> 
         raise _no_halves("Horovod's engine carries the gradients")
     for other in live_exchanges.live(host):
         other.flush()
-    registration.gather(host, None)  # until all ranks have
-    if parameters and not choose_half_forms(host, parameters[0].device):
+    channel.gather("nothing in flight", None)  # until all ranks have
+    if not parameters:
+        return
+    with channel.turn():
+        has_halves = choose_half_forms(channel, parameters[0].device)
+    if not has_halves:
         raise _no_halves("the back end of torch.distributed has no reduce-scatter or no all-gather")
 
 
@@ -89,7 +94,7 @@ class ModelShards:
         self,
         optimizer: Optimizer,
         step: InnerStep,
-        host: EngineHost,
+        channel: ModelChannel,
         gather: NamedGather,
         entries: Sequence[ParameterEntry],
     ) -> None:
@@ -98,15 +103,17 @@ class ModelShards:
         Args:
             optimizer: of the user; its state is taken with the first registration.
             step: the ``step`` of its class.
+            channel: of the model.
             gather: for the methods that a rank may call when others do not.
             entries: the trainable parameters.
 
         Raises:
             InvalidUsage: their sums cannot travel in halves.
         """
-        _require_transport(host, [entry.parameter for entry in entries])
+        _require_transport(channel, [entry.parameter for entry in entries])
         self._optimizer = weakref.ref(optimizer)
-        self._host = host
+        self._channel = channel
+        self._host = channel.host
         self._gather = gather
         self._update = ShardUpdate(step)
         self._entries: Sequence[ParameterEntry] = ()  # in the order of all ranks
@@ -137,10 +144,10 @@ class ModelShards:
         pieces = pieces_of(entries, buffers, layout, self._host.rank, self._host.size)
         before, self._entries = self._entries, entries
         state: dict[torch.Tensor, dict[str, Any]] = {}
-        if any(registration.gather(self._host, bool(self._update.state) or self._has_masters)):
+        if any(self._channel.gather("state", bool(self._update.state) or self._has_masters)):
             wholes = shard_state.gathered(
                 before, self._update.pieces, self._update.state,
-                lambda mine: registration.gather(self._host, mine),
+                lambda mine: self._channel.gather("shards", mine),
             )  # fmt: skip
             state.update(shard_state.cut(wholes, pieces))
         new = [entry for entry in entries if entry not in set(before)]
@@ -170,7 +177,7 @@ class ModelShards:
         assert optimizer is not None
         states = [(entry, optimizer.state.pop(entry.parameter, {})) for entry in entries]
         kinds = [(entry.name, sorted(state)) for entry, state in states]
-        self._compare(registration.gather(self._host, kinds))
+        self._compare(self._channel.gather("kinds of state", kinds))
         found = [(entry, state) for entry, state in states if state]
         self.has_state |= bool(found)
         self._take_state_from(optimizer)
