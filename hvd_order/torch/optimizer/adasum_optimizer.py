@@ -9,14 +9,12 @@ ranks.
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.c10d.job.job import Job, current
 from hvd_order.c10d.process_sets import ProcessSet
 from hvd_order.c10d.requests.adasum import check_count
 from hvd_order.c10d.requests.reduce_ops import Adasum
@@ -28,13 +26,6 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.updates import optimizer_class, partial_step
 
 __all__: list[str] = []
-
-
-class _Made:
-    """Counts the optimizers of a job by process set, whose ranks make the same ones, for names."""
-
-    def __init__(self, job: Job) -> None:
-        self.by_set: Counter[int | None] = Counter()
 
 
 class _Passes:
@@ -170,8 +161,17 @@ def distribute(
     compression: type[Compressor],
     passes: int,
     process_set: ProcessSet,
+    key: str,
 ) -> None:
     """Makes ``optimizer`` an Adasum optimizer.
+
+    Args:
+        optimizer: of the user.
+        entries: its parameters.
+        compression: of what is sent.
+        passes: backward passes whose gradients add up.
+        process_set: the ranks that take part.
+        key: tells it from the other optimizers; the same on all ranks.
 
     Raises:
         NotImplementedError: the number of ranks is not a power of 2.
@@ -182,9 +182,7 @@ def distribute(
     changed._hvd_exchange = None
     changed._hvd_passes = _Passes(entries, passes)
     changed._hvd_entries = entries
-    made = current().part(_Made).by_set
-    changed._hvd_name = f"adasum_optimizer.{made[process_set.process_set_id]}"
-    made[process_set.process_set_id] += 1
+    changed._hvd_name = f"adasum_optimizer {key}"
     changed._hvd_compression = compression
     changed._hvd_process_set = process_set
 

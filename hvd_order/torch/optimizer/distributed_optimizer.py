@@ -311,6 +311,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             ``step()`` sets ``.grad`` to None. ``state_dict()`` and ``load_state_dict()`` are
             collective. No effect on a single rank.
 
+    Threads may train an optimizer each, in any order on each rank. Optimizers that are made on the
+    thread that called ``init()`` belong to those of the other ranks that were made in the same
+    place of the order; those that are made on other threads belong together by the names, shapes
+    and types of their parameters, so these need names that differ (``named_parameters``).
+
     Returns:
         ``optimizer``.
 
@@ -336,8 +341,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             compression is Compression.none, (comm or job.config.comm) == "allreduce", op == Adasum
         )
     if op == Adasum and size > 1:
+        ranks = negotiation()
+        assert ranks is not None  # there are other ranks
+        key = ranks.steps.next_key(number, _names_if_threaded(entries))
         adasum_optimizer.distribute(
-            optimizer, entries, compression, backward_passes_per_step, process_set
+            optimizer, entries, compression, backward_passes_per_step, process_set, key
         )
         cast("Any", optimizer)._parameter_names = {entry.parameter: entry.name for entry in entries}
         return optimizer

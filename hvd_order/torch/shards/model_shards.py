@@ -114,7 +114,10 @@ class ModelShards:
         self._optimizer = weakref.ref(optimizer)
         self._channel = channel
         self._host = channel.host
-        self._gather = gather
+        # Threads may call it for an optimizer each.
+        self._gather: NamedGather = lambda mine, name: gather(
+            mine, f"{name} (optimizer {channel.key})"
+        )
         self._update = ShardUpdate(step)
         self._entries: Sequence[ParameterEntry] = ()  # in the order of all ranks
         self.has_state = False

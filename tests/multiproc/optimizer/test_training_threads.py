@@ -139,7 +139,7 @@ def body_opposite(kind: str, made: str) -> Weights:
         optimizers: list[Any] = [None, None]
         prefixes = ["", ""] if made == "before, same names" else ["a.", "b."]
         if made != "in the threads":
-            optimizers = [distributed(net, kind, prefix) for net, prefix in zip(nets, prefixes)]
+            optimizers = [distributed(nets[i], kind, prefixes[i]) for i in range(2)]
         first = hvd.rank() % 2
         begun = threading.Event()
 
