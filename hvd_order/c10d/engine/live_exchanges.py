@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Protocol
 
@@ -14,6 +15,10 @@ class Live(Protocol):
     @property
     def host(self) -> object:
         """The `EngineHost` that carries its gradients."""
+
+    @property
+    def trained_on(self) -> threading.Thread | None:
+        """The thread that took its last step; None: it has taken none."""
 
     def end(self) -> None:
         """Applies deferred updates and leaves plain parameters; no step follows."""
@@ -33,6 +38,13 @@ def add(exchange: Live) -> None:
 def live(host: object = None) -> list[Live]:
     """Returns all exchanges, or those of one host; exchanges of an earlier job have no engine."""
     return [each for each in _live if host is None or each.host is host]
+
+
+def trained_elsewhere(host: object) -> bool:
+    """Whether another thread trains, so that gradients may come at any time."""
+    me = threading.current_thread()
+    threads = [each.trained_on for each in live(host)]
+    return any(each is not None and each is not me and each.is_alive() for each in threads)
 
 
 def forget_all() -> None:

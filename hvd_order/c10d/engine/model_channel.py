@@ -147,10 +147,12 @@ class ModelChannel:
         """
         host = self.host
         kind = f"engine {host.process_set}"
-        with self._told_to_engine():
-            with request_errors.common_step(host.job, what, kind=kind, ranks=host.ranks):
-                try:
-                    yield
-                except RuntimeError:
-                    host.engine.check()
-                    raise
+        with (
+            self._told_to_engine(),
+            request_errors.common_step(host.job, what, kind=kind, ranks=host.ranks),
+        ):
+            try:
+                yield
+            except RuntimeError:
+                host.engine.check()
+                raise

@@ -123,6 +123,7 @@ class GradientExchange:
         self._overlap = Overlap(host.job.rank)
         self._hooks: list[Any] = []
         self._alone = False  # no other object averages gradients of these parameters
+        self._trained_on: threading.Thread | None = None
         weakref.finalize(self, _remove, self._hooks).atexit = False
         self._table.add_frozen(frozen)
         self._add(entries)
@@ -368,6 +369,7 @@ class GradientExchange:
         return loss
 
     def _end_step(self, at_once: Mapping[ParameterEntry, str], joined: bool = False) -> None:
+        self._trained_on = threading.current_thread()
         self._overlap.note(self._table.entries, at_once, self._warm_up.order.complete)
         self._gradients.end()
         # Must come first: parameters are watched afterwards, and this is not a reader to record.
@@ -467,6 +469,11 @@ class GradientExchange:
     def host(self) -> EngineHost:
         """The host of the engine that carries these gradients."""
         return self._host
+
+    @property
+    def trained_on(self) -> threading.Thread | None:
+        """The thread that took the last step; None: there was none."""
+        return self._trained_on
 
     def end(self) -> None:
         """Applies deferred updates and leaves ordinary parameters; no step will follow."""

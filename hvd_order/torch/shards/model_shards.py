@@ -59,7 +59,12 @@ def _require_transport(channel: ModelChannel, parameters: Sequence[torch.Tensor]
         raise _no_halves("Horovod's engine carries the gradients")
     for other in live_exchanges.live(host):
         other.flush()
-    channel.gather("nothing in flight", None)  # until all ranks have
+    unknown = host.has_halves is None and live_exchanges.trained_elsewhere(host)
+    if any(channel.gather("nothing in flight", unknown)):  # until all ranks have
+        raise InvalidUsage(
+            "an optimizer with sharded=True is made while another thread trains, and the first one "
+            "measures the network with nothing in flight: make it before that thread begins"
+        )
     if not parameters:
         return
     with channel.turn():

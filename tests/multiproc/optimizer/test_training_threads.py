@@ -256,3 +256,37 @@ def test_threads_whose_models_nothing_distinguishes_are_refused(two_ranks: RankP
     for texts in two_ranks.run(body_indistinguishable):
         assert len(texts) == 1
         assert "named_parameters=" in texts[0]
+
+
+def body_sharded_late() -> str:
+    """An optimizer that needs a measurement is made while another thread may send gradients."""
+    hvd.shutdown()
+    hvd.init()
+    nets = [model(""), model("")]
+    optimizer = distributed(nets[0], "", "a.")
+    stepped, tried = threading.Event(), threading.Event()
+
+    def work() -> None:
+        optimizer.zero_grad()
+        nets[0](my_rows(rows("", 0).float())).square().mean().backward()
+        optimizer.step()
+        stepped.set()
+        assert tried.wait(60)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert stepped.wait(60)
+    text = ""
+    try:
+        hvd.DistributedOptimizer(torch.optim.SGD(nets[1].parameters(), lr=0.1), sharded=True)
+    except InvalidUsage as error:
+        text = str(error)
+    tried.set()
+    thread.join()
+    hvd.shutdown()
+    return text
+
+
+def test_nothing_is_measured_while_another_thread_trains(two_ranks: RankPool) -> None:
+    for text in two_ranks.run(body_sharded_late):
+        assert "before that thread begins" in text
