@@ -91,9 +91,11 @@ class MessageStar:
     def send(self, to: int, text: bytes) -> None:
         """Posts a text. Raises PeerLost if the peer is known to be gone."""
 
-    def next(self) -> tuple[int, bool, bytes] | None:
-        """Waits for a text (sender, False, text) or a loss (peer, True, reason); None once
-        closed.
+    def next(self) -> tuple[int, str, bytes] | None:
+        """Waits for (sender, kind, text); None once closed.
+
+        The kind is "text", or with a reason in place of the text "lost" or "malformed", after which
+        nothing follows from this rank.
         """
 
     def close(self) -> None:

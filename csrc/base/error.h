@@ -32,6 +32,11 @@ struct ServerLost : PeerLost {
   using PeerLost::PeerLost;
 };
 
+/// Another rank sent what no rank of this version sends; the text names it.
+struct MalformedMessage : CollectiveError {
+  using CollectiveError::CollectiveError;
+};
+
 /// Nothing moved for longer than the configured time.
 struct TransferTimeout : CollectiveError {
   using CollectiveError::CollectiveError;
@@ -63,6 +68,17 @@ inline std::string textOf(const std::exception_ptr& error) {
     return e.what();
   } catch (...) {
     return "unknown error";
+  }
+}
+
+/// Whether the exception is a MalformedMessage.
+inline bool isMalformed(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const MalformedMessage&) {
+    return true;
+  } catch (...) {
+    return false;
   }
 }
 

@@ -91,12 +91,18 @@ void waitFor(const c10::intrusive_ptr<c10d::Work>& work, double seconds) {
   withoutGil([&] { return work->wait(timeout); });
 }
 
-using PyNews = std::tuple<Rank, bool, py::bytes>;
+using PyNews = std::tuple<Rank, std::string, py::bytes>;
 
 std::optional<PyNews> nextOf(MessageStar& star) {
   const std::optional<MessageStar::News> news = withoutGil([&] { return star.next(); });
-  return news ? std::optional<PyNews>({news->from, news->lost, py::bytes(news->text)})
-              : std::nullopt;
+  if (!news) {
+    return std::nullopt;
+  }
+  using Kind = MessageStar::News::Kind;
+  const char* const kind = news->kind == Kind::kText ? "text"
+      : news->kind == Kind::kLost                    ? "lost"
+                                                     : "malformed";
+  return PyNews{news->from, kind, py::bytes(news->text)};
 }
 
 } // namespace

@@ -32,7 +32,6 @@ namespace {
 
 constexpr int kTag = 0;
 constexpr int kFarTag = 1; // and the next
-constexpr auto kParting = static_cast<ControlMessage::Kind>(0xffffffff);
 // Number of sends that are waited for together: switching threads for each send costs more than
 // the memory.
 constexpr std::size_t kPostedBatch = 16;
@@ -190,7 +189,7 @@ void C10dControl::listen(Peer& peer) {
   Assembly assembly;
   try {
     while (const std::optional<at::Tensor> frame = receiveFrame(peer)) {
-      std::optional<ControlMessage> message = assembly.add(*frame);
+      std::optional<ControlMessage> message = assembly.add(peer.rank, wordsOf(*frame));
       if (message && message->kind == kParting) {
         return;
       }

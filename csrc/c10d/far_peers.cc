@@ -170,8 +170,14 @@ void FarPeers::take(const Receive& receive) {
   if (peer == peers_.end()) {
     return;
   }
-  if (std::optional<ControlMessage> message = peer->second.assembly.add(receive.frame)) {
-    onMessage_(from, *std::move(message));
+  try {
+    if (std::optional<ControlMessage> message =
+            peer->second.assembly.add(from, wordsOf(receive.frame))) {
+      onMessage_(from, *std::move(message));
+    }
+  } catch (const std::exception&) { // what it sends makes no sense any more
+    peers_.erase(peer);
+    onLost_(from, std::current_exception());
   }
 }
 

@@ -1,33 +1,18 @@
 #include "c10d/message_star.h"
 
-#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "scheduler/tree.h"
 
-// A queue behind the control connections. A text travels as a control message of kText: its number
-// of bytes, then the bytes in words. The first ranks, as many as rank 0 has children in the tree,
-// are its neighbours, so small jobs have only fast connections.
+// A queue behind the control connections, which carry texts as control messages. The first ranks,
+// as many as rank 0 has children in the tree, are its neighbours, so small jobs have only fast
+// connections.
 
 namespace hvd_order {
 
 namespace {
-
-constexpr auto kText = static_cast<ControlMessage::Kind>(0);
-
-ControlMessage wrap(const std::string& text) {
-  const std::size_t words = (text.size() + sizeof(std::uint32_t) - 1) / sizeof(std::uint32_t);
-  ControlMessage message{kText, std::vector<std::uint32_t>(1 + words, 0)};
-  message.words[0] = static_cast<std::uint32_t>(text.size());
-  std::memcpy(message.words.data() + 1, text.data(), text.size());
-  return message;
-}
-
-std::string unwrap(const ControlMessage& message) {
-  return {reinterpret_cast<const char*>(message.words.data() + 1), message.words.at(0)};
-}
 
 std::vector<Rank> nearInStar(Rank rank, int size) {
   if (rank == 0) {
@@ -47,12 +32,16 @@ MessageStar::~MessageStar() {
 
 void MessageStar::start() {
   control_.start(
-      [this](Rank from, const ControlMessage& message) { put({from, false, unwrap(message)}); },
-      [this](Rank from, const std::exception_ptr& error) { put({from, true, textOf(error)}); });
+      [this](Rank from, const ControlMessage& message) {
+        put({from, News::Kind::kText, unwrapText(from, message)});
+      },
+      [this](Rank from, const std::exception_ptr& error) {
+        put({from, isMalformed(error) ? News::Kind::kMalformed : News::Kind::kLost, textOf(error)});
+      });
 }
 
 void MessageStar::send(Rank to, const std::string& text) {
-  control_.send(to, wrap(text));
+  control_.send(to, wrapText(text));
 }
 
 void MessageStar::put(News news) {

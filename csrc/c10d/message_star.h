@@ -16,9 +16,16 @@ namespace hvd_order {
 class MessageStar final {
  public:
   struct News {
+    /// After any but kText nothing follows from this rank.
+    enum class Kind {
+      kText,
+      kLost,      ///< the connection broke
+      kMalformed, ///< the rank sent what is no message
+    };
+
     Rank from;
-    bool lost;        ///< the connection broke; nothing follows from this rank
-    std::string text; ///< the message, or why the connection broke
+    Kind kind;
+    std::string text; ///< the message, or the reason
   };
 
   /// @param group used by no other component.

@@ -26,6 +26,7 @@ void Completion::addModel(ModelId model, std::size_t tensors) {
   const std::scoped_lock lock(mutex_);
   if (models_.size() <= model) {
     models_.resize(model + 1);
+    pendingOf_.resize(model + 1, 0);
   }
   models_[model] = std::vector<Tensor>(tensors);
 }
@@ -40,7 +41,7 @@ void Completion::announce(TensorKey tensor) {
   if (failure_) {
     std::rethrow_exception(failure_);
   }
-  begin(models_.at(tensor.model).at(tensor.tensor));
+  begin(tensor);
 }
 
 void Completion::ready(TensorKey tensor, Clock::time_point now) {
@@ -50,7 +51,7 @@ void Completion::ready(TensorKey tensor, Clock::time_point now) {
   }
   Tensor& it = models_.at(tensor.model).at(tensor.tensor);
   if (it.ready == it.announced) {
-    begin(it);
+    begin(tensor);
   }
   ++it.ready;
   it.readyAt = now;
@@ -64,8 +65,9 @@ void Completion::computed(TensorKey tensor) {
   }
 }
 
-void Completion::begin(Tensor& tensor) {
-  ++tensor.announced;
+void Completion::begin(TensorKey tensor) {
+  ++models_.at(tensor.model).at(tensor.tensor).announced;
+  ++pendingOf_[tensor.model];
   ++pendingCount_;
 }
 
@@ -84,6 +86,7 @@ void Completion::complete(const std::vector<TensorKey>& tensors) {
     Tensor& it = models_.at(tensor.model).at(tensor.tensor);
     const Number ended = ++it.ended;
     it.enqueued = std::max(it.enqueued, ended);
+    --pendingOf_[tensor.model];
     --pendingCount_;
     notify(tensor);
     std::erase_if(it.listeners, [&](Listener& listener) {
@@ -204,6 +207,11 @@ bool Completion::isEnqueued(TensorKey tensor) const {
   const std::scoped_lock lock(mutex_);
   const Tensor* found = find(tensor);
   return found != nullptr && found->ended < found->enqueued;
+}
+
+std::size_t Completion::pendingCount(ModelId model) const {
+  const std::scoped_lock lock(mutex_);
+  return model < pendingOf_.size() ? pendingOf_[model] : 0;
 }
 
 std::size_t Completion::pendingCount() const {

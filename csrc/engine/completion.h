@@ -75,6 +75,8 @@ class Completion final {
   /// Whether all slices of an exchange that has not ended are enqueued on a device.
   [[nodiscard]] bool isEnqueued(TensorKey tensor) const;
   [[nodiscard]] std::size_t pendingCount() const;
+  /// The same, of one model.
+  [[nodiscard]] std::size_t pendingCount(ModelId model) const;
 
  private:
   using Number = std::uint64_t;
@@ -99,13 +101,14 @@ class Completion final {
   };
 
   [[nodiscard]] const Tensor* find(TensorKey tensor) const;
-  void begin(Tensor& tensor);
+  void begin(TensorKey tensor);
   void notify(TensorKey tensor);
   [[nodiscard]] bool reached(TensorKey tensor, Number exchange, Stage stage) const;
 
   mutable std::mutex mutex_;
   std::vector<std::vector<Tensor>> models_; // by model and tensor
-  std::size_t pendingCount_ = 0;            // exchanges under way
+  std::vector<std::size_t> pendingOf_;      // exchanges under way, by model
+  std::size_t pendingCount_ = 0;            // their sum
   std::vector<Waiter*> waiters_;            // linear search: more than one training thread is rare
   std::exception_ptr failure_;
 };

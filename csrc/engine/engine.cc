@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/thread_name.h"
 #include "engine/failure_message.h"
+#include "transport/control_words.h"
 
 // A gradient's path through this file:
 // - `tensorReady` (a hook's thread) marks the gradient and wakes the engine's thread.
@@ -100,6 +101,10 @@ void Engine::addModel(
   enqueued_.addModel(model, layout);
   agreement().addModel(model, std::move(layout), std::move(plan));
   models_.insert(model);
+  if (progressOf_.size() <= model) {
+    progressOf_.resize(model + 1);
+  }
+  progressOf_[model] = Clock::now();
   completion_.addModel(model, known.tensors().size());
   reservation_.addModel(model, known);
   dirty_ = true; // rank 0 may already have decided slices of this model
@@ -168,7 +173,7 @@ void Engine::reservationChanged() {
 void Engine::announce(TensorKey tensor) {
   const std::scoped_lock lock(mutex_);
   completion_.announce(tensor);
-  progress();
+  progress(tensor.model);
   if (left_) {
     alarm(); // starts the watch for a stranded exchange
   }
@@ -189,7 +194,7 @@ bool Engine::offer(TensorKey tensor) {
 void Engine::tensorReady(TensorKey tensor) {
   std::unique_lock lock(mutex_);
   completion_.check();
-  progress();
+  progress(tensor.model);
   bool offered = false;
   if (completion_.isEnqueued(tensor)) {
     early_.push_back(tensor); // until `sliceDone` has seen the end of the exchange before
@@ -319,7 +324,7 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   }
   const std::vector<Health::Addressed> answers = farewell_.sliceDone();
   partingChanged_.notify_all();
-  progress();
+  progress(slice.model);
   std::erase_if(early_, [&](TensorKey tensor) {
     const bool due = !completion_.isEnqueued(tensor);
     if (due) {
@@ -351,14 +356,16 @@ void Engine::onMessage(Rank from, const ControlMessage& message) {
 std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& message) {
   switch (message.kind) {
     case ControlMessage::Kind::kSlices: {
+      ControlWords words(from, message);
+      const std::uint32_t number = words.next("the number of its agreement");
       std::vector<SliceKey> slices;
       slices.reserve(message.words.size());
-      for (std::size_t i = 1; i < message.words.size(); ++i) {
-        slices.push_back(SliceKey::fromWord(message.words[i]));
+      for (const std::uint32_t word : words.rest()) {
+        slices.push_back(SliceKey::fromWord(word));
       }
-      agreements_.received(from, message.words.at(0), slices);
+      agreements_.received(from, number, slices);
       dirty_ = true;
-      break;
+      return {};
     }
     case ControlMessage::Kind::kQuery:
     case ControlMessage::Kind::kReply:
@@ -370,9 +377,10 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
       }
       suspicion_ = nullptr;
       alarm();
-      break;
+      return {};
     }
     case ControlMessage::Kind::kLeave:
+      ControlWords(from, message).end();
       gone_.insert(from);
       if (!left_) {
         left_ = from;
@@ -388,7 +396,7 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
       return answers;
     }
   }
-  return {};
+  ControlWords(from, message).refuse("there is no such kind");
 }
 
 void Engine::onLost(Rank peer, const std::exception_ptr& error) {
@@ -397,9 +405,12 @@ void Engine::onLost(Rank peer, const std::exception_ptr& error) {
     return;
   }
   // The failure ends every farewell, so `farewell_` need not be told that the peer is gone.
-  const std::exception_ptr lost = errorOf<PeerLost>(concat(
-      "rank ", peer, " is gone: its process died or its network connection broke (seen by rank ",
-      options_.rank, ": ", textOf(error), ")"));
+  const std::exception_ptr lost = isMalformed(error)
+      ? error
+      : errorOf<PeerLost>(concat(
+            "rank ", peer,
+            " is gone: its process died or its network connection broke (seen by rank ",
+            options_.rank, ": ", textOf(error), ")"));
   if (completion_.fail(lost)) {
     untold_ = lost;
     suspicion_ = nullptr;
@@ -443,8 +454,11 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
     }
     suspicion_ = nullptr;
   }
-  if (!completion_.failed() && completion_.pendingCount() > 0) {
-    const auto stalled = now - lastProgress_;
+  if (const auto longest = longestStalled(); longest && !completion_.failed()) {
+    const auto stalled = now - longest->since;
+    if (asked_ && askedFor_ != longest->model) { // that one has come to its end
+      asked_ = warned_ = false;
+    }
     if (stalled >= options_.timeout) {
       const std::string report = asked_ ? stallReport() : "";
       untold_ = errorOf<TransferTimeout>(concat(
@@ -453,8 +467,9 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
       completion_.fail(untold_);
     } else if (!asked_ && stalled >= std::min(options_.stallWarning, options_.timeout / 2)) {
       asked_ = true;
+      askedFor_ = longest->model;
       const auto questions =
-          health_.ask(agreement().scheduler(), waitingTensors(), agreement().head());
+          health_.ask(agreement().scheduler(), waitingTensors(longest->model), agreement().head());
       lock.unlock();
       transport_->inquire();
       sendAll(questions);
@@ -545,28 +560,37 @@ Engine::Clock::time_point Engine::nextWatch() const {
     return Clock::time_point::max();
   }
   const auto patience = std::min(options_.stallWarning, options_.timeout / 2);
-  if (completion_.pendingCount() == 0) {
+  const auto longest = longestStalled();
+  if (!longest) {
     // Looks now and then whether an exchange has begun: cheaper than to be woken by each one.
     return Clock::now() + patience / 4;
   }
   if (isStranded()) {
     return strandedAt();
   }
-  if (!asked_) {
-    return lastProgress_ + patience;
+  if (!asked_ || askedFor_ != longest->model) {
+    return longest->since + patience;
   }
-  const Clock::time_point end = lastProgress_ + options_.timeout;
-  return warned_ ? end : std::min(end, lastProgress_ + options_.stallWarning + kAnswerTime);
+  const Clock::time_point end = longest->since + options_.timeout;
+  return warned_ ? end : std::min(end, longest->since + options_.stallWarning + kAnswerTime);
 }
 
-std::vector<TensorKey> Engine::waitingTensors() const {
-  std::vector<TensorKey> waiting;
+std::optional<Engine::Stalled> Engine::longestStalled() const {
+  std::optional<Stalled> longest;
   for (const ModelId model : models_) {
-    const std::size_t tensors = agreement().scheduler().layout(model).tensors().size();
-    for (TensorId tensor = 0; tensor < tensors; ++tensor) {
-      if (agreement().scheduler().isPending({model, tensor})) {
-        waiting.push_back({model, tensor});
-      }
+    if (completion_.pendingCount(model) > 0 && (!longest || progressOf_[model] < longest->since)) {
+      longest = {model, progressOf_[model]};
+    }
+  }
+  return longest;
+}
+
+std::vector<TensorKey> Engine::waitingTensors(ModelId model) const {
+  std::vector<TensorKey> waiting;
+  const std::size_t tensors = agreement().scheduler().layout(model).tensors().size();
+  for (TensorId tensor = 0; tensor < tensors; ++tensor) {
+    if (agreement().scheduler().isPending({model, tensor})) {
+      waiting.push_back({model, tensor});
     }
   }
   return waiting;
@@ -614,10 +638,15 @@ void Engine::alarm() {
 }
 
 // Called under the lock.
-void Engine::progress() {
+void Engine::progress(ModelId model) {
   lastProgress_ = Clock::now();
-  asked_ = false;
-  warned_ = false;
+  if (model < progressOf_.size()) { // else the caller is about to hear that there is no such model
+    progressOf_[model] = lastProgress_;
+  }
+  if (askedFor_ == model) {
+    asked_ = false;
+    warned_ = false;
+  }
 }
 
 bool Engine::drain(Clock::time_point deadline) {

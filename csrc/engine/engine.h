@@ -169,7 +169,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   }
   [[nodiscard]] std::string stallReport() const;
   [[nodiscard]] Clock::time_point nextWatch() const;
-  [[nodiscard]] std::vector<TensorKey> waitingTensors() const;
+  [[nodiscard]] std::vector<TensorKey> waitingTensors(ModelId model) const;
   [[nodiscard]] bool isStranded() const;
   [[nodiscard]] Clock::time_point strandedAt() const;
   [[nodiscard]] std::exception_ptr strandedError() const;
@@ -177,7 +177,13 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] std::exception_ptr withoutCulprit(const std::exception_ptr& error) const;
   void wake();
   void alarm();
-  void progress();
+  void progress(ModelId model);
+  /// A model whose gradients are under way, and when one of them moved last.
+  struct Stalled {
+    ModelId model;
+    Clock::time_point since;
+  };
+  [[nodiscard]] std::optional<Stalled> longestStalled() const;
 
   const EngineOptions options_;
   const std::shared_ptr<Transport> transport_;
@@ -205,8 +211,12 @@ class Engine final : public std::enable_shared_from_this<Engine> {
 
   Health health_;
   Clock::time_point lastProgress_;
-  bool asked_ = false;  // in this stall, the other ranks have been asked
-  bool warned_ = false; // in this stall, a warning has been given
+  // By model: threads train models of their own, and one that goes on must not hide that another
+  // waits in vain.
+  std::vector<Clock::time_point> progressOf_;
+  ModelId askedFor_ = 0; // the model that stalls, if asked_
+  bool asked_ = false;   // in this stall, the other ranks have been asked
+  bool warned_ = false;  // in this stall, a warning has been given
 
   // The error of a failed transfer. The control channel may soon name the rank that caused it.
   std::exception_ptr suspicion_;

@@ -1,6 +1,9 @@
 #include "engine/farewell.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "transport/control_words.h"
 
 // Words of the messages:
 //   kFarewell  2 words, a count of slices. To rank 0: the sender wants to leave with this count.
@@ -20,8 +23,11 @@ ControlMessage withCount(Kind kind, std::uint64_t count) {
   return {kind, {static_cast<std::uint32_t>(count >> 32), static_cast<std::uint32_t>(count)}};
 }
 
-std::uint64_t countOf(const ControlMessage& message) {
-  return (std::uint64_t{message.words.at(0)} << 32) | message.words.at(1);
+std::uint64_t countOf(Rank from, const ControlMessage& message) {
+  ControlWords words(from, message);
+  const std::uint64_t count = words.next64("its count of slices");
+  words.end();
+  return count;
 }
 
 } // namespace
@@ -54,19 +60,28 @@ std::vector<Farewell::Addressed> Farewell::sliceDone() {
 
 std::vector<Farewell::Addressed> Farewell::received(Rank from, const ControlMessage& message) {
   if (rank_ != 0) {
+    if (message.kind == Kind::kMissing) {
+      ControlWords words(from, message);
+      std::vector<Rank> missing;
+      for (const std::uint32_t word : words.rest()) {
+        missing.push_back(words.rank(word, size_, "a rank that is waited for"));
+      }
+      missing_ = std::move(missing);
+      answered_ = true;
+      return {};
+    }
+    const std::uint64_t count = countOf(from, message);
     if (message.kind == Kind::kFinished) {
       mayLeave_ = true;
-    } else if (message.kind == Kind::kMissing) {
-      missing_.assign(message.words.begin(), message.words.end());
-      answered_ = true;
-    } else if (done_ >= countOf(message)) {
+    } else if (done_ >= count) {
       return {{0, withCount(Kind::kFinished, done_)}};
     } else {
-      wanted_ = std::max(wanted_, countOf(message));
+      wanted_ = std::max(wanted_, count);
     }
     return {};
   }
   if (message.kind == Kind::kMissing) {
+    ControlWords(from, message).end();
     const auto leaver = leaving_.find(from);
     ControlMessage answer{Kind::kMissing, {}};
     if (leaver != leaving_.end()) {
@@ -76,7 +91,7 @@ std::vector<Farewell::Addressed> Farewell::received(Rank from, const ControlMess
     }
     return {{from, answer}};
   }
-  const std::uint64_t count = countOf(message);
+  const std::uint64_t count = countOf(from, message);
   std::uint64_t& finished = finished_.at(static_cast<std::size_t>(from));
   finished = std::max(finished, count);
   std::vector<Addressed> out;

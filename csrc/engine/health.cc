@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "transport/control_words.h"
 
 // Compares ready counts to find which rank holds up a collective.
 //
@@ -28,8 +29,14 @@ namespace {
 constexpr std::size_t kMaxAsked = 32;
 constexpr std::size_t kMaxNamed = 5;
 
+bool knows(const Scheduler& scheduler, TensorKey tensor) {
+  return scheduler.hasModel(tensor.model) &&
+      tensor.tensor < scheduler.layout(tensor.model).tensors().size();
+}
+
 std::string nameOf(const Scheduler& scheduler, TensorKey tensor) {
-  if (!scheduler.hasModel(tensor.model)) {
+  // A model of another shape may have the id by now.
+  if (!knows(scheduler, tensor)) {
     return concat("tensor ", tensor.tensor, " of model ", tensor.model);
   }
   return concat("'", scheduler.layout(tensor.model).tensors().at(tensor.tensor).name, "'");
@@ -105,9 +112,14 @@ std::vector<Health::Addressed> Health::ask(
 std::vector<Health::Addressed>
 Health::received(const Scheduler& scheduler, Rank from, const ControlMessage& message) {
   std::vector<Addressed> out;
-  const Rank origin = static_cast<Rank>(message.words.at(0));
+  ControlWords words(from, message);
+  const Rank origin = words.nextRank(size_, "the asking rank");
+  const std::uint32_t inquiry = words.next("the number of the inquiry");
   if (message.kind == ControlMessage::Kind::kQuery) {
-    answer(scheduler, message, out);
+    if (rank_ == 0 && origin != from) {
+      words.refuse(concat("it asks for rank ", origin));
+    }
+    out.push_back(answer(scheduler, origin, inquiry, words.rest(3, "gradients")));
     if (rank_ == 0) {
       for (Rank rank = 1; rank < size_; ++rank) {
         if (rank != from) {
@@ -115,35 +127,38 @@ Health::received(const Scheduler& scheduler, Rank from, const ControlMessage& me
         }
       }
     }
-  } else if (origin == rank_) {
-    if (message.words.at(1) != inquiry_) {
-      return out; // a late answer to an older query
+    return out;
+  }
+  const Rank replier = words.nextRank(size_, "the answering rank");
+  const std::span<const std::uint32_t> lacking = words.rest(2, "gradients");
+  if (origin != rank_) {
+    if (rank_ == 0) {
+      out.push_back({origin, message});
     }
-    const Rank replier = static_cast<Rank>(message.words.at(2));
+  } else if (inquiry == inquiry_) { // not a late answer to an older query
     answered_.insert(replier);
-    for (std::size_t i = 3; i + 1 < message.words.size(); i += 2) {
-      note({message.words[i], message.words[i + 1]}, replier);
+    for (std::size_t i = 0; i < lacking.size(); i += 2) {
+      note({lacking[i], lacking[i + 1]}, replier);
     }
-  } else if (rank_ == 0) {
-    out.push_back({origin, message});
   }
   return out;
 }
 
-void Health::answer(
+Health::Addressed Health::answer(
     const Scheduler& scheduler,
-    const ControlMessage& query,
-    std::vector<Addressed>& out) {
-  const std::uint32_t origin = query.words.at(0);
+    Rank origin,
+    std::uint32_t inquiry,
+    std::span<const std::uint32_t> asked) const {
   ControlMessage reply{
-      ControlMessage::Kind::kReply, {origin, query.words.at(1), static_cast<std::uint32_t>(rank_)}};
-  for (std::size_t i = 2; i + 2 < query.words.size(); i += 3) {
-    const TensorKey tensor{query.words[i], query.words[i + 1]};
-    if (!scheduler.hasModel(tensor.model) || scheduler.readyCount(tensor) < query.words[i + 2]) {
+      ControlMessage::Kind::kReply,
+      {static_cast<std::uint32_t>(origin), inquiry, static_cast<std::uint32_t>(rank_)}};
+  for (std::size_t i = 0; i < asked.size(); i += 3) {
+    const TensorKey tensor{asked[i], asked[i + 1]};
+    if (!knows(scheduler, tensor) || scheduler.readyCount(tensor) < asked[i + 2]) {
       reply.words.insert(reply.words.end(), {tensor.model, tensor.tensor});
     }
   }
-  out.push_back({rank_ == 0 ? static_cast<Rank>(origin) : 0, std::move(reply)});
+  return {rank_ == 0 ? origin : 0, std::move(reply)};
 }
 
 void Health::note(TensorKey tensor, Rank rank) {

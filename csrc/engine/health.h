@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,7 +50,11 @@ class Health final {
   };
 
   void note(TensorKey tensor, Rank rank);
-  void answer(const Scheduler& scheduler, const ControlMessage& query, std::vector<Addressed>& out);
+  [[nodiscard]] Addressed answer(
+      const Scheduler& scheduler,
+      Rank origin,
+      std::uint32_t inquiry,
+      std::span<const std::uint32_t> asked) const;
 
   Rank rank_;
   int size_;

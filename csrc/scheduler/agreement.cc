@@ -75,6 +75,21 @@ void Agreement::succeed(Agreement&& planned, Policy policy) {
   }
 }
 
+void Agreement::checkExist(Rank from, std::span<const SliceKey> slices) const {
+  for (const SliceKey slice : slices) {
+    if (!scheduler_.hasModel(slice.model)) {
+      continue; // this rank has yet to register it
+    }
+    const std::size_t count = scheduler_.layout(slice.model).slices().size();
+    if (slice.index >= count) {
+      throw MalformedMessage(concat(
+          "rank ", from, " sent a malformed control message: it names slice ", slice.index,
+          " of model ", slice.model, ", which has ", count,
+          ". All ranks must run the same version of hvd_order and train the same models"));
+    }
+  }
+}
+
 void Agreement::removeModel(ModelId model) {
   scheduler_.removeModel(model);
 }

@@ -133,6 +133,10 @@ class Agreement {
  protected:
   Agreement(Policy policy, ByteCount creditBytes) : scheduler_(policy, creditBytes) {}
 
+  /// Requires that each slice exists, as far as its model is registered here.
+  /// @throws MalformedMessage names rank `from`.
+  void checkExist(Rank from, std::span<const SliceKey> slices) const;
+
   Scheduler scheduler_;
 
  private:

@@ -56,6 +56,9 @@ void Follower::sliceReady(SliceKey slice) {
 
 void Follower::received(Rank from, std::span<const SliceKey> slices) {
   if (subtree_.place().isChild(from)) {
+    if (subtree_.hears(from)) { // else they may be of a layout that is gone
+      checkExist(from, slices);
+    }
     subtree_.received(from, slices, unreported_);
     return;
   }
@@ -65,6 +68,7 @@ void Follower::received(Rank from, std::span<const SliceKey> slices) {
   if (slices.empty()) {
     answered();
   } else {
+    checkExist(from, slices);
     decided(slices);
   }
 }

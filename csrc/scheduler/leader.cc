@@ -27,6 +27,9 @@ void Leader::received(Rank from, std::span<const SliceKey> slices) {
   HVDO_CHECK(
       subtree_.place().isChild(from), "rank ", from,
       " reported to rank 0, but is not its child in the tree");
+  if (subtree_.hears(from)) { // else they may be of a layout that is gone
+    checkExist(from, slices);
+  }
   subtree_.received(from, slices, complete_);
   offerComplete();
 }

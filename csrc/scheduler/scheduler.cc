@@ -353,7 +353,11 @@ const std::vector<TensorKey>& Scheduler::sliceDone(SliceKey slice) {
 }
 
 bool Scheduler::isReady(SliceKey slice) const {
-  return modelOf(slice.model).state.at(slice.index) == SliceState::kReady;
+  const Model& model = modelOf(slice.model);
+  HVDO_CHECK(
+      slice.index < model.state.size(), "slice ", slice.index, " of model ", slice.model,
+      ", which has ", model.state.size(), ": ranks have different models, or a message is wrong");
+  return model.state[slice.index] == SliceState::kReady;
 }
 
 bool Scheduler::isPending(TensorKey tensor) const {

@@ -28,6 +28,10 @@ class Subtree final {
   [[nodiscard]] const TreePlace& place() const {
     return place_;
   }
+  /// Whether the reports of this child count; it is one.
+  [[nodiscard]] bool hears(Rank child) const {
+    return children_[static_cast<std::size_t>(child - place_.firstChild)].heard;
+  }
   [[nodiscard]] bool hearsAny() const {
     return heard_ > 0;
   }

@@ -1,6 +1,7 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <functional>
@@ -70,7 +71,7 @@ class Job {
       const std::vector<SliceIndex>& plan = {},
       bool split = false) {
     const auto layout = std::make_shared<SliceLayout>(tensors, sliceBytes, true, split);
-    Model& m = buffers_[static_cast<std::size_t>(rank)][model];
+    Model& m = modelOf(rank, model);
     m.layout = layout;
     m.data.clear();
     std::vector<float*> pointers;
@@ -97,7 +98,7 @@ class Job {
 
   /// The tensor's place in the rank's gradient buffer.
   std::span<float> values(Rank rank, TensorKey tensor) {
-    Model& m = buffers_[static_cast<std::size_t>(rank)].at(tensor.model);
+    Model& m = modelOf(rank, tensor.model);
     const TensorSpec& spec = m.layout->tensors()[tensor.tensor];
     const auto at = static_cast<std::size_t>(m.layout->tensorOffset(tensor.tensor));
     return std::span(m.data[spec.buffer])
@@ -121,8 +122,7 @@ class Job {
   /// One training step of one rank: gradients in a random order, then all sums are looked at. The
   /// squares of a split layout are numbers like others here, summed by the loopback as float.
   void step(Rank rank, ModelId model, int number, std::mt19937& random) {
-    const std::size_t count =
-        buffers_[static_cast<std::size_t>(rank)].at(model).layout->tensors().size();
+    const std::size_t count = modelOf(rank, model).layout->tensors().size();
     std::vector<TensorId> order(count);
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random);
@@ -150,6 +150,12 @@ class Job {
     std::vector<std::vector<float>> data;
   };
 
+  // A rank may have several threads, each with a model of its own.
+  Model& modelOf(Rank rank, ModelId model) {
+    const std::scoped_lock lock(mutex_);
+    return buffers_[static_cast<std::size_t>(rank)][model];
+  }
+
   // Whole numbers, so that sums are exact.
   static float gradient(Rank rank, TensorKey tensor, int step) {
     return static_cast<float>(
@@ -159,6 +165,7 @@ class Job {
 
   int size_;
   std::shared_ptr<LoopbackWorld> world_;
+  std::mutex mutex_; // guards the maps, not the models in them
   std::vector<std::map<ModelId, Model>> buffers_;
   std::vector<std::shared_ptr<Engine>> engines_;
 };
@@ -562,6 +569,37 @@ TEST(severalModelsTravelAtOnce) {
   }
 }
 
+TEST(threadsThatBeginInOppositeOrderTrainTheirModels) {
+  // Even ranks register and train the first model first, odd ranks the second one.
+  for (const Setting& setting : kSettings) {
+    EngineOptions options;
+    options.agreement = setting.agreement;
+    options.policy = setting.policy;
+    options.creditBytes = 2 * kSliceBytes;
+    if (setting.policy == Policy::kPlanned) {
+      continue; // a plan covers one model
+    }
+    Job job(3, options);
+    std::array<std::latch, 3> firstSteps{std::latch(1), std::latch(1), std::latch(1)}; // by rank
+    test::onThreads(6, [&](int thread) {
+      const Rank rank = thread / 2;
+      const bool isFirst = thread % 2 == rank % 2;
+      const ModelId model = thread % 2 == 0 ? 0 : 4;
+      std::mt19937 random(static_cast<unsigned>(thread));
+      if (!isFirst) {
+        firstSteps[static_cast<std::size_t>(rank)].wait();
+      }
+      job.addModel(rank, model, kTwo, kSliceBytes);
+      if (isFirst) {
+        firstSteps[static_cast<std::size_t>(rank)].count_down();
+      }
+      for (int step = 0; step < 15; ++step) {
+        job.step(rank, model, step, random);
+      }
+    });
+  }
+}
+
 TEST(modelsComeAndGo) {
   Job job(3);
   std::barrier everybody(3);
@@ -904,6 +942,38 @@ TEST(aGradientThatComesWhileAnotherThreadDrivesIsWatchedAsWell) {
   engine->shutdown();
 }
 
+TEST(aModelThatStallsIsReportedThoughAnotherGoesOn) {
+  // Two threads train a model each; on rank 0 that of model 4 has ended.
+  std::promise<std::string> warning;
+  std::atomic<bool> warned = false;
+  const auto options = [&](Rank rank) {
+    EngineOptions own;
+    own.stallWarning = 20ms;
+    own.warn = [&, rank](const std::string& text) {
+      if (rank == 1 && !warned.exchange(true)) {
+        warning.set_value(text);
+      }
+    };
+    return own;
+  };
+  Job job(2, options);
+  job.addModelEverywhere(0, kTwo, kSliceBytes);
+  job.addModelEverywhere(4, kTwo, 64);
+  job.ready(1, {4, 0});
+  bool goOn = true;
+  const auto end = Clock::now() + kForever;
+  std::barrier everybody(2, [&]() noexcept { goOn = !warned && Clock::now() < end; });
+  test::onThreads(2, [&](int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int step = 0; goOn; ++step) {
+      job.step(rank, 0, step, random);
+      everybody.arrive_and_wait();
+    }
+  });
+  CHECK(warned);
+  CHECK_CONTAINS(warning.get_future().get(), "'front' has not been produced on rank 0");
+}
+
 TEST(anIdleEngineNeverTimesOut) {
   // Between two steps there may be hours. The clock runs only while something is under way.
   Job job(2, withTimeout(1ms));
@@ -1138,6 +1208,28 @@ TEST(aFailedTransferIsAnErrorOnEveryRank) {
   });
   for (const auto& engine : engines) {
     engine->shutdown();
+  }
+}
+
+TEST(aMalformedMessageIsAFailureThatNamesItsSender) {
+  using Kind = ControlMessage::Kind;
+  const std::vector<ControlMessage> wrong{
+      {Kind::kSlices, {}},         {Kind::kSlices, {0, SliceKey{0, 4000}.word()}},
+      {Kind::kQuery, {1}},         {Kind::kReply, {5, 0, 0}},
+      {Kind::kFarewell, {1}},      {Kind::kLeave, {1}},
+      {static_cast<Kind>(99), {}},
+  };
+  for (const ControlMessage& message : wrong) {
+    EngineOptions options;
+    options.agreement = AgreementKind::kNegotiated; // rank 0 hears every report
+    Job job(2, options);
+    job.addModelEverywhere(0, kTwo, kSliceBytes);
+    job.ready(0, {0, 0});
+    job.engine(1).announce({0, 0}); // so both ranks wait
+    job.world()->control(1)->send(0, message);
+    for (const std::string& text : allFail(job, {0, 1}, {0, 0})) {
+      CHECK_CONTAINS(text, "rank 1 sent a malformed control message");
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #include <deque>
 #include <random>
 
+#include "base/error.h"
 #include "check.h"
 
 // Several ranks without threads: their messages are delivered in random order, as far as the order
@@ -12,6 +13,8 @@
 namespace hvd_order {
 
 namespace {
+
+using Kind = ControlMessage::Kind;
 
 class World {
  public:
@@ -182,6 +185,22 @@ TEST(aFarewellTakesAFewMessagesForEachRank) {
 }
 
 } // namespace
+
+TEST(aMessageThatIsTooShortOrNamesNoRankIsRefused) {
+  Farewell leader(0, 2);
+  Farewell other(1, 2);
+  for (const Kind kind : {Kind::kFarewell, Kind::kFinished}) {
+    CHECK_CONTAINS(
+        CHECK_THROWS(MalformedMessage, leader.received(1, {kind, {7}})),
+        "rank 1 sent a malformed control message");
+    CHECK_THROWS(MalformedMessage, other.received(0, {kind, {}}));
+    CHECK_THROWS(MalformedMessage, other.received(0, {kind, {0, 1, 2}}));
+  }
+  CHECK_THROWS(MalformedMessage, other.received(0, {Kind::kMissing, {2}}));
+  CHECK_THROWS(MalformedMessage, leader.received(1, {Kind::kMissing, {2}}));
+  CHECK(!other.isAnswered());
+  CHECK(!other.mayLeave());
+}
 
 } // namespace hvd_order
 

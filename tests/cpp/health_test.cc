@@ -221,6 +221,35 @@ TEST(longListsAreCut) {
   CHECK_CONTAINS(report, "'t4' has not been produced on rank 1; 27 more are missing");
 }
 
+TEST(aMessageThatIsTooShortOrNamesNoRankIsRefused) {
+  World world(2);
+  const auto refused = [&](Rank rank, const ControlMessage& message) {
+    const Rank from = 1 - rank;
+    return CHECK_THROWS(
+        MalformedMessage, world.health(rank).received(world.scheduler(rank), from, message));
+  };
+  for (const Kind kind : {Kind::kQuery, Kind::kReply}) {
+    CHECK_CONTAINS(refused(0, {kind, {}}), "rank 1 sent a malformed control message");
+    CHECK_CONTAINS(refused(0, {kind, {77, 1, 0}}), "the asking rank is 77");
+    CHECK_CONTAINS(refused(0, {kind, {1, 1, 1, 0, 0, 0}}), "words are left");
+  }
+  CHECK_CONTAINS(refused(0, {Kind::kQuery, {0, 1}}), "it asks for rank 0");
+  CHECK_CONTAINS(refused(1, {Kind::kReply, {1, 0, 9}}), "the answering rank is 9");
+}
+
+TEST(tensorsOfAnotherShapeAreMissingAndHaveNoName) {
+  World world(2);
+  world.scheduler(1).tensorReady({0, 0});
+  world.health(1).ask(world.scheduler(1), {{0, 0}});
+  world.health(1).received(
+      world.scheduler(1), 0, {Kind::kReply, {1, 1, 0, 0, 50, 9, 0}}); // and model 9
+  const std::string report = world.health(1).report(world.scheduler(1));
+  CHECK_CONTAINS(report, "tensor 50 of model 0 has not been produced on rank 0");
+  const auto answers =
+      world.health(0).received(world.scheduler(0), 1, {Kind::kQuery, {1, 1, 0, 50, 1}});
+  CHECK_EQUAL(answers.at(0).message.words.size(), std::size_t{5});
+}
+
 } // namespace hvd_order
 
 int main(int argc, char** argv) {

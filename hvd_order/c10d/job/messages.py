@@ -11,16 +11,14 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch.distributed as dist
 
 from hvd_order import _torch as native
+from hvd_order.c10d.job.message_forms import Malformed, Message, parsed
 from hvd_order.errors import PeerLost
 
-__all__ = ["Message", "MessageStar"]
-
-Message = list[Any]  # any JSON value; the first element is the kind of message
+__all__ = ["MessageStar"]
 
 _LEAVE: Message = ["leave"]
 _PARTING_S = 1.0  # for the message that is being handled
@@ -38,6 +36,7 @@ class MessageStar:
         self._star = native.MessageStar(group, rank, size)
         self._peers = range(1, size) if rank == 0 else range(1)
         self._gone: set[int] = set()  # peers that have left or are lost
+        self._unheard: set[int] = set()  # peers that have sent what is no message
         self._thread: threading.Thread | None = None
 
     def start(
@@ -47,9 +46,10 @@ class MessageStar:
 
         Args:
             on_message: called with the sender and its message, on the star's thread; ["leave"] is
-                the last message of a peer that shuts down.
-            on_lost: called with a peer whose connection broke, and the reason; no message from it
-                follows.
+                the last message of a peer that shuts down. Raises Malformed if the message is none
+                that the sender may send.
+            on_lost: called with a peer that is lost (its connection broke, or it sends what is no
+                message) and the reason, a sentence; no message from it follows.
         """
         self._star.start()
         self._thread = threading.Thread(
@@ -75,13 +75,25 @@ class MessageStar:
         self, on_message: Callable[[int, Message], None], on_lost: Callable[[int, str], None]
     ) -> None:
         while (news := self._star.next()) is not None:
-            peer, lost, text = news
-            if peer in self._gone:
-                continue  # the connection of a peer that has left
-            message = _LEAVE if lost else json.loads(text)
-            if message == _LEAVE:
+            peer, kind, text = news
+            if peer in self._gone or peer in self._unheard:
+                continue  # the connection of a peer that has left, or nothing that makes sense
+            if kind == "lost":
                 self._gone.add(peer)
-            if lost:
-                on_lost(peer, text.decode(errors="replace").strip().split("\n", maxsplit=1)[0])
-            else:
+                on_lost(peer, _lost(peer, text))
+                continue
+            try:
+                if kind == "malformed":
+                    raise Malformed(text.decode(errors="replace"))
+                message = parsed(peer, text)
+                if message == _LEAVE:
+                    self._gone.add(peer)
                 on_message(peer, message)
+            except Malformed as error:
+                self._unheard.add(peer)  # it is still told why
+                on_lost(peer, str(error))
+
+
+def _lost(peer: int, text: bytes) -> str:
+    line = text.decode(errors="replace").strip().split("\n", maxsplit=1)[0]
+    return f"rank {peer} is gone: its process died or its network connection broke ({line})"

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hvd_order.c10d.job.messages import Message
+from hvd_order.c10d.job.message_forms import Message
 from hvd_order.same_model import name_ranks
 
 __all__ = ["Answers", "RollCall"]

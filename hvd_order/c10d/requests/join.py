@@ -12,7 +12,7 @@ import torch
 from hvd_order import errors
 from hvd_order.c10d.job import process
 from hvd_order.c10d.job.job import Job
-from hvd_order.c10d.job.messages import Message
+from hvd_order.c10d.job.message_forms import Message
 from hvd_order.c10d.requests.negotiation import Negotiation
 from hvd_order.c10d.requests.queues import all_queues, negotiation
 from hvd_order.c10d.requests.step_log import process_set_of

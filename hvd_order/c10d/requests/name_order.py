@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hvd_order.c10d.job.messages import Message
+from hvd_order.c10d.job.message_forms import Message, malformed
 from hvd_order.c10d.requests.mismatch import name_ranks
 
 __all__ = ["NameOrder", "Outgoing", "key_of"]
@@ -208,7 +208,12 @@ class NameOrder:
             counts: number of steps of each exchange that the rank has observed (step_log.py).
             steps: its own latest steps; ranks that joined earlier may lack some of them.
             unnamed: number of unnamed requests that it has made, by process set.
+
+        Raises:
+            Malformed: it has joined already.
         """
+        if rank in self._joined:
+            raise malformed(rank, "it joins a second time")
         if self._gone:  # then not all ranks can join
             return self._fail(0, *next(iter(self._gone.values())))
         earlier = list(self._joined)

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hvd_order.c10d.job.job import Job
-from hvd_order.c10d.job.messages import Message, MessageStar
+from hvd_order.c10d.job.message_forms import FROM_RANK_0, TO_RANK_0, Message, check
+from hvd_order.c10d.job.messages import MessageStar
 from hvd_order.c10d.job.roll_call import RollCall
 from hvd_order.c10d.requests.name_order import NameOrder, Outgoing
 from hvd_order.c10d.requests.step_log import StepLogs
@@ -54,6 +55,7 @@ class Negotiation:
         self.events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.heard_at = time.monotonic()
         self._job = job
+        self._forms = TO_RANK_0 if job.rank == 0 else FROM_RANK_0
         self._queues: dict[int, Decided] = {}
         self._star = MessageStar(job.messages_group, job.rank, job.size)
         self._roll_call = job.roll_call = RollCall(job.rank, job.size, self._star.send)
@@ -116,6 +118,7 @@ class Negotiation:
     # ---- messages to this rank ----
 
     def _on_message(self, sender: int, message: Message) -> None:
+        check(message, self._forms, sender, self._job.size)
         if message[0] in ("roll", "here"):
             self._roll_call.received(message)
         elif self._job.rank == 0:
@@ -126,16 +129,15 @@ class Negotiation:
         else:
             self._take(message)
 
-    def _on_lost(self, peer: int, error: str) -> None:
+    def _on_lost(self, peer: int, reason: str) -> None:
         if self._closed:
             return
         self._roll_call.gone(peer)
-        text = f"rank {peer} is gone: its process died or its network connection broke ({error})"
         if self._job.rank == 0:
             with self._lock:
-                self._send_all(self._order.gone(peer, "PeerLost", text))
+                self._send_all(self._order.gone(peer, "PeerLost", reason))
         else:
-            self._fail_all("PeerLost", text)
+            self._fail_all("PeerLost", reason)
 
     def _fail_all(self, kind: str, text: str) -> None:
         for number in list(self._queues):

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
-from hvd_order.c10d.job.messages import Message
+from hvd_order.c10d.job.message_forms import Message
 from hvd_order.errors import InvalidUsage
 
 __all__: list[str] = []

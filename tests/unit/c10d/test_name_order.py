@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hvd_order.c10d.job.messages import Message
+from hvd_order.c10d.job.message_forms import Message
 from hvd_order.c10d.requests.name_order import NameOrder, Outgoing, key_of
 
 
