@@ -292,7 +292,7 @@ CLANGXX ?= clang++
 FUZZ_RUNS ?= 1000000
 FUZZ_TARGETS ?= $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.cc tests/fuzz/*_fuzz.py)))
 FUZZ_PROGRAMS = $(patsubst tests/fuzz/%.cc,build/fuzz/%,$(wildcard $(FUZZ_TARGETS:%=tests/fuzz/%.cc)))
-FUZZ_SOURCES = $(wildcard csrc/base/*.cc csrc/server/*.cc csrc/server/*/*.cc)
+FUZZ_SOURCES = $(wildcard $(foreach folder,base scheduler engine transport server server/*,csrc/$(folder)/*.cc))
 FUZZ_FLAGS = -std=c++20 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -Icsrc \
   -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 fuzz: $(FUZZ_STAMP) build
