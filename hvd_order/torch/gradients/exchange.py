@@ -36,6 +36,7 @@ from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT
 from hvd_order.torch.gradients.step_gradients import StepGradients
 from hvd_order.torch.gradients.warm_up import WarmUp
+from hvd_order.torch.parameters import graph_capture
 from hvd_order.torch.parameters.compiled_regions import Enter
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
@@ -592,10 +593,12 @@ def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:
 def _hook(
     exchange: weakref.ref[GradientExchange], entry: weakref.ref[ParameterEntry]
 ) -> Callable[[torch.Tensor], None]:
+    @graph_capture.outside
     def on_gradient(_: torch.Tensor) -> None:
         conflicts.collect_garbage()
         alive, mine = exchange(), entry()
         if alive is not None and mine is not None:
+            graph_capture.refuse_compiled_backward(mine.name)
             alive._on_gradient(mine)
 
     return on_gradient

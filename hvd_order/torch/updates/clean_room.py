@@ -18,6 +18,7 @@ import torch
 from torch.utils._device import DeviceContext
 
 from hvd_order import _torch as native
+from hvd_order.torch.parameters import graph_capture
 
 __all__: list[str] = []
 
@@ -30,6 +31,8 @@ def inside_of(device_types: Iterable[str]) -> str | None:
     """
     if torch._C._len_torch_dispatch_stack() > 0:
         return "a dispatch mode"
+    if graph_capture.has_compiled_caller():
+        return "a compiled function"
     if any(not isinstance(mode, DeviceContext) for mode in _function_modes()):
         return "a torch function mode"
     if torch._C._get_tracing_state() is not None:

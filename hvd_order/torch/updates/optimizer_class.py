@@ -13,6 +13,7 @@ from typing import Any, cast
 from torch.optim import Optimizer
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.torch.parameters import graph_capture
 
 __all__: list[str] = []
 
@@ -30,12 +31,12 @@ def give_methods(optimizer: Optimizer, methods: type) -> None:
     _redirect_scheduler(changed)
     changed._hvd_base = base
     ours: dict[str, Any] = {
-        name: value
+        name: graph_capture.outside(value) if isinstance(value, types.FunctionType) else value
         for name, value in vars(methods).items()
         if isinstance(value, (types.FunctionType, property))
     }
     # Step hooks and the profiler's range run once for each step() of the user's.
-    step: Any = Optimizer.profile_hook_step(ours["step"])
+    step: Any = graph_capture.outside(Optimizer.profile_hook_step(vars(methods)["step"]))
     step.hooked = True
     members = {**ours, "step": step, "__module__": base.__module__}
     distributed: Any = type(base.__name__, (base,), members)
