@@ -26,6 +26,7 @@ from hvd_order.torch.updates.update_budget import UpdateBudget
 
 __all__: list[str] = []
 
+_MOST_NAMED = 5
 _REACHED = {
     native.Reach.SHARED: overlap.ALIASED,
     native.Reach.HELD: overlap.HELD,
@@ -155,9 +156,10 @@ class DeferredUpdates:
                     else:
                         hand_to(entry.parameter, after)
                     entry.begin_step(self._table.passes)
-        if not self._pending and recorded is not None:
-            optimizer_class.unguard(recorded.optimizer)
-            self._recorded = None
+                # Also if the user's optimizer raised: nothing is pending that the guard could end.
+                if not self._pending and recorded is not None:
+                    optimizer_class.unguard(recorded.optimizer)
+                    self._recorded = None
 
     def _update(self, entries: Sequence[ParameterEntry]) -> None:
         due: list[ParameterEntry] = []
@@ -169,16 +171,21 @@ class DeferredUpdates:
                 gradients_before.append(entry.parameter.grad)
                 if not entry.sparse:
                     entry.parameter.grad = entry.shown
-        if due:
-            recorded = self._recorded
-            assert recorded is not None
-            with timeline.span("update", "update", tensors=len(due)), self._budget.timed(due):
-                recorded.run(entry.parameter for entry in due)
-        for entry, before in zip(due, gradients_before, strict=True):
-            # A gradient that only other ranks had stays until it is cleared, as every gradient
-            # does.
-            if not (entry.absent and not entry.cleared):
-                entry.parameter.grad = before
+        try:
+            if due:
+                recorded = self._recorded
+                assert recorded is not None
+                with timeline.span("update", "update", tensors=len(due)), self._budget.timed(due):
+                    recorded.run(entry.parameter for entry in due)
+        except Exception as error:
+            _explain(error, due)
+            raise
+        finally:
+            for entry, before in zip(due, gradients_before, strict=True):
+                # A gradient that only other ranks had stays until it is cleared, as every gradient
+                # does.
+                if not (entry.absent and not entry.cleared):
+                    entry.parameter.grad = before
 
     def bring_up_to_date(self, wanted: Sequence[ParameterEntry]) -> Sequence[ParameterEntry]:
         """Applies the updates of ``wanted`` as soon as possible, and others while it waits.
@@ -232,6 +239,17 @@ class DeferredUpdates:
             parameter.grad = entry.gradient  # whoever keeps it expects zeros in it
         self.apply([entry])
         return False
+
+
+def _explain(error: Exception, due: Sequence[ParameterEntry]) -> None:
+    """Tells whose update raised: the reader, on top of the stack, has nothing to do with it."""
+    if hasattr(error, "add_note"):  # Python 3.11
+        names = ", ".join(f"'{entry.name}'" for entry in due[:_MOST_NAMED])
+        more = f" and {len(due) - _MOST_NAMED} more" if len(due) > _MOST_NAMED else ""
+        error.add_note(
+            f"raised by the optimizer of the last step(), whose update of {names}{more} had waited "
+            "for its first reader; it will not be tried again, as after an error in step()"
+        )
 
 
 def _reasons(optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> dict[ParameterEntry, str]:
