@@ -20,6 +20,7 @@ __all__: list[str] = []
 
 # Ranks are at most a step apart, since no rank ends a step without the gradients of all ranks.
 _KEPT = 64
+_DEAD_KEPT = 16  # and an optimizer that so many dropped ones have followed is awaited nowhere
 
 
 class StandIn(Protocol):
@@ -69,6 +70,10 @@ class StepLog:
             self.count += 1
             if (report := logs.report) is not None:
                 report(["step", self.key, self.count - 1, event])
+
+    def forget(self) -> None:
+        """Drops the kept events; a program may make optimizers without end."""
+        self._recent.clear()
 
     def since(self, count: int) -> list[Message]:
         """Returns the kept events from number ``count`` on."""
@@ -133,6 +138,9 @@ class StepLogs:
         with self.lock:
             log = StepLog(self, key, exchange)
             self._logs[log.key] = log
+            dead = [each for each in self._logs.values() if each.exchange is None]
+            for each in dead[:-_DEAD_KEPT]:
+                each.forget()
             return log
 
     def check_nobody_joined(self, what: str) -> None:
