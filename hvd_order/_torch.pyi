@@ -274,7 +274,7 @@ def tensor_ready(
 class Places:
     """Where gradients are.
 
-    KEPT: in their places. LEFT: some have other memory now. UNFIT: the parameters have another
+    KEPT: in their places. LEFT: some have other memory now. UNFIT: gradients have another shape,
     dtype or device than their places.
     """
 
@@ -324,6 +324,9 @@ def find_given_up(entries: Sequence[GradientEntry]) -> int:
 
 def places(entries: Sequence[GradientEntry], parameters: Sequence[torch.Tensor]) -> Places:
     """Where all gradients are."""
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype of a parameter's gradients: its own, or what ``grad_dtype`` says."""
 
 def hooked(parameters: Sequence[torch.Tensor]) -> list[bool]:
     """For each parameter, whether a hook runs when its gradient has arrived."""

@@ -149,7 +149,12 @@ void bindGradients(py::module_& m) {
   py::enum_<Places>(m, "Places", py::module_local(), "Where gradients are.")
       .value("KEPT", Places::KEPT, "Where they were put.")
       .value("LEFT", Places::LEFT, "Some have been given other memory.")
-      .value("UNFIT", Places::UNFIT, "Parameters are of another type or device than their places.");
+      .value(
+          "UNFIT", Places::UNFIT,
+          "Gradients have another shape, dtype or device than their places.");
+  m.def(
+      "gradient_dtype", &gradientDtype, py::arg("parameter"),
+      "The dtype of a parameter's gradients.");
   m.def(
       "hooked", &hooked, py::arg("parameters"),
       "For each parameter, whether anything is called when its gradient has come.");

@@ -4,6 +4,7 @@
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/version.h>
 
 #include <utility>
 
@@ -33,10 +34,11 @@ bool fits(const GradientEntry& entry, const at::Tensor& gradient) {
   return canPack(gradient, wire) && (entry.casts || gradient.dtype() == wire.dtype());
 }
 
-/// Returns the residual of an entry, zero at first and after a change of dtype or device.
+/// Returns the residual of an entry, zero at first and after a change of shape, dtype or device.
 const at::Tensor& residualOf(GradientEntry& entry, const at::Tensor& gradient) {
   const at::Tensor& old = entry.residual;
-  if (!old.defined() || old.dtype() != gradient.dtype() || old.device() != gradient.device()) {
+  if (!old.defined() || old.dtype() != gradient.dtype() || old.device() != gradient.device() ||
+      old.sizes() != gradient.sizes()) {
     entry.residual = at::zeros_like(entry.wire.get(), gradient.options());
   }
   return entry.residual;
@@ -103,6 +105,7 @@ void PlacedTensor::place(at::Tensor tensor) {
   data_ = addressOf(storage_);
   dtype_ = tensor_.scalar_type();
   device_ = tensor_.device();
+  sizes_ = tensor_.sizes();
 }
 
 bool PlacedTensor::inPlace() const {
@@ -118,8 +121,9 @@ void GradientEntry::lock() {
   lock_.emplace(gradient.get(), refusal);
 }
 
-bool PlacedTensor::fits(const at::Tensor& other) const {
-  return other.scalar_type() == dtype_ && other.device() == device_;
+bool PlacedTensor::fits(const at::Tensor& parameter) const {
+  return gradientDtype(parameter) == dtype_ && parameter.device() == device_ &&
+      parameter.sizes() == at::IntArrayRef(sizes_);
 }
 
 GradientSender::GradientSender(
@@ -332,6 +336,14 @@ std::vector<bool> hooked(const py::sequence& parameters) {
     found.push_back(torch::autograd::impl::post_acc_grad_hooks(tensor) != nullptr);
   }
   return found;
+}
+
+at::ScalarType gradientDtype(const at::Tensor& parameter) {
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 10
+  return parameter.scalar_type();
+#else
+  return parameter.grad_dtype().value_or(parameter.scalar_type());
+#endif
 }
 
 Places places(const py::sequence& entries, const py::sequence& parameters) {

@@ -31,8 +31,8 @@ class PlacedTensor {
   }
   /// Whether the tensor still has the memory and dtype of its place.
   [[nodiscard]] bool inPlace() const;
-  /// Whether `other` has the dtype and device for which this place was made.
-  [[nodiscard]] bool fits(const at::Tensor& other) const;
+  /// Whether gradients of `parameter` have the shape, dtype and device of this place.
+  [[nodiscard]] bool fits(const at::Tensor& parameter) const;
   /// Whether anything beside this object refers to the tensor or shares its storage.
   [[nodiscard]] bool isHeld() const;
 
@@ -40,6 +40,7 @@ class PlacedTensor {
   at::Tensor tensor_;
   c10::Storage storage_;
   const void* data_ = nullptr; // share_memory() gives a storage other memory
+  c10::DimVector sizes_;
   at::ScalarType dtype_ = at::kFloat;
   at::Device device_ = at::kCPU;
 };
@@ -174,8 +175,12 @@ at::Tensor placeIn(
 /// parameter another tensor.
 std::vector<bool> hooked(const pybind11::sequence& parameters);
 
-/// KEPT: all gradients are in their places. LEFT: some are not. UNFIT: a parameter has another
-/// dtype or device than its place.
+/// Returns the dtype of a parameter's gradients: its own, unless the program has set grad_dtype
+/// (PyTorch 2.10). Where that allows any dtype, the parameter's own.
+at::ScalarType gradientDtype(const at::Tensor& parameter);
+
+/// KEPT: all gradients are in their places. LEFT: some are not. UNFIT: the gradients of a parameter
+/// have another shape, dtype or device than its place.
 enum class Places { KEPT, LEFT, UNFIT };
 Places places(const pybind11::sequence& entries, const pybind11::sequence& parameters);
 

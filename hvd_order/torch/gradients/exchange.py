@@ -33,7 +33,7 @@ from hvd_order.torch.gradients import clipping, conflicts, misuse
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
-from hvd_order.torch.gradients.misuse import TOO_MANY_PASSES, ZEROED_IN_FLIGHT
+from hvd_order.torch.gradients.misuse import ZEROED_IN_FLIGHT
 from hvd_order.torch.gradients.step_gradients import StepGradients
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters import graph_capture
@@ -150,6 +150,12 @@ class GradientExchange:
         self._device_types = {device.type for device in devices}
         self._transfer.use_devices(devices)
 
+    def check_usable(self, parameters: Any) -> None:
+        """Raises InvalidUsage for parameters that cannot be added: they have no elements yet."""
+        group = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        for number, parameter in enumerate(group):
+            misuse.check_usable(f"new group, {number}", parameter, self._host.job.rank)
+
     def add_entries(self, entries: Sequence[ParameterEntry]) -> None:
         """Adds parameters that the optimizer received later. Collective."""
         with self._lock:
@@ -204,7 +210,7 @@ class GradientExchange:
                     _Pass(self._end_of_backward, self._gradients.break_pass)
                 )
             if entry.sent:
-                raise AssertionError(TOO_MANY_PASSES.format(name=entry.name))
+                raise misuse.too_many_passes(entry.name, self._gradients.touched)
             entry.passes_to_go -= 1
             if entry.passes_to_go == 0:
                 self._gradients.send(entry, self._guard)
@@ -409,6 +415,11 @@ class GradientExchange:
         """
         self.flush()
         return self._shards
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each rank has its shards of the optimizer's state."""
+        return self._shards is not None
 
     @property
     def on_servers(self) -> bool:

@@ -96,7 +96,8 @@ class GradientBuffers:
         """Points ``entry`` at its place, also if the program has moved its gradient."""
         sample = self._samples[entry.tensor]
         entry.wire = self._place(entry)
-        same = sample.dtype == entry.parameter.dtype and sample.shape == entry.parameter.shape
+        dtype = native.gradient_dtype(entry.parameter)
+        same = sample.dtype == dtype and sample.shape == entry.parameter.shape
         entry.on_wire = same
         entry.casts = self._casts and not same
         entry.feedback = self._feedback and not same
@@ -113,7 +114,9 @@ class GradientBuffers:
             entry.gradient = self._new_gradient(entry)
 
     def _new_gradient(self, entry: ParameterEntry) -> torch.Tensor:
-        return self._place(entry) if entry.on_wire else torch.zeros_like(entry.parameter)
+        if entry.on_wire:
+            return self._place(entry)
+        return torch.zeros_like(entry.parameter, dtype=native.gradient_dtype(entry.parameter))
 
     def _place(self, entry: ParameterEntry) -> torch.Tensor:
         sample = self._samples[entry.tensor]
@@ -210,5 +213,7 @@ class GradientBuffers:
 def _wire_sample(parameter: torch.Tensor, compression: type[Compressor]) -> torch.Tensor:
     """How a gradient of ``parameter`` is sent, without data: shape, stride, dtype."""
     # empty_like keeps the strides of dense tensors (channels_last) and makes others contiguous
-    shape = torch.empty_like(parameter, device="meta", requires_grad=False)
+    shape = torch.empty_like(
+        parameter, dtype=native.gradient_dtype(parameter), device="meta", requires_grad=False
+    )
     return compression.compress(shape)[0]

@@ -109,11 +109,7 @@ class GradientTransfer:
                 return
             gradient, reach = gradient.to_dense(), native.GradientReach.ALONE
         if not entry.in_place and not self.model.put_in_place([entry]):
-            raise InvalidUsage(
-                f"parameter '{entry.name}' became {entry.parameter.dtype} on "
-                f"{entry.parameter.device} in the middle of a step; convert the model between "
-                "step() and the next backward()"
-            )
+            misuse.refuse_converted(entry)
         in_place = gradient is entry.gradient
         if self._may_be_kept(entry, reach):
             entry.own = gradient
@@ -126,6 +122,9 @@ class GradientTransfer:
             and self.model.sender.send(entry, gradient)
         )
         if not done:
+            misuse.check_gradient(entry, gradient)
+            if not self.model.put_in_place([entry]):
+                misuse.refuse_converted(entry)
             with torch.no_grad():
                 self._put_on_wire(entry, gradient)
             self.model.sender.hand_over(entry)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
 
 from hvd_order.errors import InvalidUsage
+from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []
 
@@ -19,6 +23,77 @@ ZEROED_IN_FLIGHT = (
     "To skip a step after a complete backward pass, which all ranks must do, call "
     "optimizer.synchronize() first."
 )
+
+
+_NO_MORE = (
+    "Gradients were computed more than backward_passes_per_step times before call to step(): those "
+    "of parameter '{name}' are on their way to the other ranks since gradients were clipped or "
+    "unscaled, or their norms read, and cannot take more. Clip after the last of the backward "
+    "passes; before the next one call optimizer.step(), or optimizer.zero_grad() to drop them."
+)
+
+
+def too_many_passes(name: str, touched: bool) -> AssertionError:
+    """The error of a gradient that comes again after it was sent.
+
+    Args:
+        touched: the program has used the gradients of the step since.
+    """
+    return AssertionError((_NO_MORE if touched else TOO_MANY_PASSES).format(name=name))
+
+
+def check_usable(name: str, parameter: torch.Tensor, rank: int) -> None:
+    """Refuses a parameter that has no elements yet, whose gradients have no known place."""
+    begin = f"rank {rank}: parameter '{name}' "
+    if torch.nn.parameter.is_lazy(parameter):
+        raise InvalidUsage(
+            begin + "has no shape yet: call the model once with a batch, which initializes lazy "
+            "modules, and make the optimizer distributed after that"
+        )
+    if parameter.device.type == "meta":
+        raise InvalidUsage(
+            begin + "is on the device 'meta', so it has no elements: call "
+            "model.to_empty(device=...) and initialize or load the weights first. Then make the "
+            "optimizer, since to_empty() makes other parameters, and make it distributed"
+        )
+    if parameter.layout is not torch.strided:
+        raise InvalidUsage(
+            begin + f"has the layout {parameter.layout}, and gradients are summed for dense "
+            "parameters (torch.strided) only: leave it to another optimizer"
+        )
+
+
+def check_gradient(entry: ParameterEntry, gradient: torch.Tensor) -> None:
+    """Refuses a gradient in a dtype that no rank could foresee."""
+    parameter = entry.parameter
+    came = gradient.dtype
+    if getattr(parameter, "grad_dtype", came) is None and came != parameter.dtype:
+        raise InvalidUsage(
+            f"the gradient of '{entry.name}' is {came}, its parameter {parameter.dtype}, and "
+            "its grad_dtype is None, which allows any: ranks sum gradients of one dtype. Set "
+            f"parameter.grad_dtype = {came} on every rank"
+        )
+
+
+def refuse_converted(entry: ParameterEntry) -> NoReturn:
+    """Refuses a parameter that changed its kind while its gradients were being summed."""
+    parameter = entry.parameter
+    raise InvalidUsage(
+        f"parameter '{entry.name}' became {parameter.dtype} of shape {tuple(parameter.shape)} on "
+        f"{parameter.device} in the middle of a step; convert or resize it between step() and the "
+        "next backward(), on every rank"
+    )
+
+
+def refuse_resized(entries: Sequence[ParameterEntry], what: str) -> None:
+    """Refuses parameters of another shape where others keep state of the old one."""
+    for entry in entries:
+        if entry.gradient.shape != entry.parameter.shape:
+            raise InvalidUsage(
+                f"parameter '{entry.name}' had the shape {tuple(entry.gradient.shape)} and has "
+                f"{tuple(entry.parameter.shape)} now: with {what} the optimizer's state of a "
+                "parameter is not on this rank alone, and keeps its shape. Make a new optimizer"
+            )
 
 
 def check_passes(passes: int) -> None:

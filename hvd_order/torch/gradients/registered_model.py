@@ -21,6 +21,7 @@ from hvd_order.plan.link.link_model import LinkModel
 from hvd_order.plan.link.slice_settings import SliceSettings
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.devices import synchronize
+from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
@@ -30,6 +31,7 @@ from hvd_order.torch.updates.server_update import ServerUpdate
 __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
+_SERVERS = "HVD_ORDER_PS_UPDATE=server"
 _ENQUEUED = native.Stage.ENQUEUED
 _ENDED, _UNDER_WAY = int(native.Stage.ENDED), int(native.Stage.UNDER_WAY)
 
@@ -99,13 +101,15 @@ class RegisteredModel:
         """
         if self.shards is not None:
             require_halves([entry.parameter for entry in entries])
+        if self._forget is not None and (self.shards is not None or self.on_servers):
+            misuse.refuse_resized(self._in_order, "sharded=True" if self.shards else _SERVERS)
         self._give_back()
         self._host.free_id(self._model)
         if self.server_update is not None:
             self.server_update.active = on_servers
         agreed = registration.agree(
             self._channel,
-            [(s.name, tuple(s.parameter.shape), str(s.parameter.dtype)) for s in entries],
+            [(s.name, tuple(s.parameter.shape), _kind(s.parameter)) for s in entries],
         )
         self._in_order = [entries[i] for i in agreed.order]
         # The sums of shards cannot be completed, so at first there are maxima whatever is read.
@@ -420,7 +424,7 @@ class RegisteredModel:
         """Restores places from which the program has moved gradients (``model.float()``).
 
         Returns:
-            Whether that is enough; if not, parameters have another dtype or device than their
+            Whether that is enough; if not, gradients have another shape, dtype or device than their
             places, and the model must be registered anew.
         """
         placed = [entry for entry in entries if entry.placed]
@@ -519,6 +523,13 @@ class RegisteredModel:
         for entry in entries:
             self._wait_for_arrival(entry)
         return [value > 0 for value in native.read_use_flags([e.use_flag for e in entries])]
+
+
+def _kind(parameter: torch.Tensor) -> str:
+    dtype = native.gradient_dtype(parameter)
+    if dtype == parameter.dtype:
+        return str(dtype)
+    return f"{parameter.dtype} with gradients of {dtype}"
 
 
 def _forget(host: EngineHost, model: int, devices: Iterable[torch.device]) -> None:

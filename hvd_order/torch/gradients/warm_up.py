@@ -62,6 +62,7 @@ class WarmUp:
         self._next_talk = _FIRST_TALK
         for entry in entries:
             entry.deferrable = False
+            entry.size_bytes = entry.parameter.nbytes  # may have another shape or dtype
         self._register(entries, on_servers=False)
 
     def _register(self, order: Sequence[ParameterEntry], on_servers: bool) -> None:

@@ -238,6 +238,11 @@ class _Distributed:
         """Same as the optimizer's own method. Collective: every rank adds the same parameters."""
         self.flush()
         optimizer = cast("Any", self)
+        if self._hvd_exchange is not None:
+            params = param_group.get("params")
+            if not isinstance(params, torch.Tensor):  # else an iterator would be at its end after
+                param_group["params"] = params = list(params or ())
+            self._hvd_exchange.check_usable(params)
         cast("Any", self._hvd_base).add_param_group(self, param_group)
         group = optimizer.param_groups[-1]
         names = group.get("param_names") or [
@@ -336,6 +341,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam):
         step = sparse.with_sparse_gradients(step)
     size = len(process_set.ranks) if process_set.included() else 1
+    if size > 1:
+        for entry in entries:
+            misuse.check_usable(entry.name, entry.parameter, job.rank)
     if sharded:
         misuse.check_sharded(
             compression is Compression.none, (comm or job.config.comm) == "allreduce", op == Adasum

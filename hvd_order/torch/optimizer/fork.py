@@ -28,6 +28,8 @@ from hvd_order.c10d.job.job import Job
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.parameters.in_flight import NothingStays
+from hvd_order.torch.updates import optimizer_class
+from hvd_order.torch.updates.overlap import OverlapReport
 
 __all__: list[str] = []
 
@@ -64,12 +66,12 @@ class _ChildGuard(NothingStays):
 class _NoExchange:
     """Replaces the optimizer's `GradientExchange` in the child."""
 
-    on_servers = False
-    shards = None
     has_deferred_updates = False
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, exchange: GradientExchange) -> None:
         self._job = job
+        self._exchange = exchange
+        self.on_servers = exchange.on_servers
 
     def step(self, closure: Any = None) -> NoReturn:
         """Raises: the child is not a rank and has no other ranks to average with."""
@@ -79,7 +81,11 @@ class _NoExchange:
         """Raises, like `step`."""
         self._refuse("optimizer.synchronize()")
 
-    def add_entries(self, entries: Any) -> NoReturn:
+    def clip_grad_norm_(self, max_norm: float) -> NoReturn:
+        """Raises, like `step`: the norm is that of gradients averaged with other ranks."""
+        self._refuse("optimizer.clip_grad_norm_()")
+
+    def check_usable(self, parameters: Any) -> NoReturn:
         """Raises, like `step`."""
         self._refuse("optimizer.add_param_group()")
 
@@ -90,7 +96,23 @@ class _NoExchange:
     def flush(self) -> None:
         """Does nothing: the fork has applied all updates."""
 
-    fetch_state = before_zero_grad = flush
+    before_zero_grad = flush
+
+    def fetch_state(self) -> None:
+        """Raises if servers have the state."""
+        if self.on_servers:
+            self._refuse("optimizer.state_dict(), whose state the parameter servers have,")
+
+    @property
+    def shards(self) -> None:
+        """None: this process has the whole state. Raises if other ranks have parts of it."""
+        if self._exchange.is_sharded:
+            self._refuse("the state of an optimizer with sharded=True")
+
+    @property
+    def overlap_report(self) -> OverlapReport:
+        """Of the rank's last step before the fork."""
+        return self._exchange.overlap_report
 
     def set_passes(self, passes: int) -> None:
         """Does nothing: the child counts no passes."""
@@ -132,7 +154,8 @@ def _after_in_child() -> None:
         _never_destroy(exchange)  # nor the native objects that it holds
         optimizer = exchange.disown(_ChildGuard(exchange, job.rank))
         if optimizer is not None:
-            cast("Any", optimizer)._hvd_exchange = _NoExchange(job)
+            optimizer_class.unguard(optimizer)  # still there if an update failed before the fork
+            cast("Any", optimizer)._hvd_exchange = _NoExchange(job, exchange)
         exchange.release()
 
 

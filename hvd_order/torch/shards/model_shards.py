@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -31,11 +31,12 @@ _CALL_ON_ALL = "{} of a sharded optimizer, which every rank has to call"
 _FLOATING = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
-def require_halves(parameters: Iterable[torch.Tensor]) -> None:
+def require_halves(parameters: Sequence[torch.Tensor]) -> None:
     """Refuses parameters whose sums cannot travel in halves, of whatever transport.
 
     Raises:
-        InvalidUsage: they are on several devices, or not floating-point numbers.
+        InvalidUsage: they are on several devices, not floating-point numbers, or of another dtype
+            than their gradients.
     """
     kinds = {(parameter.device, parameter.dtype) for parameter in parameters}
     devices = sorted({str(device) for device, _ in kinds})
@@ -43,6 +44,12 @@ def require_halves(parameters: Iterable[torch.Tensor]) -> None:
         raise _no_halves(f"parameters are on several devices, {', '.join(devices)}")
     if not {dtype for _, dtype in kinds} <= _FLOATING:
         raise _no_halves("not all parameters are floating-point numbers")
+    for parameter in parameters:
+        if (dtype := native.gradient_dtype(parameter)) != parameter.dtype:
+            raise _no_halves(
+                f"the second half is a parameter of {parameter.dtype}, the first its gradient of "
+                f"{dtype} (grad_dtype): leave grad_dtype as it is, or leave sharded out"
+            )
 
 
 def _no_halves(why: str) -> InvalidUsage:
@@ -287,7 +294,11 @@ class ModelShards:
         call = _CALL_ON_ALL.format("sharded_state_dict()")
         shards = sharded_dict.shards_by_name(
             self._entries,
-            self._update.with_masters(optimizer, self.has_state),
+            {
+                piece: values
+                for piece, values in self._update.with_masters(optimizer, self.has_state).items()
+                if piece.begin < piece.end  # a checkpoint has no place for no elements
+            },
             lambda mine: self._gather(mine, call),
         )
         return {"state": shards, "param_groups": groups}
@@ -314,7 +325,8 @@ class ModelShards:
         problem, state = "", {}
         try:
             sharded_dict.check_groups(state_dict["param_groups"], optimizer, names)
-            state = sharded_dict.of_pieces(self._entries, self._update.pieces, state_dict["state"])
+            pieces = [piece for piece in self._update.pieces if piece.begin < piece.end]
+            state = sharded_dict.of_pieces(self._entries, pieces, state_dict["state"])
         except InvalidUsage as error:
             problem = str(error)
         call = _CALL_ON_ALL.format("load_state_dict() with shards")

@@ -70,7 +70,9 @@ def pieces_of(
             first = layout.tensor_offset(tensor) // element
             start = max(begin, first)
             stop = min(begin + length, first + entry.parameter.numel())
-            if start < stop:
+            if entry.parameter.numel() == 0 and rank == 0:  # its state has no elements either
+                pieces.append(Piece(entry, 0, 0, buffer[first:first], _values(buffer[first:first])))
+            elif start < stop:
                 wire = buffer[start:stop]
                 pieces.append(Piece(entry, start - first, stop - first, wire, _values(wire)))
     return pieces

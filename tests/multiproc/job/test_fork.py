@@ -264,3 +264,59 @@ def body_other_threads() -> None:
 
 def test_locks_that_other_threads_hold_are_free_in_the_child(ranks: RankFactory) -> None:
     ranks(2).run(body_other_threads)
+
+
+def body_optimizer_in_a_child(sharded: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer: Any = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        named_parameters=model.named_parameters(),
+        sharded=sharded,
+    )
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    uses = {
+        "clip": lambda: optimizer.clip_grad_norm_(1.0),
+        "add": lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}),
+        "step": optimizer.step,
+        "report": lambda: str(optimizer.overlap_report()),
+        "flush": optimizer.flush,
+        "state": lambda: sorted(optimizer.state_dict()["state"]),
+        "pickle": lambda: pickle.loads(pickle.dumps(optimizer)).state_dict()["param_groups"],
+        "zero": optimizer.zero_grad,
+    }
+
+    def use_all() -> dict[str, Any]:
+        answers = {}
+        for name, use in uses.items():
+            try:
+                answers[name] = use()
+            except Exception as error:
+                answers[name] = f"{type(error).__name__}: {error}"
+        return answers
+
+    report = str(optimizer.overlap_report())
+    answers = in_child(use_all)
+    refused = ["clip", "add", "step"] + ["state", "pickle"] * sharded
+    for name in refused:
+        assert answers[name].startswith("InvalidUsage: "), answers
+        assert f"forked from rank {hvd.rank()}" in answers[name], answers
+    assert answers["report"] == report
+    assert answers["flush"] is answers["zero"] is None
+    if not sharded:
+        assert answers["state"] == [0, 1]
+        assert answers["pickle"][0]["momentum"] == 0.9
+    train_on = model(torch.ones(2, 4)).sum()
+    train_on.backward()
+    optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_optimizer_in_a_child_answers_or_names_the_fork(
+    ranks: RankFactory, sharded: bool
+) -> None:
+    ranks(2).run(body_optimizer_in_a_child, sharded)
