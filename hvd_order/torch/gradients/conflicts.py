@@ -96,12 +96,37 @@ def refuse_sharded(entries: Sequence[ParameterEntry], rank: int) -> None:
     """
     for entry in entries:
         if type(entry.parameter).__name__ == "DTensor":
-            raise InvalidUsage(
-                f"rank {rank}: parameter '{entry.name}' is sharded by fully_shard(), which "
-                "averages its gradients as well. Train the model without fully_shard(), or without "
-                f"DistributedOptimizer{_ACCELERATE_FSDP if 'accelerate' in sys.modules else ''}"
-            )
+            raise InvalidUsage(_explain_dtensor(entry, rank))
     _refuse_wrapped(entries, rank, _fsdp())
+
+
+def _explain_dtensor(entry: ParameterEntry, rank: int) -> str:
+    tensor: Any = entry.parameter
+    begin = f"rank {rank}: parameter '{entry.name}' "
+    module = sys.modules.get("torch.distributed.fsdp")
+    fully_sharded = getattr(module, "FSDPModule", None)
+    if fully_sharded and any(
+        tensor is parameter
+        for found in _objects((fully_sharded,))
+        for parameter in found.parameters()
+    ):
+        return begin + (
+            "is sharded by fully_shard(), which averages its gradients as well. Train the model "
+            "without fully_shard(), or without DistributedOptimizer"
+            + (_ACCELERATE_FSDP if "accelerate" in sys.modules else "")
+        )
+    mesh = tensor.device_mesh
+    dims = mesh.mesh_dim_names or tuple(f"dim {i}" for i in range(mesh.ndim))
+    places = ", ".join(
+        f"{dim} of {size}: {placement!r}"
+        for dim, size, placement in zip(dims, mesh.shape, tensor.placements, strict=True)
+    )
+    return begin + (
+        f"is a DTensor, divided over a device mesh by tensor parallelism (parallelize_module, "
+        f"distribute_tensor): {places}. Ranks have different pieces of it, which hvd_order cannot "
+        "average. Train without the plan that divides it; or combine tensor parallelism with DDP "
+        "or fully_shard() over another dimension of the mesh, without DistributedOptimizer"
+    )
 
 
 def _refuse_wrapped(

@@ -137,6 +137,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_order.torch as hvd
@@ -166,7 +167,11 @@ def fsdp2(model):
     return fully_shard(model, mesh=mesh)
 
 
-for wrap in (ddp, frozen_ddp, fsdp1, fsdp1_keeping_parameters, fsdp2):
+def tensor_parallel(model):
+    return parallelize_module(model, mesh, {"0": ColwiseParallel()})
+
+
+for wrap in (ddp, frozen_ddp, fsdp1, fsdp1_keeping_parameters, fsdp2, tensor_parallel):
     inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     try:
         model = wrap(inner)
@@ -210,5 +215,7 @@ def test_a_model_that_is_wrapped_already_is_refused(when: str) -> None:
             assert said[kind].startswith("InvalidUsage: "), said[kind]
             assert "FullyShardedDataParallel" in said[kind]
         assert said["fsdp2"].startswith("InvalidUsage: "), said["fsdp2"]
-        assert "fully_shard()" in said["fsdp2"]
+        assert "is sharded by fully_shard()" in said["fsdp2"]
+        assert "tensor parallelism" in said["tensor_parallel"], said["tensor_parallel"]
+        assert "Shard(dim=0)" in said["tensor_parallel"]
         assert end.stdout.endswith("done\n")
