@@ -61,6 +61,12 @@ def check_usable(name: str, parameter: torch.Tensor, rank: int) -> None:
             begin + f"has the layout {parameter.layout}, and gradients are summed for dense "
             "parameters (torch.strided) only: leave it to another optimizer"
         )
+    plain = type(parameter) is torch.nn.Parameter and parameter.numel() > 0
+    if plain and parameter.untyped_storage().nbytes() == 0:
+        raise InvalidUsage(
+            begin + "has no memory (something has freed its storage): give it elements, by "
+            "p.data = ..., before the optimizer is made distributed"
+        )
 
 
 def check_gradient(entry: ParameterEntry, gradient: torch.Tensor) -> None:

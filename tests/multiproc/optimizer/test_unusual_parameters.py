@@ -187,8 +187,10 @@ def test_a_gradient_of_a_dtype_that_nobody_could_foresee_is_refused(two_ranks: R
 def body_unusable() -> None:
     with torch.device("meta"):
         meta = nn.Linear(2, 2)
-    lazy = nn.LazyLinear(2)
-    for module, cure in ((meta, "to_empty"), (lazy, "call the model once")):
+    lazy, freed = nn.LazyLinear(2), nn.Linear(2, 2)
+    freed.weight.untyped_storage().resize_(0)
+    cures = ((meta, "to_empty"), (lazy, "call the model once"), (freed, "give it elements"))
+    for module, cure in cures:
         sgd = torch.optim.SGD(module.parameters(), lr=0.1)
         with pytest.raises(InvalidUsage, match=cure) as refused:
             hvd.DistributedOptimizer(sgd, module.named_parameters())
