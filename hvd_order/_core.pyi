@@ -533,6 +533,9 @@ class Stage:
     def value(self) -> int: ...
     def __int__(self) -> int: ...
 
+def set_activity(text: str) -> None:
+    """Sets what this process waits in, for other ranks that wait for it; empty: nothing."""
+
 @final
 class Engine:
     """Sends ready slices in the agreed order, within the credit, and wakes the waiting callers.

@@ -24,6 +24,7 @@ from hvd_order._core import Stage as Stage
 from hvd_order._core import Transport as Transport
 from hvd_order._core import UpdateRule as UpdateRule
 from hvd_order._core import engine_api as engine_api
+from hvd_order._core import set_activity as set_activity
 from hvd_order._core import sum_elements as sum_elements
 
 class TorchTransport(Transport):

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
+#include "engine/activity.h"
 #include "engine/engine.h"
 #include "transport/loopback.h"
 
@@ -119,6 +120,9 @@ void bindSliceEvent(py::module_& m) {
 void bindEngine(py::module_& m) {
   bindAdapters(m);
   bindSliceEvent(m);
+  m.def(
+      "set_activity", &setActivity, py::arg("text"),
+      "What this process waits in, for other ranks that wait for it; empty: nothing.");
   py::enum_<Stage>(m, "Stage", py::module_local(), "How far the exchange of a tensor has come.")
       .value("ENDED", Stage::kEnded, "Its sum has arrived.")
       .value("UNDER_WAY", Stage::kUnderWay, "It has begun.")

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/thread_name.h"
+#include "engine/activity.h"
 #include "engine/failure_message.h"
 #include "transport/control_words.h"
 
@@ -369,7 +370,8 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
     }
     case ControlMessage::Kind::kQuery:
     case ControlMessage::Kind::kReply:
-      return health_.received(agreement().scheduler(), from, message);
+    case ControlMessage::Kind::kActivity:
+      return health_.received(agreement().scheduler(), from, message, activity());
     case ControlMessage::Kind::kFailed: {
       const std::exception_ptr error = unpackFailure(message.words);
       if (completion_.fail(error) && options_.rank == 0) {

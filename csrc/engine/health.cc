@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "engine/activity.h"
 #include "transport/control_words.h"
 
 // Compares ready counts to find which rank holds up a collective.
@@ -59,6 +60,7 @@ std::vector<Health::Addressed> Health::ask(
   waiting_ = std::move(waiting);
   missing_.clear();
   answered_ = {rank_};
+  activities_.clear();
   ControlMessage query{
       ControlMessage::Kind::kQuery, {static_cast<std::uint32_t>(rank_), ++inquiry_}};
   if (head && scheduler.hasModel(head->model) && !scheduler.isReady(*head)) {
@@ -109,8 +111,11 @@ std::vector<Health::Addressed> Health::ask(
   return out;
 }
 
-std::vector<Health::Addressed>
-Health::received(const Scheduler& scheduler, Rank from, const ControlMessage& message) {
+std::vector<Health::Addressed> Health::received(
+    const Scheduler& scheduler,
+    Rank from,
+    const ControlMessage& message,
+    const std::string& activity) {
   std::vector<Addressed> out;
   ControlWords words(from, message);
   const Rank origin = words.nextRank(size_, "the asking rank");
@@ -119,7 +124,7 @@ Health::received(const Scheduler& scheduler, Rank from, const ControlMessage& me
     if (rank_ == 0 && origin != from) {
       words.refuse(concat("it asks for rank ", origin));
     }
-    out.push_back(answer(scheduler, origin, inquiry, words.rest(3, "gradients")));
+    answer(scheduler, origin, inquiry, words.rest(3, "gradients"), activity, out);
     if (rank_ == 0) {
       for (Rank rank = 1; rank < size_; ++rank) {
         if (rank != from) {
@@ -130,11 +135,15 @@ Health::received(const Scheduler& scheduler, Rank from, const ControlMessage& me
     return out;
   }
   const Rank replier = words.nextRank(size_, "the answering rank");
-  const std::span<const std::uint32_t> lacking = words.rest(2, "gradients");
+  const bool isActivity = message.kind == ControlMessage::Kind::kActivity;
+  const std::span<const std::uint32_t> lacking =
+      isActivity ? words.rest() : words.rest(2, "gradients");
   if (origin != rank_) {
     if (rank_ == 0) {
       out.push_back({origin, message});
     }
+  } else if (inquiry == inquiry_ && isActivity) {
+    activities_[replier] = textAt(message.words, 3);
   } else if (inquiry == inquiry_) { // not a late answer to an older query
     answered_.insert(replier);
     for (std::size_t i = 0; i < lacking.size(); i += 2) {
@@ -144,11 +153,13 @@ Health::received(const Scheduler& scheduler, Rank from, const ControlMessage& me
   return out;
 }
 
-Health::Addressed Health::answer(
+void Health::answer(
     const Scheduler& scheduler,
     Rank origin,
     std::uint32_t inquiry,
-    std::span<const std::uint32_t> asked) const {
+    std::span<const std::uint32_t> asked,
+    const std::string& activity,
+    std::vector<Addressed>& out) const {
   ControlMessage reply{
       ControlMessage::Kind::kReply,
       {static_cast<std::uint32_t>(origin), inquiry, static_cast<std::uint32_t>(rank_)}};
@@ -158,7 +169,15 @@ Health::Addressed Health::answer(
       reply.words.insert(reply.words.end(), {tensor.model, tensor.tensor});
     }
   }
-  return {rank_ == 0 ? origin : 0, std::move(reply)};
+  const Rank to = rank_ == 0 ? origin : 0;
+  out.push_back({to, std::move(reply)});
+  if (!activity.empty()) {
+    ControlMessage told{
+        ControlMessage::Kind::kActivity,
+        {static_cast<std::uint32_t>(origin), inquiry, static_cast<std::uint32_t>(rank_)}};
+    appendText(told.words, activity);
+    out.push_back({to, std::move(told)});
+  }
 }
 
 void Health::note(TensorKey tensor, Rank rank) {
@@ -186,6 +205,9 @@ std::string Health::report(const Scheduler& scheduler) const {
   }
   if (missing_.size() > kMaxNamed) {
     text += concat("; ", missing_.size() - kMaxNamed, " more are missing");
+  }
+  for (const auto& [rank, activity] : activities_) {
+    text += concat("; meanwhile rank ", rank, " ", activity);
   }
   std::set<Rank> silent;
   for (Rank rank = 0; rank < size_; ++rank) {

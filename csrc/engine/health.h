@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
 #include <span>
@@ -35,12 +36,16 @@ class Health final {
       std::vector<TensorKey> waiting,
       std::optional<SliceKey> head = std::nullopt);
 
-  /// Handles kQuery and kReply. @return the messages to send.
-  std::vector<Addressed>
-  received(const Scheduler& scheduler, Rank from, const ControlMessage& message);
+  /// Handles kQuery, kReply and kActivity. @return the messages to send.
+  /// @param activity what this rank waits in; empty if nothing is known.
+  std::vector<Addressed> received(
+      const Scheduler& scheduler,
+      Rank from,
+      const ControlMessage& message,
+      const std::string& activity = {});
 
   /// Returns one line about the results so far: the tensors that are missing, the ranks that lack
-  /// them, and the ranks that did not answer.
+  /// them, what other ranks wait in, and the ranks that did not answer.
   [[nodiscard]] std::string report(const Scheduler& scheduler) const;
 
  private:
@@ -50,11 +55,13 @@ class Health final {
   };
 
   void note(TensorKey tensor, Rank rank);
-  [[nodiscard]] Addressed answer(
+  void answer(
       const Scheduler& scheduler,
       Rank origin,
       std::uint32_t inquiry,
-      std::span<const std::uint32_t> asked) const;
+      std::span<const std::uint32_t> asked,
+      const std::string& activity,
+      std::vector<Addressed>& out) const;
 
   Rank rank_;
   int size_;
@@ -62,6 +69,7 @@ class Health final {
   std::vector<TensorKey> waiting_;
   std::vector<Missing> missing_;
   std::set<Rank> answered_;
+  std::map<Rank, std::string> activities_; // of those that have told one
 };
 
 } // namespace hvd_order

@@ -22,6 +22,8 @@ struct ControlMessage {
     kFarewell, ///< sent before kLeave, like the next two; see Farewell
     kFinished,
     kMissing,
+    kActivity, ///< follows a kReply; words: asking rank, number of the inquiry, answering rank,
+               ///< then a text (engine/activity.h): what the answering rank waits in
   };
 
   Kind kind;

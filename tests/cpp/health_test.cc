@@ -36,7 +36,7 @@ struct World {
     for (const Health::Addressed& m : messages) {
       CHECK((from == 0) != (m.to == 0)); // along the star
       if (!mute.contains(m.to)) {
-        deliver(m.to, health(m.to).received(scheduler(m.to), from, m.message));
+        deliver(m.to, health(m.to).received(scheduler(m.to), from, m.message, activities[m.to]));
       }
     }
   }
@@ -54,6 +54,7 @@ struct World {
   std::vector<Scheduler> schedulers;
   std::vector<Health> healths;
   std::set<Rank> mute;
+  std::map<Rank, std::string> activities; // what the ranks wait in
 };
 
 } // namespace
@@ -69,6 +70,18 @@ TEST(theRanksThatLackATensorAreNamed) {
             "rank ", asking,
             " waits for the all-reduce of 'embedding'; 'embedding' has not been "
             "produced on ranks 1, 3"));
+  }
+}
+
+TEST(whatAnotherRankWaitsInIsNamed) {
+  for (const auto& [asking, busy] : {std::pair{0, 1}, std::pair{1, 0}, std::pair{1, 2}}) {
+    World world(3);
+    world.scheduler(asking).tensorReady({0, 2});
+    world.activities[busy] = "registers parameters";
+    CHECK_CONTAINS(
+        world.inquire(asking, {2}), concat("; meanwhile rank ", busy, " registers parameters"));
+    world.activities.clear();
+    CHECK(world.inquire(asking, {2}).find("meanwhile") == std::string::npos);
   }
 }
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order.c10d.engine.engine_host import EngineHost
-from hvd_order.c10d.job import group_collectives, request_errors
+from hvd_order.c10d.job import activity, group_collectives, request_errors
 from hvd_order.c10d.requests.queues import Queues
 from hvd_order.c10d.requests.request import Request
 from hvd_order.errors import HorovodInternalError, PeerLost
@@ -91,7 +91,7 @@ class ModelChannel:
             torch.device("cpu"),
             joined_take_part=True,
         )
-        with self._told_to_engine():
+        with self._told_to_engine(), activity.waiting(f"waits for the other ranks: {what}"):
             result: T = self._queue.run(request)
         return result
 
@@ -149,6 +149,7 @@ class ModelChannel:
         kind = f"engine {host.process_set}"
         with (
             self._told_to_engine(),
+            activity.waiting(f"waits for the other ranks: {what}"),
             request_errors.common_step(host.job, what, kind=kind, ranks=host.ranks),
         ):
             try:

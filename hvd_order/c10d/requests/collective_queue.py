@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from hvd_order import errors
+from hvd_order.c10d.job import activity
 from hvd_order.c10d.job.job import Job
 from hvd_order.c10d.job.request_errors import afresh, translate_failure
 from hvd_order.c10d.requests.mismatch import ranks_have
@@ -36,6 +37,7 @@ from hvd_order.errors import HorovodInternalError, InvalidUsage
 
 __all__ = ["CollectiveQueue"]
 
+_SOON_S = 1.0  # a wait that is longer is told to ranks that ask
 _LATE_NEWS_S = 0.2  # rank 0 notices a late rank at the same time; its message takes a moment
 _handles = itertools.count()  # shared by all queues, so that a handle identifies its queue
 
@@ -194,7 +196,23 @@ class CollectiveQueue:
         began = time.monotonic()
         stall_warning_s = config.stall_warning.total_seconds()
         patience_s = 1.25 * config.timeout.total_seconds() + 1
-        if request.done.wait(min(stall_warning_s, patience_s)) or request.done.wait(_LATE_NEWS_S):
+        soon_s = min(_SOON_S, stall_warning_s, patience_s)
+        if request.done.wait(soon_s):
+            return
+        with activity.waiting(f"waits in the collective {request.name}"):
+            self._await_long(request, began, stall_warning_s, patience_s, soon_s)
+
+    def _await_long(
+        self,
+        request: Request,
+        began: float,
+        stall_warning_s: float,
+        patience_s: float,
+        waited_s: float,
+    ) -> None:
+        if request.done.wait(min(stall_warning_s, patience_s) - waited_s) or request.done.wait(
+            _LATE_NEWS_S
+        ):
             return
         cause = "a rank is late"
         if request.decided:
@@ -206,7 +224,7 @@ class CollectiveQueue:
                 f"rank {self._job.rank} has waited {stall_warning_s:g} s for {request.name}: "
                 f"{cause}",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         # Rank 0 fails requests that not all ranks make; this limit is for a rank 0 that sends
         # nothing.

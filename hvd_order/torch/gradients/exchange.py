@@ -27,6 +27,7 @@ from hvd_order import _torch as native
 from hvd_order.c10d.engine import live_exchanges, registration, timeline
 from hvd_order.c10d.engine.engine_host import EngineHost
 from hvd_order.c10d.engine.model_channel import ModelChannel
+from hvd_order.c10d.job import activity
 from hvd_order.c10d.requests.step_log import StepLogs
 from hvd_order.errors import InvalidUsage, StaleRead
 from hvd_order.torch.gradients import clipping, conflicts, misuse
@@ -173,7 +174,12 @@ class GradientExchange:
     def _take_in(self, entries: Sequence[ParameterEntry]) -> None:
         self._steps.check_nobody_joined("parameters are added, unfrozen or converted")
         self._add(entries)
-        self._warm_up.start(self._table.entries)
+        what = f"('{entries[0].name}', ...)" if entries else "of another dtype, shape or device"
+        with activity.waiting(
+            f"registers parameters {what}: add_param_group(), requires_grad_() and conversions are "
+            "for all ranks, after the same step"
+        ):
+            self._warm_up.start(self._table.entries)
 
     def set_passes(self, passes: int) -> None:
         """Changes the number of backward passes from the next step on."""

@@ -1,0 +1,54 @@
+"""Ranks that do different things: the error of the rank that waits says what the other one does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.ranks import RankPool
+from torch import nn
+
+import hvd_order.torch as hvd
+from hvd_order.errors import HorovodInternalError
+
+
+def body_differ(what: str) -> str:
+    hvd.shutdown()
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setenv("HVD_ORDER_TIMEOUT", "4")
+        hvd.init()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].requires_grad_(False)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()
+    )
+    try:
+        for step in range(3):
+            optimizer.zero_grad()
+            if step == 2 and hvd.rank() == 1:
+                if what == "unfreezes":
+                    model[0].requires_grad_(True)
+                else:
+                    hvd.allreduce(torch.ones(1), name="accuracy")
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.flush()
+    except HorovodInternalError as error:
+        return str(error)
+    finally:
+        hvd.shutdown()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("unfreezes", "meanwhile rank 1 registers parameters ('0.weight', ...)"),
+        ("asks", "meanwhile rank 1 waits in the collective"),
+    ],
+)
+def test_the_cause_of_a_stall_is_what_another_rank_does(
+    two_ranks: RankPool, what: str, said: str
+) -> None:
+    errors = two_ranks.run(body_differ, what)
+    assert said in errors[0], errors
+    assert errors[1], errors
