@@ -365,12 +365,17 @@ class StorageLock:
     def open(self) -> None:
         """Allows access again. Has no effect on an open lock."""
 
-def torch_function(before: Callable[[Any, Any, Any], tuple[Any] | None]) -> Callable[..., Any]:
-    """A ``__torch_function__`` that calls ``before(func, args, kwargs)``, then the function, unless
-    ``before`` has returned its result.
+def torch_function(
+    before: Callable[[Any, Any, Any, Any], tuple[Any] | bool | None],
+) -> Callable[..., Any]:
+    """A ``__torch_function__`` that calls ``before(func, types, args, kwargs)``, then the function.
 
     No Python frame of it exists while the function runs, because ``torch.jit.trace`` records the
     innermost one.
+
+    Args:
+        before: None: the function is called with the ``__torch_function__`` of all classes among
+            its arguments; False: with none. A tuple has the result instead.
     """
 
 @final

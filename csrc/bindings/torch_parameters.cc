@@ -154,14 +154,17 @@ class SubclassesDisabled {
 py::cpp_function torchFunction(const py::function& before) {
   return py::cpp_function(
       [before](
-          const py::object& /*type*/, const py::object& function, const py::object& /*types*/,
+          const py::object& /*type*/, const py::object& function, const py::object& types,
           const py::tuple& args, const py::object& kwargs) {
         const py::dict named = kwargs.is_none() ? py::dict() : py::dict(kwargs);
-        const py::object answer = before(function, args, named);
-        if (!answer.is_none()) {
+        const py::object answer = before(function, types, args, named);
+        if (py::isinstance<py::tuple>(answer)) {
           return py::object(answer.cast<py::tuple>()[0]);
         }
-        const SubclassesDisabled plain;
+        std::optional<SubclassesDisabled> aside;
+        if (!answer.is_none()) {
+          aside.emplace();
+        }
         PyObject* result = PyObject_Call(function.ptr(), args.ptr(), named.ptr());
         if (result == nullptr) {
           throw py::error_already_set();
@@ -191,8 +194,9 @@ void bindParameters(py::module_& m) {
       .def("open", &StorageLock::open);
   m.def(
       "torch_function", &torchFunction, py::arg("before"),
-      "A __torch_function__ that calls before(func, args, kwargs), then the function; if the "
-      "answer is not None, its element is the result instead.");
+      "A __torch_function__ that calls before(func, types, args, kwargs), then the function: with "
+      "other classes' __torch_function__ if the answer is None, without if it is False. The "
+      "element of a tuple is the result instead.");
   py::class_<CleanRoom>(
       m, "CleanRoom", py::module_local(), "A context in which torch finds this thread as new.")
       .def(py::init<>())

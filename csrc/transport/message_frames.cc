@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t kContentWords = kFrameWords - 1; // without the last
 constexpr std::size_t kHeaderWords = 2;
 constexpr auto kText = static_cast<ControlMessage::Kind>(0);
-constexpr auto kLastKind = ControlMessage::Kind::kMissing;
+constexpr auto kLastKind = ControlMessage::Kind::kActivity;
 
 bool isKnown(ControlMessage::Kind kind) {
   return kind <= kLastKind || kind == kParting;

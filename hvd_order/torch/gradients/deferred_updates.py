@@ -224,7 +224,9 @@ class DeferredUpdates:
                 return False
             entry.cleared = True
             return True
-        with torch._C.DisableTorchFunctionSubclass():  # the answer is known here
+        # No mode of the caller's concerns the zeros: inference mode would make them unusable. And
+        # whether there is a gradient is known here.
+        with native.CleanRoom(), torch._C.DisableTorchFunctionSubclass():
             if parameter.grad is None:
                 return True
             is_ours = parameter.grad is entry.gradient

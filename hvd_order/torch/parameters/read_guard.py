@@ -1,20 +1,24 @@
 """Finishes pending work on a tensor before anything reads it.
 
-While the update of a parameter is deferred, its class is :class:`PendingParameter`; while its
+While the update of a parameter is deferred, its class is :data:`PendingParameter`; while its
 gradient is in flight, the class of the gradient tensor is :class:`InFlightGradient`. Both have the
 layout of the class they replace, so the swap is one assignment (torch does the same with its own
-``UninitializedParameter``). Every use from Python -- an operator, a method, ``.data``, ``copy``,
-``pickle`` -- goes through ``__torch_function__``, which first calls the guard to finish and then
-runs the requested function. So it does not matter which module reads a parameter, or whether a
-module does at all: the first reader finds an ordinary parameter, up to date.
+``UninitializedParameter``). Before torch uses a tensor of another class than its own two, it asks
+the tensor for ``__torch_function__``: in every operator, method, ``.data``, ``copy``, ``pickle``.
 
-Reads of metadata (shape, dtype) finish nothing, nor does ``.grad``, except where only the other
-ranks determine whether it is None.
+A pending parameter is finished when it is asked, and answers that it has no such function. So it
+does not matter which module reads a parameter, or whether a module does at all; and a tensor of
+another subclass beside it, or a mode, meets an ordinary parameter, up to date. unasked.py lists the
+places that do not ask. Reads of metadata (shape, dtype) finish nothing, nor does ``.grad``, except
+where only the other ranks determine whether it is None: for these the class has members of its own
+(metadata.py), so nobody asks.
 
 On a device an update has not run yet when it has been launched. Until it has, the parameter stays
 armed, since readers on other streams must wait for it.
 
-A few uses of a gradient in flight need not wait for it (in_flight.py): clipping and unscaling.
+A few uses of a gradient in flight need not wait for it (in_flight.py): clipping and unscaling. So
+a gradient has a ``__torch_function__``, which finishes it for all others, and calls the function
+again.
 
 In addition, a lock protects the parameter's memory (:class:`StorageLock`): a reader in C++,
 invisible to Python, gets an error that names the parameter, never an old value. To avoid this
@@ -36,7 +40,7 @@ from torch.nn import Parameter
 
 from hvd_order import _torch as native
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.parameters import in_flight
+from hvd_order.torch.parameters import in_flight, metadata, unasked
 from hvd_order.torch.parameters.in_flight import Change
 
 __all__: list[str] = []
@@ -71,38 +75,6 @@ class Guard(Protocol):
         """Whether `change` would make a change."""
 
 
-def _getter(name: str) -> Any:
-    return getattr(torch.Tensor, name).__get__
-
-
-def _setter(name: str) -> Any:
-    return getattr(torch.Tensor, name).__set__
-
-
-# Functions that inspect a tensor without reading its elements. All other functions finish the
-# tensor first, so a name missing here costs only overlap.
-_METADATA: frozenset[Any] = frozenset(
-    [_getter(name) for name in (
-        "shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn",
-        "is_sparse", "is_cuda", "is_cpu", "is_meta", "is_mkldnn", "is_quantized", "is_nested",
-        "is_xpu", "is_mps", "itemsize", "nbytes", "retains_grad", "name", "output_nr",
-    )]
-    + [_setter(name) for name in ("grad", "requires_grad")]
-    + [
-        torch.Tensor.size, torch.Tensor.dim, torch.Tensor.ndimension, torch.Tensor.numel,
-        torch.Tensor.nelement, torch.Tensor.stride, torch.Tensor.storage_offset,
-        torch.Tensor.element_size, torch.Tensor.is_contiguous, torch.Tensor.is_floating_point,
-        torch.Tensor.is_complex, torch.Tensor.get_device, torch.Tensor.requires_grad_,
-        torch.Tensor.__hash__, torch.Tensor.__len__, torch.Tensor.register_hook,
-        torch.Tensor.register_post_accumulate_grad_hook, torch.is_floating_point, torch.is_complex,
-        torch.numel,
-    ]
-)  # fmt: skip
-
-
-_GRAD_ATTRIBUTE: frozenset[Any] = frozenset([_getter("grad"), _setter("grad")])
-
-
 def _collect(value: object, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
     kind = type(value)
     if issubclass(kind, _Pending):
@@ -120,7 +92,7 @@ def _collect(value: object, parameters: list[torch.Tensor], gradients: list[torc
 def _by_guard(tensors: list[torch.Tensor]) -> Iterable[tuple[Guard, list[torch.Tensor]]]:
     guards: dict[int, tuple[Guard, list[torch.Tensor]]] = {}
     for tensor in tensors:
-        guard = getattr(tensor, GUARD, None)
+        guard = vars(tensor).get(GUARD)
         if isinstance(guard, weakref.ref):
             guard = guard()
             if guard is None:
@@ -128,7 +100,8 @@ def _by_guard(tensors: list[torch.Tensor]) -> Iterable[tuple[Guard, list[torch.T
                     "a gradient is read that was on its way when its DistributedOptimizer was "
                     "dropped; keep the optimizer until step()"
                 )
-        # The gradient, finished just before, also completed the update of this parameter.
+        # The gradient, finished just before, also completed the update of this parameter, or
+        # another thread has done it.
         if guard is None:
             continue
         guards.setdefault(id(guard), (guard, []))[1].append(tensor)
@@ -139,8 +112,8 @@ def _common_guard(tensors: list[torch.Tensor]) -> Guard | None:
     """The guard of all tensors; None unless each is a gradient in flight, of the same guard."""
     if not all(type(tensor) is InFlightGradient for tensor in tensors):
         return None
-    if len(tensors) == 1:
-        guard = getattr(tensors[0], GUARD)
+    if len(tensors) == 1:  # without _by_guard, since clipping does this for each gradient
+        guard = vars(tensors[0]).get(GUARD)  # None: another thread has just completed it
         alive: Guard | None = guard() if isinstance(guard, weakref.ref) else guard
         return alive
     by_guard = list(_by_guard(tensors))
@@ -165,6 +138,18 @@ def settle(*values: object) -> None:
             guard.before_parameter_read(tensors)
 
 
+def _make_ordinary(value: object) -> None:
+    """Finishes pending parameters; they are ordinary also where a device has yet to update them."""
+    parameters: list[torch.Tensor] = []
+    _collect(value, parameters, [])
+    if parameters:
+        for parameter in parameters:
+            vars(parameter).pop(_FAILURE, None)  # this call raises it
+        settle(parameters)
+        for parameter in parameters:
+            disarm_parameter(parameter)
+
+
 def _ordinary(tensor: Any) -> Any:
     """Finishes a tensor, and makes it ordinary, also where a device has yet to run its update.
 
@@ -179,41 +164,10 @@ def _ordinary(tensor: Any) -> Any:
     return tensor
 
 
-@torch._dynamo.disable  # type: ignore[untyped-decorator]
-def _before_grad_attribute(tensor: torch.Tensor) -> None:
-    guard: Guard = getattr(tensor, GUARD)
-    guard.before_grad_attribute(tensor)
-
-
-@torch._dynamo.disable  # type: ignore[untyped-decorator]
-def _in_flight(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any] | None:
-    with native.CleanRoom(), torch._C.DisableTorchFunctionSubclass():
-        return in_flight.call(func, args, kwargs, _common_guard)
-
-
-def _before_call(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any] | None:
-    if func in in_flight.FUNCTIONS:
-        answer: tuple[Any] | None = in_flight.short_call(func, args, kwargs)
-        if answer is None:
-            answer = _in_flight(func, args, kwargs)
-        if answer is not None:
-            return answer
-    if func not in _METADATA:
-        settle(args, kwargs)
-    elif func in _GRAD_ATTRIBUTE and isinstance(args[0], _Pending):
-        _before_grad_attribute(args[0])
-    return None
-
-
-_settled_call = native.torch_function(_before_call)
-
-
 class _Guarded:
     """Completes a tensor before it is read; it is an ordinary one afterwards."""
 
     __slots__ = ()
-
-    __torch_function__ = classmethod(_settled_call)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the completed tensor, as an ordinary one."""
@@ -228,17 +182,93 @@ class _Guarded:
         return repr(_ordinary(self))
 
 
+# ---- parameters --------------------------------------------------------------------------------
+
+
+class _Failure:
+    """The ``__torch_function__`` of a parameter that could not be finished: raises the reason.
+
+    torch ignores an error from where it asks for the function.
+    """
+
+    def __init__(self, parameter: Any, error: BaseException) -> None:
+        self._parameter = weakref.ref(parameter)
+        self._error = error
+
+    def __call__(self, *_args: Any) -> Any:
+        parameter = self._parameter()
+        if parameter is not None:
+            vars(parameter).pop(_FAILURE, None)
+        raise self._error
+
+
+_FAILURE = "_hvd_order_failure"
+_NO_FUNCTION = torch._C._disabled_torch_function_impl
+
+
+class _FinishedWhenAsked:
+    """The attribute ``__torch_function__``: finishes the parameter that is asked for it."""
+
+    def __get__(self, parameter: Any, _class: Any = None) -> Any:
+        if parameter is None:  # what the class has: nobody is asked
+            return _NO_FUNCTION
+        failure = vars(parameter).get(_FAILURE)  # torch asks again when it calls
+        if failure is None:
+            try:
+                settle(parameter)
+            except BaseException as error:
+                failure = vars(parameter)[_FAILURE] = _Failure(parameter, error)
+        return _NO_FUNCTION if failure is None else failure
+
+
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def _before_grad_attribute(tensor: torch.Tensor) -> None:
+    guard: Guard | None = vars(tensor).get(GUARD)
+    if guard is not None:  # else another thread has just updated the parameter
+        guard.before_grad_attribute(tensor)
+
+
 class _Pending(_Guarded):
     """Marks the classes of pending parameters beside the user's classes."""
 
     __slots__ = ()
+    __torch_function__ = _FinishedWhenAsked()
+
+    vars().update(metadata.members(settle, _before_grad_attribute))
+
+    def __init_subclass__(cls) -> None:
+        """Keeps the class from the user's ``__init_subclass__``: it is none of the program's."""
 
 
-class PendingParameter(_Pending, Parameter):  # type: ignore[misc]
-    """A parameter whose update is deferred."""
+class _AsUsers(type):
+    """The metaclass of pending classes: programs that compare ``type(p)`` find the user's class."""
 
-    __slots__ = ()
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.__bases__[1]  # beside _Pending
 
+    def __hash__(cls) -> int:
+        return hash(cls.__bases__[1])
+
+    def __init_subclass__(cls) -> None:
+        """Keeps the class from the user's metaclass, as `_Pending` does."""
+
+
+def _made_pending(user_class: type) -> type | None:
+    user_meta: Any = type(user_class)
+    # No code of the user's metaclass runs, as none of __init_subclass__ does.
+    try:
+        meta: Any = type.__new__(type(user_meta), user_meta.__name__, (_AsUsers, user_meta), {})
+        made: type = type.__new__(meta, user_class.__name__, (_Pending, user_class), {
+            "__slots__": (), "__module__": user_class.__module__,
+            "__qualname__": user_class.__qualname__, **metadata.own_members(user_class),
+        })  # fmt: skip
+    except TypeError:  # the class cannot be inherited, or the metaclass lets only itself do it
+        return None
+    return made
+
+
+# The class of a parameter whose update is deferred.
+PendingParameter: Any = _made_pending(Parameter)
 
 # By the user's class. Subclasses of Parameter (such as a weight with quantization attributes) get
 # a pending class at first use; None: the class has a guard of its own kind.
@@ -255,19 +285,71 @@ def _pending_class(user_class: type) -> type | None:
             and user_class.__torch_function__ == plain.__torch_function__
             and user_class.__torch_dispatch__ == plain.__torch_dispatch__
             and user_class.__getattribute__ is plain.__getattribute__
+            and user_class.__setattr__ is plain.__setattr__
+            and user_class.__delattr__ is plain.__delattr__
         )
-        _PENDING[user_class] = (
-            type(f"Pending{user_class.__name__}", (_Pending, user_class), {"__slots__": ()})
-            if is_plain
-            else None
-        )
+        _PENDING[user_class] = _made_pending(user_class) if is_plain else None
     return _PENDING[user_class]
+
+
+# ---- gradients ---------------------------------------------------------------------------------
+
+
+@torch._dynamo.disable  # type: ignore[untyped-decorator]
+def _in_flight(func: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any] | None:
+    with native.CleanRoom(), torch._C.DisableTorchFunctionSubclass():
+        return in_flight.call(func, args, kwargs, _common_guard)
+
+
+# Answers of `_before_call`; a tuple has the result.
+_CALL_AGAIN = None
+_CALL_ASIDE = False  # without asking the classes of tensors
+
+
+def _before_call(
+    func: Callable[..., Any], types: tuple[type, ...], args: Any, kwargs: Any
+) -> tuple[Any] | bool | None:
+    # Beside a tensor of another subclass, the function is that class's.
+    if func in in_flight.FUNCTIONS and len(types) == 1:
+        answer: tuple[Any] | None = in_flight.short_call(func, args, kwargs)
+        if answer is None:
+            answer = _in_flight(func, args, kwargs)
+        if answer is not None:
+            return answer
+    if func in metadata.FUNCTIONS:
+        return _CALL_ASIDE
+    settle(args, kwargs)
+    armed: list[torch.Tensor] = []
+    _collect((args, kwargs), [], armed)
+    if not armed:
+        return _CALL_AGAIN
+    return _CALL_ASIDE if len(types) == 1 else (_call_beside(func, armed, args, kwargs),)
+
+
+def _call_beside(
+    func: Callable[..., Any], armed: list[torch.Tensor], args: Any, kwargs: Any
+) -> Any:
+    """Calls a function of complete gradients that stay armed, and tensors of other subclasses."""
+    guards = [vars(gradient).get(GUARD) for gradient in armed]
+    for gradient in armed:
+        gradient.__class__ = torch.Tensor
+    try:
+        return func(*args, **kwargs)
+    finally:
+        for gradient, guard in zip(armed, guards, strict=True):
+            if guard is not None and vars(gradient).get(GUARD) is guard:
+                gradient.__class__ = InFlightGradient
 
 
 class InFlightGradient(_Guarded, torch.Tensor):  # type: ignore[misc]
     """A gradient that is being summed over the ranks."""
 
     __slots__ = ()
+
+    __torch_function__ = classmethod(native.torch_function(_before_call))
+
+
+# ---- arming ------------------------------------------------------------------------------------
 
 
 def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
@@ -277,25 +359,31 @@ def arm_parameter(parameter: torch.Tensor, guard: Guard) -> bool:
         Whether that is possible: a subclass of ``Parameter`` may have a guard of its own kind.
     """
     if is_armed(parameter):
-        setattr(parameter, GUARD, guard)
+        vars(parameter)[GUARD] = guard
         return True
-    pending = _pending_class(type(parameter))
+    user_class = type(parameter)
+    pending = _pending_class(user_class)
     if pending is None:
         return False
+    # Before the class: a reader on another thread finds both.
+    vars(parameter)[GUARD] = guard
     try:
         parameter.__class__ = pending
     except TypeError:  # the subclass has __slots__ of its own
-        _PENDING[type(parameter)] = None
+        _PENDING[user_class] = None
+        del vars(parameter)[GUARD]
         return False
-    setattr(parameter, GUARD, guard)
     return True
 
 
 def disarm_parameter(parameter: torch.Tensor) -> None:
     """Makes the parameter an ordinary one again. Has no effect on an ordinary parameter."""
-    if is_armed(parameter):
-        parameter.__class__ = type(parameter).__bases__[1]  # beside _Pending
-        delattr(parameter, GUARD)
+    kind = type(parameter)  # once: readers on other threads may disarm it, too
+    if issubclass(kind, _Pending):
+        parameter.__class__ = kind.__bases__[1]  # beside _Pending
+        attributes = vars(parameter)
+        attributes.pop(GUARD, None)
+        attributes.pop(_FAILURE, None)
 
 
 def is_armed(parameter: torch.Tensor) -> bool:
@@ -310,7 +398,7 @@ def arm_gradient(gradient: torch.Tensor, guard: Guard) -> None:
     guard, and the objects that the guard holds, alive.
     """
     if type(gradient) is torch.Tensor:
-        setattr(gradient, GUARD, weakref.ref(guard))
+        vars(gradient)[GUARD] = weakref.ref(guard)
         gradient.__class__ = InFlightGradient
 
 
@@ -318,11 +406,15 @@ def disarm_gradient(gradient: torch.Tensor) -> None:
     """Makes the gradient an ordinary tensor again. Has no effect on an ordinary tensor."""
     if type(gradient) is InFlightGradient:
         gradient.__class__ = torch.Tensor  # type: ignore[assignment]
-        delattr(gradient, GUARD)
-        vars(gradient).pop(in_flight.OPEN, None)
+        attributes = vars(gradient)
+        attributes.pop(GUARD, None)
+        attributes.pop(in_flight.OPEN, None)
 
 
 def hand_to(tensor: torch.Tensor, guard: Guard) -> None:
     """Makes the next read of a guarded tensor call another guard. Ignores other tensors."""
     if isinstance(tensor, (_Pending, InFlightGradient)):
-        setattr(tensor, GUARD, guard)
+        vars(tensor)[GUARD] = guard
+
+
+unasked.ask(_make_ordinary)
