@@ -347,6 +347,8 @@ class GradientExchange:
             return overlap.LEARNING
         if not self._host.slice_settings.cross_iteration:
             return overlap.NO_GAIN
+        if self._warm_up.read_elsewhere:
+            return overlap.OTHER_THREAD
         if self._gradients.synchronized:
             why_whole = self._transfer.model.why_whole()
             if self._gradients.read_by_norm and why_whole is not None:

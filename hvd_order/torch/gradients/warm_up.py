@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from hvd_order.c10d.engine.model_channel import ModelChannel
@@ -30,6 +31,8 @@ class WarmUp:
     Attributes:
         order: the observed order of reads.
         hidden: parameters that are read invisibly to Python.
+        read_elsewhere: another thread has read parameters than the one that calls ``step()``. It
+            may be in the middle of an operator when ``step()`` would lock them.
     """
 
     def __init__(
@@ -52,6 +55,8 @@ class WarmUp:
         self._steps = 0  # since the start, or the last new start
         self._next_talk = _FIRST_TALK
         self._in_use: list[ParameterEntry] = []
+        self.read_elsewhere = False
+        self._stepping = threading.current_thread()
         self._read_lately: list[ParameterEntry] = []
 
     def start(self, entries: Sequence[ParameterEntry]) -> None:
@@ -79,6 +84,9 @@ class WarmUp:
 
     def was_read(self, entry: ParameterEntry) -> None:
         """Records a read of the armed ``entry`` from Python, or a coming read in a module."""
+        # A thread that has ended cannot step while this one reads.
+        if threading.get_ident() != self._stepping.ident and self._stepping.is_alive():
+            self.read_elsewhere = True
         if self.order.watching:
             self.order.note(entry)
             self.hidden.note(entry)
@@ -137,6 +145,7 @@ class WarmUp:
             flush: applies all updates.
         """
         self._steps += 1
+        self._stepping = threading.current_thread()
         if self._steps == 1:
             self._watch(entries, guard)
             return

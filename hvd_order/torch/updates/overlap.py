@@ -29,6 +29,7 @@ GRADIENT_KEPT = (
     "so the sums are there when backward() returns; drop them, or set .grad to None before "
     "backward()"
 )
+OTHER_THREAD = "another thread than the one that calls step() reads parameters"
 SPARSE = "their gradients are sparse"
 OWN_CLASS = "their class handles reads by itself (__torch_function__, __slots__)"
 
