@@ -304,7 +304,15 @@ class StepGradients:
         self.synchronized = True
 
     def reset(self) -> None:
-        """Resets the state of the step; its sent gradients must be finished."""
+        """Resets the state of a step whose gradients have no use; those sent must be finished."""
+        for entry in self._table.entries:
+            # What a cast has lost of a gradient that nobody uses is owed to nobody; and a step that
+            # GradScaler leaves out is followed by one with another scale.
+            if entry.sent and entry.feedback and entry.residual is not None:
+                entry.residual.zero_()
+        self._reset()
+
+    def _reset(self) -> None:
         self.close()
         self.disarm()
         self.fresh = True
@@ -324,7 +332,7 @@ class StepGradients:
         """Ends the step after ``step()`` has used the gradients."""
         self._log.note("end")
         self._transfer.model.read_by_norm = self.read_by_norm
-        self.reset()
+        self._reset()
         self._host.step_taken()
 
     def drop(self) -> None:
