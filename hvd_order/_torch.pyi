@@ -287,6 +287,12 @@ class Places:
     @property
     def value(self) -> int: ...
 
+def has_value_of(tensor: object, copy: object) -> bool:
+    """Whether ``tensor`` is an ordinary 0-d tensor on the CPU, with dtype and bits of ``copy``."""
+
+def own_copies(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """0-d tensors with the values of others, each with a storage of its own."""
+
 def place_in(
     buffer: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int
 ) -> torch.Tensor:

@@ -17,6 +17,7 @@ void bindUpdateRule(pybind11::module_& m);
 void bindTransports(pybind11::module_& m);
 void bindGradients(pybind11::module_& m);
 void bindParameters(pybind11::module_& m);
+void bindValues(pybind11::module_& m);
 void bindConnections(pybind11::module_& m);
 void bindServer(pybind11::module_& m);
 void bindServerTransport(pybind11::module_& m);

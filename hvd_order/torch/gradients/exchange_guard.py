@@ -90,6 +90,23 @@ class ExchangeGuard:
             entries = self._on_their_way(gradients)
             return None if entries is None else self._gradients.norms(entries, order, self)
 
+    def are_finite(self, gradients: list[torch.Tensor]) -> torch.Tensor | None:
+        """See `Guard`."""
+        with self._lock, torch.no_grad():
+            entries = self._on_their_way(gradients)
+            if entries is None:
+                return None
+            finite = self._gradients.are_finite(entries, self)
+            if finite is None and self._gradients.may_stay_in_flight and self._is_split:
+                # What follows is noted here, as it is on ranks that have completed them before.
+                self.before_gradient_read(gradients)
+                finite = self._gradients.are_finite(entries, self)
+            return finite
+
+    @property
+    def _is_split(self) -> bool:
+        return self._transfer.model.is_split
+
     def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
         """See `Guard`."""
         with self._lock:

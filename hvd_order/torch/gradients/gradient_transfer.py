@@ -19,7 +19,7 @@ from hvd_order.c10d.engine.model_channel import ModelChannel
 from hvd_order.c10d.process_sets import ProcessSet
 from hvd_order.errors import InvalidUsage
 from hvd_order.torch.collectives.compression import Compressor
-from hvd_order.torch.gradients import misuse, sparse
+from hvd_order.torch.gradients import misuse, norms, sparse
 from hvd_order.torch.gradients.registered_model import RegisteredModel
 from hvd_order.torch.kernels import use_kernels
 from hvd_order.torch.parameters.entry import ParameterEntry
@@ -258,30 +258,90 @@ class GradientTransfer:
         """
         if not self.model.has_norms(order):
             return None
-        norms: list[torch.Tensor] = []
+        found: list[torch.Tensor] = []
         for entry in entries:
-            dtype = entry.gradient.dtype
-            if not entry.changes and not entry.finished:
-                norms.append(self.model.norms(order, self._postscale, dtype)[entry.tensor])
-                continue
-            # A maximum is the size of an element, and changes as that does.
-            exact = dtype if order == math.inf else torch.float64
-            of_sums = self.model.norms(order, self._postscale, exact)
-            norm = entry.norm_after_changes(of_sums[entry.tensor])
+            norm = self._maximum(entry) if order == math.inf else self._norm(entry)
             if norm is None:
                 return None
-            norms.append(norm.to(dtype))
-        return norms
+            found.append(norm)
+        return native.own_copies(found)
+
+    def _maximum(self, entry: ParameterEntry) -> torch.Tensor | None:
+        """The infinity norm of a gradient, which has the bits of that of the elements."""
+        if entry.finished and self.model.shards is None:
+            of_elements: torch.Tensor = torch.linalg.vector_norm(entry.gradient, math.inf)
+            return of_elements
+        norm = self.model.norms(math.inf, self._postscale, entry.gradient.dtype)[entry.tensor]
+        # The maximum is the size of an element, and changes as that does.
+        for change in entry.changes:
+            changed = change.of_norm(norm)
+            if changed is None:
+                return None
+            norm = changed.to(norm.dtype)
+        return norm
+
+    def _norm(self, entry: ParameterEntry) -> torch.Tensor | None:
+        """The 2-norm of a gradient."""
+        of_elements = entry.finished and self.model.shards is None
+        if not entry.changes and not of_elements and not self._is_rounded:
+            return self.model.norms(2.0, self._postscale, entry.gradient.dtype)[entry.tensor]
+        after = norms.after_changes(entry, *self._exact_norm(entry))
+        if after is None:
+            return None
+        if of_elements:
+            return norms.of_complete(entry, *after)
+        return norms.in_type(after[0], entry.gradient.dtype)
+
+    @property
+    def _is_rounded(self) -> bool:
+        """Whether even gradients without changes are products."""
+        return self._postscale != 1.0
+
+    def _exact_norm(self, entry: ParameterEntry) -> tuple[torch.Tensor, float, bool]:
+        """The 2-norm of a sum, and what the gradient is after it, for the functions of norms.py."""
+        of_sums = self.model.norms(2.0, self._postscale, torch.float64)
+        return of_sums[entry.tensor], self._postscale, self.model.shards is None
+
+    def are_finite(self, entries: Sequence[ParameterEntry]) -> torch.Tensor | None:
+        """Whether all elements of gradients are finite; None: it is not known without them.
+
+        Waits for the first halves of all sums of the step.
+        """
+        found: list[torch.Tensor] = []
+        for entry in entries:
+            if entry.finished and self.model.shards is None:
+                found.append(entry.gradient.isfinite().all())
+                continue
+            largest = self._maximum(entry) if self.model.has_norms(math.inf) else None
+            finite = (
+                norms.is_finite(entry, *self._exact_norm(entry))
+                if largest is None
+                else largest.isfinite()
+            )
+            if finite is None:
+                return None
+            found.append(finite)
+        return torch.stack(found).all()
 
     def open(self, entries: Sequence[ParameterEntry], order: float) -> Opened:
         """Opens gradients whose norms of one order are known to the short way of clipping."""
         opened = Opened()
+        is_known = order == math.inf or not self._is_rounded
         with torch._C.DisableTorchFunctionSubclass():
+            known: list[torch.Tensor] = []
+            with_known: list[list[torch.Tensor]] = []
             for entry in entries:
-                if type(entry.gradient) is InFlightGradient and not entry.changes:
-                    norms = self.model.norms(order, self._postscale, entry.gradient.dtype)
-                    of_it = (opened, weakref.ref(entry), order, norms[entry.tensor])
-                    setattr(entry.gradient, OPEN, of_it)
+                gradient = entry.gradient
+                if type(gradient) is not InFlightGradient:
+                    continue
+                copies: list[torch.Tensor] = []
+                if is_known and not entry.changes:
+                    of_sums = self.model.norms(order, self._postscale, gradient.dtype)
+                    known.append(of_sums[entry.tensor])
+                    with_known.append(copies)
+                setattr(gradient, OPEN, (opened, weakref.ref(entry), order, copies))
+            for copies, copy in zip(with_known, native.own_copies(known), strict=True):
+                copies.append(copy)
         return opened
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:

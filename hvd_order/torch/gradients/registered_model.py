@@ -23,6 +23,7 @@ from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
+from hvd_order.torch.gradients.norms import in_type
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.shards.model_shards import ModelShards, require_halves
@@ -352,7 +353,7 @@ class RegisteredModel:
             dtype: of the result.
 
         Returns:
-            The norms of the sums, 0-d, by TensorId.
+            The norms of the sums, 0-d, by TensorId. They are kept: nobody may change them.
         """
         key = order, dtype
         if key not in self._norms:
@@ -363,7 +364,7 @@ class RegisteredModel:
                 if order == math.inf:
                     norms = self._buffers.infinity_norms(factor, dtype)
                 else:
-                    norms = self._buffers.norms(factor).to(dtype)
+                    norms = in_type(self._buffers.norms(factor), dtype)
                 self._norms[key] = norms.unbind()
         return self._norms[key]
 

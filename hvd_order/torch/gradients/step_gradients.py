@@ -215,6 +215,15 @@ class StepGradients:
             self._opened = self._transfer.open(self._table.entries, order)
         return norms
 
+    def are_finite(self, entries: Sequence[ParameterEntry], guard: Guard) -> torch.Tensor | None:
+        """Sends the rest, and returns whether all elements of gradients are finite; None: that is
+        not known while they are on their way.
+        """
+        if not self._transfer.model.is_split or not self._touch(guard):
+            return None
+        self._asked_for_norms = True
+        return self._transfer.are_finite(entries)
+
     def _may_have_maxima(self) -> bool:
         """Notes that infinity norms are asked for; returns whether they can be known early."""
         if not self.may_stay_in_flight:
@@ -241,7 +250,7 @@ class StepGradients:
         """Sends the rest, and notes a change of gradients on their way; returns whether that is
         possible.
         """
-        if not self._touch(guard) or not all(entry.has_known_norm for entry in entries):
+        if not self._touch(guard):
             return False
         with torch.no_grad():
             for entry in entries:

@@ -63,7 +63,6 @@ class ParameterEntry(native.GradientEntry):
     compression_context: Any = None
     changes: list[Change] = field(default_factory=list)
     _changes_made: int = 0
-    _version: int = -1  # of the gradient's elements after them
     squares: torch.Tensor | None = None  # their sum is the sum of squares of `gradient`
     finished: bool = False  # sent, and summed, and visible in `gradient`
     own: torch.Tensor | None = None
@@ -115,23 +114,6 @@ class ParameterEntry(native.GradientEntry):
             change.apply(self.gradient)
             self.squares = None
         self._changes_made = len(self.changes)
-        self._version = self.gradient._version
-
-    @property
-    def has_known_norm(self) -> bool:
-        """Whether nothing but the known changes has happened to the gradient."""
-        return not self.finished or self._version == self.gradient._version
-
-    def norm_after_changes(self, norm: torch.Tensor) -> torch.Tensor | None:
-        """A norm of the gradient, from that of the sum; None if it is not known.
-
-        Rounded after each change, as elements are.
-        """
-        after: torch.Tensor | None = norm if self.has_known_norm else None
-        for change in self.changes:
-            changed = None if after is None else change.of_norm(after)
-            after = None if changed is None else changed.to(norm.dtype)
-        return after
 
     def begin_step(self, passes: int) -> None:
         """Prepares the entry for the gradients of the next step."""

@@ -5,8 +5,14 @@ elements, they do to each by itself. Where all-reduces are split (docs/architect
 order 2 and infinity are known early. Changes are noted, and made when the sum has arrived, before
 the update.
 
+What is noted, or handed out, is a value of its own. A factor is copied whenever one is given: code
+that no counter sees (``.data``, numpy, C++) may give its tensor another value. A norm is handed out
+in a tensor that the program may change.
+
 A rank may read elements where others do not, so a gradient that is complete before ``step()`` still
-gets its norm from the same squares: norms must be equal to the last bit on all ranks.
+gets its norm from the same squares: norms must be equal to the last bit on all ranks. Whoever has
+read elements may also have changed them, so then the elements decide whether that norm is theirs
+(gradients/norms.py).
 """
 
 from __future__ import annotations
@@ -20,6 +26,10 @@ from typing import Any, Protocol
 
 import torch
 
+from hvd_order import _torch as native
+from hvd_order.torch.parameters import gradient_alias
+from hvd_order.torch.parameters.gradient_alias import gradient_of, gradients_of
+
 __all__: list[str] = []
 
 
@@ -30,7 +40,10 @@ class Change(Protocol):
         """Changes a complete gradient in place."""
 
     def of_norm(self, norm: torch.Tensor) -> torch.Tensor | None:
-        """A norm after the change, from the one before; None: it is not known."""
+        """A norm after the change, from the one before; None: it is not known.
+
+        No wait for a device.
+        """
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,20 @@ class Factor:
     def of_norm(self, norm: torch.Tensor) -> torch.Tensor | None:
         """See `Change`."""
         size = self.value.abs() if isinstance(self.value, torch.Tensor) else abs(self.value)
+        on_device = isinstance(size, torch.Tensor) and size.device.type != "cpu"
+        if not on_device and not (math.isfinite(size) and (size > 0 or not self.divides)):
+            return None  # elements that are 0 become NaN
         return norm / size if self.divides else norm * size
+
+
+class Unscaling(Factor):
+    """Multiplication by the operator of GradScaler, which rounds as ``mul_`` may not."""
+
+    def apply(self, gradient: torch.Tensor) -> None:
+        """See `Change`."""
+        assert isinstance(self.value, torch.Tensor)
+        ignored = torch.zeros(1, device=gradient.device)
+        torch._amp_foreach_non_finite_check_and_unscale_([gradient], ignored, self.value)
 
 
 @dataclass(frozen=True)
@@ -84,6 +110,7 @@ class Stay(Protocol):
     """The part of `read_guard.Guard` that is used here."""
 
     def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None: ...
+    def are_finite(self, gradients: list[torch.Tensor]) -> torch.Tensor | None: ...
     def change(self, gradients: list[torch.Tensor], change: Change) -> bool: ...
     def may_stay_in_flight(self, gradients: list[torch.Tensor]) -> bool: ...
 
@@ -94,6 +121,11 @@ class NothingStays:
     def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None:
         """See `read_guard.Guard`."""
         del gradients, order
+        return None
+
+    def are_finite(self, gradients: list[torch.Tensor]) -> torch.Tensor | None:
+        """See `read_guard.Guard`."""
+        del gradients
         return None
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
@@ -107,33 +139,40 @@ class NothingStays:
         return False
 
 
-_GuardOf = Callable[[list[torch.Tensor]], Stay | None]
+_Tensors = list[torch.Tensor]
+# The guard of all of these gradients or aliases, if each is in flight; and the gradients.
+_GuardOf = Callable[[_Tensors], tuple[Stay, _Tensors] | None]
 _Answer = tuple[Any] | None  # None: the gradients must be completed, then the function is called
 
 
-def call(func: Callable[..., Any], args: Any, kwargs: Any, guard_of: _GuardOf) -> _Answer:
+def call(
+    func: Callable[..., Any], args: Any, kwargs: Any, guard_of: Callable[[_Tensors], Stay | None]
+) -> _Answer:
     """Calls one of the `FUNCTIONS` without completing the gradients in flight among its arguments.
 
     Args:
-        guard_of: the guard of all of the given tensors, if each is in flight.
+        guard_of: the guard of all of the given tensors, if each is a gradient in flight.
 
     Returns:
         The result; None if they must be completed first.
     """
-    return FUNCTIONS[func](guard_of, *args, **kwargs) if args else None
+
+    def find(tensors: _Tensors) -> tuple[Stay, _Tensors] | None:
+        gradients = gradients_of(tensors)
+        guard = guard_of(gradients) if gradients else None
+        return None if guard is None or gradients is None else (guard, gradients)
+
+    return FUNCTIONS[func](find, *args, **kwargs) if args else None
 
 
 def _as_list(tensors: Any) -> list[torch.Tensor]:
     return list(tensors) if isinstance(tensors, (list, tuple)) else []
 
 
-def _guard_of_list(guard_of: _GuardOf, tensors: Any) -> Stay | None:
-    return guard_of(_as_list(tensors)) if _as_list(tensors) else None
-
-
 # ---- the short way ----------------------------------------------------------------------------
 
-# Attribute of a gradient: (Opened, weak reference to its entry, order of a norm, this norm).
+# Attribute of a gradient: (Opened, weak reference to its entry, order of a norm, a list with a copy
+# of this norm until it is handed out).
 OPEN = "_hvd_order_open"
 
 
@@ -145,7 +184,7 @@ class Opened:
     first calls have checked holds for the others.
 
     Attributes:
-        factor: which the gradients can be multiplied by.
+        factor: the last change of any of them, which usually all get.
     """
 
     __slots__ = ("_is_open", "_lock", "factor")
@@ -176,18 +215,18 @@ def short_call(func: Callable[..., Any], args: Any, kwargs: Any) -> _Answer:
     if kwargs or len(args) != 2:
         return None
     gradient, value = args
-    opened, reference, order, norm = getattr(gradient, OPEN, _CLOSED)
+    opened, reference, order, copies = getattr(gradient, OPEN, _CLOSED)
     entry = reference() if opened else None
     if entry is None:
         return None
     if func is torch.linalg.vector_norm:
         is_known = type(value) in (int, float) and value == order and not entry.changes
-        return (norm,) if is_known else None
+        return (copies.pop(),) if is_known and copies else None
     if func is torch.Tensor.mul_:
-        last = _last
-        is_same = last is not None and last[0] is value and last[1] == value._version
-        if last is not None and is_same and last[2] is opened.factor:
-            return (gradient,) if opened.note(entry, last[2]) else None
+        factor = opened.factor
+        is_product = type(factor) is Factor and not factor.divides
+        if is_product and native.has_value_of(value, factor.value):
+            return (gradient,) if opened.note(entry, factor) else None
     return None
 
 
@@ -197,67 +236,58 @@ _CLOSED: tuple[Any, Any, Any, Any] = (None, None, None, None)
 # ---- norms ------------------------------------------------------------------------------------
 
 
-def _norms(guard_of: _GuardOf, gradients: Any, order: Any) -> list[torch.Tensor] | None:
-    if isinstance(order, bool) or order not in (2, math.inf):
+def _norms(guard_of: _GuardOf, gradients: _Tensors, order: Any) -> list[torch.Tensor] | None:
+    is_number = isinstance(order, (int, float)) and not isinstance(order, bool)
+    if not is_number or order not in (2, math.inf):
         return None
-    guard = _guard_of_list(guard_of, gradients)
-    return None if guard is None else guard.norms(list(gradients), float(order))
+    found = guard_of(gradients)
+    return None if found is None else found[0].norms(found[1], float(order))
 
 
-def _norm_of_one(guard_of: _GuardOf, gradient: Any, order: Any, more: dict[str, Any]) -> _Answer:
-    if any(value not in (None, False) for value in more.values()):  # some dimensions, a dtype
+def _norm_of_one(guard_of: _GuardOf, gradient: Any, order: Any, *more: Any) -> _Answer:
+    # Some dimensions, a dtype, a place for the result.
+    if any(value is not None and value is not False for value in more):
         return None
     norms = _norms(guard_of, [gradient], order)
     return None if norms is None else (norms[0],)
 
 
-def _vector_norm(
-    guard_of: _GuardOf, x: Any, /, ord: Any = 2, dim: Any = None, **more: Any
-) -> _Answer:
-    return _norm_of_one(guard_of, x, ord, {"dim": dim, **more})
+def _vector_norm(guard_of: _GuardOf, x: Any, /, ord: Any = 2, *more: Any, **named: Any) -> _Answer:
+    return _norm_of_one(guard_of, x, ord, *more, *named.values())
 
 
-def _norm(guard_of: _GuardOf, x: Any, /, p: Any = "fro", dim: Any = None, **more: Any) -> _Answer:
-    return _norm_of_one(guard_of, x, 2 if p == "fro" else p, {"dim": dim, **more})
+def _norm(guard_of: _GuardOf, x: Any, /, p: Any = "fro", *more: Any, **named: Any) -> _Answer:
+    order = 2 if isinstance(p, str) and p == "fro" else p
+    return _norm_of_one(guard_of, x, order, *more, *named.values())
 
 
 def _linalg_norm(
-    guard_of: _GuardOf, x: Any, /, ord: Any = None, dim: Any = None, **more: Any
+    guard_of: _GuardOf, x: Any, /, ord: Any = None, *more: Any, **named: Any
 ) -> _Answer:
     # With an order it is the norm of a matrix.
-    return None if ord is not None else _norm_of_one(guard_of, x, 2, {"dim": dim, **more})
+    return _norm_of_one(guard_of, x, 2, ord, *more, *named.values())
 
 
 def _foreach_norm(
     guard_of: _GuardOf, gradients: Any, /, ord: Any = 2, dtype: Any = None
 ) -> _Answer:
-    norms = None if dtype is not None else _norms(guard_of, gradients, ord)
-    return None if norms is None else (norms,)
+    norms = None if dtype is not None else _norms(guard_of, _as_list(gradients), ord)
+    return None if norms is None else (tuple(norms),)
 
 
 # ---- changes ----------------------------------------------------------------------------------
 
 
-_last: tuple[torch.Tensor, int, Factor] | None = None  # all gradients usually get the same
-
-
 def _factor(value: Any, divides: bool) -> Factor | None:
-    global _last
-    if isinstance(value, torch.Tensor):
+    if type(value) is torch.Tensor:  # a class of the program may multiply in another way
         if value.dim() > 0 or value.requires_grad or not value.is_floating_point():
             return None
-        if value.is_inference():  # nobody counts its changes
-            return None
-        last, version = _last, value._version  # another thread may set _last
-        if last is None or last[0] is not value or last[1] != version:
-            _last = last = value, version, Factor(value.clone())
-        factor = last[2]
-        return factor if factor.divides == divides else Factor(factor.value, divides)
+        return Factor(value.clone(), divides)
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     return Factor(float(value), divides) if is_real else None
 
 
-def _fits(factor: Factor, gradients: list[torch.Tensor]) -> bool:
+def _fits(factor: Factor, gradients: _Tensors) -> bool:
     """Whether the operators take the factor: from the CPU, or from the gradient's device."""
     value = factor.value
     if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
@@ -265,11 +295,12 @@ def _fits(factor: Factor, gradients: list[torch.Tensor]) -> bool:
     return all(gradient.device == value.device for gradient in gradients)
 
 
-def _scale(guard_of: _GuardOf, gradients: list[torch.Tensor], other: Any, divides: bool) -> bool:
-    guard = guard_of(gradients)
-    factor = None if guard is None else _factor(other, divides)
-    if guard is None or factor is None or not _fits(factor, gradients):
+def _scale(guard_of: _GuardOf, tensors: _Tensors, other: Any, divides: bool) -> bool:
+    found = guard_of(tensors)
+    factor = None if found is None else _factor(other, divides)
+    if found is None or factor is None or not _fits(factor, tensors):
         return False
+    guard, gradients = found
     return guard.change(gradients, factor)
 
 
@@ -282,39 +313,42 @@ def _scale_one(divides: bool) -> Callable[..., _Answer]:
 
 def _scale_all(divides: bool) -> Callable[..., _Answer]:
     def scale(guard_of: _GuardOf, self: Any, /, other: Any) -> _Answer:
-        gradients = _as_list(self)
-        return (None,) if gradients and _scale(guard_of, gradients, other, divides) else None
+        return (None,) if _scale(guard_of, _as_list(self), other, divides) else None
 
     return scale
+
+
+def _limit(guard_of: _GuardOf, tensors: _Tensors, limits: Limits) -> bool:
+    found = guard_of(tensors)
+    return found is not None and found[0].change(found[1], limits)
 
 
 def _clamp(guard_of: _GuardOf, self: Any, /, min: Any = None, max: Any = None) -> _Answer:
     limits = [limit for limit in (min, max) if limit is not None]
     are_numbers = limits and all(isinstance(limit, numbers.Real) for limit in limits)
-    guard = guard_of([self]) if are_numbers else None
-    done = guard is not None and guard.change([self], Limits(min, max))
-    return (self,) if done else None
+    return (self,) if are_numbers and _limit(guard_of, [self], Limits(min, max)) else None
 
 
 def _clamp_all(is_low: bool) -> Callable[..., _Answer]:
     def clamp(guard_of: _GuardOf, self: Any, /, other: Any) -> _Answer:
-        guard = _guard_of_list(guard_of, self) if isinstance(other, numbers.Real) else None
+        is_number = isinstance(other, numbers.Real)
         limits = Limits(other, None) if is_low else Limits(None, other)
-        done = guard is not None and guard.change(list(self), limits)
-        return (None,) if done else None
+        return (None,) if is_number and _limit(guard_of, _as_list(self), limits) else None
 
     return clamp
 
 
 def _unscale(guard_of: _GuardOf, self: Any, /, found_inf: Any, inv_scale: Any) -> _Answer:
-    """What GradScaler does: any element that is not finite makes the norm so."""
-    guard = _guard_of_list(guard_of, self)
-    factor = None if guard is None else _factor(inv_scale, divides=False)
-    norms = None if guard is None or factor is None else guard.norms(list(self), 2.0)
-    if guard is None or factor is None or norms is None:
+    """What GradScaler does: tells whether an element is not finite, and multiplies."""
+    found = guard_of(_as_list(self))
+    factor = None if found is None else _factor(inv_scale, divides=False)
+    if found is None or factor is None or type(found_inf) is not torch.Tensor:
         return None
-    finite = torch.stack([norm.double() for norm in norms]).isfinite().all()
-    if not guard.change(list(self), factor):
+    guard, gradients = found
+    if not all(gradient.device == inv_scale.device for gradient in gradients):
+        return None
+    finite = guard.are_finite(gradients)
+    if finite is None or not guard.change(gradients, Unscaling(factor.value)):
         return None
     found_inf.masked_fill_(~finite.to(found_inf.device), 1.0)
     return (None,)
@@ -323,18 +357,27 @@ def _unscale(guard_of: _GuardOf, self: Any, /, found_inf: Any, inv_scale: Any) -
 # ---- the tensor itself ------------------------------------------------------------------------
 
 
-def _same(guard_of: _GuardOf, self: Any, /, *_: Any) -> _Answer:
-    """``detach()`` and ``.data`` of a gradient, which needs no gradient itself."""
-    guard = guard_of([self])
-    return (self,) if guard is not None and guard.may_stay_in_flight([self]) else None
+_DATA: Any = torch.Tensor.data
+
+
+def _alias(made_by: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., _Answer]:
+    """``detach()`` and ``.data`` of a gradient."""
+
+    def alias(guard_of: _GuardOf, self: Any, /, *_: Any) -> _Answer:
+        found = guard_of([self])
+        if found is None or not found[0].may_stay_in_flight(found[1]):
+            return None
+        return (gradient_alias.alias(self, made_by(self)),)
+
+    return alias
 
 
 def _set_data(guard_of: _GuardOf, self: Any, /, value: Any) -> _Answer:
-    """The end of ``gradient.data *= 2``."""
-    return (None,) if value is self and _same(guard_of, self) is not None else None
+    """The end of ``gradient.data *= 2``: the memory is the same."""
+    is_alias = isinstance(value, torch.Tensor) and gradient_of(value) is gradient_of(self)
+    found = guard_of([self, value]) if is_alias else None
+    return None if found is None or not found[0].may_stay_in_flight(found[1]) else (None,)
 
-
-_DATA: Any = torch.Tensor.data
 
 FUNCTIONS: dict[Any, Callable[..., _Answer]] = {
     torch.linalg.vector_norm: _vector_norm,
@@ -352,7 +395,7 @@ FUNCTIONS: dict[Any, Callable[..., _Answer]] = {
     torch._foreach_clamp_min_: _clamp_all(is_low=True),
     torch._foreach_clamp_max_: _clamp_all(is_low=False),
     torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
-    torch.Tensor.detach: _same,
-    _DATA.__get__: _same,
+    torch.Tensor.detach: _alias(torch.Tensor.detach),
+    _DATA.__get__: _alias(_DATA.__get__),
     _DATA.__set__: _set_data,
 }

@@ -40,7 +40,8 @@ from torch.nn import Parameter
 
 from hvd_order import _torch as native
 from hvd_order.errors import InvalidUsage
-from hvd_order.torch.parameters import in_flight, metadata, unasked
+from hvd_order.torch.parameters import gradient_alias, in_flight, metadata, unasked
+from hvd_order.torch.parameters.gradient_alias import gradient_of
 from hvd_order.torch.parameters.in_flight import Change
 
 __all__: list[str] = []
@@ -68,6 +69,11 @@ class Guard(Protocol):
             order: 2 or infinity.
         """
 
+    def are_finite(self, gradients: list[torch.Tensor]) -> torch.Tensor | None:
+        """Returns whether all elements of the gradients are finite, 0-d and on their device; None:
+        they must be completed first.
+        """
+
     def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
         """Makes a change to the gradients once they are complete; returns whether it will."""
 
@@ -91,7 +97,8 @@ def _collect(value: object, parameters: list[torch.Tensor], gradients: list[torc
 
 def _by_guard(tensors: list[torch.Tensor]) -> Iterable[tuple[Guard, list[torch.Tensor]]]:
     guards: dict[int, tuple[Guard, list[torch.Tensor]]] = {}
-    for tensor in tensors:
+    for each in tensors:
+        tensor = gradient_of(each)
         guard = vars(tensor).get(GUARD)
         if isinstance(guard, weakref.ref):
             guard = guard()
@@ -136,6 +143,8 @@ def settle(*values: object) -> None:
             guard.before_gradient_read(tensors)
         for guard, tensors in _by_guard(parameters):
             guard.before_parameter_read(tensors)
+    for gradient in gradients:
+        gradient_alias.end(gradient)
 
 
 def _make_ordinary(value: object) -> None:
