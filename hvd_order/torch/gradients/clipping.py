@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from functools import reduce
 
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from hvd_order.torch.gradients.norms import in_type
 from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__ = ["clip_grad_norm_"]
@@ -41,6 +43,7 @@ def clip_grad_norm_(
     if known:
         device = norm.device if len(known) < len(gradients) else next(iter(known.values())).device
         squares = torch.cat([each.to(device) for each in known.values()]).sum()
-        norm = (squares + norm.to(device).double().square()).sqrt().float()
+        dtype = reduce(torch.promote_types, {gradient.dtype for gradient in gradients.values()})
+        norm = in_type((squares + norm.to(device).double().square()).sqrt(), dtype)
     clip_grads_with_norm_([entry.parameter for entry in gradients], max_norm, norm)
     return norm

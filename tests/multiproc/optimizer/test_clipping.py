@@ -72,6 +72,28 @@ def test_after_unscaling(two_ranks: RankPool) -> None:
     assert norm == pytest.approx(wanted, rel=1e-6)
 
 
+def body_types() -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of two types, some of them with known squares, others too large for float32's."""
+    small = torch.nn.Parameter(torch.ones(100))
+    large = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([small, large], lr=0.1), compression=hvd.Compression.bf16
+    )
+    small.backward(torch.full((100,), 1e10))
+    large.backward(torch.full((3,), 1e30, dtype=torch.float64))
+    norm = optimizer.clip_grad_norm_(1.0)
+    wanted = torch.nn.utils.get_total_norm(
+        [torch.full((100,), 1e10), torch.full((3,), 1e30, dtype=torch.float64).bfloat16().double()]
+    )
+    return norm, wanted
+
+
+def test_the_norm_has_the_type_that_torch_gives_it(two_ranks: RankPool) -> None:
+    for norm, wanted in two_ranks.run(body_types):
+        assert wanted.dtype == torch.float64
+        torch.testing.assert_close(norm, wanted)
+
+
 def test_on_one_rank() -> None:
     hvd.init()
     model = torch.nn.Linear(4, 1)
