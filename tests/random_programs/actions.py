@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
-from random_programs import aliases, modes, optimizing, reads, training
+from random_programs import (
+    aliases,
+    faults,
+    kept_gradients,
+    modes,
+    norms,
+    optimizing,
+    reads,
+    subclasses,
+    training,
+    transforms,
+)
 from random_programs.registry import ACTIONS, Action, Place
 
 __all__ = ["ACTIONS", "Action", "Place"]
 
-_MODULES = (aliases, modes, optimizing, reads, training)  # imported for what they put on the list
+# imported for what they put on the list
+_MODULES = (
+    aliases, faults, kept_gradients, modes, norms, optimizing, reads, subclasses, training,
+    transforms,
+)  # fmt: skip

@@ -131,7 +131,7 @@ def keep_split(world: World, number: int) -> None:
     world.kept.tensors.extend(world.parameter(number).detach().unbind(0))
 
 
-@action(first=True)
+@action(first=True, renews=True)
 def shared_with_a_process(world: World, number: int) -> None:
     """Another process reads the parameters' memory whenever it is asked."""
     kept = world.kept

@@ -167,11 +167,18 @@ class Special(nn.Parameter):
     """A subclass, as quantization and sharding libraries have."""
 
 
+class Kinded(nn.Parameter):
+    """A subclass whose own subclasses need an argument."""
+
+    def __init_subclass__(cls, *, kind: str) -> None:
+        super().__init_subclass__()
+
+
 class Subclassed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, middle: type[nn.Parameter] = Special) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2)
-        self.middle = Special(torch.randn(WIDTH, WIDTH) / 2)
+        self.middle = middle(torch.randn(WIDTH, WIDTH) / 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.tanh(self.first(x) @ self.middle))
@@ -194,7 +201,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dropout": dropout, "tied": Tied, "functional": Functional, "recurrent": Recurrent,
     "attention": Attention, "weight_norm": weight_normed, "spectral_norm": spectral,
     "embedding": Embedded, "scripted": scripted, "custom_function": CustomFunction,
-    "subclassed": Subclassed, "flat": flat,
+    "subclassed": Subclassed, "subclassed_by_kind": lambda: Subclassed(Kinded), "flat": flat,
 }  # fmt: skip
 
 

@@ -211,14 +211,14 @@ def meta_copy(world: World, number: int) -> None:
 # ---- casts ------------------------------------------------------------------------------------
 
 
-@action(first=True)
+@action(first=True, renews=True)
 def to_single_and_back(world: World, number: int) -> None:
     """With gradients, if there are any: a module casts them as well."""
     world.model.float()
     world.model.double()
 
 
-@action(first=True)
+@action(first=True, renews=True)
 def to_half_and_back(world: World, number: int) -> None:
     world.model.to(torch.bfloat16)
     world.model.double()
@@ -229,7 +229,7 @@ def to_same_device(world: World, number: int) -> None:
     world.model.cpu().to("cpu", torch.float64)
 
 
-@action(numbers=4)
+@action(numbers=4, renews=True)
 def apply_to_layer(world: World, number: int) -> None:
     world.layer(number)._apply(lambda tensor: tensor.clone())
 

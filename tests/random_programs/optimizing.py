@@ -202,7 +202,7 @@ def add_parameters(world: World, number: int) -> None:
     world.optimizer.add_param_group({"params": list(layer.parameters())})
 
 
-@action(numbers=4)
+@action(numbers=4, renews=True)
 def freeze(world: World, number: int) -> None:
     """All but the last module can be frozen, so that there is something to train."""
     parameters = world.parameters()[:-2]
@@ -220,7 +220,7 @@ def unfreeze(world: World, number: int) -> None:
 # ---- others -----------------------------------------------------------------------------------
 
 
-@action()
+@action(renews=True)
 def new_optimizer(world: World, number: int) -> None:
     """Drops the optimizer, maybe with updates deferred, and goes on with another."""
     if len(world.kept.open) or "grown" in world.kept.saved or "scheduler" in world.kept.saved:

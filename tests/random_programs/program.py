@@ -25,7 +25,12 @@ from random_programs.world import RANKS, Seen, Setup, World
 import hvd_order.torch as hvd
 from hvd_order.errors import InvalidUsage, StaleRead
 
-OPTIONS = ("sum", "predivide", "unnamed", "passes2", "small_slices", "negotiated", "shutdown")
+ZEROS = (*["zero"] * 5, "zero_in_place", "zero_kept", "zero_flat")
+"""How a program clears its gradients, mostly: who keeps them does it in every step."""
+
+OPTIONS = (
+    "sum", "predivide", "unnamed", "passes2", "small_slices", "negotiated", "shutdown", "split",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,7 @@ class _Drawing:
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
         self._between = _at(Place.BETWEEN)
+        self._zero = self._choices.one_of(ZEROS)
 
     def once_in(self, many: int) -> bool:
         return self._choices.below(many) == many - 1
@@ -128,6 +134,8 @@ class _Drawing:
             self._choices.one_of(list(OPTIMIZERS)),
         )
         options = {self._choices.one_of(OPTIONS) for _ in range(self._choices.below(3))}
+        if self.once_in(2):
+            options = {"same_rows", *options} - {"sum"}  # a sum is twice what the plain program has
         if options >= {"sum", "predivide"}:
             options.discard("predivide")
         return Setup(model, optimizer, tuple(sorted(options)))
@@ -137,7 +145,7 @@ class _Drawing:
         if self.once_in(10):
             return (self.call(_at(Place.WHOLE)), *after)
         backward = self.mostly("backward", _at(Place.BACKWARD), 2)
-        gradients = self.calls(_at(Place.GRADIENTS), 2) if self.once_in(4) else []
+        gradients = self.calls(_at(Place.GRADIENTS), 2) if self.once_in(3) else []
         update = self.mostly("step", _at(Place.UPDATE), 8)
         if backward.name == "backward_on_one_rank":
             # A rank that has no gradient at all must not look for one (docs/limits.md) ...
@@ -146,7 +154,7 @@ class _Drawing:
             # ... and one that lacks some has them after this.
             gradients.insert(0, Call("synchronize"))
         return (
-            self.mostly("zero", _at(Place.ZERO), 3),
+            self.mostly(self._zero, _at(Place.ZERO), 3 if self._zero == "zero" else 8),
             *self.calls(self._between, 1),
             backward,
             *gradients,
@@ -189,7 +197,7 @@ def _from_bytes(data: bytes) -> Program:
 def program_of(chosen: Action, number: int = 0) -> Program:
     """A plain program in which this action stands twice, where updates are deferred."""
     call = Call(chosen.name, number)
-    zero, backward, step, read = map(Call, ("zero", "backward", "step", "read_kept"))
+    zero, backward, step, read = map(Call, (_zero_for(chosen), "backward", "step", "read_kept"))
     plain = (zero, backward, step)
     steps = {
         Place.BETWEEN: (zero, backward, step, call),
@@ -200,10 +208,20 @@ def program_of(chosen: Action, number: int = 0) -> Program:
         Place.WHOLE: (call,),
     }
     special = steps[chosen.place]
-    model = "flat" if "flat" in chosen.name else "blocks"
+    model = "flat" if chosen.name in ("read_flat", "scale_flat") else "blocks"
+    optimizer = "sgd" if chosen.name == "single_gradients" else "adam"  # the rest mixes no types
     return Program(
-        Setup(model, "adam"), (), (plain, plain, plain, special, (*plain, read), special, plain)
+        Setup(model, optimizer),
+        (),
+        (plain, plain, plain, special, (*plain, read), special, plain),
     )
+
+
+def _zero_for(chosen: Action) -> str:
+    """How a program clears gradients that does this to them."""
+    if "flat" in chosen.name and chosen.name not in ("read_flat", "scale_flat"):
+        return "zero_flat"
+    return "zero_kept" if "kept" in chosen.name and chosen.place is not Place.BETWEEN else "zero"
 
 
 # ---- carried out --------------------------------------------------------------------------------
@@ -279,9 +297,12 @@ def _run(world: World, program: Program) -> None:
     for number, calls in enumerate((program.first, *program.steps)):
         for call in calls:
             world.label = f"step {number}, {call}"
-            run: Any = ACTIONS[call.name].run
-            if ACTIONS[call.name].place not in (Place.ZERO, Place.BACKWARD):
+            chosen = ACTIONS[call.name]
+            run: Any = chosen.run
+            if chosen.place not in (Place.ZERO, Place.BACKWARD):
                 world.join_threads()
+            if chosen.renews:
+                world.kept.gradients, world.kept.flat = [], None
             if call.rank is None:
                 run(world, call.number)
             else:

@@ -296,7 +296,9 @@ def set_tensor(world: World, number: int) -> None:
 def swap_tensors(world: World, number: int) -> None:
     """Before the optimizer is distributed: afterwards it is an error."""
     p = world.parameter(number)
-    if world.distributed or world.setup.model in ("recurrent", "scripted", "subclassed"):
+    if world.distributed or world.setup.model in (
+        "recurrent", "scripted", "subclassed", "subclassed_by_kind",
+    ):  # fmt: skip
         return
     if p.grad is None:
         torch.utils.swap_tensors(p, nn.Parameter(p.detach() * 0.5))

@@ -32,6 +32,8 @@ class Action:
         first: it may also come before the optimizer is distributed.
         alone: one rank may do it while the other does not.
         numbers: how many numbers there are to choose from; 1 if it takes none.
+        renews: parameters may have other gradients afterwards, or none, so whoever has kept the
+            old ones has nothing to do with them any more.
     """
 
     name: str
@@ -40,19 +42,26 @@ class Action:
     first: bool
     alone: bool
     numbers: int
+    renews: bool
 
 
 ACTIONS: dict[str, Action] = {}
 
 
 def action(
-    place: Place = Place.BETWEEN, *, first: bool = False, alone: bool = False, numbers: int = 1
+    place: Place = Place.BETWEEN,
+    *,
+    first: bool = False,
+    alone: bool = False,
+    numbers: int = 1,
+    renews: bool | None = None,
 ) -> Callable[[Run], Run]:
     """Puts a function on the list, under its own name."""
 
     def put(run: Run) -> Run:
         assert run.__name__ not in ACTIONS
-        ACTIONS[run.__name__] = Action(run.__name__, run, place, first, alone, numbers)
+        others = place is Place.WHOLE if renews is None else renews
+        ACTIONS[run.__name__] = Action(run.__name__, run, place, first, alone, numbers, others)
         return run
 
     return put

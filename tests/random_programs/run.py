@@ -1,94 +1,172 @@
 """Runs one program and says how it went, or looks for programs that fail.
 
 ``PYTHONPATH=.:tests python tests/random_programs/run.py "perceptron adam | | zero backward step"``
-carries it out. ``--survey 300 --seed 5`` runs those of the seeds 5 to 304 and prints those that are
-not equal, failures made as short as they get; ``--each`` tries every action by itself.
+carries it out. ``--count 5000 --seed 5`` runs those of the seeds 5 to 5004 and prints those that
+are not equal, failures made as short as they get; ``--each`` tries every action by itself. The exit
+status is 1 if a program fails.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from helpers.ranks import RankPool
 from random_programs.actions import ACTIONS
 from random_programs.program import Program, program_from, program_of
-from random_programs.runner import Verdict, judge
+from random_programs.runner import Verdict, body_ready, judge
 from random_programs.shrink import shortest
+
+JOBS = 3  # programs at a time: ranks wait for each other half of the time, two cores are busy then
+
+Judge = Callable[[Program], Verdict]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("program", nargs="?")
-    parser.add_argument("--survey", type=int, default=0, help="how many programs")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=0, help="how many programs")
+    parser.add_argument("--seed", type=int, default=0, help="of the first of them")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="programs at a time")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--each", action="store_true", help="every action in a plain program")
+    parser.add_argument("--only", default="", help="with --each: these actions, with commas")
     parser.add_argument("--without", default="", help="actions to leave out, with commas")
     parser.add_argument("--at-once", action="store_true", help="without deferred updates")
     parser.add_argument("--split", action="store_true", help="with split all-reduces")
+    parser.add_argument("--same-rows", action="store_true", help="against plain programs alone")
     options = parser.parse_args()
-    pools: dict[int, RankPool] = {}
-
-    def judge_one(program: Program) -> Verdict:
-        how = (
-            *program.setup.options,
-            *(name for name in ("at_once", "split") if getattr(options, name)),
-        )
-        if how != program.setup.options:
-            program = replace(program, setup=replace(program.setup, options=how))
-        return judge(ranks, program)
-
-    def ranks(size: int) -> RankPool:
-        return pools.setdefault(size, RankPool(size))
-
+    how = [name for name in ("at_once", "split", "same_rows") if getattr(options, name)]
+    judges = Judges(how)
     try:
-        if options.each:
-            for chosen in ACTIONS.values():
-                program = program_of(chosen)
-                verdict = judge_one(program)
-                print(f"{verdict.kind}: {program}\n    {verdict.text}\n", flush=True)
-        elif options.program:
-            program = Program.parse(options.program)
+        if options.program:
+            program = judges.changed(Program.parse(options.program))
             print(program.listing())
-            print(judge_one(program))
+            verdict = judges.judge(program)
+            print(verdict)
+            failed = verdict.kind == "FAILED"
+        elif options.each:
+            failed = try_each(judges, options.jobs, set(filter(None, options.only.split(","))))
         else:
-            without = set(options.without.split(","))
-            seeds = range(options.seed, options.seed + options.survey)
-            survey(judge_one, seeds, not options.no_shrink, without)
+            seeds = range(options.seed, options.seed + options.count)
+            survey = Survey(judges, not options.no_shrink, set(options.without.split(",")))
+            failed = survey.run(seeds, options.jobs)
     finally:
-        for pool in pools.values():
+        judges.close()
+    sys.exit(int(failed))
+
+
+class Judges:
+    """Judges programs, each thread on ranks of its own."""
+
+    def __init__(self, options: list[str]) -> None:
+        """``options``: what every program says beside its own."""
+        self._options = options
+        self._mine = threading.local()
+        self._pools: list[RankPool] = []
+        self._starting = threading.Lock()
+        self._ranks(1)  # the first pool starts what all others are forked from
+
+    def changed(self, program: Program) -> Program:
+        options = program.setup.options
+        more = tuple(name for name in self._options if name not in options)
+        return replace(program, setup=replace(program.setup, options=(*options, *more)))
+
+    def judge(self, program: Program) -> Verdict:
+        return judge(self._ranks, self.changed(program))
+
+    def _ranks(self, size: int) -> RankPool:
+        pools: dict[int, RankPool] = self._mine.__dict__.setdefault("pools", {})
+        if size not in pools:
+            pools[size] = RankPool(size)
+            with self._starting:
+                pools[size].run(body_ready)
+                self._pools.append(pools[size])
+        return pools[size]
+
+    def close(self) -> None:
+        for pool in self._pools:
             pool.close()
 
 
-def survey(
-    judge_one: Callable[[Program], Verdict], seeds: range, shrink: bool, without: set[str]
-) -> None:
-    kinds: Counter[str] = Counter()
-    known: dict[str, set[str]] = {}
-    begun = time.monotonic()
-    for seed in seeds:
-        program = leave_out(program_from(seed), without)
-        verdict = judge_one(program)
-        kinds[verdict.kind] += 1
-        if kinds.total() % 25 == 0:
-            print(f"{dict(kinds)}, {time.monotonic() - begun:.0f} s", flush=True)
-        if verdict.kind == "equal":
-            continue
+def try_each(judges: Judges, jobs: int, names: set[str]) -> bool:
+    """Prints how every action does by itself, with its first and its last number."""
+    programs = [
+        program_of(chosen, number)
+        for chosen in ACTIONS.values()
+        if chosen.name in names or not names
+        for number in (range(chosen.numbers) if names else sorted({0, chosen.numbers - 1}))
+    ]
+    failed = False
+    with ThreadPoolExecutor(jobs) as executor:
+        for program, verdict in zip(programs, executor.map(judges.judge, programs), strict=True):
+            failed |= verdict.kind == "FAILED"
+            print(f"{verdict.kind}: {program}\n    {verdict.text}\n", flush=True)
+    return failed
+
+
+class Survey:
+    """Many programs, several at a time."""
+
+    def __init__(self, judges: Judges, shrink: bool, without: set[str]) -> None:
+        self._judges = judges
+        self._shrink = shrink
+        self._without = without
+        self._lock = threading.Lock()
+        self._kinds: Counter[str] = Counter()
+        self._known: dict[str, set[str]] = {}
+
+    def run(self, seeds: range, jobs: int) -> bool:
+        """Gives whether one has failed."""
+        self._begun = time.monotonic()
+        left = iter(seeds)
+        with ThreadPoolExecutor(jobs) as executor:
+            for done in [executor.submit(self._work, left) for _ in range(jobs)]:
+                done.result()
+        self._tell()
+        return self._kinds["FAILED"] > 0
+
+    def _work(self, left: Iterator[int]) -> None:
+        while True:
+            with self._lock:
+                seed = next(left, None)
+            if seed is None:
+                return
+            self._try(seed)
+
+    def _try(self, seed: int) -> None:
+        program = leave_out(program_from(seed), self._without)
+        verdict = self._judges.judge(program)
         words = unusual(program)
-        if verdict.kind == "FAILED" and shrink:
-            like = next((line for line, some in known.items() if some <= words), None)
-            if like is not None:
-                print(f"{seed} FAILED, perhaps as [{like}]: {program}\n", flush=True)
-                continue
-            print(f"{seed} as drawn: {program}\n    {verdict.text[:300]}\n", flush=True)
-            program, verdict = shortest(judge_one, program, verdict)
-            known[str(program)] = unusual(program)
-        print(f"{seed} {verdict.kind}: {program}\n    {verdict.text[:6000]}\n", flush=True)
-    print(f"{dict(kinds)}, {time.monotonic() - begun:.0f} s")
+        with self._lock:
+            self._kinds[verdict.kind] += 1
+            if self._kinds.total() % 100 == 0:
+                self._tell()
+            if verdict.kind == "equal":
+                return
+            if verdict.kind == "FAILED" and self._shrink:
+                like = next((line for line, some in self._known.items() if some <= words), None)
+                if like is not None:
+                    print(f"{seed} FAILED, perhaps as [{like}]: {program}\n", flush=True)
+                    return
+                print(f"{seed} as drawn: {program}\n    {verdict.text[:300]}\n", flush=True)
+        if verdict.kind == "FAILED" and self._shrink:
+            program, verdict = shortest(self._judges.judge, program, verdict)
+        with self._lock:
+            if verdict.kind == "FAILED":
+                self._known[str(program)] = unusual(program)
+            print(f"{seed} {verdict.kind}: {program}\n    {verdict.text[:6000]}\n", flush=True)
+
+    def _tell(self) -> None:
+        seconds = time.monotonic() - self._begun
+        rate = self._kinds.total() / seconds
+        print(f"{dict(self._kinds)}, {seconds:.0f} s, {rate:.2f} programs/s", flush=True)
 
 
 def leave_out(program: Program, names: set[str]) -> Program:

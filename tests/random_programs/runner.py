@@ -47,6 +47,10 @@ def spare_the_collector() -> None:
     gc.freeze()
 
 
+def body_ready() -> None:
+    """For whoever wants the processes before the first program."""
+
+
 def body_alone(line: str) -> Outcome:
     spare_the_collector()
     return carry_out(Program.parse(line), rank=None)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 # ---- cleared ----------------------------------------------------------------------------------
 
 
-@action(Place.ZERO)
+@action(Place.ZERO, renews=True)
 def zero(world: World, number: int) -> None:
     world.optimizer.zero_grad()
 
@@ -25,7 +25,7 @@ def zero_in_place(world: World, number: int) -> None:
     world.optimizer.zero_grad(set_to_none=False)
 
 
-@action(Place.ZERO)
+@action(Place.ZERO, renews=True)
 def zero_model(world: World, number: int) -> None:
     world.model.zero_grad()
 
@@ -35,7 +35,7 @@ def zero_model_in_place(world: World, number: int) -> None:
     world.model.zero_grad(set_to_none=False)
 
 
-@action(Place.ZERO)
+@action(Place.ZERO, renews=True)
 def zero_by_hand(world: World, number: int) -> None:
     for p in world.parameters():
         p.grad = None
@@ -46,7 +46,7 @@ def never_zero(world: World, number: int) -> None:
     pass
 
 
-@action(Place.ZERO, numbers=4)
+@action(Place.ZERO, numbers=4, renews=True)
 def zero_one(world: World, number: int) -> None:
     world.parameter(number).grad = None
 
@@ -106,7 +106,7 @@ def backward_without_a_layer(world: World, number: int) -> None:
 
 @action(Place.BACKWARD, numbers=3)
 def backward_without_a_layer_on_one_rank(world: World, number: int) -> None:
-    drop_layer(world, number, ranks=(1,))
+    drop_layer(world, number, ranks=(0, 1) if world.setup.same_rows else (1,))
 
 
 def drop_layer(world: World, number: int, ranks: tuple[int, ...]) -> None:
@@ -127,6 +127,9 @@ def drop_layer(world: World, number: int, ranks: tuple[int, ...]) -> None:
 @action(Place.BACKWARD)
 def backward_on_one_rank(world: World, number: int) -> None:
     """The other rank only looks at its loss; its gradients count as zeros."""
+    if world.setup.same_rows:
+        world.backward()
+        return
 
     def run(half: int) -> None:
         for part in range(world.setup.passes):
@@ -232,7 +235,7 @@ def weight_penalty(world: World, number: int) -> None:
     )
 
 
-@action(Place.BACKWARD)
+@action(Place.BACKWARD, renews=True)
 def gradients_by_hand(world: World, number: int) -> None:
     """No backward pass, hence no hook."""
 
@@ -303,14 +306,14 @@ def scale_gradient(world: World, number: int) -> None:
         gradient.mul_(0.5)
 
 
-@action(Place.GRADIENTS, numbers=4)
+@action(Place.GRADIENTS, numbers=4, renews=True)
 def replace_gradient(world: World, number: int) -> None:
     p = world.parameter(number)
     if p.grad is not None:
         p.grad = p.grad * 0.5
 
 
-@action(Place.GRADIENTS, numbers=4)
+@action(Place.GRADIENTS, numbers=4, renews=True)
 def cancel_gradient(world: World, number: int) -> None:
     """As DINO keeps its last layer still in the first epoch."""
     world.parameter(number).grad = None
@@ -347,7 +350,7 @@ def scale_weight(world: World, number: int) -> None:
         world.parameter(number).mul_(0.75)
 
 
-@action(Place.GRADIENTS)
+@action(Place.GRADIENTS, renews=True)
 def cast_with_gradients(world: World, number: int) -> None:
     world.model.float()
     world.model.double()
@@ -378,7 +381,7 @@ def step_twice(world: World, number: int) -> None:
     world.step()
 
 
-@action(Place.UPDATE)
+@action(Place.UPDATE, renews=True)
 def skip(world: World, number: int) -> None:
     """Looks at the gradients and decides against them."""
     norm = nn.utils.get_total_norm([p.grad for p in world.parameters() if p.grad is not None])

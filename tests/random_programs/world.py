@@ -5,6 +5,10 @@ them; one process computes both halves, one after the other, and sums them in th
 multiplied by the factor of ``op`` (a power of two, so this rounds nothing) and the two are added.
 So the two must agree in every bit, whatever optimizer, model and program it is.
 
+With the option "same_rows" all ranks have the same rows, so averages change nothing. The one
+process then computes what each rank computes and adds nothing up: it runs the plain program as it
+stands, which every rank must equal.
+
 What the program observes goes through `World.see`. What is observed while a half is at work (its
 loss, what a hook has read) belongs to the rank that has this half.
 """
@@ -41,7 +45,8 @@ class Setup:
         model, optimizer: names in `MODELS` and `OPTIMIZERS`.
         options: "sum", "predivide": the operation; "unnamed": no names are given; "passes2": two
             backward passes a step; "small_slices": tensors are cut; "negotiated": the agreement;
-            "shutdown": the last reads come after ``hvd.shutdown()``.
+            "split": norms are known before sums; "shutdown": the last reads come after
+            ``hvd.shutdown()``; "same_rows": all ranks have the rows of the first.
     """
 
     model: str = "perceptron"
@@ -51,6 +56,10 @@ class Setup:
     @property
     def is_sum(self) -> bool:
         return "sum" in self.options
+
+    @property
+    def same_rows(self) -> bool:
+        return "same_rows" in self.options
 
     @property
     def passes(self) -> int:
@@ -64,6 +73,8 @@ class Kept:
     tensors: list[Tensor] = field(default_factory=list)  # share memory with parameters
     arrays: list[np.ndarray[Any, Any]] = field(default_factory=list)
     readers: list[Callable[[], Any]] = field(default_factory=list)  # give what they read
+    gradients: list[Tensor] = field(default_factory=list)  # of all parameters that had one
+    flat: Tensor | None = None  # buffer of which all gradients are views
     saved: dict[str, Any] = field(default_factory=dict)  # copies, to go back to
     open: list[Callable[[], None]] = field(default_factory=list)  # what ends with the program
 
@@ -126,6 +137,11 @@ class World:
     # ---- what all programs do -----------------------------------------------------------------
 
     @property
+    def on_ranks(self) -> bool:
+        """Whether the optimizer is a distributed one."""
+        return self.rank is not None and self.distributed
+
+    @property
     def halves(self) -> range:
         """Whose rows this process computes."""
         return range(RANKS) if self.rank is None else range(self.rank, self.rank + 1)
@@ -174,6 +190,8 @@ class World:
         if self.rank is not None:
             with self._working_on(self.rank):
                 return [run(self.rank)]
+        if self.setup.same_rows:
+            return [self._for_all(run)]
         parameters = list(
             dict.fromkeys(
                 [
@@ -198,6 +216,15 @@ class World:
             p.grad = self._sum(old, first, second)
         return results
 
+    def _for_all(self, run: Callable[[int], Any]) -> Any:
+        """Runs it once; every rank observes the same."""
+        begin = len(self.seen[0])
+        with self._working_on(0):
+            result = run(0)
+        for half in self.halves[1:]:
+            self.seen[half] += self.seen[0][begin:]
+        return result
+
     def _sum(
         self, old: Tensor | None, first: Tensor | None, second: Tensor | None
     ) -> Tensor | None:
@@ -209,13 +236,17 @@ class World:
         factor = 1.0 if self.setup.is_sum else 0.5
         parts = [torch.zeros_like(some) if g is None else g.detach() for g in (first, second)]
         total = parts[0] * factor + parts[1] * factor
-        return total if old is None else old.detach().copy_(total)
+        if old is None:
+            return total
+        old.detach().copy_(total)  # who keeps it sees the sum, as in a plain program
+        return old
 
     def step(self, *closure: Callable[[], Any]) -> Any:
         """``optimizer.step()``."""
         if self.setup.is_sum and not closure and not self.gradients_came:
             for p in self.parameters():  # the ranks would sum once more, as Horovod, what is left
                 p.grad = None
+            self.kept.gradients, self.kept.flat = [], None
         self.gradients_came = False
         self.step_number += 1
         result = self.optimizer.step(*closure)
@@ -233,6 +264,7 @@ class World:
 
     def rows(self, half: int, part: int = 0) -> Tensor:
         """Inputs of one rank in this step."""
+        half = 0 if self.setup.same_rows else half
         numbers = torch.Generator().manual_seed(1000 * self.step_number + 10 * part + half)
         x = torch.randn(ROWS, WIDTH, generator=numbers, dtype=torch.float64)
         return x.to(next(self.model.parameters()).dtype)
