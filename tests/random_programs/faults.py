@@ -20,7 +20,8 @@ class OutOfMemoryError(RuntimeError):
 
 def raise_in_backward(world: World, which: int) -> None:
     """Forward and backward passes on all ranks, of which the last raises."""
-    p = world.parameter(which)
+    trainable = [p for p in world.parameters() if p.requires_grad]
+    p = trainable[which % len(trainable)]
     due = [False]
 
     def hook(gradient: Tensor) -> None:
@@ -38,12 +39,11 @@ def raise_in_backward(world: World, which: int) -> None:
             finally:
                 due[0] = False
 
-    handle = p.register_hook(hook) if p.requires_grad else None
+    handle = p.register_hook(hook)
     try:
         world.in_halves(run)
     finally:
-        if handle is not None:
-            handle.remove()
+        handle.remove()
     world.gradients_came = False
 
 
@@ -129,10 +129,11 @@ class Beside(World):
 def made_beside(world: World) -> Beside:
     """Made by the main thread, as the optimizers of a program mostly are."""
     if "beside" not in world.kept.saved:
-        options = tuple(name for name in world.setup.options if name != "passes2")
+        # Two threads meet in any order, so names must tell their models apart.
+        options = tuple(o for o in world.setup.options if o not in ("passes2", "unnamed"))
         with torch.random.fork_rng():
             beside = Beside(Setup("perceptron", "momentum", options), world.rank)
-        beside.model = make_model("perceptron", seed=4)
+        beside.model, beside.prefix = make_model("perceptron", seed=4), "beside"
         optimizer = make_optimizer("momentum", beside.model)
         beside.optimizer = beside.distribute(optimizer)
         world.kept.saved["beside"] = beside
@@ -195,6 +196,7 @@ def read_beside(world: World, run: Any, found: list[Any]) -> None:
 
     if half is None or world.mine(half):
         world.reading.append(end)
+        world.shares_model = True
 
 
 @action(alone=True)

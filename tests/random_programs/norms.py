@@ -208,9 +208,9 @@ def scaled_step(world: World, model: Wide, optimizer: Any, scaler: torch.amp.Gra
     optimizer.zero_grad()
     world.in_halves(run, optimizer, model)
     if dtype == torch.float16:  # what GradScaler.unscale_ calls, without its rule against 16 bits
-        infinite = torch.zeros(1)
-        gradients = [model.weight.grad]
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, infinite, torch.tensor(0.5))
+        infinite = torch.zeros(1, dtype=torch.float32)
+        half = torch.tensor(0.5, dtype=torch.float32)
+        torch._amp_foreach_non_finite_check_and_unscale_([model.weight.grad], infinite, half)
         world.see("infinite", infinite)
         optimizer.step()
     else:

@@ -279,6 +279,8 @@ def carry_out(program: Program, rank: int | None) -> Outcome:
         warnings.simplefilter("ignore")
         try:
             _run(world, program)
+            if "beside" in world.kept.saved:
+                world.join_threads()
             if "shutdown" in program.setup.options and rank is not None:
                 hvd.shutdown()
             world.see_everything()
@@ -299,7 +301,9 @@ def _run(world: World, program: Program) -> None:
             world.label = f"step {number}, {call}"
             chosen = ACTIONS[call.name]
             run: Any = chosen.run
-            if chosen.place not in (Place.ZERO, Place.BACKWARD):
+            if chosen.place not in (Place.ZERO, Place.BACKWARD) or (
+                world.shares_model and chosen.place is Place.BACKWARD and call.name != "backward"
+            ):  # others put something else into the modules for a while
                 world.join_threads()
             if chosen.renews:
                 world.kept.gradients, world.kept.flat = [], None

@@ -118,6 +118,7 @@ class World:
         torch.manual_seed(7)
         self.setup = setup
         self.rank = rank
+        self.prefix = ""  # of parameters' names, where the job has another model at the same time
         self.model = make_model(setup.model)
         self.optimizer: Any = make_optimizer(setup.optimizer, self.model)
         self.other: nn.Module | None = None
@@ -127,6 +128,7 @@ class World:
         self.label = "start"
         self.counters: dict[str, int] = {}
         self.reading: list[Callable[[], None]] = []  # what waits for threads of the program
+        self.shares_model = False  # one of these threads runs the model, or goes through it
         self.loss: Loss = loss_of
         self.gradients_came = False
         self.distributed = False
@@ -160,7 +162,7 @@ class World:
         elif "predivide" in options:
             how["gradient_predivide_factor"] = 4.0
         if "unnamed" not in options:
-            how["named_parameters"] = list(model.named_parameters())
+            how["named_parameters"] = list(model.named_parameters(prefix=self.prefix))
         return hvd.DistributedOptimizer(
             optimizer, backward_passes_per_step=self.setup.passes, **how
         )
@@ -259,6 +261,7 @@ class World:
         """Waits for the threads that read beside the program."""
         while self.reading:
             self.reading.pop(0)()
+        self.shares_model = False
 
     # ---- what actions use ---------------------------------------------------------------------
 
