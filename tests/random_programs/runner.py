@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +83,18 @@ def judge(ranks: RankFactory, program: Program, timeout: float = 60.0) -> Verdic
         timeout: seconds; a program takes a fraction of one.
     """
     line = str(program)
-    alone: Outcome = ranks(1).run(body_alone, line, timeout=timeout)[0]
-    try:
-        found: list[Outcome] = ranks(RANKS).run(body_on_rank, line, timeout=timeout)
-    except (RanksHung, RankError) as error:
-        return Verdict("FAILED", f"hang or crash\n{error}")
+    one, several = ranks(1), ranks(RANKS)
+    one.run(body_ready)  # two first starts at the same time would be one too many
+    with ThreadPoolExecutor(1) as executor:  # ranks leave the processors idle half of the time
+        running = executor.submit(one.run, body_alone, line, timeout=timeout)
+        try:
+            found: list[Outcome] = several.run(body_on_rank, line, timeout=timeout)
+        except (RanksHung, RankError) as error:
+            return Verdict("FAILED", f"hang or crash\n{error}")
+        alone: Outcome = running.result()[0]
     verdict = compare(alone, found)
     if any(outcome.failure and not outcome.failure.documented for outcome in found):
-        ranks(RANKS).close(kill=True)  # who knows what they wait for
+        several.close(kill=True)  # who knows what they wait for
     return verdict
 
 
