@@ -18,6 +18,20 @@ def gradients_of(world: World) -> list[Tensor]:
     return [p.grad for p in world.parameters() if p.grad is not None]
 
 
+def keep_gradients(world: World) -> None:
+    world.kept.gradients = gradients_of(world)
+    world.kept.gradient_arrays = [gradient.detach().numpy() for gradient in world.kept.gradients]
+
+
+def wait(world: World, number: int) -> None:
+    """Horovod's rule for who looks at gradients past ``p.grad``, if ``number`` is 0.
+
+    Programs written for DDP do not know it.
+    """
+    if number == 0 and world.on_ranks:
+        world.optimizer.synchronize()
+
+
 @action(Place.ZERO)
 def zero_kept(world: World, number: int) -> None:
     """A list of the gradients, made once; from then on whoever has them zeroes them."""
@@ -25,7 +39,7 @@ def zero_kept(world: World, number: int) -> None:
         torch._foreach_zero_(world.kept.gradients)
     else:
         world.optimizer.zero_grad(set_to_none=False)
-        world.kept.gradients = gradients_of(world)
+        keep_gradients(world)
 
 
 @action(Place.ZERO, numbers=2)
@@ -33,12 +47,12 @@ def zero_kept_one_by_one(world: World, number: int) -> None:
     """By an operator, or past all of them."""
     if not world.kept.gradients:
         world.optimizer.zero_grad(set_to_none=False)
-        world.kept.gradients = gradients_of(world)
-    for gradient in world.kept.gradients:
+        keep_gradients(world)
+    for gradient, array in zip(world.kept.gradients, world.kept.gradient_arrays, strict=True):
         if number == 0:
             gradient.zero_()
         else:
-            gradient.numpy()[...] = 0
+            array[...] = 0
 
 
 @action(first=True)
@@ -53,7 +67,8 @@ def flat_gradients(world: World, number: int) -> None:
     for p in parameters:
         p.grad = flat[at : at + p.numel()].view_as(p)
         at += p.numel()
-    world.kept.gradients, world.kept.flat = [], flat
+    world.kept.forget_gradients()
+    world.kept.flat = flat
 
 
 @action(Place.ZERO)
@@ -66,35 +81,40 @@ def zero_flat(world: World, number: int) -> None:
 
 @action(Place.GRADIENTS, numbers=2)
 def read_flat_gradients(world: World, number: int) -> None:
-    """Their buffer, at once or after ``synchronize()``."""
     if world.kept.flat is not None:
-        if number == 1 and world.on_ranks:
-            world.optimizer.synchronize()
+        wait(world, number)
         world.see("flat gradients", world.kept.flat + 0)
 
 
-@action(Place.GRADIENTS)
+@action(Place.GRADIENTS, numbers=2)
 def scale_flat_gradients(world: World, number: int) -> None:
     """Scales all of them by one operator on their buffer."""
     if world.kept.flat is not None:
-        if world.on_ranks:
-            world.optimizer.synchronize()
+        wait(world, number)
         world.kept.flat.mul_(0.5)
 
 
-@action(Place.GRADIENTS)
+@action(Place.GRADIENTS, numbers=2)
 def read_kept_gradients(world: World, number: int) -> None:
-    if world.on_ranks:
-        world.optimizer.synchronize()
+    wait(world, number)
     world.see("kept gradients", [gradient + 0 for gradient in world.kept.gradients])
+    world.see("kept arrays", world.kept.gradient_arrays)
 
 
-@action(Place.GRADIENTS)
+@action(Place.GRADIENTS, numbers=2)
 def scale_kept_gradients(world: World, number: int) -> None:
     if world.kept.gradients:
-        if world.on_ranks:
-            world.optimizer.synchronize()
+        wait(world, number)
         torch._foreach_mul_(world.kept.gradients, 0.5)
+
+
+@action(Place.GRADIENTS, numbers=2)
+def scale_kept_gradient_arrays(world: World, number: int) -> None:
+    """By arrays that share their memory, made once."""
+    if world.kept.gradients:
+        wait(world, number)
+        for array in world.kept.gradient_arrays:
+            array *= 0.5
 
 
 # ---- edited past PyTorch -------------------------------------------------------------------------

@@ -306,7 +306,7 @@ def _run(world: World, program: Program) -> None:
             ):  # others put something else into the modules for a while
                 world.join_threads()
             if chosen.renews:
-                world.kept.gradients, world.kept.flat = [], None
+                world.kept.forget_gradients()
             if call.rank is None:
                 run(world, call.number)
             else:

@@ -74,9 +74,13 @@ class Kept:
     arrays: list[np.ndarray[Any, Any]] = field(default_factory=list)
     readers: list[Callable[[], Any]] = field(default_factory=list)  # give what they read
     gradients: list[Tensor] = field(default_factory=list)  # of all parameters that had one
+    gradient_arrays: list[np.ndarray[Any, Any]] = field(default_factory=list)  # their memory
     flat: Tensor | None = None  # buffer of which all gradients are views
     saved: dict[str, Any] = field(default_factory=dict)  # copies, to go back to
     open: list[Callable[[], None]] = field(default_factory=list)  # what ends with the program
+
+    def forget_gradients(self) -> None:
+        self.gradients, self.gradient_arrays, self.flat = [], [], None
 
 
 def loss_of(model: nn.Module, x: Tensor) -> Tensor:
@@ -248,7 +252,7 @@ class World:
         if self.setup.is_sum and not closure and not self.gradients_came:
             for p in self.parameters():  # the ranks would sum once more, as Horovod, what is left
                 p.grad = None
-            self.kept.gradients, self.kept.flat = [], None
+            self.kept.forget_gradients()
         self.gradients_came = False
         self.step_number += 1
         result = self.optimizer.step(*closure)
