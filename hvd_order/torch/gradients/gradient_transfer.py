@@ -195,7 +195,7 @@ class GradientTransfer:
         with torch.no_grad():
             entry.wire.zero_()
             # Below zero, whatever the other ranks add.
-            entry.use_flag.fill_(-2 * self._host.size if given_up else 0)
+            entry.use_flag.fill_(-2 * self._channel.host.size if given_up else 0)
         self.model.hand_over(entry)
 
     # ---- in -----------------------------------------------------------------------------------
@@ -404,8 +404,8 @@ class GradientTransfer:
             entry.finished = True
 
     def _refuse_given_up(self, entry: ParameterEntry) -> None:
-        error = misuse.given_up_elsewhere(entry.name, self._host.job.rank)
-        self._host.engine.fail(str(error))  # the rank that has given up learns it as well
+        error = misuse.given_up_elsewhere(entry.name, self._channel.host.job.rank)
+        self._channel.host.engine.fail(str(error))  # the rank that has given up learns it as well
         raise error
 
     def _unpack(self, entries: Sequence[ParameterEntry]) -> None:
