@@ -221,6 +221,13 @@ class HomeStreams:
     def follow(self) -> None:
         """Takes the current streams, behind what the streams before were given to do."""
 
+    def wait_for_current(self, values: Sequence[torch.Tensor]) -> None:
+        """Makes the home streams wait for what the current streams were given to do.
+
+        Args:
+            values: what the home streams will read; its memory is not used again before that.
+        """
+
 @final
 class OnHomeStreams:
     """A context in which work runs on the home streams; outside, current streams wait for it."""

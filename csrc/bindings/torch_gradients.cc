@@ -19,7 +19,8 @@ void bindStreams(py::module_& m) {
       m, "HomeStreams", py::module_local(),
       "The streams on which sums are unpacked and parameters updated.")
       .def(py::init<const std::vector<c10::Device>&>(), py::arg("devices"))
-      .def("follow", &HomeStreams::follow);
+      .def("follow", &HomeStreams::follow)
+      .def("wait_for_current", &HomeStreams::waitForCurrent, py::arg("values"));
   py::class_<OnHomeStreams>(
       m, "OnHomeStreams", py::module_local(), "A context in which work runs on the home streams.")
       .def(py::init<std::shared_ptr<HomeStreams>>(), py::arg("home"))

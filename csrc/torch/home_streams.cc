@@ -41,6 +41,21 @@ void HomeStreams::follow() {
   }
 }
 
+void HomeStreams::waitForCurrent(const std::vector<at::Tensor>& values) {
+  for (const c10::Stream& home : streams_) {
+    const c10::Stream current = currentStream(home.device());
+    if (current == home) {
+      continue;
+    }
+    events_->record(current)->block(home);
+    for (const at::Tensor& value : values) {
+      if (value.device() == home.device()) {
+        value.record_stream(home);
+      }
+    }
+  }
+}
+
 void OnHomeStreams::enter() {
   for (const c10::Stream& home : home_->streams_) {
     outside_.push_back(exchangeCurrent(home));

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <vector>
 
@@ -35,6 +37,9 @@ class HomeStreams final {
 
   /// Takes the current streams, behind what the streams before were given to do.
   void follow();
+  /// Makes the home streams wait for what the current streams were given to do. They will read
+  /// `values`, whose memory is not used again before that.
+  void waitForCurrent(const std::vector<at::Tensor>& values);
 
  private:
   friend class OnHomeStreams;

@@ -252,7 +252,12 @@ class StepGradients:
         """
         if not self._touch(guard):
             return False
-        with torch.no_grad():
+        # The change is made on the home streams, perhaps before step() has ordered them behind the
+        # program's others.
+        streams = self._transfer.streams
+        value = getattr(change, "value", None)
+        streams.wait_for_current([value] if isinstance(value, torch.Tensor) else [])
+        with torch.no_grad(), native.OnHomeStreams(streams):
             for entry in entries:
                 entry.changes.append(change)
                 if entry.finished:

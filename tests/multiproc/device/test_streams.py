@@ -191,6 +191,46 @@ def test_a_reader_on_a_side_stream_waits_for_the_update(order: list[str]) -> Non
     run_on_device(SIDE_STREAM.replace("{order}", repr(order)))
 
 
+CHANGES_ON_A_SIDE_STREAM = """
+        def trained(delay_us):
+            device.set_delays(-1, random_us=0)
+            model = network()
+            optimizer = wrapped(model)
+            side = torch.Stream(device=NAME)
+            main = torch.accelerator.current_stream()
+            seen = []
+            device.synchronize()
+            device.set_delays(side.stream_id, constant_us=delay_us)
+            for step in range(6):
+                backward(model, optimizer, step)
+                side.wait_stream(main)
+                with side:
+                    for i, p in enumerate(model.parameters()):
+                        factor = torch.full((), 0.5 + i, device=NAME) * 0.5
+                        p.grad.mul_(factor)
+                        del factor  # its memory is used again on this stream
+                        torch.full((), 7.0, device=NAME)
+                        if {reads} and step % 2:
+                            seen.append(p.grad.sum())
+                main.wait_stream(side)
+                optimizer.step()
+            device.synchronize()
+            device.set_delays(-1, random_us=0)
+            return weights(model) + [each.cpu() for each in seen]
+
+        assert all(map(torch.equal, trained(1000), trained(0)))
+"""
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_changes_on_a_side_stream_are_made_behind_it(reads: bool) -> None:
+    """Noted on a late stream, made on another; also where elements are read before step()."""
+    run_on_device(
+        CHANGES_ON_A_SIDE_STREAM.replace("{reads}", str(reads)),
+        env={"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "256"},
+    )
+
+
 def test_absent_gradients_wait_for_their_sums_and_for_nothing_else() -> None:
     run_on_device(
         """
