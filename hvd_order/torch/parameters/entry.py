@@ -16,8 +16,9 @@ __all__: list[str] = []
 # Without the exception's type: torch makes this a RuntimeError.
 _LOCKED = (
     "StaleRead: parameter '{name}' was read before the update of the last step had been applied, "
-    "by code that hvd_order cannot see (C++, or a reader that avoids __torch_function__). Call "
-    "optimizer.flush() before that read, or set HVD_ORDER_CROSS_ITERATION=0."
+    "by code that hvd_order cannot see (C++, a reader that avoids __torch_function__, or an "
+    "operator that ran on another thread during step()). Call optimizer.flush() before that read, "
+    "or set HVD_ORDER_CROSS_ITERATION=0."
 )
 
 
