@@ -24,11 +24,12 @@ _LOCKED = (
 
 # Also what a second backward pass meets, which would add to the gradient before any hook runs.
 _REFUSED = (
-    "Gradients were computed more than backward_passes_per_step times before call to step(), or "
-    "C++ read the gradient of '{name}' while it is summed over the ranks (parameter '{name}'). "
-    "Increase backward_passes_per_step to accumulate gradients locally; call step() or zero_grad() "
-    "before the next backward(); call optimizer.synchronize() before code in C++ reads gradients, "
-    "and optimizer.flush() if that happens after step()."
+    "the gradient of '{name}' is being summed over the ranks, and code that hvd_order cannot see "
+    "has used it. A second backward pass: Gradients were computed more than "
+    "backward_passes_per_step times before call to step() (parameter '{name}'). Increase "
+    "backward_passes_per_step to accumulate gradients locally, or call optimizer.step() or "
+    "optimizer.zero_grad() before the next backward(). C++ code: call optimizer.synchronize() "
+    "before it reads gradients, and optimizer.flush() if it does so after step()."
 )
 
 
