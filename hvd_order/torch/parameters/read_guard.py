@@ -147,6 +147,14 @@ def settle(*values: object) -> None:
         gradient_alias.end(gradient)
 
 
+def _finish(value: object) -> None:
+    """Finishes the parameters and gradients in a value."""
+    _make_ordinary(value)
+    gradients: list[torch.Tensor] = []
+    _collect(value, [], gradients)
+    settle(gradients)
+
+
 def _make_ordinary(value: object) -> None:
     """Finishes pending parameters; they are ordinary also where a device has yet to update them."""
     parameters: list[torch.Tensor] = []
@@ -169,7 +177,7 @@ def _ordinary(tensor: Any) -> Any:
     disarm_parameter(tensor)
     if type(tensor) is InFlightGradient:
         with torch._C.DisableTorchFunctionSubclass():
-            return tensor.as_subclass(torch.Tensor)
+            return torch.Tensor.as_subclass(tensor, torch.Tensor)
     return tensor
 
 
@@ -357,6 +365,10 @@ class InFlightGradient(_Guarded, torch.Tensor):  # type: ignore[misc]
 
     __torch_function__ = classmethod(native.torch_function(_before_call))
 
+    def as_subclass(self, cls: Any) -> Any:
+        """Finishes the gradient: torch asks no class before it gives its memory another one."""
+        return torch.Tensor.as_subclass(_ordinary(self), cls)
+
 
 # ---- arming ------------------------------------------------------------------------------------
 
@@ -426,4 +438,4 @@ def hand_to(tensor: torch.Tensor, guard: Guard) -> None:
         vars(tensor)[GUARD] = guard
 
 
-unasked.ask(_make_ordinary)
+unasked.ask(_finish, _make_ordinary)

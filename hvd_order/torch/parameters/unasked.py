@@ -1,8 +1,8 @@
-"""The places in torch that take a parameter without asking its class whether it may be read.
+"""The places in torch that take a tensor without asking its class whether it may be read.
 
 All other readers ask for ``__torch_function__`` of each tensor (read_guard.py). These few are
-replaced by functions that finish the parameters first. Without one of them, its readers would meet
-the lock on the parameter's memory.
+replaced by functions that finish parameters and gradients first. Without one of them, its readers
+would meet the lock on the memory.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _TAKES_TENSOR = (
 def _first(function: Callable[..., Any], finish: Callable[[Any], object]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(value: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():  # else a compiled region has finished its parameters
+        if not torch.compiler.is_compiling():  # else a compiled region has finished them
             finish(value)
         return function(value, *args, **kwargs)
 
     return call
 
 
-def ask(finish: Callable[[Any], object]) -> None:
+def ask(finish: Callable[[Any], object], make_ordinary: Callable[[Any], object]) -> None:
     """Has ``finish`` called with what these places take, before they take it.
 
     Args:
-        finish: finishes the pending parameters in a value, if there are any, and makes them
-            ordinary.
+        finish: finishes the parameters and gradients in a value.
+        make_ordinary: finishes the parameters alone; some functions leave gradients in flight.
     """
     for path, name in _TAKES_TENSOR:
         module = importlib.import_module(path)
@@ -68,7 +68,7 @@ def ask(finish: Callable[[Any], object]) -> None:
         @functools.wraps(collect)
         def all_asked(relevant_args: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
             relevant = tuple(relevant_args)
-            finish(relevant)
+            make_ordinary(relevant)
             return collect(relevant, *args, **kwargs)
 
         torch.overrides._get_overloaded_args = all_asked
