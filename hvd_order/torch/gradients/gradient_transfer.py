@@ -377,6 +377,8 @@ class GradientTransfer:
         if self.model.shards is not None:
             # No gradient: half a sum, or a parameter. Uses of it still call the guard.
             for entry in entries:
+                if self.model.has_answers:
+                    entry.unlock_gradient()  # the parameter is copied from there
                 entry.finished = True
             return
         for entry in entries:

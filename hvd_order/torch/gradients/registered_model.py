@@ -483,6 +483,11 @@ class RegisteredModel:
             pending = [entry for entry in pending if not taken(entry)]
         self._answered = True
 
+    @property
+    def has_answers(self) -> bool:
+        """Whether shards are updated: what arrives in this step are parameters."""
+        return self._answered
+
     def wait(self, entry: ParameterEntry) -> None:
         """Waits for the sum of a gradient, or for a parameter once shards are updated.
 

@@ -219,10 +219,10 @@ class StepGradients:
         """Sends the rest, and returns whether all elements of gradients are finite; None: that is
         not known while they are on their way.
         """
-        if not self._transfer.model.is_split or not self._touch(guard):
+        if not self._touch(guard):
             return None
-        self._asked_for_norms = True
-        return self._transfer.are_finite(entries)
+        self._asked_for_norms = True  # also where that decides whether all-reduces will be split
+        return self._transfer.are_finite(entries) if self._transfer.model.is_split else None
 
     def _may_have_maxima(self) -> bool:
         """Notes that infinity norms are asked for; returns whether they can be known early."""

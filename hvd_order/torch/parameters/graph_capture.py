@@ -31,8 +31,13 @@ _REASON = (
     "hvd_order exchanges gradients with other ranks, which is no part of a graph: leave "
     "fullgraph=True out, or call it outside of the compiled function"
 )
-for _package in ("hvd_order.torch", "hvd_order.c10d"):
-    torch._dynamo.trace_rules.add(_package)
+# Not torch.parameters: its hooks and replacements run in modules of the program, step aside while
+# Dynamo traces, and have to be traced for that.
+for _package in (
+    "torch.collectives", "torch.elastic", "torch.gradients", "torch.optimizer", "torch.profile",
+    "torch.rank_check", "torch.shards", "torch.updates", "c10d",
+):  # fmt: skip
+    torch._dynamo.trace_rules.add(f"hvd_order.{_package}")
 
 
 class _Caller(threading.local):

@@ -365,9 +365,15 @@ class InFlightGradient(_Guarded, torch.Tensor):  # type: ignore[misc]
 
     __torch_function__ = classmethod(native.torch_function(_before_call))
 
+    # torch asks no class before these two.
     def as_subclass(self, cls: Any) -> Any:
-        """Finishes the gradient: torch asks no class before it gives its memory another one."""
+        """Finishes the gradient first."""
         return torch.Tensor.as_subclass(_ordinary(self), cls)
+
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        """Finishes the gradient first."""
+        settle(self)
+        return torch.Tensor.set_(self, *args, **kwargs)
 
 
 # ---- arming ------------------------------------------------------------------------------------
