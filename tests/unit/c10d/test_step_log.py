@@ -15,14 +15,14 @@ class Exchange:
 
 def test_logs_of_dropped_exchanges_keep_no_events() -> None:
     logs = StepLogs()
-    for _ in range(200):
+    for number in range(200):
         exchange = Exchange()
-        log = logs.open(0, exchange)
+        log = logs.open(f"0/{number}", exchange)
         for _ in range(100):
             log.note("begin")
         del exchange
     living = Exchange()
-    logs.open(0, living).note("end")
+    logs.open("0/200", living).note("end")
     assert logs.recent() == [["step", "0/200", 0, "end"]]
     assert logs.exchanges() == [living]
     assert logs.counts()["0/0"] == 100  # what a joined rank compares with
