@@ -230,9 +230,25 @@ def array_of_a_sum(wrap: Wrap) -> Seen:
     return [*map(torch.from_numpy, arrays), *m.parameters()]
 
 
+def transformed(wrap: Wrap) -> Seen:
+    """Function transforms and `as_subclass` of gradients: torch asks no class before them."""
+    m = model()
+    optimizer = wrap(sgd(m), m)
+    seen = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        backward(m, step)
+        seen.append(torch.func.vmap(torch.sum)(m[0].weight.grad))
+        optimizer.step()
+        seen.append(torch.func.grad(lambda g: g.square().sum())(m[2].weight.grad))
+        seen.append(m[2].bias.grad.as_subclass(Tensor).clone())
+    return [*seen, *m.parameters()]
+
+
 PROGRAMS = [
     list_made_once, list_made_late, flat_before, flat_after, one_flat_parameter, array_of_numpy,
     earlier_gradients, surgery, last_of_a_loop, views, array_of_a_sum,
+    transformed,
 ]  # fmt: skip
 
 
