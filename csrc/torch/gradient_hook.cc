@@ -174,10 +174,18 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   const bool isLast = countsAsLast();
   const py::gil_scoped_release noGil;
   const at::NoGradGuard noGrad;
-  if (!isLast && copiesBeside && !entry.casts && GradientCopier::takes(wire, gradient)) {
+  if (copiesBeside && !entry.casts && GradientCopier::takes(wire, gradient)) {
     engine_->announce(key);
-    copier_->copy(
-        wire, gradient, scale_, [engine = engine_, key] { markReady(*engine, key, nullptr); });
+    const auto waits = std::make_shared<std::atomic<int>>(isLast ? 2 : 1);
+    if (isLast) {
+      held_ = Held{entry.tensor, wire, waits};
+    }
+    copier_->copy(wire, gradient, scale_, [engine = engine_, key, waits] {
+      if (waits->fetch_sub(1) == 1) {
+        markReady(*engine, key, nullptr);
+      }
+      waits->notify_all();
+    });
     return true;
   }
   Packing packing{gradient, wire, {}, scale_};
@@ -190,7 +198,7 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   }
   pack({&packing, 1});
   if (isLast) {
-    held_.emplace(entry.tensor, wire);
+    held_ = Held{entry.tensor, wire, std::make_shared<std::atomic<int>>(1)};
   } else {
     tensorReady(engine_, *transport_, model, entry.tensor, wire);
   }
@@ -203,7 +211,7 @@ bool GradientSender::countsAsLast() {
 
 void GradientSender::handOver(const GradientEntry& entry) {
   if (countsAsLast()) {
-    held_.emplace(entry.tensor, entry.wire.get());
+    held_ = Held{entry.tensor, entry.wire.get(), std::make_shared<std::atomic<int>>(1)};
     return;
   }
   const py::gil_scoped_release noGil;
@@ -213,13 +221,22 @@ void GradientSender::handOver(const GradientEntry& entry) {
 void GradientSender::release() {
   if (const auto held = std::exchange(held_, std::nullopt)) {
     const py::gil_scoped_release noGil;
-    tensorReady(engine_, *transport_, model, held->first, held->second);
+    if (held->waits->fetch_sub(1) == 1) {
+      tensorReady(engine_, *transport_, model, held->tensor, held->wire);
+    }
   }
 }
 
 std::optional<TensorId> GradientSender::takeBack() {
   const auto held = std::exchange(held_, std::nullopt);
-  return held ? std::optional(held->first) : std::nullopt;
+  if (!held) {
+    return std::nullopt;
+  }
+  const py::gil_scoped_release noGil;
+  for (int waits = held->waits->load(); waits != 1; waits = held->waits->load()) {
+    held->waits->wait(waits);
+  }
+  return held->tensor;
 }
 
 void GradientSender::beginPass(const py::sequence& entries, const py::sequence& parameters) {

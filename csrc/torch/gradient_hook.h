@@ -3,11 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "c10d/all_reduce/gradient_copier.h"
@@ -106,7 +106,7 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   /// Marks the gradient ready that is held back, if there is one.
   void release();
 
-  /// Forgets the gradient that is held back.
+  /// Forgets the gradient that is held back, and waits until nobody writes to its place.
   /// @return its tensor, if there is one.
   std::optional<TensorId> takeBack();
 
@@ -127,10 +127,17 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   void
   sendOrdinary(GradientEntry& entry, const at::Tensor& parameter, const pybind11::object& guard);
 
+  /// A gradient that is ready once as many as `waits` have come: its copy, if a thread of its own
+  /// makes it, and the end of the pass.
+  struct Held {
+    TensorId tensor;
+    at::Tensor wire;
+    std::shared_ptr<std::atomic<int>> waits;
+  };
   [[nodiscard]] bool countsAsLast();
 
   std::size_t unsent_ = 0; // gradients that this pass has yet to produce
-  std::optional<std::pair<TensorId, at::Tensor>> held_; // in its buffer, not ready
+  std::optional<Held> held_;
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<TorchTransport> transport_;
   std::shared_ptr<GradientCopier> copier_;

@@ -11,8 +11,6 @@ from random_programs.world import World, loss_of
 from torch import Tensor
 from torch.func import functional_call, grad, jacrev, jvp, vjp, vmap
 
-from hvd_order.errors import InvalidUsage
-
 _PLAIN = ("perceptron", "flat", "blocks", "normed", "tied", "functional")
 
 
@@ -147,7 +145,7 @@ def single_gradients(world: World, number: int) -> None:
 
 @action(Place.BACKWARD, renews=True)
 def penalty_on_gradients(world: World, number: int) -> None:
-    """``p.grad`` with a graph, in a loss. Where that is refused, by what the error names."""
+    """``p.grad`` with a graph, in a loss; ranks refuse that, and do what the error names."""
     if world.setup.passes > 1 or world.setup.model in (
         "recurrent", "attention", "scripted", "custom_function",
     ):  # fmt: skip
@@ -165,19 +163,13 @@ def penalty_on_gradients(world: World, number: int) -> None:
         return loss + 0.5 * torch.stack(squares).sum()
 
     def by_function(half: int) -> Tensor:
-        world.optimizer.zero_grad()
         loss = loss_of(world.model, world.rows(half))
         found = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
         squares = [g.square().sum() for g in found if g is not None]
         return loss + 0.5 * torch.stack(squares).sum()
 
     def run(half: int) -> None:
-        try:
-            total = by_attribute(half)
-        except (InvalidUsage, RuntimeError) as error:  # torch's own class, if C++ has raised it
-            if not world.on_ranks or "torch.autograd.grad" not in str(error):
-                raise
-            total = by_function(half)
+        total = by_function(half) if world.on_ranks else by_attribute(half)
         world.see("with penalty", total)
         total.backward()
 

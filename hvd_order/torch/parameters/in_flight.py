@@ -79,7 +79,7 @@ class Unscaling(Factor):
     def apply(self, gradient: torch.Tensor) -> None:
         """See `Change`."""
         assert isinstance(self.value, torch.Tensor)
-        ignored = torch.zeros(1, device=gradient.device)
+        ignored = torch.zeros(1, dtype=torch.float32, device=gradient.device)
         torch._amp_foreach_non_finite_check_and_unscale_([gradient], ignored, self.value)
 
 
