@@ -58,6 +58,11 @@ def clear(world: World, how: int) -> None:
             p.grad = None
     else:
         world.optimizer.zero_grad(set_to_none=False)
+    # What a pass that has raised leaves is each rank's own: nobody sums it.
+    trained = {p for group in world.optimizer.param_groups for p in group["params"]}
+    for p in world.parameters():
+        if p not in trained:
+            p.grad = None
 
 
 @action(Place.WHOLE, numbers=12)

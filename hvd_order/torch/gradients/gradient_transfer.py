@@ -155,7 +155,8 @@ class GradientTransfer:
             return True
         if self.model.shards is not None or self.model.on_servers:
             return False
-        return reach == native.GradientReach.SHARED and not entry.fresh
+        is_made_now = entry.fresh and self.model.sender.in_backward
+        return reach == native.GradientReach.SHARED and not is_made_now
 
     def _put_on_wire(self, entry: ParameterEntry, gradient: torch.Tensor) -> None:
         if entry.on_wire:
