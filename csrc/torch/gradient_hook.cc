@@ -171,7 +171,7 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   copier_->release();
   const at::Tensor& wire = entry.wire.get();
   const TensorKey key{model, entry.tensor};
-  const bool isLast = countsAsLast();
+  const bool isLast = countsAsLast(wire);
   const py::gil_scoped_release noGil;
   const at::NoGradGuard noGrad;
   if (copiesBeside && !entry.casts && GradientCopier::takes(wire, gradient)) {
@@ -192,7 +192,7 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   if (entry.feedback && gradient.dtype() != wire.dtype()) {
     packing.residual = residualOf(entry, gradient);
   }
-  if (!isLast && isBestPackedWithOthers(packing)) {
+  if (isBestPackedWithOthers(packing)) {
     whenReady(engine_, *transport_, key, wire.device(), std::move(packing));
     return true;
   }
@@ -205,12 +205,12 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   return true;
 }
 
-bool GradientSender::countsAsLast() {
-  return inBackward && unsent_ > 0 && --unsent_ == 0;
+bool GradientSender::countsAsLast(const at::Tensor& wire) {
+  return inBackward && unsent_ > 0 && --unsent_ == 0 && wire.is_cpu();
 }
 
 void GradientSender::handOver(const GradientEntry& entry) {
-  if (countsAsLast()) {
+  if (countsAsLast(entry.wire.get())) {
     held_ = Held{entry.tensor, entry.wire.get(), std::make_shared<std::atomic<int>>(1)};
     return;
   }

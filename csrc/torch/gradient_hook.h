@@ -99,8 +99,9 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   /// gradient yet: what arrives for them in this pass has been made by autograd.
   void beginPass(const pybind11::sequence& entries, const pybind11::sequence& parameters);
 
-  /// Marks a gradient ready that is in its buffer. The last one of a step is held back until its
-  /// backward pass has ended: so no rank gets sums of a step whose pass ends by an exception here.
+  /// Marks a gradient ready that is in its buffer. On the CPU the last one of a step is held back
+  /// until its backward pass has ended, so no rank gets all sums of a step whose pass ends by an
+  /// exception.
   void handOver(const GradientEntry& entry);
 
   /// Marks the gradient ready that is held back, if there is one.
@@ -134,7 +135,7 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
     at::Tensor wire;
     std::shared_ptr<std::atomic<int>> waits;
   };
-  [[nodiscard]] bool countsAsLast();
+  [[nodiscard]] bool countsAsLast(const at::Tensor& wire);
 
   std::size_t unsent_ = 0; // gradients that this pass has yet to produce
   std::optional<Held> held_;

@@ -301,9 +301,18 @@ def _run(world: World, program: Program) -> None:
             world.label = f"step {number}, {call}"
             chosen = ACTIONS[call.name]
             run: Any = chosen.run
-            if chosen.place not in (Place.ZERO, Place.BACKWARD) or (
-                world.shares_model and chosen.place is Place.BACKWARD and call.name != "backward"
-            ):  # others put something else into the modules for a while
+            if (
+                chosen.place not in (Place.ZERO, Place.BACKWARD)
+                # Others put something else into the modules for a while.
+                or (
+                    world.shares_model
+                    and chosen.place is Place.BACKWARD
+                    and call.name != "backward"
+                )
+                # The sums of the model beside may be ordered behind those that this rank begins to
+                # send in step() only (docs/limits.md).
+                or call.name.endswith("on_one_rank")
+            ):
                 world.join_threads()
             if chosen.renews:
                 world.kept.forget_gradients()
