@@ -21,8 +21,8 @@ struct Text {
 };
 
 Text& current() {
-  static auto* const text = new Text; // never destroyed: engines may ask until the process ends
-  return *text;
+  static auto* const kText = new Text; // never destroyed: engines may ask until the process ends
+  return *kText;
 }
 
 } // namespace
