@@ -27,9 +27,10 @@ _REFUSED = (
     "the gradient of '{name}' is being summed over the ranks, and code that hvd_order cannot see "
     "has used it. A second backward pass: Gradients were computed more than "
     "backward_passes_per_step times before call to step() (parameter '{name}'). Increase "
-    "backward_passes_per_step to accumulate gradients locally, or call optimizer.step() or "
-    "optimizer.zero_grad() before the next backward(). C++ code: call optimizer.synchronize() "
-    "before it reads gradients, and optimizer.flush() if it does so after step()."
+    "backward_passes_per_step to accumulate gradients locally, and clip after the last of these "
+    "passes; or call optimizer.step() or optimizer.zero_grad() before the next backward(). C++ "
+    "code: call optimizer.synchronize() before it reads gradients, and optimizer.flush() if it does "
+    "so after step()."
 )
 
 

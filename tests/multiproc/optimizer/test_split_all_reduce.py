@@ -444,7 +444,7 @@ def body_backward_again() -> str:
 def test_gradients_on_their_way_take_no_more(two_ranks: RankPool) -> None:
     for text in two_ranks.run(body_backward_again):
         assert "more than backward_passes_per_step times before call to step()" in text
-        assert "before the next one call optimizer.step(), or optimizer.zero_grad()" in text
+        assert "call optimizer.step() or optimizer.zero_grad() before the next backward()" in text
 
 
 # ---- the choice -------------------------------------------------------------------------------
