@@ -29,8 +29,8 @@ _REFUSED = (
     "backward_passes_per_step times before call to step() (parameter '{name}'). Increase "
     "backward_passes_per_step to accumulate gradients locally, and clip after the last of these "
     "passes; or call optimizer.step() or optimizer.zero_grad() before the next backward(). C++ "
-    "code: call optimizer.synchronize() before it reads gradients, and optimizer.flush() if it does "
-    "so after step()."
+    "code: call optimizer.synchronize() before it reads gradients, and optimizer.flush() if it "
+    "does so after step()."
 )
 
 
