@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -27,6 +28,9 @@ from hvd_order.torch.updates.update_budget import UpdateBudget
 __all__: list[str] = []
 
 _MOST_NAMED = 5
+# Past the members of a pending parameter's class.
+_ATTRIBUTE: Any = torch.Tensor.grad
+_grad, _set_grad = _ATTRIBUTE.__get__, _ATTRIBUTE.__set__
 _REACHED = {
     native.Reach.SHARED: overlap.ALIASED,
     native.Reach.HELD: overlap.HELD,
@@ -168,9 +172,9 @@ class DeferredUpdates:
             entry.unlock()
             if entry.used:
                 due.append(entry)
-                gradients_before.append(entry.parameter.grad)
+                gradients_before.append(_grad(entry.parameter))
                 if not entry.sparse:
-                    entry.parameter.grad = entry.shown
+                    _set_grad(entry.parameter, entry.shown)
         try:
             if due:
                 recorded = self._recorded
@@ -185,7 +189,7 @@ class DeferredUpdates:
                 # A gradient that only other ranks had stays until it is cleared, as every gradient
                 # does.
                 if not (entry.absent and not entry.cleared):
-                    entry.parameter.grad = before
+                    _set_grad(entry.parameter, before)
 
     def bring_up_to_date(self, wanted: Sequence[ParameterEntry]) -> Sequence[ParameterEntry]:
         """Applies the updates of ``wanted`` as soon as possible, and others while it waits.

@@ -40,13 +40,18 @@ Prepare = Callable[[Any], object]
 def _called(function: Callable[..., Any], finish: Prepare, prepare: Prepare | None) -> Any:
     """``function`` of a tensor, which does not ask the tensor's class first.
 
-    A mode sees the call, as it sees those of all tensors, and may read elements.
+    A mode sees the call, as it sees those of all tensors, and may read elements. Where classes are
+    not to be asked, nothing is finished: there the optimizer looks several times at each parameter
+    that it updates.
     """
-    nobody_watches = torch._C._len_torch_function_stack
+    may_ask = torch._C._is_torch_function_enabled
+    watching_modes = torch._C._len_torch_function_stack
     aside = torch._C.DisableTorchFunctionSubclass
 
     def call(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if nobody_watches():
+        if not may_ask():
+            return function(tensor, *args, **kwargs)
+        if watching_modes():
             finish(tensor)
             return function(tensor, *args, **kwargs)
         if prepare is not None:
@@ -59,13 +64,19 @@ def _called(function: Callable[..., Any], finish: Prepare, prepare: Prepare | No
 
 def _attribute(name: str, finish: Prepare, prepare: Prepare | None) -> property:
     plain = getattr(torch.Tensor, name)
+    may_ask, get, asked = (
+        torch._C._is_torch_function_enabled, plain.__get__, _called(plain.__get__, finish, prepare),
+    )  # fmt: skip
+
+    def read(tensor: Any) -> Any:
+        return asked(tensor) if may_ask() else get(tensor)
 
     def delete(tensor: Any) -> None:
         finish(tensor)
         plain.__delete__(tensor)
 
     return property(
-        _called(plain.__get__, finish, prepare),
+        read,
         _called(plain.__set__, finish, prepare) if name in _CHANGEABLE else None,
         delete,
     )
