@@ -245,10 +245,40 @@ def transformed(wrap: Wrap) -> Seen:
     return [*seen, *m.parameters()]
 
 
+class Static(torch.autograd.Function):
+    """Leaves its gradient in memory of its own, as a captured graph does."""
+
+    memory = torch.zeros(3, dtype=torch.float64)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        return x + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0], Static.memory.copy_(gradients[0].sum(0)).detach()
+
+
+def static_outputs(wrap: Wrap) -> Seen:
+    """The memory of the first gradient of a pass is not the program's: the sum stays in flight."""
+    m = model()
+    m.register_parameter("bias", nn.Parameter(torch.zeros(3, dtype=torch.float64)))
+    optimizer = wrap(sgd(m), m)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x = torch.full((2, 6), 0.1 * step, dtype=torch.float64)
+        Static.apply(m(x), m.bias).square().mean().backward()
+        optimizer.step()
+    if wrap is distributed:
+        report = optimizer.overlap_report()
+        assert report.deferred_parameters == report.parameters, str(report)
+    return [*m.parameters()]
+
+
 PROGRAMS = [
     list_made_once, list_made_late, flat_before, flat_after, one_flat_parameter, array_of_numpy,
     earlier_gradients, surgery, last_of_a_loop, views, array_of_a_sum,
-    transformed,
+    transformed, static_outputs,
 ]  # fmt: skip
 
 

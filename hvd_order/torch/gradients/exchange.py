@@ -533,7 +533,7 @@ class GradientExchange:
 
     # ---- zero_grad ----------------------------------------------------------------------------
 
-    def before_zero_grad(self) -> None:
+    def before_zero_grad(self, set_to_none: bool) -> None:
         """Prepares for ``zero_grad``.
 
         Raises:
@@ -542,16 +542,19 @@ class GradientExchange:
                 and are dropped.
         """
         with self._lock:
-            if self._gradients.fresh:
-                return
-            if self._gradients.synchronized or not self._gradients.announced:
-                self._gradients.reset()
-            elif self._gradients.touched:  # as after a read: a step without an update
-                self._gradients.drop()
-            elif self._gradients.unwanted():
-                self._gradients.give_up()
-            else:
-                raise AssertionError(ZEROED_IN_FLIGHT)
+            if not self._gradients.fresh:
+                self._end_unused()
+            self._gradients.cleared = set_to_none
+
+    def _end_unused(self) -> None:
+        if self._gradients.synchronized or not self._gradients.announced:
+            self._gradients.reset()
+        elif self._gradients.touched:  # as after a read: a step without an update
+            self._gradients.drop()
+        elif self._gradients.unwanted():
+            self._gradients.give_up()
+        else:
+            raise AssertionError(ZEROED_IN_FLIGHT)
 
     @property
     def has_deferred_updates(self) -> bool:

@@ -36,6 +36,7 @@ class StepGradients:
         read: gradients were finished before ``step()`` by other uses.
         asked_for_maxima: infinity norms were asked for.
         broken: a backward pass of this step has ended by an exception.
+        cleared: ``zero_grad()`` has set all gradients to None since the last backward pass.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class StepGradients:
         self.read = False
         self.asked_for_maxima = False
         self.broken = False
+        self.cleared = False
         self._asked_for_norms = False
         self._opened: Opened | None = None
         self._host = host
@@ -119,12 +121,20 @@ class StepGradients:
         """
         self._sender.release()
         kept, self._kept = self._kept, []
+        cleared, self.cleared = self.cleared, False
         still_kept = []
         for entry in kept:
             if entry.finished:  # a hook has read it
                 continue
+            # Of a pass' first gradient alone nobody has seen that there was none before. After
+            # zero_grad(), what shares its memory is taken for whatever has computed it (static
+            # outputs of a captured graph), unless the program keeps other gradients as well.
+            may_share = cleared and len(kept) == 1 and entry.own is not entry.gradient
             entry.own = None  # what follows counts who has it
-            if native.gradient_reach(entry, entry.parameter) == native.GradientReach.ALONE:
+            reach = native.gradient_reach(entry, entry.parameter)
+            if reach == native.GradientReach.ALONE or (
+                may_share and reach == native.GradientReach.SHARED
+            ):
                 self._transfer.show_sum(entry, guard)
             else:
                 entry.own = entry.parameter.grad

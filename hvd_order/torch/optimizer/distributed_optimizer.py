@@ -144,7 +144,7 @@ class _Distributed:
         if exchange is None:
             base.zero_grad(self, set_to_none)
             return
-        exchange.before_zero_grad()
+        exchange.before_zero_grad(set_to_none)
         if not exchange.has_deferred_updates:
             base.zero_grad(self, set_to_none)
             return

@@ -96,7 +96,8 @@ class _NoExchange:
     def flush(self) -> None:
         """Does nothing: the fork has applied all updates."""
 
-    before_zero_grad = flush
+    def before_zero_grad(self, set_to_none: bool) -> None:
+        """Does nothing, like `flush`."""
 
     def fetch_state(self) -> None:
         """Raises if servers have the state."""
