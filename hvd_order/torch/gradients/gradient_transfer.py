@@ -371,7 +371,7 @@ class GradientTransfer:
         self, entries: Sequence[ParameterEntry], stay_armed: bool, given_up: bool
     ) -> None:
         """Puts sums that have arrived into ``.grad``."""
-        if not given_up:
+        if not given_up and not self.model.on_servers:
             lacking = native.find_given_up(entries)
             if lacking >= 0:
                 self._refuse_given_up(entries[lacking])
