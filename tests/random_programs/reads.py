@@ -242,9 +242,10 @@ def input_gradients(world: World, number: int) -> None:
         "recurrent", "attention", "scripted", "custom_function", "embedding",
     ):  # fmt: skip
         return
+    was_training = world.model.training
     model = world.to_evaluation()
     found = vmap(torch.func.grad(lambda row: model(row[None]).sum()))(world.common_rows())
-    model.train()
+    model.train(was_training)  # one rank alone may do this
     world.see("slopes", found)
 
 

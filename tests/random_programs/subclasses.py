@@ -116,9 +116,10 @@ def evaluate_labelled(world: World, number: int) -> None:
         return
     x = world.common_rows().to(world.parameter(0).dtype).as_subclass(Labelled)
     x.label = "rows"
+    was_training = world.model.training
     with torch.no_grad():
         result = world.to_evaluation()(x)
-    world.model.train()
+    world.model.train(was_training)
     world.see("class", type(result).__name__)
     world.see("label", getattr(result, "label", "lost"))
     world.see("labelled", result.as_subclass(torch.Tensor))

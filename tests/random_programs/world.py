@@ -256,6 +256,7 @@ class World:
         self.gradients_came = False
         self.step_number += 1
         result = self.optimizer.step(*closure)
+        self.gradients_came = False  # also those of a closure
         gradient = self.kept.saved.pop("gradient", None)
         if gradient is not None:
             self.see("kept gradient", gradient + 0)
