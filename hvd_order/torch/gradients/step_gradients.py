@@ -141,7 +141,8 @@ class StepGradients:
                 still_kept.append(entry)
         if still_kept:
             self.send_the_rest(guard)
-            self._transfer.finish(still_kept)
+            self._transfer.finish([*still_kept, *self._kept])  # and what no pass renews
+            self._kept = []
 
     def send_the_rest(self, guard: Guard) -> None:
         """Sends the rest: gradients set by hand, left from an unfinished pass, or absent."""
