@@ -312,6 +312,8 @@ class GradientExchange:
             self._transfer.streams.follow()
             if self._server_update is not None:
                 self._server_update.check()
+            if self._gradients.broken and self._gradients.cleared_by_owner():
+                self._gradients.give_up()  # and this rank has no gradients of the next one
             if self._gradients.fresh:  # no gradient here; other ranks may wait for zeros
                 self._begin_step()
             self._gradients.check_hooks()
