@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.ranks import RankPool
+from parity.programs import WIDTH, Block
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
@@ -101,3 +102,33 @@ def test_compiled_autograd_is_refused(two_ranks: RankPool) -> None:
     """It calls nothing at the end of the pass, so gradients would be read before their sums."""
     for error in two_ranks.run(body_compiled_autograd):
         assert "compiled_autograd = False" in error
+
+
+def body_compiled_while_watched() -> int:
+    """How often a block is compiled whose program hvd_order watches in many of its steps."""
+    made = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        made.append(graph)
+        return graph
+
+    # Takes one step, and is watched from then on.
+    beside = nn.Linear(2, 2)
+    waiting = hvd.DistributedOptimizer(torch.optim.SGD(beside.parameters(), lr=0.1))
+    backward(beside, torch.ones(1, 2))
+    waiting.step()
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block())
+    model[1].compile(backend=backend, fullgraph=True)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    try:
+        for _ in range(10):
+            optimizer.zero_grad()
+            backward(model, torch.ones(2, WIDTH))
+            optimizer.step()
+    finally:
+        torch._dynamo.reset()
+    return len(made)
+
+
+def test_a_watch_compiles_nothing_anew(two_ranks: RankPool) -> None:
+    assert two_ranks.run(body_compiled_while_watched) == [1, 1]

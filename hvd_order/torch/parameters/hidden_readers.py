@@ -76,9 +76,8 @@ class HiddenReaders:
         self._enter = torch._dynamo.disable(enter)
         self._finished_at: dict[int, _Entry] = {}  # by the module's id
         self._hooks: list[Any] = []  # finish what those modules read
-        self._watching: list[Any] = []  # hooks that watch
-        for handles in (self._hooks, self._watching):
-            weakref.finalize(self, _remove, handles).atexit = False
+        weakref.finalize(self, _remove, self._hooks).atexit = False
+        weakref.finalize(self, _watchers.end, id(self)).atexit = False
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
         self._outside: set[ParameterEntry] = set()
@@ -101,26 +100,10 @@ class HiddenReaders:
         self._entries = {id(entry.parameter): entry for entry in entries}
         self._boundary = boundary
         self._thread = threading.get_ident()
-        # torch's list of these hooks must not keep this alive.
-        entered, left = weakref.WeakMethod(self._entered), weakref.WeakMethod(self._left)
+        _watchers.begin(self)
 
-        def before(module: torch.nn.Module, _args: Any) -> None:
-            if not torch.compiler.is_compiling() and (call := entered()) is not None:
-                with native.CleanRoom():  # no mode of the program's sees what is done here
-                    call(module)
-
-        def after(module: torch.nn.Module, _args: Any, result: Any) -> None:
-            if not torch.compiler.is_compiling() and (call := left()) is not None:
-                with native.CleanRoom():
-                    call(module, result)
-
-        _say_nothing_of_hooks()
-        self._watching += [
-            module_hooks.register_module_forward_pre_hook(before),
-            module_hooks.register_module_forward_hook(after, always_call=True),
-        ]
-
-    def _entered(self, module: torch.nn.Module) -> None:
+    def entered(self, module: torch.nn.Module) -> None:
+        """Records the entry of a module."""
         if threading.get_ident() != self._thread:
             return
         if len(self._calls) == _MOST_CALLS:  # an evaluation, not a step: use the next watch
@@ -133,8 +116,9 @@ class HiddenReaders:
         self._calls.append(call)
         self._open.append(call)
 
-    def _left(self, module: torch.nn.Module, result: Any) -> None:
-        if threading.get_ident() != self._thread or not self._watching:
+    def left(self, module: torch.nn.Module, result: Any) -> None:
+        """Records the exit of a module, and what its result tells about it."""
+        if threading.get_ident() != self._thread or not _watchers.has(self):
             return
         self._boundary()
         while self._open:  # a call that raised has no exit of its own
@@ -154,7 +138,7 @@ class HiddenReaders:
 
     def stop(self) -> None:
         """Ends the watch."""
-        _remove(self._watching)
+        _watchers.end(id(self))
         self._calls.clear()
         self._open.clear()
         self._outside.clear()
@@ -194,6 +178,73 @@ class HiddenReaders:
         self.stop()
         _remove(self._hooks)
         self._finished_at.clear()
+
+
+class _Watchers:
+    """All that watch at a time, and the two hooks that call them.
+
+    A graph that torch.compile makes while there are hooks for all modules is guarded by their
+    numbers. So the hooks keep theirs from one watch to the next.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # guards what follows; the collector may call end() anywhere
+        self._watching: dict[int, weakref.ref[HiddenReaders]] = {}
+        self._installed = False
+        self._hooks: list[tuple[Any, Callable[..., None]]] = []  # with their handles
+
+    def begin(self, watcher: HiddenReaders) -> None:
+        """Has all calls of modules reported to `watcher`, which this does not keep alive."""
+        _say_nothing_of_hooks()
+        with self._lock:
+            self._watching[id(watcher)] = weakref.ref(watcher)
+            if not self._installed:
+                self._install()
+
+    def end(self, watcher: int) -> None:
+        """Ends what `begin` has begun, if it has."""
+        with self._lock:
+            self._watching.pop(watcher, None)
+            if self._installed and not self._watching:
+                self._installed = False
+                for handle, _ in self._hooks:
+                    handle.remove()
+
+    def has(self, watcher: HiddenReaders) -> bool:
+        """Whether it watches."""
+        return id(watcher) in self._watching
+
+    def _install(self) -> None:
+        self._installed = True
+        for handle, hook in self._hooks:
+            handle.hooks_dict_ref()[handle.id] = hook
+            for extra in handle.extra_dict_ref:
+                extra()[handle.id] = True
+        if not self._hooks:
+            before, after = self._before, self._after
+            self._hooks = [
+                (module_hooks.register_module_forward_pre_hook(before), before),
+                (module_hooks.register_module_forward_hook(after, always_call=True), after),
+            ]
+
+    def _before(self, module: torch.nn.Module, _args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            with native.CleanRoom():  # no mode of the program's sees what is done here
+                for watcher in self._alive():
+                    watcher.entered(module)
+
+    def _after(self, module: torch.nn.Module, _args: Any, result: Any) -> None:
+        if not torch.compiler.is_compiling():
+            with native.CleanRoom():
+                for watcher in self._alive():
+                    watcher.left(module, result)
+
+    def _alive(self) -> list[HiddenReaders]:
+        found = [watching() for watching in list(self._watching.values())]
+        return [watcher for watcher in found if watcher is not None]
+
+
+_watchers = _Watchers()
 
 
 @dataclass(frozen=True)
