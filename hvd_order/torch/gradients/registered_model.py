@@ -334,6 +334,10 @@ class RegisteredModel:
         if self.is_split:
             self._norms.clear()
             self._answered = False
+
+    def begin_sending(self) -> None:
+        """Prepares for the first gradient of a step that is sent, on this rank and all others."""
+        if self.is_split:
             self._wait_for_squares()  # of the step before: they may arrive after the last sum
             if self._buffers.has_maxima:
                 self._buffers.clear_maxima()

@@ -94,6 +94,7 @@ class StepGradients:
         if not self.announced:
             self.announced = True
             self._log.note("begin")
+            self._transfer.model.begin_sending()
 
     def send(self, entry: ParameterEntry, guard: Guard) -> None:
         """Sends a gradient; a read before it is complete calls ``guard`` to finish it."""
