@@ -596,6 +596,11 @@ class Engine:
         """When each gradient was in its buffer the last time, in seconds of time.monotonic()."""
 
     def check(self) -> None: ...
+    def check_stalled(self) -> None:
+        """Same as :meth:`check`, for a wait that has run out of time: if gradients have stood still
+        for nearly as long, the engine fails now, and names those that are missing.
+        """
+
     def fail(self, reason: str, lost: bool = False) -> None:
         """Ends every transfer with a `HorovodInternalError`, or a `PeerLost` if `lost`; informs
         the other ranks.

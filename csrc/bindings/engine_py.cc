@@ -187,6 +187,7 @@ void bindEngine(py::module_& m) {
           },
           py::arg("model"))
       .def("check", &Engine::check)
+      .def("check_stalled", &Engine::checkStalled, py::call_guard<py::gil_scoped_release>())
       .def(
           "fail",
           [](Engine& engine, const std::string& reason, bool lost) {

@@ -438,6 +438,27 @@ void Engine::fail(std::exception_ptr error) {
   alarm();
 }
 
+void Engine::checkStalled() {
+  {
+    const std::scoped_lock lock(mutex_);
+    const auto longest = longestStalled();
+    if (longest && asked_ && askedFor_ == longest->model && !completion_.failed() &&
+        Clock::now() - longest->since >= options_.timeout - options_.timeout / 10) {
+      failStalled();
+      alarm();
+    }
+  }
+  check();
+}
+
+void Engine::failStalled() {
+  const std::string report = asked_ ? stallReport() : "";
+  untold_ = errorOf<TransferTimeout>(concat(
+      "nothing moved for ", std::chrono::duration<double>(options_.timeout).count(),
+      " s: ", report));
+  completion_.fail(untold_);
+}
+
 // Handles all that depends on the clock or ends in failure. Called under the lock; releases it to
 // send.
 void Engine::watch(std::unique_lock<std::mutex>& lock) {
@@ -462,11 +483,7 @@ void Engine::watch(std::unique_lock<std::mutex>& lock) {
       asked_ = warned_ = false;
     }
     if (stalled >= options_.timeout) {
-      const std::string report = asked_ ? stallReport() : "";
-      untold_ = errorOf<TransferTimeout>(concat(
-          "nothing moved for ", std::chrono::duration<double>(options_.timeout).count(),
-          " s: ", report));
-      completion_.fail(untold_);
+      failStalled();
     } else if (!asked_ && stalled >= std::min(options_.stallWarning, options_.timeout / 2)) {
       asked_ = true;
       askedFor_ = longest->model;

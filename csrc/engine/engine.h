@@ -125,6 +125,10 @@ class Engine final : public std::enable_shared_from_this<Engine> {
     completion_.check();
   }
 
+  /// Same as `check`, for a wait that has run out of time while exchanges have stood still for
+  /// nearly as long: the engine fails now, and its error names the gradients that are missing.
+  void checkStalled();
+
   /// Puts the engine, and the engines of all other ranks, in the failure state.
   void fail(std::exception_ptr error);
 
@@ -168,6 +172,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
     return agreements_.current();
   }
   [[nodiscard]] std::string stallReport() const;
+  void failStalled();
   [[nodiscard]] Clock::time_point nextWatch() const;
   [[nodiscard]] std::vector<TensorKey> waitingTensors(ModelId model) const;
   [[nodiscard]] bool isStranded() const;

@@ -103,7 +103,8 @@ class ModelChannel:
         try:
             yield
         except HorovodInternalError as error:
-            self.host.engine.check()  # the engine may have noticed which rank is to blame
+            # The engine may have noticed which rank is to blame, and for which gradient.
+            self.host.engine.check_stalled()
             # Otherwise the other ranks would take this rank's end for the cause.
             self.host.engine.fail(str(error), lost=isinstance(error, PeerLost))
             raise
