@@ -138,7 +138,6 @@ class GradientEntry:
         """Whether anything beside the entry refers to `gradient` or shares its storage."""
     residual: torch.Tensor | None
     use_flag: torch.Tensor
-    refusal: str
     on_wire: bool
     casts: bool
     feedback: bool
@@ -149,11 +148,20 @@ class GradientEntry:
     @property
     def fresh(self) -> bool: ...
     def __init__(self) -> None: ...
+    def name_locks(self, of_gradient: str, of_parameter: str) -> None:
+        """Sets the messages of the errors that the locks raise."""
+
     def lock_gradient(self) -> None:
-        """Makes every access to the memory of `gradient` raise `refusal`, until it is unlocked."""
+        """Makes every access to the memory of `gradient` raise, until it is unlocked."""
 
     def unlock_gradient(self) -> None:
         """Makes the memory of `gradient` accessible again."""
+
+    def lock_parameter(self, parameter: torch.Tensor) -> None:
+        """Makes every access to the parameter's memory raise, until it is unlocked."""
+
+    def unlock_parameter(self) -> None:
+        """Makes the parameter's memory accessible again."""
 
 @final
 class GradientSender:
@@ -336,6 +344,9 @@ def find_given_up(entries: Sequence[GradientEntry]) -> int:
     Looks at gradients of the CPU only.
     """
 
+def unlock_gradients(entries: Sequence[GradientEntry]) -> None:
+    """Same as ``unlock_gradient`` of each."""
+
 def places(entries: Sequence[GradientEntry], parameters: Sequence[torch.Tensor]) -> Places:
     """Where all gradients are."""
 
@@ -349,11 +360,10 @@ def hooked(parameters: Sequence[torch.Tensor]) -> list[bool]:
 class Reach:
     """What else reaches a tensor's memory.
 
-    ALONE: nothing. SHARED: another tensor, array or storage. HELD: C++ code holds the tensor
-    itself. FOREIGN: the memory was allocated outside of torch, so its allocator may reach it.
+    SHARED: another tensor, array or storage. HELD: C++ code holds the tensor itself. FOREIGN: the
+    memory was allocated outside of torch, so its allocator may reach it.
     """
 
-    ALONE: Reach
     SHARED: Reach
     HELD: Reach
     FOREIGN: Reach
@@ -362,21 +372,11 @@ class Reach:
     @property
     def value(self) -> int: ...
 
-def reach(parameters: Sequence[torch.Tensor]) -> list[Reach]:
-    """What else reaches the memory of each parameter."""
+def reached(parameters: Sequence[torch.Tensor]) -> dict[int, Reach]:
+    """The places of parameters whose memory something else reaches, and what that is."""
 
 def state_private(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> list[bool]:
     """For each parameter, whether only the optimizer holds the state that it keeps about it."""
-
-@final
-class StorageLock:
-    """Makes every access to a tensor's memory raise the message, until the lock is opened or
-    dropped.
-    """
-
-    def __init__(self, tensor: torch.Tensor, message: str) -> None: ...
-    def open(self) -> None:
-        """Allows access again. Has no effect on an open lock."""
 
 def torch_function(
     before: Callable[[Any, Any, Any, Any], tuple[Any] | bool | None],

@@ -95,17 +95,13 @@ void bindGradients(py::module_& m) {
   py::class_<GradientEntry, std::shared_ptr<GradientEntry>>(
       m, "GradientEntry", py::module_local(), "The part of a parameter entry that the hook needs.")
       .def(py::init<>())
-      .def_property(
-          "wire", [](const GradientEntry& entry) { return entry.wire.get(); },
-          [](GradientEntry& entry, at::Tensor tensor) { entry.wire.place(std::move(tensor)); })
+      .def_readwrite("wire", &GradientEntry::wire)
       .def_property(
           "gradient", [](const GradientEntry& entry) { return entry.gradient.get(); },
           [](GradientEntry& entry, at::Tensor tensor) { entry.gradient.place(std::move(tensor)); })
       .def_property_readonly(
           "in_place",
-          [](const GradientEntry& entry) {
-            return entry.wire.inPlace() && entry.gradient.inPlace();
-          })
+          [](const GradientEntry& entry) { return entry.gradient.inPlace(); })
       .def_readwrite("residual", &GradientEntry::residual)
       .def_readwrite("on_wire", &GradientEntry::onWire)
       .def_readwrite("casts", &GradientEntry::casts)
@@ -116,11 +112,26 @@ void bindGradients(py::module_& m) {
       .def_readwrite("late", &GradientEntry::late)
       .def_readonly("fresh", &GradientEntry::fresh)
       .def_readwrite("use_flag", &GradientEntry::useFlag)
-      .def_readwrite("refusal", &GradientEntry::refusal)
       .def_property_readonly(
           "gradient_is_held", [](const GradientEntry& entry) { return entry.gradient.isHeld(); })
-      .def("lock_gradient", &GradientEntry::lock)
-      .def("unlock_gradient", &GradientEntry::unlock);
+      .def(
+          "name_locks",
+          [](GradientEntry& entry, std::string ofGradient, std::string ofParameter) {
+            entry.gradientLock.message = std::move(ofGradient);
+            entry.parameterLock.message = std::move(ofParameter);
+          },
+          py::arg("of_gradient"), py::arg("of_parameter"))
+      .def(
+          "lock_gradient",
+          [](GradientEntry& entry) { entry.gradientLock.close(entry.gradient.get()); })
+      .def("unlock_gradient", [](GradientEntry& entry) { entry.gradientLock.open(); })
+      .def(
+          "lock_parameter",
+          [](GradientEntry& entry, const at::Tensor& parameter) {
+            entry.parameterLock.close(parameter);
+          },
+          py::arg("parameter"))
+      .def("unlock_parameter", [](GradientEntry& entry) { entry.parameterLock.open(); });
   py::class_<GradientSender, std::shared_ptr<GradientSender>>(
       m, "GradientSender", py::module_local(), "Sends the gradients of one optimizer.")
       .def(
@@ -171,6 +182,9 @@ void bindGradients(py::module_& m) {
   m.def(
       "find_given_up", &findGivenUp, py::arg("entries"),
       "The first of the entries whose sum lacks a rank that has given up the step, or -1.");
+  m.def(
+      "unlock_gradients", &unlockGradients, py::arg("entries"),
+      "Makes the memory of gradients accessible, whose sums have come.");
   m.def(
       "gradient_reach", &gradientReach, py::arg("entry"), py::arg("parameter"),
       "Who reaches the gradient of a parameter beside the parameter and its entry.");

@@ -9,16 +9,15 @@
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <map>
 #include <memory>
 #include <optional>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
 #include "torch/owners.h"
-#include "torch/storage_lock.h"
 
 namespace py = pybind11;
 
@@ -28,9 +27,10 @@ namespace {
 
 // ---- references to a parameter ---------------------------------------------------------------
 
-enum class Reach { ALONE, SHARED, HELD, FOREIGN };
+enum class Reach { SHARED, HELD, FOREIGN };
 
-Reach reachOf(PyObject* object) {
+// What else reaches a parameter's memory.
+std::optional<Reach> reachOf(PyObject* object) {
   const at::Tensor& tensor = THPVariable_Unpack(object);
   if (tensor.layout() != at::kStrided || !tensor.has_storage()) {
     return Reach::FOREIGN;
@@ -44,14 +44,16 @@ Reach reachOf(PyObject* object) {
   if (ownersOf(*storage) != 1) {
     return Reach::SHARED;
   }
-  return isOurs(*storage) ? Reach::ALONE : Reach::FOREIGN;
+  return isOurs(*storage) ? std::nullopt : std::optional(Reach::FOREIGN);
 }
 
-std::vector<Reach> reach(const py::sequence& parameters) {
-  std::vector<Reach> found;
-  found.reserve(parameters.size());
-  for (const py::object parameter : parameters) {
-    found.push_back(reachOf(parameter.ptr()));
+// Of each parameter, by its place.
+std::map<std::size_t, Reach> reached(const py::sequence& parameters) {
+  std::map<std::size_t, Reach> found;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (const auto reach = reachOf(py::object(parameters[i]).ptr())) {
+      found.emplace(i, *reach);
+    }
   }
   return found;
 }
@@ -178,20 +180,16 @@ py::cpp_function torchFunction(const py::function& before) {
 } // namespace
 
 void bindParameters(py::module_& m) {
-  py::enum_<Reach>(m, "Reach", py::module_local(), "Who reaches a tensor's memory.")
-      .value("ALONE", Reach::ALONE, "The tensor alone.")
+  py::enum_<Reach>(m, "Reach", py::module_local(), "Who else reaches a tensor's memory.")
       .value("SHARED", Reach::SHARED, "Another tensor, array or storage as well.")
       .value("HELD", Reach::HELD, "C++ holds the tensor itself.")
       .value("FOREIGN", Reach::FOREIGN, "Whoever has allocated the memory, which torch has not.");
-  m.def("reach", &reach, py::arg("parameters"), "Who reaches the memory of each parameter.");
+  m.def(
+      "reached", &reached, py::arg("parameters"),
+      "Who else reaches the memory of parameters, by their places.");
   m.def(
       "state_private", &statePrivate, py::arg("optimizer"), py::arg("parameters"),
       "For each parameter, whether nobody but the optimizer has what it keeps about it.");
-  py::class_<StorageLock>(
-      m, "StorageLock", py::module_local(),
-      "Has every access to a tensor's memory raise the message, until it is opened or dropped.")
-      .def(py::init<const at::Tensor&, std::string>(), py::arg("tensor"), py::arg("message"))
-      .def("open", &StorageLock::open);
   m.def(
       "torch_function", &torchFunction, py::arg("before"),
       "A __torch_function__ that calls before(func, types, args, kwargs), then the function: with "

@@ -30,7 +30,7 @@ void markReady(Engine& engine, TensorKey tensor, const std::exception_ptr& error
 
 /// Whether the gradient becomes what is sent by one pass over memory.
 bool fits(const GradientEntry& entry, const at::Tensor& gradient) {
-  const at::Tensor& wire = entry.wire.get();
+  const at::Tensor& wire = entry.wire;
   return canPack(gradient, wire) && (entry.casts || gradient.dtype() == wire.dtype());
 }
 
@@ -39,7 +39,7 @@ const at::Tensor& residualOf(GradientEntry& entry, const at::Tensor& gradient) {
   const at::Tensor& old = entry.residual;
   if (!old.defined() || old.dtype() != gradient.dtype() || old.device() != gradient.device() ||
       old.sizes() != gradient.sizes()) {
-    entry.residual = at::zeros_like(entry.wire.get(), gradient.options());
+    entry.residual = at::zeros_like(entry.wire, gradient.options());
   }
   return entry.residual;
 }
@@ -117,10 +117,6 @@ bool PlacedTensor::isHeld() const {
   return hvd_order::isHeld(tensor_, 1) || ownersOf(*storage_.unsafeGetStorageImpl()) > 2;
 }
 
-void GradientEntry::lock() {
-  lock_.emplace(gradient.get(), refusal);
-}
-
 bool PlacedTensor::fits(const at::Tensor& parameter) const {
   return gradientDtype(parameter) == dtype_ && parameter.device() == device_ &&
       parameter.sizes() == at::IntArrayRef(sizes_);
@@ -169,7 +165,7 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
     return false;
   }
   copier_->release();
-  const at::Tensor& wire = entry.wire.get();
+  const at::Tensor& wire = entry.wire;
   const TensorKey key{model, entry.tensor};
   const bool isLast = countsAsLast(wire);
   const py::gil_scoped_release noGil;
@@ -210,12 +206,12 @@ bool GradientSender::countsAsLast(const at::Tensor& wire) {
 }
 
 void GradientSender::handOver(const GradientEntry& entry) {
-  if (countsAsLast(entry.wire.get())) {
-    held_ = Held{entry.tensor, entry.wire.get(), std::make_shared<std::atomic<int>>(1)};
+  if (countsAsLast(entry.wire)) {
+    held_ = Held{entry.tensor, entry.wire, std::make_shared<std::atomic<int>>(1)};
     return;
   }
   const py::gil_scoped_release noGil;
-  tensorReady(engine_, *transport_, model, entry.tensor, entry.wire.get());
+  tensorReady(engine_, *transport_, model, entry.tensor, entry.wire);
 }
 
 void GradientSender::release() {
@@ -250,8 +246,7 @@ void GradientSender::beginPass(const py::sequence& entries, const py::sequence& 
 }
 
 bool GradientSender::isOrdinary(const GradientEntry& entry, const at::Tensor& parameter) const {
-  if (!inBackward || entry.sent || entry.late || entry.passesToGo < 1 || !entry.wire.inPlace() ||
-      !entry.gradient.inPlace()) {
+  if (!inBackward || entry.sent || entry.late || entry.passesToGo < 1 || !entry.gradient.inPlace()) {
     return false;
   }
   const at::Tensor& gradient = parameter.grad();
@@ -269,7 +264,7 @@ void GradientSender::sendOrdinary(
   const at::Tensor gradient = parameter.grad();
   send(entry, gradient);
   parameter.mutable_grad() = entry.gradient.get();
-  entry.lock();
+  entry.gradientLock.close(entry.gradient.get());
   // Same as read_guard.arm_gradient().
   const py::object shown = py::cast(entry.gradient.get());
   if (py::type::of(shown).is(tensorClass_)) {
@@ -313,6 +308,12 @@ std::int64_t findGivenUp(const py::sequence& entries) {
     }
   }
   return -1;
+}
+
+void unlockGradients(const py::sequence& entries) {
+  for (size_t i = 0; i < entries.size(); ++i) {
+    py::object(entries[i]).cast<GradientEntry&>().gradientLock.open();
+  }
 }
 
 GradientReach gradientReach(const GradientEntry& entry, const at::Tensor& parameter) {
@@ -371,7 +372,7 @@ Places places(const py::sequence& entries, const py::sequence& parameters) {
     if (!entry.gradient.fits(THPVariable_Unpack(parameter.ptr()))) {
       return Places::UNFIT;
     }
-    if (!entry.wire.inPlace() || !entry.gradient.inPlace()) {
+    if (!entry.gradient.inPlace()) {
       found = Places::LEFT;
     }
   }

@@ -48,7 +48,7 @@ class PlacedTensor {
 /// The part of a parameter entry that the hook needs; hvd_order/torch/parameters/entry.py
 /// describes the fields.
 struct GradientEntry {
-  PlacedTensor wire{at::empty({0})};     // nobody outside sees it
+  at::Tensor wire = at::empty({0});      // nobody outside sees it, so it stays where it was put
   PlacedTensor gradient{at::empty({0})}; // what the program sees; the lock is on its storage alone
   at::Tensor residual;                   // see cuda/elements.h; undefined before the first gradient
   bool onWire = true;                    // `gradient` lies in the memory of `wire`
@@ -58,18 +58,10 @@ struct GradientEntry {
   int passesToGo = 1;
   bool sent = false;
   bool late = false;
-  bool fresh = false;  // the parameter had no gradient when this backward pass produced its first
-  at::Tensor useFlag;  // one element, in the buffer; see gradient_buffers.py
-  std::string refusal; // what an access to the gradient in flight raises
-
-  /// Makes every access to the gradient's memory raise, until unlock().
-  void lock();
-  void unlock() {
-    lock_.reset();
-  }
-
- private:
-  std::optional<StorageLock> lock_;
+  bool fresh = false; // the parameter had no gradient when this backward pass produced its first
+  at::Tensor useFlag; // one element, in the buffer; see gradient_buffers.py
+  StorageLock gradientLock;  // while it is in flight
+  StorageLock parameterLock; // while its update is pending
 };
 
 /// Hands the gradients of one optimizer to the engine.
@@ -170,6 +162,9 @@ void tensorReady(
 /// step; -1: there is none. Looks at gradients of the CPU only: another device would have to be
 /// waited for.
 std::int64_t findGivenUp(const pybind11::sequence& entries);
+
+/// Opens the locks of gradients, whose sums have come.
+void unlockGradients(const pybind11::sequence& entries);
 
 /// Returns a tensor in a buffer, at an offset in elements, with a storage of its own. So giving it
 /// other memory (share_memory(), set_()) does not affect other tensors in the buffer.

@@ -2,8 +2,6 @@
 
 #include <torch/version.h>
 
-#include <utility>
-
 namespace hvd_order {
 
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
@@ -27,10 +25,10 @@ static void clearAccessError(c10::StorageImpl& storage) {
 }
 #endif
 
-StorageLock::StorageLock(const at::Tensor& tensor, std::string message)
-    : storage_(tensor.storage()) {
-  storage_.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      std::move(message));
+void StorageLock::close(const at::Tensor& tensor) {
+  open();
+  storage_ = tensor.storage();
+  storage_.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(message);
 }
 
 void StorageLock::open() {

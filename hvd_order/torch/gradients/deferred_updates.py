@@ -113,7 +113,7 @@ class DeferredUpdates:
             if not arm_parameter(entry.parameter, guard):
                 at_once.setdefault(entry, overlap.OWN_CLASS)
             elif entry not in at_once:
-                entry.lock()
+                entry.lock_parameter(entry.parameter)
         if entries:
             optimizer_class.guard(optimizer)
         if at_once:
@@ -169,12 +169,13 @@ class DeferredUpdates:
         due: list[ParameterEntry] = []
         gradients_before: list[torch.Tensor | None] = []
         for entry in entries:
-            entry.unlock()
+            entry.unlock_parameter()
             if entry.used:
                 due.append(entry)
                 gradients_before.append(_grad(entry.parameter))
                 if not entry.sparse:
-                    _set_grad(entry.parameter, entry.shown)
+                    shown = entry.gradient if entry.own is None else entry.own
+                    _set_grad(entry.parameter, shown)
         try:
             if due:
                 recorded = self._recorded
@@ -267,11 +268,9 @@ def _reasons(optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> dict[Pa
     """
     parameters = [entry.parameter for entry in entries]
     reasons: dict[ParameterEntry, str] = {}
-    for entry, reach, state_private in zip(
-        entries,
-        native.reach(parameters),
-        native.state_private(optimizer, parameters),
-        strict=True,
+    reached = native.reached(parameters)
+    for place, (entry, state_private) in enumerate(
+        zip(entries, native.state_private(optimizer, parameters), strict=True)
     ):
         if (
             entry.sparse
@@ -281,8 +280,8 @@ def _reasons(optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> dict[Pa
             reasons[entry] = overlap.GRADIENT_KEPT
         elif not entry.deferrable:
             reasons[entry] = overlap.UNSEEN
-        elif reach != native.Reach.ALONE:
-            reasons[entry] = _REACHED[reach]
+        elif place in reached:
+            reasons[entry] = _REACHED[reached[place]]
         elif not state_private:
             reasons[entry] = overlap.STATE_HELD
     return reasons

@@ -382,21 +382,22 @@ class GradientTransfer:
                     entry.unlock_gradient()  # the parameter is copied from there
                 entry.finished = True
             return
-        for entry in entries:
-            entry.unlock_gradient()
+        native.unlock_gradients(entries)
         try:
-            self._unpack([entry for entry in entries if entry.used and entry.casts])
-            for entry in entries:
-                if not entry.used or entry.casts:
-                    continue
-                if not entry.on_wire:
+            apart = [entry for entry in entries if not entry.on_wire and entry.used]
+            self._unpack([entry for entry in apart if entry.casts])
+            for entry in apart:
+                if not entry.casts:
                     entry.gradient.copy_(
                         self._compression.decompress(entry.wire, entry.compression_context)
                     )
-                if self._postscale != 1.0:
-                    entry.gradient.mul_(self._postscale)
+            if self._postscale != 1.0:
+                for entry in entries:
+                    if entry.used and not entry.casts:
+                        entry.gradient.mul_(self._postscale)
             for entry in entries:
-                entry.make_changes()
+                if entry.changes:
+                    entry.make_changes()
                 if entry.own is not None and entry.own is not entry.gradient:
                     entry.own.copy_(entry.gradient)
         finally:

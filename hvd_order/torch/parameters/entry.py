@@ -79,24 +79,13 @@ class ParameterEntry(native.GradientEntry):
     deferrable: bool = False  # the first reader of the parameter in a step is known
     ready_s: float = 0.0
     updated: Any = None  # on a device: the guard that waits for the parameter's last update
-    _lock: native.StorageLock | None = None
 
     def __post_init__(self) -> None:
         """Creates the native part."""
         super().__init__()
-        self.refusal = _REFUSED.format(name=self.name)
+        self.name_locks(_REFUSED.format(name=self.name), _LOCKED.format(name=self.name))
         self.size_bytes = self.parameter.nbytes
         self.on_device = self.parameter.device.type != "cpu"
-
-    def lock(self) -> None:
-        """Makes every access to the parameter's memory raise, until :meth:`unlock`."""
-        self._lock = native.StorageLock(self.parameter, _LOCKED.format(name=self.name))
-
-    def unlock(self) -> None:
-        """Makes the parameter's memory accessible again."""
-        if self._lock is not None:
-            self._lock.open()
-            self._lock = None
 
     @property
     def shown(self) -> torch.Tensor:

@@ -20,7 +20,7 @@ A few uses of a gradient in flight need not wait for it (in_flight.py): clipping
 a gradient has a ``__torch_function__``, which finishes it for all others, and calls the function
 again.
 
-In addition, a lock protects the parameter's memory (:class:`StorageLock`): a reader in C++,
+In addition, a lock protects the parameter's memory (``lock_parameter``): a reader in C++,
 invisible to Python, gets an error that names the parameter, never an old value. To avoid this
 error in ordinary programs, an update is deferred only if nothing else reaches the parameter's
 memory (deferred_updates.py), and if its readers are known: observed from Python in an earlier step
