@@ -503,10 +503,10 @@ def test_it_works_without_root(working: None) -> None:
         *become,
         python,
         "-c",
-        "import sys; open(sys.argv[1]); assert sys.version_info > (3, 10)",
+        "import sys; open(sys.argv[1]); open('/dev/null', 'r+'); assert sys.version_info > (3, 10)",
     ]
     if subprocess.run([*probe, COMMAND[1]], capture_output=True, check=False).returncode != 0:
-        pytest.skip("user nobody cannot read this repository, or has no Python 3.10")
+        pytest.skip("user nobody cannot use this repository or /dev/null, or has no Python 3.10")
     if subprocess.run([*become, "unshare", "--user", "--map-root-user", "true"]).returncode != 0:
         pytest.skip("user namespaces are refused here")
     done = subprocess.run(
