@@ -22,6 +22,7 @@ import hvd_order.torch as hvd
 
 
 def main() -> None:
+    faulthandler.enable()  # a crash says where
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # the pool asks: what are you doing?
     torch.set_num_threads(1)
     pipe = Connection(int(sys.argv[1]))

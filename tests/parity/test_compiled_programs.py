@@ -118,8 +118,8 @@ def body_compiled_while_watched() -> int:
     backward(beside, torch.ones(1, 2))
     waiting.step()
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Block())
-    model[1].compile(backend=backend, fullgraph=True)
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    model[1].compile(backend=backend, fullgraph=True)
     try:
         for _ in range(10):
             optimizer.zero_grad()
