@@ -59,6 +59,21 @@ def _overhead(tree: Path, folder: Path) -> float:
     return ratio
 
 
+def _per_parameter(tree: Path, folder: Path) -> float:
+    """Seconds of forward, backward and ``step()`` of 400 tiny parameters on two ranks over those of
+    the plain optimizer, with the tree's package.
+    """
+    out = folder / "per_parameter.json"
+    env = {**os.environ, "PYTHONPATH": str(tree)}
+    script = ROOT / "benchmarks" / "overhead" / "per_parameter.py"
+    run = [sys.executable, "-m", "hvd_order.cli", "run", "-np", "2", sys.executable, str(script)]
+    _run([*run, "--out", str(out)], tree, env)
+    rounds = json.loads(out.read_text())["raw"]["rounds"]
+    return statistics.median(
+        sum(each["hvd_order"].values()) / sum(each["plain"].values()) for each in rounds
+    )
+
+
 def _throughput(tree: Path, folder: Path) -> float:
     """Seconds of slices of 1 MiB through the engine over those of plain c10d, by the tree's own
     benchmark: it uses the engine below the public interface.
@@ -89,6 +104,7 @@ def _scheduler_events(tree: Path, folder: Path) -> float:
 
 _MEASURES: dict[str, Callable[[Path, Path], float]] = {
     "overhead": _overhead,
+    "per_parameter": _per_parameter,
     "throughput": _throughput,
     "scheduler_events": _scheduler_events,
 }
