@@ -243,7 +243,7 @@ TARGETS = [
     *(
         Target("before_after", f"cost / cost before: {benchmark}", cost_ratio(benchmark),
                Bound(1.01), "")
-        for benchmark in ("overhead", "throughput", "scheduler_events")
+        for benchmark in ("overhead", "per_parameter", "throughput", "scheduler_events")
     ),
     Target("cluster", "simulated / real mean completion time, six jobs, worst error", fidelity,
            Bound(0.05), ""),
