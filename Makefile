@@ -174,12 +174,12 @@ horovod: build
 # ------------------------------------------------------------------------------ checks
 # Tests of jobs wait for much of their time, so parts run side by side, the longest first. Three at once
 # keep two cores busy all the time, and tests time out.
-TEST_PARTS = launch jobs faults optimizer parity logic server tensorflow device
+TEST_PARTS = launch jobs faults optimizer parity logic servers tensorflow device
 TESTS_parity = tests/parity
 TESTS_optimizer = tests/multiproc/optimizer
 TESTS_logic = tests/unit tests/property tests/test_import_rules.py tests/test_stub_matches.py
 TESTS_device = tests/multiproc/device
-TESTS_server = tests/multiproc/server
+TESTS_servers = tests/multiproc/servers
 TESTS_tensorflow = tests/multiproc/tensorflow
 TESTS_jobs = tests/multiproc/collectives tests/multiproc/job
 TESTS_launch = tests/multiproc/cluster tests/multiproc/launch
@@ -242,7 +242,7 @@ model-check: build
 
 CPP_FILES = $(shell find csrc tests/cpp tests/device tests/fuzz tests/model_checker benchmarks -name '*.cc' -o -name '*.cu' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
-PURE_FOLDERS = base cuda scheduler simulate simulate/network simulate/sampled simulate/sampled/links engine transport server server/arithmetic server/wire server/slice server/admission
+PURE_FOLDERS = base torch/cuda scheduler engine transport servers servers/arithmetic servers/wire servers/slice servers/admission planning planning/network planning/sampled planning/sampled/links
 TIDY_FILES = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.cc))
 HEADERS = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.h))
 
@@ -292,7 +292,7 @@ CLANGXX ?= clang++
 FUZZ_RUNS ?= 1000000
 FUZZ_TARGETS ?= $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.cc tests/fuzz/*_fuzz.py)))
 FUZZ_PROGRAMS = $(patsubst tests/fuzz/%.cc,build/fuzz/%,$(wildcard $(FUZZ_TARGETS:%=tests/fuzz/%.cc)))
-FUZZ_SOURCES = $(wildcard $(foreach folder,base scheduler engine transport server server/*,csrc/$(folder)/*.cc))
+FUZZ_SOURCES = $(wildcard $(foreach folder,base scheduler engine transport servers servers/arithmetic servers/wire servers/slice servers/admission,csrc/$(folder)/*.cc))
 FUZZ_FLAGS = -std=c++20 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -Icsrc \
   -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 fuzz: $(FUZZ_STAMP) build
@@ -316,5 +316,5 @@ build/fuzz/%: tests/fuzz/%.cc $(FUZZ_SOURCES) $(HEADERS)
 	"$(CLANGXX)" $(FUZZ_FLAGS) $< $(FUZZ_SOURCES) -o $@
 
 clean:
-	rm -rf build dist out ./*.egg-info hvd_order/*.so hvd_order/_torch_engines
+	rm -rf build dist out ./*.egg-info hvd_order/_native/*.so hvd_order/_native/torch_*_*
 	rm -f "$(VENV)"/.installed-project-*

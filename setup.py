@@ -31,7 +31,7 @@ sys.path.insert(
 from toolchain import cuda, pytorch, tensorflow  # noqa: E402
 from toolchain.programs import program  # noqa: E402
 
-ENGINES = "hvd_order._torch_engines"  # hvd_order/torch_engines.py finds them
+NATIVE = "hvd_order._native"  # its torch_engines.py finds the engines
 
 
 def wanted_torches() -> list[pytorch.PyTorch]:
@@ -83,12 +83,9 @@ class CMakeBuild(build_ext):
         folder = Path(os.environ.get("HVD_ORDER_BUILD_DIR") or self.build_temp).absolute()
         self._configure(folder)
         if not (folder / self.CUDA_WORKS).exists():
-            self.extensions = [e for e in self.extensions if e.name != "hvd_order._cuda"]
+            self.extensions = [e for e in self.extensions if e.name != f"{NATIVE}._cuda"]
         # Below CMake's folder a module has its place in the package; a target has no dots.
-        places = [
-            e.name.removeprefix("hvd_order.").removeprefix("_torch_engines.")
-            for e in self.extensions
-        ]
+        places = [e.name.removeprefix(f"{NATIVE}.") for e in self.extensions]
         targets = [place.replace(".", "") for place in places]
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
         build = [program("cmake"), "--build", str(folder), "--parallel", jobs, "--target", *targets]
@@ -163,7 +160,7 @@ class BuildStartup(Command):
     Python reads .pth files at the top of site-packages only, where setuptools places no data.
     """
 
-    SOURCE = "hvd_order/horovod/hvd_order_alias.pth"
+    SOURCE = "hvd_order/compat/horovod/hvd_order_alias.pth"
 
     def initialize_options(self) -> None:
         """Options as setuptools wants them."""
@@ -207,11 +204,11 @@ NVCC = cuda.nvcc() if TORCHES else None
 
 setup(
     ext_modules=[
-        Extension("hvd_order._core", []),
-        *[Extension(f"{ENGINES}.{torch.engine}._torch", []) for torch in TORCHES],
-        *([Extension("hvd_order._cuda", [])] if NVCC else []),
-        Extension("hvd_order._tensorflow_ops", []),
-        *([Extension("hvd_order._tensorflow_ops_cpp", [])] if TENSORFLOW else []),
+        Extension(f"{NATIVE}._core", []),
+        *[Extension(f"{NATIVE}.{torch.engine}._torch", []) for torch in TORCHES],
+        *([Extension(f"{NATIVE}._cuda", [])] if NVCC else []),
+        Extension(f"{NATIVE}._tensorflow_ops", []),
+        *([Extension(f"{NATIVE}._tensorflow_ops_cpp", [])] if TENSORFLOW else []),
     ],
     cmdclass={"build": Build, "build_ext": CMakeBuild, "build_startup": BuildStartup},
 )

@@ -87,7 +87,7 @@ file=overhead-per_parameter
 known+=("$file")
 if [ "${#wanted[@]}" = 0 ] || [[ " ${wanted[*]} " == *" $file "* ]]; then
   printf '\n==== %s\n' "$file"
-  "$python" -m hvd_order.cli run -np 2 "$python" benchmarks/overhead/per_parameter.py \
+  "$python" -m hvd_order.tools.cli run -np 2 "$python" benchmarks/overhead/per_parameter.py \
     --out "benchmarks/results/$file.json" || failed+=("$file")
 fi
 record throughput throughput/main --credit-mib 32

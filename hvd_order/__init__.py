@@ -3,8 +3,9 @@
 The names here need no framework; ``import hvd_order.torch as hvd`` is the drop-in for PyTorch.
 """
 
-from hvd_order import moved, torch_engines
-from hvd_order.errors import (
+from hvd_order import moved
+from hvd_order._native import torch_engines
+from hvd_order.base.errors import (
     BrokenInvariant,
     HorovodInternalError,
     HvdOrderError,

@@ -9,7 +9,7 @@ Raises:
 
 from __future__ import annotations
 
-from hvd_order.horovod.finder import install
+from hvd_order.compat.horovod.finder import install
 
 __all__: list[str] = []
 

@@ -16,15 +16,15 @@ from types import ModuleType
 __all__ = ["MOVED", "install"]
 
 MOVED = {
-    "hvd_order.plan.bound": "hvd_order.plan.bounds.bound",
-    "hvd_order.plan.profile": "hvd_order.plan.files.profile",
-    "hvd_order.plan.program": "hvd_order.plan.steps.program",
-    "hvd_order.plan.registry": "hvd_order.plan.orders.registry",
+    "hvd_order.planning.bound": "hvd_order.planning.bounds.bound",
+    "hvd_order.planning.profile": "hvd_order.planning.files.profile",
+    "hvd_order.planning.program": "hvd_order.planning.steps.program",
+    "hvd_order.planning.registry": "hvd_order.planning.orders.registry",
     "hvd_order.tensorflow.compression": "hvd_order.tensorflow.ops.compression",
     "hvd_order.tensorflow.functions": "hvd_order.tensorflow.ops.functions",
     "hvd_order.torch.compression": "hvd_order.torch.collectives.compression",
     "hvd_order.torch.functions": "hvd_order.torch.collectives.functions",
-    "hvd_order.torch.profiler": "hvd_order.torch.profile.profiler",
+    "hvd_order.torch.profiler": "hvd_order.planning.profiling.profiler",
     "hvd_order.torch.sync_batch_norm": "hvd_order.torch.collectives.sync_batch_norm",
 }
 

@@ -30,7 +30,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from hvd_order.errors import HorovodInternalError, InvalidUsage
+from hvd_order.base.errors import HorovodInternalError, InvalidUsage
 
 __all__ = ["RayExecutor", "Settings"]
 

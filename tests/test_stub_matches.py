@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "hvd_order"
+PACKAGE = Path(__file__).parent.parent / "hvd_order/_native"
 
 
 def public(names: set[str]) -> set[str]:
@@ -34,7 +34,7 @@ def stub_of(module: str) -> dict[str, set[str]]:
                     found[node.name] |= found[base.id]
         elif isinstance(node, ast.FunctionDef):
             found[node.name] = set()
-        elif isinstance(node, ast.ImportFrom) and node.module == "hvd_order._core":
+        elif isinstance(node, ast.ImportFrom) and node.module == "hvd_order._native._core":
             core = stub_of("_core")
             found |= {alias.name: core[alias.name] for alias in node.names}
     return found
@@ -43,7 +43,7 @@ def stub_of(module: str) -> dict[str, set[str]]:
 @pytest.mark.parametrize("module", ["_core", "_torch"])
 def test_stub_lists_what_the_module_has(module: str) -> None:
     importlib.import_module("torch")  # loads the libraries that _torch needs
-    native = importlib.import_module(f"hvd_order.{module}")
+    native = importlib.import_module(f"hvd_order._native.{module}")
     stub = stub_of(module)
     assert public(set(stub)) == public(set(vars(native)))
     for name in public(set(stub)):

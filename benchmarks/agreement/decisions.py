@@ -14,7 +14,7 @@ from common.turns import take_turns
 from exchanges import Ordered
 
 import hvd_order.torch as hvd
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 
 SLICE_BYTES = 4096
 IN_FLIGHT = 4

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from hvd_order import _torch as native
-from hvd_order.c10d.engine.engine_host import EngineHost
+from hvd_order._native import _torch as native
+from hvd_order.engine.engine_host import EngineHost
 
 _MODEL = 0
 

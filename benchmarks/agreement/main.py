@@ -19,8 +19,8 @@ from common.summary import Summary, paired_ratio
 from decisions import IN_FLIGHT, SLICE_BYTES, measure_decisions
 from steps import STRAGGLERS, measure_steps
 
-from hvd_order.c10d.job import process
-from hvd_order.demo.gpt import GptConfig
+from hvd_order.engine.job import process
+from hvd_order.tools.demo.gpt import GptConfig
 
 AGREEMENTS = ("leader", "negotiated", "planned")
 

@@ -22,8 +22,8 @@ from exchanges import Exchange, LikeDdp, Ordered
 from fluid import Stage, fluid_s
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.job import process
-from hvd_order.demo.gpt import Gpt, GptConfig
+from hvd_order.engine.job import process
+from hvd_order.tools.demo.gpt import Gpt, GptConfig
 from hvd_order.torch.collectives.compression import Compression
 from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry

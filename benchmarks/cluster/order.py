@@ -25,8 +25,8 @@ from hvd_order.cluster.links.load import load_of
 from hvd_order.cluster.links.shared import alone_s, simulate_shared
 from hvd_order.cluster.links.step import Inside, step_of
 from hvd_order.cluster.model.placement import Placement
-from hvd_order.plan.graph.graph import Graph
-from hvd_order.plan.graph.synthetic import chain
+from hvd_order.planning.graph.graph import Graph
+from hvd_order.planning.graph.synthetic import chain
 
 INSIDE: tuple[Inside, ...] = ("buckets", "arrival", "ordered")
 BETWEEN: tuple[Between, ...] = ("fair", "crux", "cassini")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine.engine_host import EngineHost
-from hvd_order.c10d.job import process
+from hvd_order.engine.engine_host import EngineHost
+from hvd_order.engine.job import process
 from hvd_order.launch.run import LaunchRequest, run
 
 WORKER_OPTION = "--worker"

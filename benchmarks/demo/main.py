@@ -19,13 +19,13 @@ from fleet import Fleet, RankFailed
 from hosts import EmulatedHosts, why_not
 from pictures import draw_steps
 
-from hvd_order.demo.progress import ProgressBar
-from hvd_order.demo.train import main as train_here
-from hvd_order.demo.train import report, shown, training
-from hvd_order.demo.verdict import SHARED_CORES
+from hvd_order.tools.demo.progress import ProgressBar
+from hvd_order.tools.demo.train import main as train_here
+from hvd_order.tools.demo.train import report, shown, training
+from hvd_order.tools.demo.verdict import SHARED_CORES
 
 _RATE_MBIT = 1000.0
-_WORKER = "hvd_order.demo.worker"
+_WORKER = "hvd_order.tools.demo.worker"
 _QUIET = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # Gloo warns that emulated hosts have no names
 _NAMES = {"ddp": "DDP", "hvd_order": "hvd_order"}
 

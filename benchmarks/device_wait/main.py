@@ -25,8 +25,8 @@ from common.turns import turns
 from helpers.device.test_device import NAME, groups, load
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine import engine_host
-from hvd_order.plan.bounds.bound import chain_optimum_s
+from hvd_order.engine import engine_host
+from hvd_order.planning.bounds.bound import chain_optimum_s
 
 SYSTEMS: Mapping[str, Mapping[str, str]] = {
     **WAITS,

@@ -11,7 +11,7 @@ from busy import Busy
 from common.ranks import finish
 from finding import Finding
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 
 _BUSY_S = 0.3
 _BYTES = 8 * 2**20

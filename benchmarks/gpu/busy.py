@@ -24,7 +24,7 @@ def open_device(kind: str, backend: str = "") -> torch.device:
     """
     if kind == "test":
         device = test_device()
-        from hvd_order import _torch as native
+        from hvd_order._native import _torch as native
 
         native.register_kernels(device.type, test_extension().kernels())
         if os.environ.get("WORLD_SIZE", "1") != "1":

@@ -11,7 +11,7 @@ from common.ranks import finish
 from finding import Finding
 from torch import Tensor
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 from hvd_order.torch.kernels import kernels_for
 
 _NARROW = (torch.bfloat16, torch.float16)

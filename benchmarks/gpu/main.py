@@ -26,7 +26,7 @@ from common.record import add_out_option, settings_of, write_record
 from finding import Finding
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.job import process
+from hvd_order.engine.job import process
 from hvd_order.torch.kernels import use_kernels
 
 _GRACE_S = 15  # a rank ends itself at its limit; a single one is killed this much later

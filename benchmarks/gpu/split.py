@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import hvd_order.torch as hvd
-from hvd_order.demo.gpt import Gpt, GptConfig, next_token_loss
+from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
 SPLIT = {"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "16384"}
 """Variables of a run: small slices, so that many are in flight."""

@@ -13,7 +13,7 @@ from finding import Finding
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_order.torch as hvd
-from hvd_order.demo.gpt import Gpt, GptConfig, next_token_loss
+from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
 _WARM_UP = 6
 _STEPS = 12

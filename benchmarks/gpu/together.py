@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 import hvd_order.torch as hvd
-from hvd_order import _torch as native
-from hvd_order.demo.gpt import Gpt, GptConfig, next_token_loss
+from hvd_order._native import _torch as native
+from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
 _ROUNDS = 20
 _TENSORS = 6

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 
-from hvd_order.plan.steps.efficiency import busy_s
+from hvd_order.planning.steps.efficiency import busy_s
 
 Span = tuple[float, float]
 _LINK_BYTES = 32 << 20

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hvd_order.demo.gpt import Gpt, GptConfig, next_token_loss
+from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def horovod(work: Workload, autocast: bool) -> Trainer:
 def hvd_order(work: Workload, autocast: bool) -> Trainer:
     """hvd_order's optimizer, with the settings of the environment."""
     import hvd_order.torch as hvd
-    from hvd_order.c10d.engine import engine_host
+    from hvd_order.engine import engine_host
 
     hvd.init()
     optimizer: Any = hvd.DistributedOptimizer(

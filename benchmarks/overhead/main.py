@@ -19,9 +19,9 @@ from common.summary import Summary, paired_ratio
 from common.turns import turns
 
 import hvd_order.torch as hvd
-from hvd_order.demo.corpus import VOCABULARY, Batches, load_corpus
-from hvd_order.demo.gpt import GptConfig, next_token_loss
-from hvd_order.demo.systems import Recipe
+from hvd_order.tools.demo.corpus import VOCABULARY, Batches, load_corpus
+from hvd_order.tools.demo.gpt import GptConfig, next_token_loss
+from hvd_order.tools.demo.systems import Recipe
 
 TARGET = 1.01
 

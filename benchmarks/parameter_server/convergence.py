@@ -92,7 +92,7 @@ def _train(options: argparse.Namespace, optimizer: str, seed: int, run: _Run) ->
             "OMP_NUM_THREADS": "1",
             **run.knobs,
         }
-        launcher = [sys.executable, "-m", "hvd_order.cli", "run", "-np", str(options.workers)]
+        launcher = [sys.executable, "-m", "hvd_order.tools.cli", "run", "-np", str(options.workers)]
         subprocess.run(
             [*launcher, "--servers", str(options.servers), sys.executable, str(_JOB),
              json.dumps(job)],

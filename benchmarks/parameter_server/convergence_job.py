@@ -14,9 +14,9 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import hvd_order.torch as hvd
-from hvd_order.demo.corpus import VOCABULARY, Batches, Corpus, load_corpus
-from hvd_order.demo.gpt import Gpt, GptConfig, next_token_loss
-from hvd_order.demo.systems import Recipe
+from hvd_order.tools.demo.corpus import VOCABULARY, Batches, Corpus, load_corpus
+from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
+from hvd_order.tools.demo.systems import Recipe
 
 _HELD_OUT_BATCHES = 16
 _HELD_OUT_SEQUENCES = 16  # in each of them, all ranks together

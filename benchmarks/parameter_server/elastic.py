@@ -19,9 +19,9 @@ from typing import Any
 
 from common.ports import free_port
 
-from hvd_order.c10d.parameter_server.connections import MeetingPoint
 from hvd_order.launch.jobs.torch_agent import serve_store
-from hvd_order.server.access.secret import new_secret
+from hvd_order.servers.access.secret import new_secret
+from hvd_order.servers.worker.connections import MeetingPoint
 
 _JOB = Path(__file__).with_name("elastic_job.py")
 _WORKERS, _SERVERS = 2, 3
@@ -75,14 +75,14 @@ class _ElasticJob:
     def start_server(self) -> int:
         """Returns its number, as soon as it has announced itself."""
         number = len(self.servers)
-        command = [sys.executable, "-m", "hvd_order.cli", "serve", "--workers", str(_WORKERS)]
+        command = [sys.executable, "-m", "hvd_order.tools.cli", "serve", "--workers", str(_WORKERS)]
         self.servers[number] = subprocess.Popen(command, env=self._env)
         self._meeting.own().wait([f"server/{number}"], self._limit)
         return number
 
     def remove_server(self, number: int) -> None:
         """Gives the order; returns when it is given."""
-        command = [sys.executable, "-m", "hvd_order.cli", "servers", "remove", str(number)]
+        command = [sys.executable, "-m", "hvd_order.tools.cli", "servers", "remove", str(number)]
         subprocess.run(command, env=self._env, check=True, timeout=_LIMIT_S)
 
     def wait_for(self, owners: set[int]) -> float:

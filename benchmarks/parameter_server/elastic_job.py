@@ -17,7 +17,7 @@ from server_load import slices_of_servers
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine import engine_host
+from hvd_order.engine import engine_host
 
 _WIDTH, _ROWS, _CLASSES = 64, 32, 8
 _LEARNT = 2  # steps in which the model is learnt: servers only sum

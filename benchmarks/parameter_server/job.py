@@ -20,7 +20,7 @@ from profiles import PROFILES
 from server_load import slices_of_servers
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine import engine_host
+from hvd_order.engine import engine_host
 
 
 def raw(job: dict[str, Any]) -> dict[str, Any]:

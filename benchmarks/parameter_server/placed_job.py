@@ -12,7 +12,7 @@ from typing import Any
 
 from hosts import EmulatedHosts
 
-from hvd_order.server.access.secret import new_secret
+from hvd_order.servers.access.secret import new_secret
 
 _JOB = Path(__file__).with_name("job.py")
 _STORE_PORT = 29700
@@ -58,7 +58,14 @@ class PlacedJob:
             "OMP_NUM_THREADS": "1",
             **knobs,
         }
-        serve = [sys.executable, "-m", "hvd_order.cli", "serve", "--workers", str(self._workers)]
+        serve = [
+            sys.executable,
+            "-m",
+            "hvd_order.tools.cli",
+            "serve",
+            "--workers",
+            str(self._workers),
+        ]
         servers = [
             self._hosts.popen(
                 self.server_host(server), [*serve, *["--listen"] * (server == 0)], env=env

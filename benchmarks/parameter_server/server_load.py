@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hvd_order.c10d.engine import engine_host
+from hvd_order.engine import engine_host
 
 
 def slices_of_servers() -> dict[int, int]:

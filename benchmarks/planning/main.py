@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.environment import describe, environment
 from common.record import add_out_option, settings_of, write_record
 
-from hvd_order.plan.graph import synthetic
-from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.orders.search import pull_step_s, search
-from hvd_order.plan.orders.tac import tac
-from hvd_order.plan.orders.tic import tic
-from hvd_order.plan.steps.execution import pull_order
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.planning.graph import synthetic
+from hvd_order.planning.orders.search import pull_step_s, search
+from hvd_order.planning.orders.tac import tac
+from hvd_order.planning.orders.tic import tic
+from hvd_order.planning.steps.execution import pull_order
 
 _LINK = LinkModel(1e-3, 1e-4, 1e-9)
 

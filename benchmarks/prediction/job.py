@@ -21,11 +21,11 @@ from emulated_device import EmulatedModel, model_input
 from model import layers_of
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine.engine_host import running_host
-from hvd_order.c10d.job import process
-from hvd_order.c10d.parameter_server.client import ParameterServers
-from hvd_order.plan.files.profiled_servers import document_of
-from hvd_order.plan.link.server_costs import server_costs
+from hvd_order.engine.engine_host import running_host
+from hvd_order.engine.job import process
+from hvd_order.planning.files.profiled_servers import document_of
+from hvd_order.servers.costs import server_costs
+from hvd_order.servers.worker.client import ParameterServers
 
 
 def main() -> None:

@@ -21,21 +21,21 @@ from model import graph_of, layers_of
 from placed_job import PlacedJob
 from profiles import PROFILES, Profile
 
-from hvd_order.plan.files.profiled_servers import costs_from
-from hvd_order.plan.link.server_costs import ServerCosts
-from hvd_order.predict.workers.calibration import calibrate, measured_cluster
-from hvd_order.predict.workers.closed_forms import mean_value_analysis, upper_bound
-from hvd_order.predict.workers.fit import (
+from hvd_order.planning.files.profiled_servers import costs_from
+from hvd_order.planning.predict.workers.calibration import calibrate, measured_cluster
+from hvd_order.planning.predict.workers.closed_forms import mean_value_analysis, upper_bound
+from hvd_order.planning.predict.workers.fit import (
     fit_optimus_async,
     fit_optimus_sync,
     fit_pollux,
 )
-from hvd_order.predict.workers.throughput import (
+from hvd_order.planning.predict.workers.throughput import (
     predict_all_reduce,
     predict_servers,
     rate_while_all_train,
 )
-from hvd_order.predict.workers.worker_step import WorkerStep, usual_slice_bytes
+from hvd_order.planning.predict.workers.worker_step import WorkerStep, usual_slice_bytes
+from hvd_order.servers.costs import ServerCosts
 
 _LATENCY_S = 100e-6
 _WARM_UP = 6  # steps in which servers sum, and the order is learnt

@@ -9,7 +9,7 @@ from typing import Any
 
 from profiles import PROFILES, Profile
 
-from hvd_order.plan.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.graph import Graph, Op, Parameter
 
 _ELEMENT_BYTES = 4
 

@@ -24,10 +24,10 @@ from common.record import add_out_option, write_record
 from common.report import table
 
 from hvd_order.cluster.workloads.load import DATA
-from hvd_order.predict.measurements.dl2 import Served, read_dl2
-from hvd_order.predict.measurements.pollux import Measured, read_pollux
-from hvd_order.predict.measurements.ring import fit_ring
-from hvd_order.predict.workers.fit import fit_optimus_sync, fit_pollux
+from hvd_order.planning.predict.measurements.dl2 import Served, read_dl2
+from hvd_order.planning.predict.measurements.pollux import Measured, read_pollux
+from hvd_order.planning.predict.measurements.ring import fit_ring
+from hvd_order.planning.predict.workers.fit import fit_optimus_sync, fit_pollux
 
 _POINTS = 8  # of DL2's, as Optimus collects
 

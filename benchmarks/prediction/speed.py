@@ -15,8 +15,8 @@ from common.record import add_out_option, settings_of, write_record
 from model import graph_of
 from profiles import PROFILES, Profile
 
-from hvd_order.predict.workers.throughput import Cluster, predict_servers
-from hvd_order.predict.workers.worker_step import WorkerStep
+from hvd_order.planning.predict.workers.throughput import Cluster, predict_servers
+from hvd_order.planning.predict.workers.worker_step import WorkerStep
 
 _SERVERS = 4
 _SLICE_BYTES = 512 << 10

@@ -20,16 +20,16 @@ from model import layers_of
 from profiles import PROFILES, Profile
 from strategy_cluster import StrategyCluster
 
-from hvd_order.plan.files.profile import read_profile
-from hvd_order.predict.workers.closed_forms import mean_value_analysis, upper_bound
-from hvd_order.predict.workers.fit import fit_optimus_async
-from hvd_order.predict.workers.throughput import (
+from hvd_order.planning.files.profile import read_profile
+from hvd_order.planning.predict.workers.closed_forms import mean_value_analysis, upper_bound
+from hvd_order.planning.predict.workers.fit import fit_optimus_async
+from hvd_order.planning.predict.workers.throughput import (
     Cluster,
     predict_servers,
     rate_while_all_train,
 )
-from hvd_order.predict.workers.transmission import POLICIES
-from hvd_order.predict.workers.worker_step import WorkerStep
+from hvd_order.planning.predict.workers.transmission import POLICIES
+from hvd_order.planning.predict.workers.worker_step import WorkerStep
 
 _WARM_UP = 4
 _COMPUTE = 3.0  # computation of a step over one worker's transfer, one way

@@ -1,7 +1,7 @@
 """What a message of the order agreement costs its sender: real sends of Gloo, between processes.
 
-The sender does what csrc/c10d/c10d_control.cc does: it makes a frame, posts its send and later
-waits for many sends together. The receiver has receives posted ahead.
+The sender does what csrc/torch/c10d/c10d_control.cc does: it makes a frame, posts its send and
+later waits for many sends together. The receiver has receives posted ahead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-_FRAME_WORDS = 128  # csrc/c10d/frames.cc
+_FRAME_WORDS = 128  # csrc/torch/c10d/frames.cc
 _BATCH = 16
 _MESSAGES = 200 * _BATCH
 _ROUNDS = 9

@@ -10,14 +10,14 @@ from typing import Any
 from common.report import table
 from profiles import PROFILES
 
-from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.link.slice_settings import best_settings, reservation_lead_s
-from hvd_order.predict.simulate import AllReduce, Schedule, Simulated, Workload, simulate
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.slice_settings import best_settings, reservation_lead_s
+from hvd_order.planning.predict.simulate import AllReduce, Schedule, Simulated, Workload, simulate
 
 MODELS = ("resnet50", "gpt2_small")
 RATES_GBIT = (10, 100)
 FAN_OUT = 4  # csrc/scheduler/tree.h
-FRAME_BYTES = 512  # csrc/c10d/frames.cc; it holds 125 slices, more than a message here
+FRAME_BYTES = 512  # csrc/torch/c10d/frames.cc; it holds 125 slices, more than a message here
 STEPS = 40
 
 

@@ -18,7 +18,7 @@ from planned import write_plan
 from weights import same_weights
 from workloads import size_bytes
 
-from hvd_order.plan.steps.efficiency import Overlap
+from hvd_order.planning.steps.efficiency import Overlap
 
 DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
 """Of these "tuned" DDP takes the best; its own default is 25."""
@@ -97,8 +97,8 @@ class CellResult:
 
     Attributes:
         wire_s: a saturated all-reduce of all gradients.
-        optimum_s: from the measured local step and wire time: of hvd_order/plan/bounds/bound.py,
-            with clipping that of clipped_bound.py.
+        optimum_s: from the measured local step and wire time: of
+            hvd_order/planning/bounds/bound.py, with clipping that of clipped_bound.py.
         recorded: one step of each system, see worker.py.
         same_weights: all systems ended with the same parameters, and so did all ranks (weights.py).
         clip_bounds: None without clipping.

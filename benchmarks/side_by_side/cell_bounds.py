@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvd_order.plan.bounds.bound import chain_optimum_s
-from hvd_order.plan.bounds.clipped_bound import (
+from hvd_order.planning.bounds.bound import chain_optimum_s
+from hvd_order.planning.bounds.clipped_bound import (
     clipped_chain_optimum_s,
     late_gather_chain_s,
     unsplit_clipped_chain_s,

@@ -73,7 +73,7 @@ class LanguageLoop:
             del os.environ[name]
         os.environ.update(env)
         import hvd_order.torch as hvd
-        from hvd_order.c10d.engine import engine_host
+        from hvd_order.engine import engine_host
 
         hvd.init()
         self._optimizer = hvd.DistributedOptimizer(

@@ -8,11 +8,11 @@ from pathlib import Path
 from fleet import Fleet
 from profiles import PROFILES
 
-from hvd_order.plan.files.profile import MeasuredLink
-from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.predict.network import Network
-from hvd_order.predict.tune import tune
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.planning.files.profile import MeasuredLink
+from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.predict.network import Network
+from hvd_order.planning.predict.tune import tune
 
 
 def write_plan(

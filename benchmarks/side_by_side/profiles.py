@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from hvd_order.predict.simulate import Workload
+from hvd_order.planning.predict.simulate import Workload
 
 _FLOPS = 8.1e12
 _BYTES_PER_S = 320e9

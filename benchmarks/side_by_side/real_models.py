@@ -15,7 +15,7 @@ from recorder import Recorder
 from torch import nn
 from torch.nn import functional
 
-from hvd_order.demo.gpt import Gpt, GptConfig, next_token_loss
+from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
 _GPT_BATCH = 4
 _CNN_BATCH = 16

@@ -113,9 +113,9 @@ def no_waiting_halves(
 ) -> Trainer:
     """As `no_waiting`, with the bytes in slices and halves, as split all-reduces send them."""
     import hvd_order.torch as hvd
-    from hvd_order import _torch as native
-    from hvd_order.c10d.engine.engine_host import engine_host
-    from hvd_order.c10d.engine.half_forms import choose_half_forms
+    from hvd_order._native import _torch as native
+    from hvd_order.engine.engine_host import engine_host
+    from hvd_order.engine.half_forms import choose_half_forms
 
     hvd.init()
     host = engine_host(0, range(hvd.size()))
@@ -184,7 +184,7 @@ def hvd_order(
         del os.environ[name]
     os.environ.update(env or {})
     import hvd_order.torch as hvd
-    from hvd_order.c10d.engine import engine_host
+    from hvd_order.engine import engine_host
 
     hvd.init()
     optimizer: Any = hvd.DistributedOptimizer(

@@ -64,7 +64,7 @@ class Worker:
     def link(self) -> dict[str, Any]:
         """What `hvd-order profile` measures between ranks; they must not have hvd_order's job."""
         import hvd_order.torch as hvd
-        from hvd_order.torch.profile.ranks import measure_link
+        from hvd_order.planning.profiling.ranks import measure_link
 
         hvd.init()
         measured = measure_link(on_device=False)

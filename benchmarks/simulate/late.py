@@ -14,7 +14,7 @@ from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_rec
 from predict import Cell, Machine, predicted_s  # noqa: E402
 from profiles import PROFILES  # noqa: E402
 
-from hvd_order.plan.link.slice_settings import AgreementName  # noqa: E402
+from hvd_order.base.link.slice_settings import AgreementName  # noqa: E402
 
 _PAYLOAD_BYTES_PER_S = 0.955 * 1e9 / 8  # of 1 Gbit/s, behind headers
 

@@ -15,7 +15,7 @@ from common.environment import describe, environment  # noqa: E402
 from common.record import add_out_option, settings_of, write_record  # noqa: E402
 from profiles import PROFILES  # noqa: E402
 
-from hvd_order.predict.simulate import (  # noqa: E402
+from hvd_order.planning.predict.simulate import (  # noqa: E402
     AllReduce,
     ParameterServers,
     Schedule,

@@ -23,9 +23,9 @@ from common.environment import environment  # noqa: E402
 from common.record import DEFAULT_FOLDER, add_out_option, settings_of, write_record  # noqa: E402
 from profiles import PROFILES, Layer, Profile  # noqa: E402
 
-from hvd_order.plan.bounds.bound import chain_optimum_s  # noqa: E402
-from hvd_order.plan.link.slice_settings import AgreementName  # noqa: E402
-from hvd_order.predict.simulate import AllReduce, Schedule, Workload, ddp, simulate  # noqa: E402
+from hvd_order.base.link.slice_settings import AgreementName  # noqa: E402
+from hvd_order.planning.bounds.bound import chain_optimum_s  # noqa: E402
+from hvd_order.planning.predict.simulate import AllReduce, Schedule, Workload, ddp, simulate  # noqa: E402
 
 _MIB = 2**20
 _WIRE_CHUNK_BYTES = 8 * _MIB  # of the benchmark's saturated all-reduce
@@ -169,7 +169,7 @@ def predicted_s(
             policy or "priority",
             agreement,
             control_latency_s=machine.control_latency_s,
-            # As hvd_order.plan.link.slice_settings.reservation_lead_s.
+            # As hvd_order.base.link.slice_settings.reservation_lead_s.
             reservation_lead_s=0.75 * credit_bytes * per_byte
             if holds and policy != "arrival"
             else 0.0,

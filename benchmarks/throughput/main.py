@@ -22,9 +22,9 @@ from common.summary import Summary, paired_ratio
 from common.turns import take_turns
 
 import hvd_order.torch as hvd
-from hvd_order import _torch as native
-from hvd_order.c10d.engine.engine_host import EngineHost
-from hvd_order.c10d.job import process
+from hvd_order._native import _torch as native
+from hvd_order.engine.engine_host import EngineHost
+from hvd_order.engine.job import process
 
 MIB = 2**20
 MODEL = 0  # the one model of each engine

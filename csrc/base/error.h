@@ -7,7 +7,8 @@
 
 namespace hvd_order {
 
-/// Base class of all exceptions of this library. Python has the same tree (hvd_order/errors.py).
+/// Base class of all exceptions of this library. Python has the same tree
+/// (hvd_order/base/errors.py).
 struct Error : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,6 +1,6 @@
 #include <pybind11/pybind11.h>
 
-#include "cuda/kernels.h"
+#include "torch/cuda/kernels.h"
 
 namespace py = pybind11;
 

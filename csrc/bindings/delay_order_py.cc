@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "server/admission/delay_order.h"
+#include "servers/admission/delay_order.h"
 
 namespace py = pybind11;
 

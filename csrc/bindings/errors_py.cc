@@ -9,14 +9,14 @@ namespace hvd_order {
 namespace {
 
 void raise(const char* name, const std::exception& error) {
-  const py::object type = py::module_::import("hvd_order.errors").attr(name);
+  const py::object type = py::module_::import("hvd_order.base.errors").attr(name);
   PyErr_SetObject(type.ptr(), decoded(error.what()).ptr());
 }
 
 } // namespace
 
-// The tree of error classes is in Python (hvd_order/errors.py); C++ errors are translated to it
-// only here.
+// The tree of error classes is in Python (hvd_order/base/errors.py); C++ errors are translated to
+// it only here.
 void bindErrors(py::module_& /*m*/) {
   py::register_local_exception_translator([](std::exception_ptr pointer) {
     if (!pointer) {

@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "simulate/sampled/sampled_training.h"
+#include "planning/sampled/sampled_training.h"
 
 namespace py = pybind11;
 

@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/bindings.h"
-#include "simulate/simulator.h"
+#include "planning/simulator.h"
 
 namespace py = pybind11;
 

@@ -1,9 +1,9 @@
 #include "bindings/bindings.h"
-#include "packing/device_kernels.h"
-#include "packing/packing.h"
-#include "torch/gradient_hook.h"
-#include "torch/home_streams.h"
-#include "torch/use_flags.h"
+#include "torch/gradients/gradient_hook.h"
+#include "torch/gradients/home_streams.h"
+#include "torch/gradients/use_flags.h"
+#include "torch/packing/device_kernels.h"
+#include "torch/packing/packing.h"
 
 namespace py = pybind11;
 
@@ -100,8 +100,7 @@ void bindGradients(py::module_& m) {
           "gradient", [](const GradientEntry& entry) { return entry.gradient.get(); },
           [](GradientEntry& entry, at::Tensor tensor) { entry.gradient.place(std::move(tensor)); })
       .def_property_readonly(
-          "in_place",
-          [](const GradientEntry& entry) { return entry.gradient.inPlace(); })
+          "in_place", [](const GradientEntry& entry) { return entry.gradient.inPlace(); })
       .def_readwrite("residual", &GradientEntry::residual)
       .def_readwrite("on_wire", &GradientEntry::onWire)
       .def_readwrite("casts", &GradientEntry::casts)

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "torch/owners.h"
+#include "torch/gradients/owners.h"
 
 namespace py = pybind11;
 

@@ -2,8 +2,8 @@
 
 #include "bindings/bindings.h"
 #include "bindings/callback.h"
-#include "c10d/server/pair_connection.h"
-#include "server/server_core.h"
+#include "servers/c10d/pair_connection.h"
+#include "servers/server_core.h"
 
 namespace py = pybind11;
 

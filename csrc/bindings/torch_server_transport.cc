@@ -2,7 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "bindings/callback.h"
-#include "c10d/server/server_transport.h"
+#include "servers/c10d/server_transport.h"
 
 namespace py = pybind11;
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "c10d/all_reduce/c10d_transport.h"
-#include "c10d/all_reduce/horovod_transport.h"
-#include "c10d/c10d_control.h"
-#include "c10d/message_star.h"
+#include "torch/c10d/all_reduce/c10d_transport.h"
+#include "torch/c10d/all_reduce/horovod_transport.h"
+#include "torch/c10d/c10d_control.h"
+#include "torch/c10d/message_star.h"
 
 namespace py = pybind11;
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
-#include "torch/gradient_hook.h"
+#include "torch/gradients/gradient_hook.h"
 
 namespace py = pybind11;
 

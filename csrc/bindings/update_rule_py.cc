@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
-#include "server/arithmetic/element_sum.h"
-#include "server/arithmetic/update_rule.h"
+#include "servers/arithmetic/element_sum.h"
+#include "servers/arithmetic/update_rule.h"
 
 namespace py = pybind11;
 
@@ -126,7 +126,7 @@ void bindUpdateRule(py::module_& m) {
   const UpdateRule defaults;
   py::class_<UpdateRule>(
       m, "UpdateRule", py::module_local(),
-      "An optimizer as parameter servers apply it; see csrc/server/update_rule.h.")
+      "An optimizer as parameter servers apply it; see csrc/servers/update_rule.h.")
       .def(
           py::init([](const std::string& kind, double lr, double weightDecay, double momentum,
                       double dampening, double beta1, double beta2, double eps, double alpha,

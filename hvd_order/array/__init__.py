@@ -37,7 +37,8 @@ if TYPE_CHECKING:
         reducescatter_async,
         synchronize,
     )
-    from hvd_order.c10d.job.process import (
+    from hvd_order.base.errors import HorovodInternalError
+    from hvd_order.engine.job.process import (
         cross_rank,
         cross_size,
         is_initialized,
@@ -47,15 +48,14 @@ if TYPE_CHECKING:
         shutdown,
         size,
     )
-    from hvd_order.c10d.process_sets import (
+    from hvd_order.engine.process_sets import (
         ProcessSet,
         add_process_set,
         global_process_set,
         init,
         remove_process_set,
     )
-    from hvd_order.c10d.requests.reduce_ops import Average, Max, Min, Product, Sum
-    from hvd_order.errors import HorovodInternalError
+    from hvd_order.engine.requests.reduce_ops import Average, Max, Min, Product, Sum
     from hvd_order.torch.collectives.functions import allgather_object, broadcast_object
     from hvd_order.torch.collectives.single import barrier
 

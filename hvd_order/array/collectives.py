@@ -21,8 +21,8 @@ from hvd_order.array.dlpack import (
     to_tensor,
     to_writable_tensor,
 )
-from hvd_order.c10d.job import process
-from hvd_order.c10d.job.job import Job
+from hvd_order.engine.job import process
+from hvd_order.engine.job.job import Job
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from hvd_order.array.capsule import HAVE_STREAMS, exported
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 __all__ = [
     "Array",

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 __all__ = ["Placement", "RankInfo", "first_host", "placement", "rank_info"]
 

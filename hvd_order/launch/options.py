@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from hvd_order import __version__
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import Host, parse_hosts, read_hostfile
 from hvd_order.launch.request import ElasticRules, LaunchRequest
 

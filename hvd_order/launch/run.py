@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import (
     check_room,
     interface_address,
@@ -28,7 +28,7 @@ from hvd_order.launch.hosts import (
 from hvd_order.launch.jobs.driver import Driver, explain
 from hvd_order.launch.jobs.formations import Formation, OnlyFormation, Stopped
 from hvd_order.launch.request import LaunchRequest
-from hvd_order.launch.servers.job_servers import servers_running
+from hvd_order.servers.launch.job_servers import servers_running
 
 __all__ = ["LaunchRequest", "run"]
 

@@ -10,8 +10,8 @@ if importlib.util.find_spec("tensorflow") is None:
         "pip install tensorflow"
     )
 
-from hvd_order.errors import HorovodInternalError
-from hvd_order.reduce_op import Adasum, Average, Max, Min, Product, Sum
+from hvd_order.base.errors import HorovodInternalError
+from hvd_order.base.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvd_order.tensorflow import elastic, mpi_ops
 from hvd_order.tensorflow.gradients.deferred_updates import flush
 from hvd_order.tensorflow.gradients.join import join

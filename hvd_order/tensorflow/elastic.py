@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.elastic.run import rejoin, run_fn
-from hvd_order.elastic.state import ObjectState, State
-from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt, HvdOrderError
+from hvd_order.base.errors import HorovodInternalError, HostsUpdatedInterrupt, HvdOrderError
+from hvd_order.launch.elastic.run import rejoin, run_fn
+from hvd_order.launch.elastic.state import ObjectState, State
 from hvd_order.tensorflow.backend.failures import translated
 from hvd_order.tensorflow.ops.functions import (
     allgather_object,
@@ -100,28 +100,28 @@ class TensorFlowState(ObjectState):
         )
 
     def save(self) -> None:
-        """See `hvd_order.elastic.State.save`."""
+        """See `hvd_order.launch.elastic.State.save`."""
         self._save_variables()
         super().save()
 
     def restore(self) -> None:
-        """See `hvd_order.elastic.State.restore`."""
+        """See `hvd_order.launch.elastic.State.restore`."""
         for variable, value in zip(self.variables, self._values, strict=True):
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
-        """See `hvd_order.elastic.State.sync`."""
+        """See `hvd_order.launch.elastic.State.sync`."""
         broadcast_variables(self.variables, root_rank=0)
         self._save_variables()  # else restore() would return to the state before this rank joined
         super().sync()
 
     def saved(self) -> Any:
-        """See `hvd_order.elastic.State.saved`."""
+        """See `hvd_order.launch.elastic.State.saved`."""
         return self._values, super().saved()
 
     def set_saved(self, saved: Any) -> None:
-        """See `hvd_order.elastic.State.set_saved`.
+        """See `hvd_order.launch.elastic.State.set_saved`.
 
         Raises:
             ValueError: the commit has other variables.

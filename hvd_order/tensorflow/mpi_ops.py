@@ -1,6 +1,6 @@
 """``horovod.tensorflow.mpi_ops``: collectives, ranks and reduce operations under Horovod's name."""
 
-from hvd_order.reduce_op import Adasum, Average, Max, Min, Product, Sum
+from hvd_order.base.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvd_order.tensorflow.gradients.join import join
 from hvd_order.tensorflow.ops.collectives import (
     allgather,

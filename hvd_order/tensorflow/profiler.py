@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.files.profile import LEAST_RUNS, Profile, Timing
-from hvd_order.plan.graph.graph import Op, Parameter, Phase
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.planning.files.profile import LEAST_RUNS, Profile, Timing
+from hvd_order.planning.graph.graph import Op, Parameter, Phase
 from hvd_order.tensorflow.gradients.consumption import joins
 from hvd_order.tensorflow.gradients.step import tensorflow_variable
 from hvd_order.tensorflow.xplane import SUFFIX, events_by_thread, node_of, owner_of, read_space

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.reduce_op import Average
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.reduce_op import Average
 from hvd_order.tensorflow.ops.compression import Compression, Compressor
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set
 

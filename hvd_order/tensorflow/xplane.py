@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 __all__ = ["SUFFIX", "Event", "events_by_thread", "node_of", "owner_of", "read_space"]
 

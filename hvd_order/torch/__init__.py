@@ -1,7 +1,7 @@
 """hvd_order for PyTorch, with Horovod's names: ``import hvd_order.torch as hvd``."""
 
-from hvd_order.c10d.engine.timeline import start_timeline, stop_timeline, timeline_span
-from hvd_order.c10d.job.process import (
+from hvd_order.base.errors import HorovodInternalError
+from hvd_order.engine.job.process import (
     ccl_built,
     cross_rank,
     cross_size,
@@ -21,15 +21,15 @@ from hvd_order.c10d.job.process import (
     shutdown,
     size,
 )
-from hvd_order.c10d.process_sets import (
+from hvd_order.engine.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     init,
     remove_process_set,
 )
-from hvd_order.c10d.requests.join import join
-from hvd_order.c10d.requests.reduce_ops import (
+from hvd_order.engine.requests.join import join
+from hvd_order.engine.requests.reduce_ops import (
     Adasum,
     Average,
     Max,
@@ -37,7 +37,7 @@ from hvd_order.c10d.requests.reduce_ops import (
     Product,
     Sum,
 )
-from hvd_order.errors import HorovodInternalError
+from hvd_order.engine.timeline import start_timeline, stop_timeline, timeline_span
 from hvd_order.torch import elastic
 from hvd_order.torch.collectives.alltoall_reducescatter import (
     alltoall,

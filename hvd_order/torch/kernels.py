@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_order import _torch as native
-from hvd_order.errors import InvalidUsage
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import InvalidUsage
 
 __all__ = ["Kernels", "kernels_for", "use_kernels"]
 
@@ -49,7 +49,7 @@ def kernels_for(device_type: str) -> Kernels:
     if torch.version.hip is not None:
         return Kernels("hvd_order has kernels for CUDA only, not for ROCm")
     try:
-        cuda = importlib.import_module("hvd_order._cuda")
+        cuda = importlib.import_module("hvd_order._native._cuda")
     except ModuleNotFoundError:
         return Kernels(
             "hvd_order was built where nvcc was not found; install the CUDA toolkit, 12.1 or "

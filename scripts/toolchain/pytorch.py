@@ -30,7 +30,7 @@ class PyTorch:
 
     @property
     def engine(self) -> str:
-        """Name of the engine's folder; `hvd_order.torch_engines` looks for it."""
+        """Name of the engine's folder; `hvd_order._native.torch_engines` looks for it."""
         return "torch_{}_{}".format(*self.release)
 
     @property

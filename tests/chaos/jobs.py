@@ -186,7 +186,7 @@ class Job:
             options += ["--servers", str(self.plan.servers)]
         if self.plan.kind == "elastic":
             options += ["--min-np", "1"]
-        run = [sys.executable, "-m", "hvd_order.cli", "run", *options]
+        run = [sys.executable, "-m", "hvd_order.tools.cli", "run", *options]
         self._popen("launcher", [*run, *self._program()], {})
 
     def _start_bare(self) -> None:
@@ -207,7 +207,7 @@ class Job:
             self._popen(f"rank {rank}", self._program(), {**place, **common})
 
     def _start_servers(self) -> dict[str, str]:
-        from hvd_order.server.access.secret import new_secret
+        from hvd_order.servers.access.secret import new_secret
 
         # As the documentation has it: the first server is the store of all.
         common = {
@@ -216,7 +216,14 @@ class Job:
             "HVD_ORDER_SECRET": new_secret().hex(),
             "HVD_ORDER_COMM": "ps",
         }
-        serve = [sys.executable, "-m", "hvd_order.cli", "serve", "--workers", str(self.plan.ranks)]
+        serve = [
+            sys.executable,
+            "-m",
+            "hvd_order.tools.cli",
+            "serve",
+            "--workers",
+            str(self.plan.ranks),
+        ]
         for number in range(self.plan.servers):
             listen = ["--listen"] if number == 0 else []
             self._popen(f"server {number}", [*serve, *listen], common)
@@ -331,11 +338,11 @@ def _role(pid: int, values: Mapping[str, str]) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return ""
-    if "hvd_order.c10d.parameter_server.process" in words:
+    if "hvd_order.servers.process.process" in words:
         return "server"
     if any(Path(word).name.startswith("train") for word in words[1:3]) and "RANK" in values:
         return f"rank {values['RANK']}"
-    if "run" in words and "hvd_order.cli" in words:
+    if "run" in words and "hvd_order.tools.cli" in words:
         return "launcher"
     return ""
 

@@ -1,4 +1,4 @@
-#include "server/arithmetic/element_sum.h"
+#include "servers/arithmetic/element_sum.h"
 
 #include <array>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "server/wire/frame.h"
+#include "servers/wire/frame.h"
 
 #include <algorithm>
 #include <array>

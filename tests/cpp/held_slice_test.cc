@@ -1,4 +1,4 @@
-#include "server/slice/held_slice.h"
+#include "servers/slice/held_slice.h"
 
 #include <algorithm>
 #include <numeric>

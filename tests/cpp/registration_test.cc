@@ -1,4 +1,4 @@
-#include "server/wire/registration.h"
+#include "servers/wire/registration.h"
 
 #include <limits>
 #include <random>

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "simulate/sampled/sampled_training.h"
+#include "planning/sampled/sampled_training.h"
 
 // Bounded delay and aggregation in sampled training: traces by hand, and the bound itself in random
 // trainings. A step is a pull, a second of computation and a push of 10 bytes; a worker's link

@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "simulate/clock.h"
-#include "simulate/sampled/links/shared_links.h"
-#include "simulate/sampled/links/turn_ends.h"
+#include "planning/clock.h"
+#include "planning/sampled/links/shared_links.h"
+#include "planning/sampled/links/turn_ends.h"
 
 // SharedLinks and TurnEnds against what they must agree with: rates that are computed anew for all
 // connections, and turns whose bytes are counted one by one.

@@ -1,4 +1,4 @@
-#include "server/server_core.h"
+#include "servers/server_core.h"
 
 #include <algorithm>
 #include <cmath>

@@ -16,8 +16,8 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "server/server_core.h"
-#include "server/wire/group.h"
+#include "servers/server_core.h"
+#include "servers/wire/group.h"
 
 // Parameter servers and workers in one thread: connections deliver when a seeded generator says so,
 // each in the order that connection.h promises. A server may be lost at any moment; what it has

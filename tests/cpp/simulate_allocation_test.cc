@@ -1,6 +1,6 @@
 #include "check.h"
 #include "count_allocations.h"
-#include "simulate/simulator.h"
+#include "planning/simulator.h"
 
 namespace hvd_order::simulate {
 

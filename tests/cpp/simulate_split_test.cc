@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "simulate/simulator.h"
+#include "planning/simulator.h"
 #include "simulated_chain.h"
 
 // Steps whose gradients are clipped by the norm of all of them, with whole and with split

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "simulate/simulator.h"
+#include "planning/simulator.h"
 #include "simulated_chain.h"
 
 namespace hvd_order::simulate {

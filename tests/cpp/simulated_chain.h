@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "simulate/simulator.h"
+#include "planning/simulator.h"
 
 // Chains of layers to simulate, and times to compare. Times in these tests are in seconds, sizes in
 // bytes; an AllReduceCost of 1 s a byte and tensors of 16 bytes would be slow to read, so most

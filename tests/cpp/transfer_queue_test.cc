@@ -1,4 +1,4 @@
-#include "simulate/sampled/links/transfer_queue.h"
+#include "planning/sampled/links/transfer_queue.h"
 
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-#include "server/arithmetic/update_rule.h"
+#include "servers/arithmetic/update_rule.h"
 
 #include <array>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "check.h"
 
-// tests/unit/server/test_update_rule.py compares the numbers with torch's.
+// tests/unit/servers/test_update_rule.py compares the numbers with torch's.
 namespace hvd_order {
 
 namespace {

@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "cuda/host_kernels.h"
 #include "streams.h"
+#include "torch/cuda/host_kernels.h"
 
 namespace test_device {
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/kernel_table.h"
+#include "torch/cuda/kernel_table.h"
 
 namespace test_device {
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <span>
 
-#include "server/wire/frame.h"
+#include "servers/wire/frame.h"
 
 using namespace hvd_order;
 

@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import atheris
 
-with atheris.instrument_imports(include=["hvd_order.server.access.secret"]):
-    from hvd_order.errors import HvdOrderError, InvalidUsage
-    from hvd_order.server.access import secret
+with atheris.instrument_imports(include=["hvd_order.servers.access.secret"]):
+    from hvd_order.base.errors import HvdOrderError, InvalidUsage
+    from hvd_order.servers.access import secret
 
 KEY = b"the secret of this job.........."
 OTHER_KEY = b"not the secret of this job......"

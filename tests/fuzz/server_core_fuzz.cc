@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "server/server_core.h"
+#include "servers/server_core.h"
 
 using namespace hvd_order;
 

@@ -16,18 +16,18 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(
-    include=["hvd_order.c10d.job.message_forms", "hvd_order.c10d.job.roll_call"]
+    include=["hvd_order.engine.job.message_forms", "hvd_order.engine.job.roll_call"]
 ):
-    from hvd_order.c10d.job import message_forms
-    from hvd_order.c10d.job.message_forms import FROM_RANK_0, TO_RANK_0, Malformed
-    from hvd_order.c10d.job.roll_call import RollCall
-with atheris.instrument_imports(include=["hvd_order.c10d.requests"]):
-    from hvd_order.c10d.requests.name_order import NameOrder
-    from hvd_order.c10d.requests.negotiation import Negotiation
-    from hvd_order.c10d.requests.step_log import StepLogs
-with atheris.instrument_imports(include=["hvd_order.c10d.job.group_collectives"]):
-    from hvd_order.c10d.job import group_collectives
-    from hvd_order.errors import HorovodInternalError
+    from hvd_order.engine.job import message_forms
+    from hvd_order.engine.job.message_forms import FROM_RANK_0, TO_RANK_0, Malformed
+    from hvd_order.engine.job.roll_call import RollCall
+with atheris.instrument_imports(include=["hvd_order.engine.requests"]):
+    from hvd_order.engine.requests.name_order import NameOrder
+    from hvd_order.engine.requests.negotiation import Negotiation
+    from hvd_order.engine.requests.step_log import StepLogs
+with atheris.instrument_imports(include=["hvd_order.engine.job.group_collectives"]):
+    from hvd_order.base.errors import HorovodInternalError
+    from hvd_order.engine.job import group_collectives
 
 SIZE = 3
 

@@ -19,17 +19,17 @@ from typing import Any
 import atheris
 
 with atheris.instrument_imports(
-    include=["hvd_order.server", "hvd_order.launch.servers.server_starter"]
+    include=["hvd_order.servers", "hvd_order.servers.launch.server_starter"]
 ):
-    from hvd_order.errors import InvalidUsage, NotTrusted
-    from hvd_order.launch.servers.server_starter import ServerStarter
-    from hvd_order.server.access import ticket_queue as arrivals_room
-    from hvd_order.server.access.signed_records import read_record, signed_record
-    from hvd_order.server.access.ticket_queue import TicketQueue
-with atheris.instrument_imports(include=["hvd_order.c10d.job.meeting"]):
-    from hvd_order.c10d.job.meeting import Card, check_cards
-with atheris.instrument_imports(include=["hvd_order.c10d.parameter_server.orders"]):
-    from hvd_order.c10d.parameter_server.orders import answer_in, server_to_remove
+    from hvd_order.base.errors import InvalidUsage, NotTrusted
+    from hvd_order.servers.access import ticket_queue as arrivals_room
+    from hvd_order.servers.access.signed_records import read_record, signed_record
+    from hvd_order.servers.access.ticket_queue import TicketQueue
+    from hvd_order.servers.launch.server_starter import ServerStarter
+with atheris.instrument_imports(include=["hvd_order.engine.job.meeting"]):
+    from hvd_order.engine.job.meeting import Card, check_cards
+with atheris.instrument_imports(include=["hvd_order.servers.process.orders"]):
+    from hvd_order.servers.process.orders import answer_in, server_to_remove
 
 KEY = b"the secret of this job.........."
 MOST_OPEN = 8

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvd_order.cli.main import main
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import Decision, View
 from hvd_order.cluster.policies.packing import pack, take
 from hvd_order.cluster.policies.registry import POLICIES, Known
-from hvd_order.errors import InvalidUsage
+from hvd_order.tools.cli.main import main
 
 TRACE = """name,arrival_s,workers,duration_s,worker,model
 resnet,0,4,3600,gpu:1 cpu:4,resnet50

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 
 __all__ = ["CONTROL", "PULL", "PUSH", "VALUE", "FakeServer", "Frame"]
 
-CONTROL, PUSH, PULL, VALUE = 1, 2, 3, 4  # FrameKind (csrc/server/wire/frame.h)
+CONTROL, PUSH, PULL, VALUE = 1, 2, 3, 4  # FrameKind (csrc/servers/wire/frame.h)
 _TIMEOUT = timedelta(seconds=30)
 _HEADER = struct.Struct("<IBBHQQIIIIIQQ")
 _MAGIC, _VERSION = 0x4F445648, 1

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 __all__ = [
     "SMALL",

@@ -53,7 +53,7 @@ os.execvpe("sh", ["sh", "-c", "exec " + command], env)
 
 def launcher(*arguments: str) -> list[str]:
     """The command line of ``hvd-order run``."""
-    return [sys.executable, "-m", "hvd_order.cli", "run", *arguments]
+    return [sys.executable, "-m", "hvd_order.tools.cli", "run", *arguments]
 
 
 def launcher_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 import hvd_order.torch as hvd
 from hvd_order.launch.jobs.torch_agent import serve_store
-from hvd_order.server.access.secret import new_secret
+from hvd_order.servers.access.secret import new_secret
 
 __all__ = ["Servers", "Training", "audit", "job", "tell_apart"]
 
@@ -69,13 +69,13 @@ class Servers:
         log = self._log(len(self._processes))
         options = ["serve", "--workers", str(self.workers)]
         self._processes.append(
-            start_process("hvd_order.cli", options, self.environment(), log, log)
+            start_process("hvd_order.tools.cli", options, self.environment(), log, log)
         )
 
     @staticmethod
     def command(*arguments: str) -> list[str]:
         """A command line of ``hvd-order``."""
-        return [sys.executable, "-m", "hvd_order.cli", *arguments]
+        return [sys.executable, "-m", "hvd_order.tools.cli", *arguments]
 
     def environment(self) -> dict[str, str]:
         """All variables for a process that is no worker."""
@@ -266,7 +266,7 @@ def audit(complete: Callable[[dict[int, list[list[int]]]], bool]) -> dict[int, l
 
     Slices may be on their way to another server for a moment after a step.
     """
-    from hvd_order.c10d.engine import engine_host
+    from hvd_order.engine import engine_host
 
     host = engine_host.running_host()
     assert host is not None

@@ -181,7 +181,7 @@ def _become(start: _Start) -> None:
     os.environ.update(start.env)
     # What hvd_order_alias.pth does while Python starts; the zygote started without this variable.
     if os.environ.get("HVD_ORDER_ALIAS"):
-        importlib.import_module("hvd_order.horovod.startup")
+        importlib.import_module("hvd_order.compat.horovod.startup")
     sys.argv = [start.program, *start.args]
     if start.is_module:
         sys.path[0] = str(Path.cwd())

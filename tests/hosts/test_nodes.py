@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "nodes")]
 
 from measure import exposed_seconds  # noqa: E402
 
-BENCH = [sys.executable, "-m", "hvd_order.cli", "bench"]
+BENCH = [sys.executable, "-m", "hvd_order.tools.cli", "bench"]
 
 
 def compared(out: Path, *options: str) -> dict[str, Any]:

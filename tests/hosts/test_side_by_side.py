@@ -34,7 +34,7 @@ def test_profiles_have_the_published_sizes(name: str) -> None:
 def test_the_comparison_runs() -> None:
     # A fast link, and no trials of slice sizes: this is about the machinery.
     command = [
-        sys.executable, "-m", "hvd_order.cli", "bench", "--quick", "--name", "quick_test",
+        sys.executable, "-m", "hvd_order.tools.cli", "bench", "--quick", "--name", "quick_test",
         "--rate-mbit", "4000", "--env", "HVD_ORDER_TUNE=0",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -59,7 +59,7 @@ def test_the_comparison_runs() -> None:
 @pytest.mark.skipif(why_not() is not None, reason=f"no emulated hosts here: {why_not()}")
 def test_the_comparison_runs_with_clipping() -> None:
     command = [
-        sys.executable, "-m", "hvd_order.cli", "bench", "--name", "clip_test", "--clip",
+        sys.executable, "-m", "hvd_order.tools.cli", "bench", "--name", "clip_test", "--clip",
         "--models", "densenet121", "--rate-mbit", "4000", "--rounds", "1", "--steps", "2",
         "--systems", "ddp_tuned", "hvd_order", "--buckets-mib", "5",
         "--env", "HVD_ORDER_TUNE=0",

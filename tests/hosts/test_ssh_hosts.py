@@ -239,7 +239,7 @@ def test_a_scheduler_runs_jobs_on_hosts_behind_ssh(hosts: EmulatedHosts, tmp_pat
     (tmp_path / "jobs.csv").write_text(
         f"name,command,workers,duration_s\nwide,{train},2,60\nnarrow,{train},1,60\n"
     )
-    serve = [sys.executable, "-m", "hvd_order.cli", "cluster", "serve", "--once", "--policy",
+    serve = [sys.executable, "-m", "hvd_order.tools.cli", "cluster", "serve", "--once", "--policy",
              "fifo", "-H", "host0:1,host1:1,host2:1", "--state", str(tmp_path / "state"),
              str(tmp_path / "jobs.csv")]  # fmt: skip
     with on_host(hosts, 0, serve) as job:

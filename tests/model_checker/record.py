@@ -24,8 +24,8 @@ _RANK = """
 import json, os, random, sys, time
 import torch
 import hvd_order.torch as hvd
-from hvd_order import _torch as native
-from hvd_order.c10d.engine.engine_host import engine_host
+from hvd_order._native import _torch as native
+from hvd_order.engine.engine_host import engine_host
 
 job = json.loads(sys.argv[1])
 hvd.init()

@@ -11,7 +11,7 @@ from parity.test_kept_gradients import DEFERS, backward, distributed, model, pla
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import HorovodInternalError, InvalidUsage
+from hvd_order.base.errors import HorovodInternalError, InvalidUsage
 
 STEPS = 12
 

@@ -12,7 +12,7 @@ from parity.programs import WIDTH, Block
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 STEPS = 5
 ROWS = 12

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 STEPS = 9
 DEFERS = {"HVD_ORDER_TUNE": "0"}  # trials of short steps may find that it does not pay

@@ -11,7 +11,7 @@ from parity.test_matrix import CASES, WITH_EVERY_PROGRAM, body_alone, body_compa
 from torch import Tensor
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine.engine_host import running_host
+from hvd_order.engine.engine_host import running_host
 
 # Slices of a few elements, which no number of ranks divides evenly.
 ENV = {

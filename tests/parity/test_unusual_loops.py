@@ -16,7 +16,7 @@ from helpers.ranks import RankFactory
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 STEPS = 20
 ROWS = 12

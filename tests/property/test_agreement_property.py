@@ -16,7 +16,7 @@ from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from hvd_order._core import Agreement, AgreementKind, Policy, SliceLayout
+from hvd_order._native._core import Agreement, AgreementKind, Policy, SliceLayout
 
 ANY_ORDER = [
     (AgreementKind.LEADER, Policy.PRIORITY),

@@ -9,15 +9,15 @@ from helpers.property_cases import cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hvd_order.plan.bounds.bound import chain_optimum_s, program_optimum_s
-from hvd_order.plan.bounds.clipped_bound import (
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.planning.bounds.bound import chain_optimum_s, program_optimum_s
+from hvd_order.planning.bounds.clipped_bound import (
     clipped_chain_optimum_s,
     clipped_program_optimum_s,
     late_gather_chain_s,
     unsplit_clipped_chain_s,
 )
-from hvd_order.plan.graph import synthetic
-from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.planning.graph import synthetic
 
 LITTLE = 1e-9  # rounding
 Chain = tuple[list[float], list[float], list[float]]

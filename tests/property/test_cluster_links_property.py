@@ -13,7 +13,7 @@ from hvd_order.cluster.links.fairness import shares
 from hvd_order.cluster.links.jobs import LinkJob, Sharing
 from hvd_order.cluster.links.shared import alone_s, simulate_shared
 from hvd_order.cluster.links.step import Inside, step_of
-from hvd_order.plan.graph.synthetic import chain
+from hvd_order.planning.graph.synthetic import chain
 
 LINKS = 4
 INSIDE: tuple[Inside, ...] = ("buckets", "arrival", "ordered")

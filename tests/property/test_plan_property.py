@@ -9,17 +9,17 @@ from helpers.property_cases import cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hvd_order.plan.bounds.bound import program_optimum_s, step_bound_s
-from hvd_order.plan.bounds.pull_bound import pull_bound
-from hvd_order.plan.graph import synthetic
-from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.orders.due_date import due_date, max_lateness_s
-from hvd_order.plan.orders.registry import ORDERS, SLICINGS, order, slices
-from hvd_order.plan.orders.tac import tac
-from hvd_order.plan.steps.efficiency import Span, busy_s, overlap_of
-from hvd_order.plan.steps.execution import execute, pull_order, pull_overlap
-from hvd_order.plan.steps.program import steady_step_s
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.planning.bounds.bound import program_optimum_s, step_bound_s
+from hvd_order.planning.bounds.pull_bound import pull_bound
+from hvd_order.planning.graph import synthetic
+from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.orders.due_date import due_date, max_lateness_s
+from hvd_order.planning.orders.registry import ORDERS, SLICINGS, order, slices
+from hvd_order.planning.orders.tac import tac
+from hvd_order.planning.steps.efficiency import Span, busy_s, overlap_of
+from hvd_order.planning.steps.execution import execute, pull_order, pull_overlap
+from hvd_order.planning.steps.program import steady_step_s
 
 LITTLE = 1e-9  # rounding
 links = st.builds(

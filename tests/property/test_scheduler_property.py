@@ -8,7 +8,7 @@ from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order._core import Policy, Scheduler, SliceLayout
+from hvd_order._native._core import Policy, Scheduler, SliceLayout
 
 SliceKey = tuple[int, int]
 TensorKey = tuple[int, int]

@@ -8,14 +8,14 @@ from helpers.property_cases import cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hvd_order.server.balance.assignment import (
+from hvd_order.servers.balance.assignment import (
     ASSIGNMENTS,
     Assignment,
     ServedSlice,
     assign,
     replica_of,
 )
-from hvd_order.server.balance.rebalance import longest_s, moves_between, rebalance, taken_over
+from hvd_order.servers.balance.rebalance import longest_s, moves_between, rebalance, taken_over
 
 slice_bytes = st.lists(
     st.one_of(st.integers(1, 10**6), st.sampled_from([2**19, 2**20])), max_size=60

@@ -9,10 +9,10 @@ from helpers.property_cases import Choices, cases, choices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order.server.balance.assignment import ServedSlice, assign
-from hvd_order.server.balance.balancer import Balancer, Change
-from hvd_order.server.balance.rebalance import longest_s, rebalance, shortest_s
-from hvd_order.server.scaling.hint import scaling_hint
+from hvd_order.servers.balance.assignment import ServedSlice, assign
+from hvd_order.servers.balance.balancer import Balancer, Change
+from hvd_order.servers.balance.rebalance import longest_s, rebalance, shortest_s
+from hvd_order.servers.scaling.hint import scaling_hint
 
 FULL = 1e9
 size_lists = st.lists(st.integers(10**5, 2 * 10**6), min_size=1, max_size=60)

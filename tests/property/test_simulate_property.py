@@ -11,8 +11,8 @@ from helpers.property_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order.plan.bounds.clipped_bound import clipped_chain_optimum_s
-from hvd_order.predict.simulate import (
+from hvd_order.planning.bounds.clipped_bound import clipped_chain_optimum_s
+from hvd_order.planning.predict.simulate import (
     AllReduce,
     Op,
     Parameter,

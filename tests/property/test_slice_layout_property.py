@@ -9,7 +9,7 @@ from helpers.property_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order._core import Operation, SliceLayout
+from hvd_order._native._core import Operation, SliceLayout
 
 CUT_ALIGNMENT = 64
 

@@ -11,11 +11,11 @@ from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order import _torch as native
-from hvd_order._core import AgreementKind, Policy
-from hvd_order.c10d.engine import static_plan
-from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.link.slice_settings import PolicyName, SliceSettings
+from hvd_order._native import _torch as native
+from hvd_order._native._core import AgreementKind, Policy
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.slice_settings import PolicyName, SliceSettings
+from hvd_order.engine import static_plan
 
 MOST_TENSORS = 5
 

@@ -9,14 +9,14 @@ from helpers.property_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order.plan.bounds.bound import program_optimum_s
-from hvd_order.plan.graph import synthetic
-from hvd_order.plan.graph.graph import Graph
-from hvd_order.predict.condensed import condensed, with_wire_sizes
-from hvd_order.predict.network import Network
-from hvd_order.predict.simulate import Schedule, simulate
-from hvd_order.predict.tune import tune
-from hvd_order.predict.workload import workload_of
+from hvd_order.planning.bounds.bound import program_optimum_s
+from hvd_order.planning.graph import synthetic
+from hvd_order.planning.graph.graph import Graph
+from hvd_order.planning.predict.condensed import condensed, with_wire_sizes
+from hvd_order.planning.predict.network import Network
+from hvd_order.planning.predict.simulate import Schedule, simulate
+from hvd_order.planning.predict.tune import tune
+from hvd_order.planning.predict.workload import workload_of
 
 LITTLE = 1e-9  # rounding
 

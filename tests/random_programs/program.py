@@ -23,7 +23,7 @@ from random_programs.optimizers import OPTIMIZERS
 from random_programs.world import RANKS, Seen, Setup, World
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage, StaleRead
+from hvd_order.base.errors import InvalidUsage, StaleRead
 
 ZEROS = (*["zero"] * 5, "zero_in_place", "zero_kept", "zero_flat")
 """How a program clears its gradients, mostly: who keeps them does it in every step."""

@@ -20,7 +20,7 @@ import torch
 import hvd_order.torch as hvd
 import helpers.environments.torchvision_operators
 from accelerate import Accelerator
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from helpers.training.small_problem import batches, loss_of, new_model, weights_of
 
 if sys.argv[1] == "hvd first":
@@ -77,7 +77,7 @@ import sys
 import torch
 import hvd_order.torch as hvd
 import helpers.environments.torchvision_operators
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from helpers.training.small_problem import BATCH, weights_of
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 

@@ -47,7 +47,7 @@ class Suite:
         run([*pip, "install", "--require-hashes", "-r", LOCKS / "ignite.txt"])
         # The launcher that one test calls. It is Horovod's name, so no package of ours installs it.
         launcher = binaries / "horovodrun"
-        launcher.write_text(f'#!/bin/sh\nexec {self.python} -m hvd_order.cli run "$@"\n')
+        launcher.write_text(f'#!/bin/sh\nexec {self.python} -m hvd_order.tools.cli run "$@"\n')
         launcher.chmod(0o755)
         pin = folder / "source.txt"
         pin.write_text(locked("pytorch-ignite"))

@@ -108,7 +108,7 @@ import lightning.pytorch as lightning
 import torch
 import hvd_order.torch as hvd
 from helpers.training.small_problem import batches, loss_of, new_model
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 
 class Module(lightning.LightningModule):

@@ -14,7 +14,7 @@ import torch
 from helpers.ranks import REPOSITORY
 from helpers.training.small_problem import alone, equal
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.timeout(300)
@@ -121,7 +121,7 @@ def test_the_error_of_a_rank_reaches_the_caller(executor: Callable[..., Any]) ->
 
 
 def test_too_many_workers_are_refused_with_what_there_is(executor: Callable[..., Any]) -> None:
-    from hvd_order.errors import HorovodInternalError
+    from hvd_order.base.errors import HorovodInternalError
     from hvd_order.ray import RayExecutor, Settings
 
     workers = RayExecutor(Settings(placement_group_timeout_s=1.0), num_workers=64)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hvd_order.config import KNOBS, Config, parse_bytes, reference_page
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.config import KNOBS, Config, parse_bytes, reference_page
+from hvd_order.base.errors import InvalidUsage
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -164,7 +164,7 @@ def test_values_are_checked_when_made_in_code_as_well() -> None:
 
 def test_the_page_in_docs_is_up_to_date() -> None:
     page = (REPOSITORY / "docs" / "config.md").read_text(encoding="utf-8")
-    assert page == reference_page(), "run: python -m hvd_order.config > docs/config.md"
+    assert page == reference_page(), "run: python -m hvd_order.base.config > docs/config.md"
 
 
 def test_a_former_name_of_a_variable_still_works_with_a_warning() -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hvd_order import _core, errors
+from hvd_order._native import _core
+from hvd_order.base import errors
 
 
 def test_an_error_whose_text_is_not_utf8_keeps_its_class() -> None:

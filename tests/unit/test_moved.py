@@ -49,4 +49,4 @@ def test_an_old_path_of_tensorflow(old: str) -> None:
 
 def test_what_never_existed_is_not_found() -> None:
     with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("hvd_order.plan.nothing")
+        importlib.import_module("hvd_order.planning.nothing")

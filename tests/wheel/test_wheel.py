@@ -46,11 +46,11 @@ def test_the_wheel_holds_modules_types_and_license(built: Path) -> None:
     assert "manylinux" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
     for part in (
-        "hvd_order/_core.cpython",
-        f"hvd_order/_torch_engines/{ENGINE}/_torch.cpython",
-        "hvd_order/_tensorflow_ops.cpython",
+        "hvd_order/_native/_core.cpython",
+        f"hvd_order/_native/{ENGINE}/_torch.cpython",
+        "hvd_order/_native/_tensorflow_ops.cpython",
         "hvd_order/py.typed",
-        "hvd_order/_torch.pyi",
+        "hvd_order/_native/_torch.pyi",
         "hvd_order_alias.pth",
         ".dist-info/licenses/LICENSE",
     ):
@@ -66,7 +66,7 @@ def test_the_wheel_trains_where_there_is_no_compiler(built: Path, venv: Path) ->
 def test_the_sdist_builds_for_the_installed_pytorch(built: Path, venv: Path) -> None:
     # With pip's defaults: an isolated build, which does not see the environment's PyTorch.
     install(venv, only(built, "*.tar.gz"), os.environ["PATH"])
-    code = "import hvd_order.torch, hvd_order._torch as engine; print(engine.__file__)"
+    code = "import hvd_order.torch, hvd_order._native._torch as engine; print(engine.__file__)"
     where = run([venv / "bin/python", "-c", code], {"PATH": str(venv / "bin")}, folder=venv)
-    assert f"_torch_engines/{ENGINE}/" in where
+    assert f"_native/{ENGINE}/" in where
     assert str(venv) in where

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.links.cassini import shifts_of
 from hvd_order.cluster.links.crux import crux_levels
 from hvd_order.cluster.links.jobs import LinkJob, Sharing
 from hvd_order.cluster.links.shared import alone_s
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Between", "sharing_of"]
 

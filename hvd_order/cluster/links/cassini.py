@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.links.circle import Demand, best_rotations
 from hvd_order.cluster.links.jobs import LinkJob, Sharing
 from hvd_order.cluster.links.shared import alone_s, simulate_shared
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Shifts", "demand_of", "shifts_of", "time_shifts"]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 __all__ = ["compress", "cut"]
 

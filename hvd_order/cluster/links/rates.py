@@ -14,7 +14,7 @@ from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Placement
 from hvd_order.cluster.policies.interface import JobState
-from hvd_order.plan.graph.graph import Graph
+from hvd_order.planning.graph.graph import Graph
 
 __all__ = ["GraphOf", "SharedLinks"]
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.links.fairness import shares
 from hvd_order.cluster.links.jobs import LinkJob, Sharing, Trace
 from hvd_order.cluster.links.step import Step
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["alone_s", "simulate_shared"]
 

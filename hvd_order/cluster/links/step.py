@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.graph.graph import Graph
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.planning.graph.graph import Graph
 
 __all__ = ["Inside", "Step", "Transfer", "step_of"]
 

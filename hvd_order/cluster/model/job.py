@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.placement import Placement
 from hvd_order.cluster.model.speed import Speed
 from hvd_order.cluster.model.utility import Constant, Utility
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Job"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 __all__ = ["Amounts", "Machine", "Machines"]
 

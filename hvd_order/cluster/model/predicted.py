@@ -6,14 +6,18 @@ import functools
 from dataclasses import replace
 from typing import Literal
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.speed import TableSpeed
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.files.profile import Profile
-from hvd_order.predict.workers.calibration import calibrate
-from hvd_order.predict.workers.comparison import parse_counts
-from hvd_order.predict.workers.throughput import Cluster, predict_all_reduce, predict_servers
-from hvd_order.predict.workers.transmission import POLICIES
-from hvd_order.predict.workers.worker_step import WorkerStep, usual_slice_bytes
+from hvd_order.planning.files.profile import Profile
+from hvd_order.planning.predict.workers.calibration import calibrate
+from hvd_order.planning.predict.workers.comparison import parse_counts
+from hvd_order.planning.predict.workers.throughput import (
+    Cluster,
+    predict_all_reduce,
+    predict_servers,
+)
+from hvd_order.planning.predict.workers.transmission import POLICIES
+from hvd_order.planning.predict.workers.worker_step import WorkerStep, usual_slice_bytes
 
 __all__ = ["predicted_speed"]
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.predict.workers.closed_forms import OptimusAsync, Pollux
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.planning.predict.workers.closed_forms import OptimusAsync, Pollux
 
 __all__ = ["LocalitySpeed", "OptimusSpeed", "PolluxSpeed", "Speed", "TableSpeed"]
 

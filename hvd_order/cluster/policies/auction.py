@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Amounts, Machines
 from hvd_order.cluster.policies.interface import Decision, JobState, View
 from hvd_order.cluster.pricing.schedule import Offer, Schedule, best_schedule, workers_needed
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["NOTHING", "Auction", "cheaper"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.policies.allocation.book import Book
 from hvd_order.cluster.policies.allocation.realise import Target, realise
 from hvd_order.cluster.policies.drf import fair_targets, in_turn
 from hvd_order.cluster.policies.interface import Decision, JobState, View
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Dorm"]
 

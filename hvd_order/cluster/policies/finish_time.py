@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.policies.allocation.book import Book
 from hvd_order.cluster.policies.allocation.ranking import by_rank
 from hvd_order.cluster.policies.interface import Decision, JobState, View
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["FinishTime"]
 

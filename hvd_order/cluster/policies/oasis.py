@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.machines import Amounts, Machines
 from hvd_order.cluster.policies.auction import NOTHING, Auction
 from hvd_order.cluster.policies.interface import JobState
 from hvd_order.cluster.pricing.one_slot import Demand, OneSlot
 from hvd_order.cluster.pricing.prices import Prices
 from hvd_order.cluster.pricing.schedule import Offer
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Oasis"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.policies.dorm import Dorm
@@ -23,7 +24,6 @@ from hvd_order.cluster.policies.srtf import Srtf
 from hvd_order.cluster.policies.tiresias import Tiresias
 from hvd_order.cluster.pricing.one_slot import Solver
 from hvd_order.cluster.pricing.prices import limits_for
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["POLICIES", "RANDOM", "Known", "policy"]
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.pricing.schedule import workers_needed
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["offline_optimum"]
 

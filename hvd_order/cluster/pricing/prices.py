@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Amounts, Machines
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Prices", "limits_for"]
 

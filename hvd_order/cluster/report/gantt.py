@@ -15,7 +15,7 @@ from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.report.lanes import Box, boxes_of
 from hvd_order.cluster.report.occupancy import Occupancy, main_resources
 from hvd_order.cluster.report.units import time_unit
-from hvd_order.report.drawing import MOST_LABELS, OUTLINE_COLOUR, new_figure, strip_frame
+from hvd_order.planning.report.drawing import MOST_LABELS, OUTLINE_COLOUR, new_figure, strip_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ _Edges = tuple[float, float, float, float]  # left, upper, right, lower; machine
 def draw_machines(
     title: str, machines: Machines, runs: Mapping[str, Occupancy], subtitles: Mapping[str, str]
 ) -> Figure:
-    """A figure; `hvd_order.report.drawing.save` writes it.
+    """A figure; `hvd_order.planning.report.drawing.save` writes it.
 
     Args:
         runs: from top to bottom by name, all over the same time.

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.placement import Part, Placement
 from hvd_order.cluster.policies.interface import Decision
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Journal", "decision_of", "noted"]
 

@@ -64,7 +64,8 @@ class LocalRunner:
         self._write(name, slots)
         least = min(served.job.least, sum(counts(slots).values()))
         command = [
-            sys.executable, "-m", "hvd_order.cli", "run", "-np", str(least), "--min-np", str(least),
+            sys.executable, "-m", "hvd_order.tools.cli", "run", "-np", str(least),
+            "--min-np", str(least),
             "--host-discovery-script", f"cat {shlex.quote(str(folder / 'hosts'))}",
             "--formation-file", str(folder / "formation"),
             "--elastic-timeout", f"{self._host_timeout_s:g}", *self._options, *served.command,

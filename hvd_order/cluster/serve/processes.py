@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.serve.jobs_file import ServedJob
 from hvd_order.cluster.serve.runner import Runner, Slots, counts
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Ended", "Phase", "Processes"]
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.policies.interface import Policy
 from hvd_order.cluster.serve.jobs_file import SLOT, ServedJob, job_of, read_jobs
@@ -20,7 +21,6 @@ from hvd_order.cluster.serve.ledger import Ledger
 from hvd_order.cluster.serve.processes import Ended, Processes
 from hvd_order.cluster.serve.runner import Runner
 from hvd_order.cluster.serve.status import last_lines, replace_file, table, write_outcomes
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Scheduler", "ServeRules"]
 

@@ -17,10 +17,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hvd_order.base.errors import BrokenInvariant, InvalidUsage
 from hvd_order.cluster.serve.jobs_file import ServedJob
 from hvd_order.cluster.serve.local import job_environment
 from hvd_order.cluster.serve.runner import Seen, Slots, counts
-from hvd_order.errors import BrokenInvariant, InvalidUsage
 
 __all__ = ["SlurmRunner"]
 

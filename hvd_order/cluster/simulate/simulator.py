@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Placement
 from hvd_order.cluster.policies.interface import Decision, JobState, Policy, View
 from hvd_order.cluster.simulate.outcome import Outcome, Run, Summary
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Rates", "Rules", "check_job", "simulate"]
 

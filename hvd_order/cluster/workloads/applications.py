@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hvd_order.predict.measurements.ring import Ring
+from hvd_order.planning.predict.measurements.ring import Ring
 
 __all__ = ["APPLICATIONS", "Application", "MeasuredSpeed"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.speed import TableSpeed
-from hvd_order.errors import InvalidUsage
-from hvd_order.predict.measurements.lines import Line
+from hvd_order.planning.predict.measurements.lines import Line
 
 __all__ = ["Numbered", "checked", "timed_job"]
 

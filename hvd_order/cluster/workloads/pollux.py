@@ -11,7 +11,7 @@ from __future__ import annotations
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.workloads.applications import APPLICATIONS
 from hvd_order.cluster.workloads.numbered import Numbered
-from hvd_order.predict.measurements.lines import Path, read_lines
+from hvd_order.planning.predict.measurements.lines import Path, read_lines
 
 __all__ = ["COLUMNS", "read_pollux_workload"]
 

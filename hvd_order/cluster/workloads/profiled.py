@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 from typing import Literal
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.predicted import predicted_speed
 from hvd_order.cluster.model.speed import TableSpeed
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.files.profile import read_profile
+from hvd_order.planning.files.profile import read_profile
 
 __all__ = ["INSIDE_RATIO", "MODES", "profiled_speed"]
 

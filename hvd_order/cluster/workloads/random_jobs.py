@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.speed import LocalitySpeed
 from hvd_order.cluster.model.utility import Sigmoid
-from hvd_order.errors import InvalidUsage
 
 __all__ = ["Ranges", "paper_machines", "random_jobs"]
 

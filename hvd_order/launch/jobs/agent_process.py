@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import hvd_order
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import is_this_host
 from hvd_order.launch.jobs.host_agent import BOOT
 from hvd_order.launch.request import LaunchRequest

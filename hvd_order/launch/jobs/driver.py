@@ -2,7 +2,7 @@
 
 An event loop over the agents' messages. A job that is not elastic has one formation, and its first
 failure ends it. An elastic job forms anew when a worker fails, a host is lost, or hosts join or
-leave; workers then continue from their last commit (hvd_order/elastic).
+leave; workers then continue from their last commit (hvd_order/launch/elastic).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import Host, discover_hosts, share
 from hvd_order.launch.jobs.agent_process import AgentProcess, Event
 from hvd_order.launch.jobs.formation_file import note_formation

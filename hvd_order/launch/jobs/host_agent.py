@@ -22,9 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from hvd_order.elastic.agent import agent_folders
-from hvd_order.elastic.commits import CommitFolder
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.launch.elastic.agent import agent_folders
+from hvd_order.launch.elastic.commits import CommitFolder
 from hvd_order.launch.hosts import check_room, interface_address, interface_variables
 from hvd_order.launch.jobs.formations import Failure, Formation, FormationInbox, JobEnded, Stopped
 

@@ -42,7 +42,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.jobs.formations import Failure, Formation, Stopped
 from hvd_order.launch.jobs.kill_with_parent import kill_with_children, kill_with_parent
 from hvd_order.launch.listening import listening_fd

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 import hvd_order.torch as hvd
-from hvd_order import _torch as native
-from hvd_order.c10d.engine import registration, static_plan
-from hvd_order.c10d.engine.advised_settings import advised_settings
-from hvd_order.c10d.engine.engine_host import EngineHost, engine_host
-from hvd_order.c10d.engine.model_channel import ModelChannel
-from hvd_order.c10d.job import process
-from hvd_order.c10d.job.job import Job
-from hvd_order.c10d.requests.queues import negotiation
-from hvd_order.c10d.requests.step_log import StepLog, StepLogs
-from hvd_order.config import Config
-from hvd_order.errors import InvalidUsage
+from hvd_order._native import _torch as native
+from hvd_order.base.config import Config
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine import registration, static_plan
+from hvd_order.engine.advised_settings import advised_settings
+from hvd_order.engine.engine_host import EngineHost, engine_host
+from hvd_order.engine.job import process
+from hvd_order.engine.job.job import Job
+from hvd_order.engine.model_channel import ModelChannel
+from hvd_order.engine.requests.queues import negotiation
+from hvd_order.engine.requests.step_log import StepLog, StepLogs
 from hvd_order.tensorflow.backend.interface import Collective, Gradient, HostTensor
 from hvd_order.tensorflow.backend.layout import Arrangement
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order import errors
+from hvd_order.base import errors
 
 __all__ = ["as_both", "code_of", "translated"]
 

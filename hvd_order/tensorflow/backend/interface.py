@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from hvd_order.config import Config
-from hvd_order.errors import InvalidUsage, NotInitialized
-from hvd_order.reduce_op import ReduceOp
+from hvd_order.base.config import Config
+from hvd_order.base.errors import InvalidUsage, NotInitialized
+from hvd_order.base.reduce_op import ReduceOp
 
 _log = logging.getLogger("hvd_order")
 
@@ -160,7 +160,7 @@ class Backend(Protocol):
 
 
 # The backend that measured faster (benchmarks/HISTORY.md) is first.
-_NEEDS = {"c10d": ("torch", "hvd_order._torch"), "mpi": ("mpi4py",)}
+_NEEDS = {"c10d": ("torch", "hvd_order._native._torch"), "mpi": ("mpi4py",)}
 _MODULES = {
     "c10d": "hvd_order.tensorflow.backend.c10d",
     "mpi": "hvd_order.tensorflow.backend.mpi.backend",

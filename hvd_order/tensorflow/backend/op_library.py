@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 __all__ = ["NativeTensor", "OpLibrary", "load", "open_library"]
 
@@ -129,7 +129,7 @@ def open_library(path: Path) -> OpLibrary:
 
 
 def _choose() -> Path:
-    folder = Path(__file__).resolve().parents[2]
+    folder = Path(__file__).resolve().parents[2] / "_native"
     suffix = get_config_var("EXT_SUFFIX")
     portable = folder / f"_tensorflow_ops{suffix}"
     by_headers = folder / f"_tensorflow_ops_cpp{suffix}"

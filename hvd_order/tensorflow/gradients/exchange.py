@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.errors import HvdOrderError, ModelMismatch
+from hvd_order.base.errors import HvdOrderError, ModelMismatch
 from hvd_order.tensorflow.backend import op_library
 from hvd_order.tensorflow.backend.failures import as_both, translated
 from hvd_order.tensorflow.backend.interface import Gradient, GradientModel, started_backend

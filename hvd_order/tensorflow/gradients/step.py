@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.reduce_op import Adasum, Average, ReduceOp, Sum, choose_op
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.reduce_op import Adasum, Average, ReduceOp, Sum, choose_op
 from hvd_order.tensorflow.gradients.exchange import GradientExchange, exchange_of
 from hvd_order.tensorflow.ops.collectives import allreduce
 from hvd_order.tensorflow.ops.compression import Compression, Compressor

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.reduce_op import Average
+from hvd_order.base.reduce_op import Average
 from hvd_order.tensorflow.gradients.step import GradientReducer, scaled, tensorflow_variable
 from hvd_order.tensorflow.ops.compression import Compression, Compressor
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set

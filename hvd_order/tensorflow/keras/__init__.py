@@ -1,7 +1,7 @@
 """hvd_order for Keras 3 on TensorFlow: ``import hvd_order.tensorflow.keras as hvd``."""
 
-from hvd_order.errors import HorovodInternalError
-from hvd_order.reduce_op import Adasum, Average, Sum
+from hvd_order.base.errors import HorovodInternalError
+from hvd_order.base.reduce_op import Adasum, Average, Sum
 from hvd_order.tensorflow.gradients.deferred_updates import flush
 from hvd_order.tensorflow.keras import callbacks, elastic
 from hvd_order.tensorflow.keras.api import (

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_order.reduce_op import Average
+from hvd_order.base.reduce_op import Average
 from hvd_order.tensorflow.gradients.step import GradientReducer
 from hvd_order.tensorflow.gradients.tape import check_groups
 from hvd_order.tensorflow.keras.optimizer import is_distributed, wrap

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_order.errors import HvdOrderError
+from hvd_order.base.errors import HvdOrderError
 from hvd_order.tensorflow.gradients.exchange import gradients_posted
 from hvd_order.tensorflow.gradients.step import tensorflow_variable
 from hvd_order.tensorflow.keras.fit import optimizers_of

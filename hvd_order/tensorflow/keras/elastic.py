@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from hvd_order.elastic.state import State
+from hvd_order.launch.elastic.state import State
 from hvd_order.tensorflow.elastic import TensorFlowKerasState, run
 
 __all__ = [

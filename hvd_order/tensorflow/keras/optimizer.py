@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_order.errors import HvdOrderError, InvalidUsage
+from hvd_order.base.errors import HvdOrderError, InvalidUsage
 from hvd_order.tensorflow.gradients.deferred import DeferredGradients, NotDeferrable
 from hvd_order.tensorflow.gradients.step import GradientReducer, scaled, tensorflow_variable
 from hvd_order.tensorflow.keras.fit import change_trainer, say_why_not

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from hvd_order.errors import HvdOrderError
+from hvd_order.base.errors import HvdOrderError
 from hvd_order.tensorflow.backend.failures import translated
 from hvd_order.tensorflow.backend.interface import started_backend
 from hvd_order.tensorflow.gradients import deferred_updates

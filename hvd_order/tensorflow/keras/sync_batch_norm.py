@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_order.reduce_op import Sum
+from hvd_order.base.reduce_op import Sum
 from hvd_order.tensorflow.ops import process
 from hvd_order.tensorflow.ops.collectives import allreduce
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 from tensorflow.python.data.ops import structured_function
 from tensorflow.python.ops import control_flow_v2_func_graphs as control_flow
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.tensorflow.backend.failures import as_both
 from hvd_order.tensorflow.backend.interface import Collective
 from hvd_order.tensorflow.ops.requests import collective_of

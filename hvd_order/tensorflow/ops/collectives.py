@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.reduce_op import Average, ReduceOp, Sum, choose_op
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.reduce_op import Average, ReduceOp, Sum, choose_op
 from hvd_order.tensorflow.backend import op_library
 from hvd_order.tensorflow.backend.failures import as_both, translated
 from hvd_order.tensorflow.backend.interface import Collective

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.reduce_op import Average, Sum
+from hvd_order.base.reduce_op import Average, Sum
 from hvd_order.tensorflow.backend.interface import Collective, started_backend
 from hvd_order.tensorflow.ops.collectives import execute
 from hvd_order.tensorflow.ops.process_sets import members

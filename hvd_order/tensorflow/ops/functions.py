@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.tensorflow.backend.interface import started_backend
 from hvd_order.tensorflow.ops.collectives import broadcast_
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set, number_of

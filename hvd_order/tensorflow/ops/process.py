@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from hvd_order.errors import HvdOrderError, InvalidUsage
+from hvd_order.base.errors import HvdOrderError, InvalidUsage
 from hvd_order.tensorflow.backend import op_library
 from hvd_order.tensorflow.backend.interface import backend, started_backend
 from hvd_order.tensorflow.ops.call_order import refuse_in_data_functions

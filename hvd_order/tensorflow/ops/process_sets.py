@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.process_set import RankSet
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.process_set import RankSet
 from hvd_order.tensorflow.backend.interface import started_backend
 
 __all__ = [

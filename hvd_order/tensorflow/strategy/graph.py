@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.graph.graph import Op, Parameter, Phase
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.planning.graph.graph import Op, Parameter, Phase
 from hvd_order.tensorflow.gradients.consumption import joins
 
 __all__ = ["StepGraph", "step_graph"]

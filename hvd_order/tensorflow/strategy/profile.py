@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.files.profile import LEAST_RUNS, Profile, Timing
-from hvd_order.plan.link.busy_union import LinkUse, ReceivedTimes, link_use
-from hvd_order.plan.link.server_costs import Cost, ServerCosts, StrategySteps, cost_of
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.link.busy_union import LinkUse, ReceivedTimes, link_use
+from hvd_order.planning.files.profile import LEAST_RUNS, Profile, Timing
+from hvd_order.servers.costs import Cost, ServerCosts, StrategySteps, cost_of
 from hvd_order.tensorflow.gradients.step import tensorflow_variable
 from hvd_order.tensorflow.profiler import machine_of, unique
 from hvd_order.tensorflow.strategy.graph import StepGraph, step_graph

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.tensorflow.xplane import SUFFIX, Event, events_by_thread, node_of, read_space
 
 __all__ = ["Run", "Timed", "find_file", "read_runs", "runs_of"]

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_order.c10d.job import group_collectives
-from hvd_order.c10d.process_sets import ProcessSet, global_process_set, queue_for
-from hvd_order.c10d.requests.reduce_ops import (
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine.job import group_collectives
+from hvd_order.engine.process_sets import ProcessSet, global_process_set, queue_for
+from hvd_order.engine.requests.reduce_ops import (
     Average,
     Reduction,
     Sum,
     choose_op,
     reduce_pieces,
 )
-from hvd_order.c10d.requests.request import Request, Transfer
-from hvd_order.c10d.requests.request_parts import (
+from hvd_order.engine.requests.request import Request, Transfer
+from hvd_order.engine.requests.request_parts import (
     as_bytes,
     check_tensor,
     describe,
@@ -27,7 +28,6 @@ from hvd_order.c10d.requests.request_parts import (
     own_copy,
     request_name,
 )
-from hvd_order.errors import InvalidUsage
 from hvd_order.torch.collectives.compression import Compression, Compressor
 from hvd_order.torch.collectives.single import allgather, synchronize
 

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_order.c10d.job import process
-from hvd_order.c10d.job.group_collectives import bytes_of
-from hvd_order.c10d.process_sets import (
+from hvd_order.base.errors import HorovodInternalError, InvalidUsage
+from hvd_order.engine.job import process
+from hvd_order.engine.job.group_collectives import bytes_of
+from hvd_order.engine.process_sets import (
     ProcessSet,
     check_root,
     global_process_set,
     queue_for,
 )
-from hvd_order.c10d.requests.queues import collective_queue
-from hvd_order.c10d.requests.request import Request
-from hvd_order.errors import HorovodInternalError, InvalidUsage
+from hvd_order.engine.requests.queues import collective_queue
+from hvd_order.engine.requests.request import Request
 from hvd_order.torch.collectives.single import allgather, broadcast_, broadcast_async_, synchronize
 
 __all__ = [

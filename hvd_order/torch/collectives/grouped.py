@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_order.c10d.process_sets import ProcessSet, global_process_set, queue_for
-from hvd_order.c10d.requests import joined_rank_data
-from hvd_order.c10d.requests.adasum import check_count
-from hvd_order.c10d.requests.reduce_ops import (
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine.process_sets import ProcessSet, global_process_set, queue_for
+from hvd_order.engine.requests import joined_rank_data
+from hvd_order.engine.requests.adasum import check_count
+from hvd_order.engine.requests.reduce_ops import (
     Adasum,
     Average,
     Reduction,
@@ -19,8 +20,8 @@ from hvd_order.c10d.requests.reduce_ops import (
     reduce_by_adasum,
     reduce_in_place,
 )
-from hvd_order.c10d.requests.request import Request, Transfer
-from hvd_order.c10d.requests.request_parts import (
+from hvd_order.engine.requests.request import Request, Transfer
+from hvd_order.engine.requests.request_parts import (
     check_tensor,
     deliver,
     describe,
@@ -31,7 +32,6 @@ from hvd_order.c10d.requests.request_parts import (
     request_name,
     writable_buffer,
 )
-from hvd_order.errors import InvalidUsage
 from hvd_order.torch.collectives.alltoall_reducescatter import (
     gradient_factor,
     joined_rank_scatter,

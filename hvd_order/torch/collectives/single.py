@@ -14,24 +14,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hvd_order.c10d.job import group_collectives, process
-from hvd_order.c10d.process_sets import (
+from hvd_order.engine.job import group_collectives, process
+from hvd_order.engine.process_sets import (
     ProcessSet,
     check_root,
     global_process_set,
     queue_for,
 )
-from hvd_order.c10d.requests import joined_rank_data
-from hvd_order.c10d.requests.adasum import check_count
-from hvd_order.c10d.requests.queues import queue_of
-from hvd_order.c10d.requests.reduce_ops import (
+from hvd_order.engine.requests import joined_rank_data
+from hvd_order.engine.requests.adasum import check_count
+from hvd_order.engine.requests.queues import queue_of
+from hvd_order.engine.requests.reduce_ops import (
     Adasum,
     Reduction,
     choose_op,
     reduce_in_place,
 )
-from hvd_order.c10d.requests.request import Request
-from hvd_order.c10d.requests.request_parts import (
+from hvd_order.engine.requests.request import Request
+from hvd_order.engine.requests.request_parts import (
     as_bytes,
     deliver,
     describe,

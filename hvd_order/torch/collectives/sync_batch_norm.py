@@ -8,8 +8,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvd_order.c10d.job import process
-from hvd_order.c10d.requests.reduce_ops import Sum
+from hvd_order.engine.job import process
+from hvd_order.engine.requests.reduce_ops import Sum
 from hvd_order.torch.collectives.single import allgather, allreduce
 
 __all__ = ["SyncBatchNorm"]

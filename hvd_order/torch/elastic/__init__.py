@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvd_order.c10d.job import process
-from hvd_order.c10d.process_sets import init
-from hvd_order.elastic.run import rejoin, run_fn
-from hvd_order.elastic.state import ObjectState, State
-from hvd_order.errors import HorovodInternalError, HostsUpdatedInterrupt
+from hvd_order.base.errors import HorovodInternalError, HostsUpdatedInterrupt
+from hvd_order.engine.job import process
+from hvd_order.engine.process_sets import init
+from hvd_order.launch.elastic.run import rejoin, run_fn
+from hvd_order.launch.elastic.state import ObjectState, State
 from hvd_order.torch.elastic.sampler import ElasticSampler
 from hvd_order.torch.elastic.state import TorchState
 

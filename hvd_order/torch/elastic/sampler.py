@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from hvd_order.c10d.job.process import rank, size
+from hvd_order.engine.job.process import rank, size
 
 __all__ = ["ElasticSampler"]
 

@@ -11,9 +11,9 @@ from typing import IO, Any
 
 import torch
 
-from hvd_order.c10d.job.process import rank
-from hvd_order.elastic.state import ObjectState
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine.job.process import rank
+from hvd_order.launch.elastic.state import ObjectState
 from hvd_order.torch.collectives.functions import (
     allgather_object,
     broadcast_object,
@@ -64,7 +64,7 @@ class TorchState(ObjectState):
         )
 
     def save(self) -> None:
-        """See `hvd_order.elastic.State.save`. With an `ElasticSampler` all ranks must call it."""
+        """See `hvd_order.launch.elastic.State.save`. All ranks must call it with a sampler."""
         for handler in self._handlers.values():
             handler.gather()
         for handler in self._handlers.values():
@@ -72,20 +72,20 @@ class TorchState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """See `hvd_order.elastic.State.restore`."""
+        """See `hvd_order.launch.elastic.State.restore`."""
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
 
     def sync(self) -> None:
-        """See `hvd_order.elastic.State.sync`."""
+        """See `hvd_order.launch.elastic.State.sync`."""
         for handler in self._handlers.values():
             handler.sync()
             handler.save()  # else restore() would return to the state before this rank joined
         super().sync()
 
     def saved(self) -> Any:
-        """See `hvd_order.elastic.State.saved`."""
+        """See `hvd_order.launch.elastic.State.saved`."""
         handlers = {
             name: {key: value for key, value in vars(handler).items() if key != "value"}
             for name, handler in self._handlers.items()
@@ -93,7 +93,7 @@ class TorchState(ObjectState):
         return handlers, super().saved()
 
     def set_saved(self, saved: Any) -> None:
-        """See `hvd_order.elastic.State.set_saved`."""
+        """See `hvd_order.launch.elastic.State.set_saved`."""
         handlers, objects = saved
         for name, values in handlers.items():
             if name in self._handlers:
@@ -101,11 +101,11 @@ class TorchState(ObjectState):
         super().set_saved(objects)
 
     def dump(self, saved: Any, file: IO[bytes]) -> None:
-        """See `hvd_order.elastic.State.dump`."""
+        """See `hvd_order.launch.elastic.State.dump`."""
         torch.save(saved, file)
 
     def load(self, file: IO[bytes]) -> Any:
-        """See `hvd_order.elastic.State.load`. Loads tensors to the CPU; restoring moves them."""
+        """See `hvd_order.launch.elastic.State.load`. Loads to the CPU; restoring moves tensors."""
         return torch.load(file, map_location="cpu", weights_only=False)  # our own file
 
     def __setattr__(self, name: str, value: Any) -> None:

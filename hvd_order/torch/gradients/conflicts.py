@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from hvd_order.errors import HvdOrderError, InvalidUsage
+from hvd_order.base.errors import HvdOrderError, InvalidUsage
 from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hvd_order import _torch as native
-from hvd_order.c10d.engine import timeline
+from hvd_order._native import _torch as native
+from hvd_order.engine import timeline
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable

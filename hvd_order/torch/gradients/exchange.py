@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hvd_order import _torch as native
-from hvd_order.c10d.engine import live_exchanges, registration, timeline
-from hvd_order.c10d.engine.engine_host import EngineHost
-from hvd_order.c10d.engine.model_channel import ModelChannel
-from hvd_order.c10d.job import activity
-from hvd_order.c10d.requests.step_log import StepLogs
-from hvd_order.errors import InvalidUsage, StaleRead
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import InvalidUsage, StaleRead
+from hvd_order.engine import live_exchanges, registration, timeline
+from hvd_order.engine.engine_host import EngineHost
+from hvd_order.engine.job import activity
+from hvd_order.engine.model_channel import ModelChannel
+from hvd_order.engine.requests.step_log import StepLogs
+from hvd_order.servers.worker.server_update import ServerUpdate
 from hvd_order.torch.gradients import clipping, conflicts, misuse
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
@@ -50,7 +51,6 @@ from hvd_order.torch.shards.shard_update import take_answers
 from hvd_order.torch.updates import clean_room, overlap, partial_step
 from hvd_order.torch.updates.overlap import Overlap, OverlapReport
 from hvd_order.torch.updates.separability import Verdict, separability, tell
-from hvd_order.torch.updates.server_update import ServerUpdate
 
 __all__: list[str] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 from hvd_order.torch.collectives.compression import CASTS, CASTS_WITH_FEEDBACK, Compressor
 from hvd_order.torch.parameters.entry import ParameterEntry
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch.optim import Optimizer
 
-from hvd_order import _torch as native
-from hvd_order.c10d.engine import registration, timeline
-from hvd_order.c10d.engine.model_channel import ModelChannel
-from hvd_order.c10d.process_sets import ProcessSet
-from hvd_order.errors import InvalidUsage
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine import registration, timeline
+from hvd_order.engine.model_channel import ModelChannel
+from hvd_order.engine.process_sets import ProcessSet
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.gradients import misuse, norms, sparse
 from hvd_order.torch.gradients.registered_model import RegisteredModel

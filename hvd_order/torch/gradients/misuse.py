@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []

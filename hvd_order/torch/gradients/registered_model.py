@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch.optim import Optimizer
 
-from hvd_order import _torch as native
-from hvd_order.c10d.engine import registration, static_plan, timeline
-from hvd_order.c10d.engine.advised_settings import advised_settings
-from hvd_order.c10d.engine.engine_host import EngineHost
-from hvd_order.c10d.engine.model_channel import ModelChannel
-from hvd_order.errors import HvdOrderError
-from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.link.slice_settings import SliceSettings
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import HvdOrderError
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.slice_settings import SliceSettings
+from hvd_order.engine import registration, static_plan, timeline
+from hvd_order.engine.advised_settings import advised_settings
+from hvd_order.engine.engine_host import EngineHost
+from hvd_order.engine.model_channel import ModelChannel
+from hvd_order.servers.worker.server_update import ServerUpdate
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients import misuse
@@ -27,7 +28,6 @@ from hvd_order.torch.gradients.norms import in_type
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.shards.model_shards import ModelShards, require_halves
-from hvd_order.torch.updates.server_update import ServerUpdate
 
 __all__: list[str] = []
 

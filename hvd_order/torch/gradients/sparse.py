@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.c10d.process_sets import ProcessSet, global_process_set
-from hvd_order.c10d.requests import reduce_ops
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine.process_sets import ProcessSet, global_process_set
+from hvd_order.engine.requests import reduce_ops
 from hvd_order.torch.collectives import single
 from hvd_order.torch.updates.partial_step import InnerStep
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch.optim import Optimizer
 
-from hvd_order import _torch as native
-from hvd_order.c10d.engine.engine_host import EngineHost
-from hvd_order.c10d.requests.step_log import StepLog
-from hvd_order.errors import InvalidUsage
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine.engine_host import EngineHost
+from hvd_order.engine.requests.step_log import StepLog
 from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.warm_up import WarmUp

@@ -15,9 +15,9 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.c10d.process_sets import ProcessSet
-from hvd_order.c10d.requests.adasum import check_count
-from hvd_order.c10d.requests.reduce_ops import Adasum
+from hvd_order.engine.process_sets import ProcessSet
+from hvd_order.engine.requests.adasum import check_count
+from hvd_order.engine.requests.reduce_ops import Adasum
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.collectives.grouped import grouped_allreduce_async_
 from hvd_order.torch.collectives.single import synchronize

@@ -12,14 +12,15 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.c10d.engine import engine_host
-from hvd_order.c10d.engine.model_channel import ModelChannel
-from hvd_order.c10d.job import process
-from hvd_order.c10d.process_sets import ProcessSet, global_process_set, require_registered
-from hvd_order.c10d.requests.queues import negotiation
-from hvd_order.c10d.requests.reduce_ops import Adasum, Average, ReduceOp, Sum
-from hvd_order.config import Comm
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.config import Comm
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine import engine_host
+from hvd_order.engine.job import process
+from hvd_order.engine.model_channel import ModelChannel
+from hvd_order.engine.process_sets import ProcessSet, global_process_set, require_registered
+from hvd_order.engine.requests.queues import negotiation
+from hvd_order.engine.requests.reduce_ops import Adasum, Average, ReduceOp, Sum
+from hvd_order.servers.worker.server_update import ServerUpdate
 from hvd_order.torch.collectives.compression import Compression, Compressor
 from hvd_order.torch.collectives.functions import allgather_object
 from hvd_order.torch.gradients import misuse, sparse
@@ -31,7 +32,6 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards import sharded_dict
 from hvd_order.torch.updates import optimizer_class, partial_step
 from hvd_order.torch.updates.overlap import OverlapReport
-from hvd_order.torch.updates.server_update import ServerUpdate
 
 __all__ = ["DistributedOptimizer"]
 

@@ -21,11 +21,11 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from hvd_order import _torch as native
-from hvd_order.c10d.engine import engine_host, live_exchanges
-from hvd_order.c10d.job import process
-from hvd_order.c10d.job.job import Job
-from hvd_order.errors import InvalidUsage
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine import engine_host, live_exchanges
+from hvd_order.engine.job import process
+from hvd_order.engine.job.job import Job
 from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.parameters.in_flight import NothingStays
 from hvd_order.torch.updates import optimizer_class

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.c10d.job import process
-from hvd_order.c10d.requests.reduce_ops import Sum
+from hvd_order.engine.job import process
+from hvd_order.engine.requests.reduce_ops import Sum
 from hvd_order.torch.collectives.single import allreduce, allreduce_
 
 __all__ = ["ReferenceOptimizer"]

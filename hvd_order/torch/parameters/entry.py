@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 from hvd_order.torch.parameters.in_flight import Change
 
 __all__: list[str] = []

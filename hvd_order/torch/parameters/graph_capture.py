@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 __all__: list[str] = []
 

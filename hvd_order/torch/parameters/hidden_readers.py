@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as module_hooks
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 from hvd_order.torch.parameters.compiled_regions import Enter
 from hvd_order.torch.parameters.entry import ParameterEntry
 

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 from hvd_order.torch.parameters import gradient_alias
 from hvd_order.torch.parameters.gradient_alias import gradient_of, gradients_of
 

@@ -38,8 +38,8 @@ from typing import Any, Protocol
 import torch
 from torch.nn import Parameter
 
-from hvd_order import _torch as native
-from hvd_order.errors import InvalidUsage
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.parameters import gradient_alias, in_flight, metadata, unasked
 from hvd_order.torch.parameters.gradient_alias import gradient_of
 from hvd_order.torch.parameters.in_flight import Change

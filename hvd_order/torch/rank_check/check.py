@@ -19,9 +19,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from hvd_order.c10d.engine.model_channel import ModelChannel
-from hvd_order.errors import RanksDiffer
-from hvd_order.same_model import check_same_optimizer, first_difference
+from hvd_order.base.errors import RanksDiffer
+from hvd_order.base.same_model import check_same_optimizer, first_difference
+from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.rank_check.checksum import checksums
 from hvd_order.torch.updates import optimizer_facts

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.updates.partial_step import InnerStep
 from hvd_order.torch.updates.separability import Verdict
 from hvd_order.torch.updates.trial_copy import state_like, trial_copy, trial_settings

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from hvd_order import _torch as native
-from hvd_order.c10d.engine import live_exchanges
-from hvd_order.c10d.engine.half_forms import choose_half_forms
-from hvd_order.c10d.engine.model_channel import ModelChannel
-from hvd_order.errors import InvalidUsage
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine import live_exchanges
+from hvd_order.engine.half_forms import choose_half_forms
+from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards import shard_state, sharded_dict
 from hvd_order.torch.shards.piece import pieces_of

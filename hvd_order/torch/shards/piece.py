@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []

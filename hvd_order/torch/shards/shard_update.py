@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards.piece import Piece, in_wire_order
 from hvd_order.torch.shards.shard_state import MASTER

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.shards.boxes import Box, boxes_of
 
 __all__: list[str] = []

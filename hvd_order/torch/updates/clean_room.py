@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.utils._device import DeviceContext
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 from hvd_order.torch.parameters import graph_capture
 
 __all__: list[str] = []

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from torch.optim import Optimizer
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.parameters import graph_capture
 
 __all__: list[str] = []

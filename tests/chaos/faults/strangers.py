@@ -90,8 +90,9 @@ def main() -> None:
     """As the impostor."""
     from datetime import timedelta
 
-    from hvd_order.c10d.parameter_server import connections, orders
-    from hvd_order.errors import HvdOrderError, NotTrusted
+    from hvd_order.base.errors import HvdOrderError, NotTrusted
+    from hvd_order.servers.process import orders
+    from hvd_order.servers.worker import connections
 
     store = sys.stdin.readline().strip()
     stranger = b"not the secret of this job......"

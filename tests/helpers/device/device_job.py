@@ -30,7 +30,7 @@ from helpers.device.test_device import NAME, gradient_group, load
 device = load()
 dist.init_process_group(f"cpu:gloo,{NAME}:{NAME}")
 import hvd_order.torch as hvd
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 if KERNELS:
     native.register_kernels(NAME, device.kernels())
 hvd.init()

@@ -32,8 +32,12 @@ def load() -> Any:
     """
     from torch.utils import cpp_extension
 
-    files = [*sorted(_SOURCES.glob("*.cc")), _CSRC / "cuda" / "host_kernels.cc"]
-    headers = [*_SOURCES.glob("*.h"), *(_CSRC / "cuda").glob("*.h"), *(_CSRC / "base").glob("*.h")]
+    files = [*sorted(_SOURCES.glob("*.cc")), _CSRC / "torch/cuda" / "host_kernels.cc"]
+    headers = [
+        *_SOURCES.glob("*.h"),
+        *(_CSRC / "torch/cuda").glob("*.h"),
+        *(_CSRC / "base").glob("*.h"),
+    ]
     content = hashlib.sha256(f"{torch.__version__} {sys.version}".encode())
     for path in [*files, *sorted(headers)]:
         content.update(path.read_bytes())

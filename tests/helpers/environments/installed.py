@@ -56,7 +56,7 @@ def trains_without_a_compiler(venv: Path, wheel: Path) -> None:
     alone = {"PATH": path, "HOME": str(venv)}
     assert "No broken requirements" in run([venv / "bin/pip", "check"], alone)
     report = run([venv / "bin/hvd-order", "doctor"], alone, folder=venv)
-    assert "_torch_engines/torch_{}_{}/".format(*torch.__version__.split(".")[:2]) in report
+    assert "_native/torch_{}_{}/".format(*torch.__version__.split(".")[:2]) in report
     one = run([venv / "bin/python", TRAIN], alone, folder=venv)
     launched = [venv / "bin/hvd-order", "run", "-np", "2", venv / "bin/python", TRAIN]
     assert weights_in(run(launched, alone, folder=venv)) == pytest.approx(weights_in(one), abs=1e-6)

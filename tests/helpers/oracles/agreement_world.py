@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from helpers.oracles.split_layouts import any_plan, is_gather, is_squares, waits_for
 from helpers.property_cases import Choices
 
-from hvd_order._core import Agreement, AgreementKind, Policy, SliceLayout
+from hvd_order._native._core import Agreement, AgreementKind, Policy, SliceLayout
 
 SliceKey = tuple[int, int]  # model, slice
 TensorKey = tuple[int, int]  # model, tensor

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hvd_order.server.balance.balancer import Balancer, Change
+from hvd_order.servers.balance.balancer import Balancer, Change
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from helpers.property_cases import Choices
 
-from hvd_order._core import Operation, SliceLayout
+from hvd_order._native._core import Operation, SliceLayout
 
 
 def is_gather(layout: SliceLayout, slice_: int) -> bool:

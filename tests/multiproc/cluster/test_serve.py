@@ -31,7 +31,7 @@ STEP = r"step (\d+) loss (\S+) at (\S+)$"
 
 def serve(folder: Path, *options: str) -> list[str]:
     """The command line of a scheduler on two hosts with a slot each."""
-    return [sys.executable, "-m", "hvd_order.cli", "cluster", "serve", "--once",
+    return [sys.executable, "-m", "hvd_order.tools.cli", "cluster", "serve", "--once",
             "-H", "localhost:1,127.0.0.1:1", "--state", str(folder / "state"), *options,
             str(folder / "jobs.csv")]  # fmt: skip
 

@@ -9,7 +9,7 @@ import torch
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage, ModelMismatch
+from hvd_order.base.errors import InvalidUsage, ModelMismatch
 
 SIZES = [1, 2, 3]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

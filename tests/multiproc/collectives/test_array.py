@@ -13,7 +13,7 @@ from helpers.environments.other_arrays import Modern, Old
 from helpers.ranks import RankFactory, RankPool, run_script
 
 import hvd_order.array as hvd
-from hvd_order.errors import InvalidUsage, ModelMismatch
+from hvd_order.base.errors import InvalidUsage, ModelMismatch
 
 DTYPES = ["i1", "u1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16"]
 SHAPES: list[tuple[int, ...]] = [(), (0, 3), (17,), (2, 3, 4), (5003,)]

@@ -12,9 +12,9 @@ from helpers.flags import await_flag, raise_flag
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.job import process
-from hvd_order.c10d.requests.queues import collective_queue
-from hvd_order.errors import InvalidUsage, ModelMismatch, TransferTimeout
+from hvd_order.base.errors import InvalidUsage, ModelMismatch, TransferTimeout
+from hvd_order.engine.job import process
+from hvd_order.engine.requests.queues import collective_queue
 
 SIZES = [1, 2, 3]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -10,7 +10,7 @@ import torch
 from helpers.ranks import RankFactory
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.collectives import functions
 
 SIZES = [1, 2, 3]

@@ -18,7 +18,7 @@ from helpers.flags import await_flag, raise_flag
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.requests.queues import negotiation
+from hvd_order.engine.requests.queues import negotiation
 
 LAST = [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)]
 """(number of ranks, the one that joins last)"""

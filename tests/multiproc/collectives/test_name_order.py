@@ -13,9 +13,9 @@ import torch.distributed as dist
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.requests.queues import collective_queue
-from hvd_order.c10d.requests.request import Request
-from hvd_order.errors import ModelMismatch, PeerLost
+from hvd_order.base.errors import ModelMismatch, PeerLost
+from hvd_order.engine.requests.queues import collective_queue
+from hvd_order.engine.requests.request import Request
 
 
 def body_shuffled(seed: int) -> None:

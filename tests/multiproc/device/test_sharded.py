@@ -7,7 +7,7 @@ from pathlib import Path
 from helpers.device.device_job import run_on_device
 
 ELSEWHERE = """
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 model = network()
 optimizer = wrapped(model, sharded=True)

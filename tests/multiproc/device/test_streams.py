@@ -257,7 +257,7 @@ def test_an_optimizer_may_be_dropped_while_the_device_is_at_work() -> None:
         """
         import gc
         import threading
-        from hvd_order.c10d.engine.engine_host import running_host
+        from hvd_order.engine.engine_host import running_host
 
         model = network()
         optimizer = wrapped(model)
@@ -380,7 +380,7 @@ def test_a_planned_order_follows_the_device_and_not_the_launches() -> None:
     """The host launches all layers at once; their gradients come one after the other."""
     run_on_device(
         """
-        from hvd_order.c10d.engine.engine_host import running_host
+        from hvd_order.engine.engine_host import running_host
 
         def slow_backward(layer, args, output):
             output.register_hook(lambda _: device.busy(0.01))

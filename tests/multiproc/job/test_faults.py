@@ -88,8 +88,8 @@ STOPS = """
 import os, signal, sys
 import torch
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine import link_probe
-from hvd_order.c10d.requests import request_runner
+from hvd_order.engine import link_probe
+from hvd_order.engine.requests import request_runner
 
 def stopping(function):
     def stopped(*args, **kwargs):

@@ -11,8 +11,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from hvd_order.c10d.job.formation import formation_name
-from hvd_order.errors import TransferTimeout
+from hvd_order.base.errors import TransferTimeout
+from hvd_order.engine.job.formation import formation_name
 from hvd_order.launch.environment import RankInfo
 
 

@@ -16,8 +16,8 @@ import torch
 from helpers.ranks import RankFactory, RankPool, run_script, start_script
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine import engine_host, horovod_library
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.engine import engine_host, horovod_library
 
 needs_horovod = pytest.mark.skipif(
     find_spec("horovod") is None, reason="Horovod is not installed: make horovod"
@@ -115,7 +115,7 @@ TRAIN = """
 import sys
 import torch
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine import engine_host
+from hvd_order.engine import engine_host
 
 hvd.init()
 torch.manual_seed(0)

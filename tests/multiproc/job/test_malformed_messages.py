@@ -6,8 +6,8 @@ import torch
 from helpers.ranks import RankPool
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.requests.queues import negotiation
-from hvd_order.errors import HorovodInternalError
+from hvd_order.base.errors import HorovodInternalError
+from hvd_order.engine.requests.queues import negotiation
 
 WRONG = [b"{", b'["go"]', b'["request", 0, 7, "x", true]', b'["join", {}, [["step"]], {}]']
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers.ranks import Completed, free_port, run_script, start_script
 
-from hvd_order.c10d.job.meeting import Card
+from hvd_order.engine.job.meeting import Card
 
 INIT = """
 import hvd_order.torch as hvd
@@ -127,7 +127,7 @@ def test_an_init_that_has_failed_can_be_tried_again(tmp_path: Path) -> None:
 DIES = """
 import os, signal, sys
 import hvd_order.torch as hvd
-from hvd_order.c10d.job import process_groups
+from hvd_order.engine.job import process_groups
 
 if os.environ["RANK"] == sys.argv[1]:
     process_groups.OwnGroups.make = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -141,7 +141,7 @@ def test_a_rank_that_dies_while_they_connect_is_named(victim: int) -> None:
     for end in ends[:victim] + ends[victim + 1 :]:
         assert end.returncode == 1
         last = end.stderr.strip().rsplit("\n", maxsplit=1)[-1]
-        assert last.startswith("hvd_order.errors."), end.stderr
+        assert last.startswith("hvd_order.base.errors."), end.stderr
         assert f" rank {victim}" in last.split(f": rank {end.rank} ")[1], end.stderr
 
 
@@ -150,7 +150,7 @@ def test_a_rank_that_dies_while_they_connect_is_named(victim: int) -> None:
 STOPS = """
 import os, signal, sys, time
 import hvd_order.torch as hvd
-from hvd_order.c10d.job import meeting, process_groups
+from hvd_order.engine.job import meeting, process_groups
 
 where, told = sys.argv[1:]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from helpers.ranks import RankFactory
 
-from hvd_order.c10d.job.job import current
-from hvd_order.c10d.job.messages import MessageStar
+from hvd_order.engine.job.job import current
+from hvd_order.engine.job.messages import MessageStar
 
 SIZE = 7
 COUNT = 40

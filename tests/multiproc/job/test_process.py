@@ -22,11 +22,11 @@ from helpers.ranks import (
 )
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine import engine_host
-from hvd_order.c10d.job import process
-from hvd_order.c10d.job.job import Job, held
-from hvd_order.config import Config
-from hvd_order.errors import InvalidUsage, NotInitialized
+from hvd_order.base.config import Config
+from hvd_order.base.errors import InvalidUsage, NotInitialized
+from hvd_order.engine import engine_host
+from hvd_order.engine.job import process
+from hvd_order.engine.job.job import Job, held
 
 SIZES = [1, 2, 3]
 
@@ -259,7 +259,7 @@ NO_DEFAULT_GROUP = """
 import torch
 import torch.distributed as dist
 import hvd_order.torch as hvd
-from hvd_order.errors import ModelMismatch
+from hvd_order.base.errors import ModelMismatch
 
 hvd.init()
 assert not dist.is_initialized()
@@ -453,14 +453,14 @@ def without_engines(folder: Path, code: str) -> subprocess.CompletedProcess[str]
     """Runs code with an installation whose engines lie in another folder."""
     return run_python(
         "from pathlib import Path\n"
-        "from hvd_order import torch_engines\n"
+        "from hvd_order._native import torch_engines\n"
         f"torch_engines._FOLDERS = Path({str(folder)!r})\n" + code
     )
 
 
 def test_without_an_engine_the_import_says_how_to_build_it(tmp_path: Path) -> None:
     done = without_engines(tmp_path, "import hvd_order.torch")
-    assert "ImportError: the engine hvd_order._torch was not built" in done.stderr
+    assert "ImportError: the engine was not built" in done.stderr
     assert "pip install --no-binary hvd_order" in done.stderr
 
 
@@ -481,5 +481,5 @@ def test_an_engine_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     engine.parent.mkdir()
     engine.write_text("no library")
     done = without_engines(tmp_path, "import hvd_order.torch")
-    assert "ImportError: the engine hvd_order._torch for PyTorch" in done.stderr
+    assert "ImportError: the engine for PyTorch" in done.stderr
     assert str(engine) in done.stderr

@@ -9,7 +9,7 @@ import torch
 from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage, ModelMismatch
+from hvd_order.base.errors import InvalidUsage, ModelMismatch
 
 
 def body_two_halves() -> list[Any]:

@@ -97,7 +97,7 @@ def test_servers_end_with_a_launcher_that_is_killed(tmp_path: Path, mark: str) -
         servers = [
             int(path.parent.name)
             for path in Path("/proc").glob("[0-9]*/cmdline")
-            if b"hvd_order.c10d.parameter_server.process" in path.read_bytes()
+            if b"hvd_order.servers.process.process" in path.read_bytes()
             and mark.encode() in path.with_name("environ").read_bytes()
         ]
         assert servers

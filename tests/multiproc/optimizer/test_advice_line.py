@@ -11,9 +11,9 @@ from helpers.ranks import RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine import link_probe
-from hvd_order.c10d.engine.engine_host import running_host
-from hvd_order.plan.link.link_model import LinkModel
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.engine import link_probe
+from hvd_order.engine.engine_host import running_host
 
 MOST_STEPS = 2000  # more than all trials take
 LINK = LinkModel(latency_s=1e-4, slice_cost_s=5e-5, seconds_per_byte=1e-9)

@@ -12,7 +12,7 @@ from helpers.ranks import RankFactory, run_script
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 
 def wrapped(model: nn.Module) -> torch.optim.Optimizer:

@@ -17,18 +17,18 @@ from helpers.ranks import RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order._core import SliceLayout
-from hvd_order.c10d.engine import link_probe
-from hvd_order.c10d.engine.engine_host import running_host
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.files.plan_file import Candidate, Confirmed, Plan, read_plan
-from hvd_order.plan.graph.graph import Parameter
-from hvd_order.plan.link import watch
-from hvd_order.plan.link.link_model import LinkModel
-from hvd_order.plan.link.slice_settings import AgreementName, SliceSettings
-from hvd_order.predict.network import Network
-from hvd_order.predict.tune import tune
-from hvd_order.torch.profile.profiler import record_profile
+from hvd_order._native._core import SliceLayout
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.link import watch
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.slice_settings import AgreementName, SliceSettings
+from hvd_order.engine import link_probe
+from hvd_order.engine.engine_host import running_host
+from hvd_order.planning.files.plan_file import Candidate, Confirmed, Plan, read_plan
+from hvd_order.planning.graph.graph import Parameter
+from hvd_order.planning.predict.network import Network
+from hvd_order.planning.predict.tune import tune
+from hvd_order.planning.profiling.profiler import record_profile
 
 KIB = 2**10
 LINK = LinkModel(2e-4, 1e-4, 1e-9)

@@ -11,7 +11,7 @@ from helpers.ranks import RankFactory, run_script
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import ModelMismatch
+from hvd_order.base.errors import ModelMismatch
 
 ODD_MODELS: dict[str, Callable[[], nn.Module]] = {
     "shape": lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 5)),

@@ -10,8 +10,8 @@ from helpers.ranks import RankFactory, RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine.engine_host import running_host
-from hvd_order.plan.link.slice_settings import SliceSettings
+from hvd_order.base.link.slice_settings import SliceSettings
+from hvd_order.engine.engine_host import running_host
 from hvd_order.torch.gradients import tuning
 
 KIB = 1024

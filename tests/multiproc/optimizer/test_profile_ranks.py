@@ -8,8 +8,8 @@ from pathlib import Path
 
 from helpers.launching import launcher_environment
 
-from hvd_order.cli.main import main
-from hvd_order.plan.files.profile import read_profile
+from hvd_order.planning.files.profile import read_profile
+from hvd_order.tools.cli.main import main
 
 # Written for Horovod, with a process group of its own beside: both have to work alone.
 SCRIPT = """
@@ -32,7 +32,7 @@ def profile(folder: Path, source: str, *arguments: str) -> subprocess.CompletedP
     script = folder / "train.py"
     script.write_text(source)
     return subprocess.run(
-        [sys.executable, "-m", "hvd_order.cli", *arguments, str(script)],
+        [sys.executable, "-m", "hvd_order.tools.cli", *arguments, str(script)],
         env=launcher_environment(),
         capture_output=True,
         text=True,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from helpers.launching import launcher_environment
 
-from hvd_order.cli.main import main
-from hvd_order.plan.files.profile import read_profile
+from hvd_order.planning.files.profile import read_profile
+from hvd_order.tools.cli.main import main
 
 SCRIPT = """
 import torch
@@ -38,7 +38,7 @@ def profile(
     script = folder / "train.py"
     script.write_text(source)
     return subprocess.run(
-        [sys.executable, "-m", "hvd_order.cli", "profile", *arguments, str(script)],
+        [sys.executable, "-m", "hvd_order.tools.cli", "profile", *arguments, str(script)],
         env=launcher_environment({**ENV, "JOB_OF_TEST": str(folder), **(env or {})}),
         capture_output=True,
         text=True,
@@ -161,7 +161,7 @@ def test_servers_that_do_not_come_are_named(tmp_path: Path) -> None:
     # A file that every Python process of the job reads as it starts; servers end there.
     (folder / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'hvd_order.c10d.parameter_server.process' in ' '.join(sys.orig_argv):\n"
+        "if 'hvd_order.servers.process.process' in ' '.join(sys.orig_argv):\n"
         "    os._exit(3)\n"
     )
     env = launcher_environment()

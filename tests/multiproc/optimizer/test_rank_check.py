@@ -11,7 +11,7 @@ from helpers.ranks import RankFactory
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import RanksDiffer
+from hvd_order.base.errors import RanksDiffer
 
 
 def model_of(seed: int = 0) -> nn.Sequential:

@@ -18,7 +18,7 @@ from helpers.training.optimizers import Normed
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 STEPS = 9
 ROWS = 12  # divided by 2, 3 and 4 ranks

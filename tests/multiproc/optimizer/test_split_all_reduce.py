@@ -465,7 +465,7 @@ def body_choice(clip: str | None, env: dict[str, str]) -> tuple[bool, str]:
             elif clip is not None:
                 CLIPS[clip](model, optimizer)
             optimizer.step()
-        from hvd_order.c10d.engine.engine_host import running_host
+        from hvd_order.engine.engine_host import running_host
 
         host = running_host()
         assert host is not None

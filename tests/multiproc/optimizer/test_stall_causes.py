@@ -8,7 +8,7 @@ from helpers.ranks import RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import HorovodInternalError
+from hvd_order.base.errors import HorovodInternalError
 
 
 def body_differ(what: str) -> str:

@@ -14,8 +14,8 @@ from helpers.ranks import RankFactory, RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
-from hvd_order.c10d.engine.engine_host import running_host
-from hvd_order.plan.link.slice_settings import SliceSettings
+from hvd_order.base.link.slice_settings import SliceSettings
+from hvd_order.engine.engine_host import running_host
 
 MOST_STEPS = 2000  # more than all trials take
 A_FEW_STEPS = 20  # enough for the first trials to begin, where there are any

@@ -11,7 +11,7 @@ from helpers.ranks import RankPool
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 
 ROWS = 12
 HAS_GRAD_DTYPE = hasattr(torch.Tensor, "grad_dtype")

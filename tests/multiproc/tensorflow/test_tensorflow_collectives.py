@@ -141,7 +141,7 @@ def test_gradients_are_horovods(ranks: RankFactory) -> None:
 def body_mistakes() -> None:
     tf, hvd = shim()
     rank = hvd.rank()
-    from hvd_order import errors
+    from hvd_order.base import errors
 
     with pytest.raises(errors.ModelMismatch, match=r"\[1\] .*\[2\]") as uneven:
         hvd.allreduce(tf.ones([rank + 1]), name="uneven")

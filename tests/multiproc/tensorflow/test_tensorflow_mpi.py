@@ -42,7 +42,7 @@ COLLECTIVES = """
 import numpy as np
 import tensorflow as tf
 import hvd_order.tensorflow as hvd
-from hvd_order.errors import ModelMismatch
+from hvd_order.base.errors import ModelMismatch
 
 hvd.init()
 rank, size = hvd.rank(), hvd.size()
@@ -101,7 +101,7 @@ import threading
 import weakref
 from types import SimpleNamespace
 from mpi4py import MPI
-from hvd_order import _core as native
+from hvd_order._native import _core as native
 from hvd_order.tensorflow.backend.mpi.mover import Mover, Served
 
 memory = np.zeros(8, np.uint8)
@@ -191,7 +191,7 @@ import os
 import signal
 import tensorflow as tf
 import hvd_order.tensorflow as hvd
-from hvd_order.errors import TransferTimeout
+from hvd_order.base.errors import TransferTimeout
 
 hvd.init()
 if hvd.rank() == 0:
@@ -210,7 +210,7 @@ def test_a_rank_that_does_not_join_is_told(tmp_path: Path) -> None:
     import os
     import signal
     import hvd_order.tensorflow as hvd
-    from hvd_order.errors import TransferTimeout
+    from hvd_order.base.errors import TransferTimeout
 
     if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
         import mpi4py.MPI

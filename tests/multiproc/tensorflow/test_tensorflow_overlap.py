@@ -490,7 +490,7 @@ def test_order_of_consumption_is_that_of_the_graph(ranks: RankFactory) -> None:
 @pytest.mark.long
 def test_the_demo_trains_to_the_same_weights(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "hvd_order.demo", "--framework", "tensorflow", "--steps", "12",
+        [sys.executable, "-m", "hvd_order.tools.demo", "--framework", "tensorflow", "--steps", "12",
          "--out", str(tmp_path)],
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True,
         timeout=PATIENCE_S, check=False,

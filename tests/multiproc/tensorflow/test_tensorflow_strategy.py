@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_order.plan.files.profile import Profile, read_profile
+from hvd_order.planning.files.profile import Profile, read_profile
 
 pytestmark = [
     pytest.mark.skipif(
@@ -55,7 +55,7 @@ from pathlib import Path
 import keras
 import tensorflow as tf
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.tensorflow.strategy import profile_of_strategy
 
 cluster, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
@@ -278,7 +278,7 @@ def test_predict_reads_the_profile(recorded: Recorded) -> None:
                "--transmission", "round_robin", "--bandwidth", "1gbit"]  # fmt: skip
     for name in ("plain", "keras"):
         done = subprocess.run(
-            [sys.executable, "-m", "hvd_order.cli", "predict",
+            [sys.executable, "-m", "hvd_order.tools.cli", "predict",
              str(recorded.folder / f"{name}.json"), *options],
             capture_output=True, text=True, timeout=100, check=False,
         )  # fmt: skip

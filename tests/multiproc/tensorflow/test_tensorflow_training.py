@@ -211,7 +211,7 @@ def test_a_loop_of_ones_own(ranks: RankFactory, traced: bool) -> None:
 
 def body_unreduced() -> list[str]:
     keras, hvd = shim()
-    from hvd_order.errors import HvdOrderError
+    from hvd_order.base.errors import HvdOrderError
 
     class Own(keras.optimizers.SGD):  # type: ignore[misc]
         """Applies gradients in its own way, past every hook."""
@@ -313,7 +313,7 @@ def body_lacks() -> None:
     import tensorflow as tf
 
     import hvd_order.tensorflow as hvd
-    from hvd_order.errors import ModelMismatch
+    from hvd_order.base.errors import ModelMismatch
 
     hvd.init()
     variables = [tf.Variable(tf.ones([3]), name="a"), tf.Variable(tf.ones([4]), name="b")]

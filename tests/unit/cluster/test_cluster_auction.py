@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.oracles.small_cluster import compare_with_optimum, speed
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Part
@@ -23,7 +24,6 @@ from hvd_order.cluster.pricing.prices import Prices, limits_for
 from hvd_order.cluster.pricing.rounding import covering_factor, packing_factor, round_randomly
 from hvd_order.cluster.simulate.outcome import Outcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
-from hvd_order.errors import InvalidUsage
 
 TWO = Machines.alike(2, {"gpu": 4})
 

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.links.between import sharing_of
 from hvd_order.cluster.links.cassini import demand_of, shifts_of, time_shifts
 from hvd_order.cluster.links.circle import Demand, best_rotations, score
@@ -27,11 +28,10 @@ from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import JobState
 from hvd_order.cluster.simulate.outcome import Outcome
 from hvd_order.cluster.simulate.simulator import simulate
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.graph.graph import Graph, Op, Parameter
-from hvd_order.plan.graph.synthetic import chain
-from hvd_order.predict.simulate import AllReduce, Schedule, Workload, ddp
-from hvd_order.predict.simulate import simulate as simulate_one
+from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.synthetic import chain
+from hvd_order.planning.predict.simulate import AllReduce, Schedule, Workload, ddp
+from hvd_order.planning.predict.simulate import simulate as simulate_one
 
 MIB = 2**20
 ONE_LINK = [1.0]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.model.placement import Part, Placement
@@ -26,8 +27,7 @@ from hvd_order.cluster.policies.srtf import Srtf
 from hvd_order.cluster.policies.tiresias import Tiresias
 from hvd_order.cluster.simulate.outcome import Outcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
-from hvd_order.errors import InvalidUsage
-from hvd_order.predict.workers.closed_forms import OptimusAsync
+from hvd_order.planning.predict.workers.closed_forms import OptimusAsync
 
 LINEAR = TableSpeed({1: 1.0, 64: 64.0})  # a sample a second and worker
 

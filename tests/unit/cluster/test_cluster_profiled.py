@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.workloads.load import load_jobs
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.files.profile import Profile, Timing
-from hvd_order.plan.graph.graph import Op, Parameter
+from hvd_order.planning.files.profile import Profile, Timing
+from hvd_order.planning.graph.graph import Op, Parameter
 
 HEAD = "name,workers,samples,profile,worker_batch,network_gbit,workers_per_server,mode\n"
 

@@ -216,7 +216,7 @@ def test_without_numpy_or_scipy_the_error_says_what_to_install(
 
 
 def test_the_command_line_itself_needs_no_numpy() -> None:
-    program = "import hvd_order.cli.main, sys; print({'numpy', 'scipy'} & set(sys.modules))"
+    program = "import hvd_order.tools.cli.main, sys; print({'numpy', 'scipy'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100
     )

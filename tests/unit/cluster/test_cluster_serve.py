@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Placement
@@ -19,7 +20,6 @@ from hvd_order.cluster.serve.journal import Journal, decision_of, noted
 from hvd_order.cluster.serve.ledger import Ledger
 from hvd_order.cluster.simulate.outcome import Outcome
 from hvd_order.cluster.simulate.simulator import Rules, simulate
-from hvd_order.errors import InvalidUsage
 
 
 def test_a_table_of_jobs_is_read(tmp_path: Path) -> None:

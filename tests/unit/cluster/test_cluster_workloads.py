@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.speed import LocalitySpeed, TableSpeed
@@ -25,7 +26,6 @@ from hvd_order.cluster.workloads.load import DATA, check_all, load_jobs
 from hvd_order.cluster.workloads.machines import load_machines, machines_from, parse_machines
 from hvd_order.cluster.workloads.own import write_jobs
 from hvd_order.cluster.workloads.random_jobs import Ranges, paper_machines, random_jobs
-from hvd_order.errors import InvalidUsage
 
 POLLUX = os.path.join(DATA, "pollux-workload-6.csv")
 GAVEL = os.path.join(DATA, "gavel-small.trace")

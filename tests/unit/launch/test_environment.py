@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.environment import (
     Placement,
     RankInfo,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.ranks import free_port
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.jobs import host_agent, torch_agent
 from hvd_order.launch.jobs.formations import Formation, FormationInbox, JobEnded, OnlyFormation
 

@@ -16,13 +16,13 @@ import pytest
 from helpers.launching import gone
 
 from hvd_order import __version__
-from hvd_order.cli.main import main
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch import hosts, options
 from hvd_order.launch.hosts import Host, discover_hosts, parse_hosts, read_hostfile, share
 from hvd_order.launch.jobs.agent_process import ssh_command
 from hvd_order.launch.request import LaunchRequest
-from hvd_order.launch.servers.server_processes import ServerProcesses
+from hvd_order.servers.launch.server_processes import ServerProcesses
+from hvd_order.tools.cli.main import main
 
 
 def request(*arguments: str) -> LaunchRequest:

@@ -20,7 +20,7 @@ pytestmark = [
     ),
     pytest.mark.timeout(300),
 ]
-PACKAGE = Path(__file__).parents[3] / "hvd_order"
+PACKAGE = Path(__file__).parents[3] / "hvd_order/_native"
 
 
 def library(name: str) -> Path:
@@ -50,7 +50,7 @@ def test_one_binary_needs_nothing_of_tensorflow() -> None:
 
 
 def test_the_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from hvd_order.errors import InvalidUsage
+    from hvd_order.base.errors import InvalidUsage
     from hvd_order.tensorflow.backend import op_library
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

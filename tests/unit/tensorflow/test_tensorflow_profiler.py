@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hvd_order.plan.files.profile import read_profile
+from hvd_order.planning.files.profile import read_profile
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None,
@@ -23,7 +23,7 @@ PROGRAM = """
 import sys
 import keras
 import numpy as np
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.tensorflow.profiler import record_profile
 
 layers = keras.layers
@@ -91,7 +91,7 @@ def test_a_profile_has_the_graph_of_the_step(tmp_path: Path) -> None:
     assert phases == {"forward", "backward"}
     assert sum(op.duration_s > 0 for op in graph.ops) >= 8, "most operations were timed"
     advice = subprocess.run(
-        [sys.executable, "-m", "hvd_order.cli", "advise", str(path), "--bandwidth", "1gbit",
+        [sys.executable, "-m", "hvd_order.tools.cli", "advise", str(path), "--bandwidth", "1gbit",
          "--workers", "2"],
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip

@@ -9,11 +9,11 @@ import sys
 import pytest
 import torch
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 from hvd_order.torch import kernels
 
 without_nvcc = pytest.mark.skipif(
-    importlib.util.find_spec("hvd_order._cuda") is None,
+    importlib.util.find_spec("hvd_order._native._cuda") is None,
     reason="hvd_order was built without nvcc: pip install -r requirements/cuda.txt",
 )
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is there")
@@ -21,7 +21,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is the
 
 @without_nvcc
 def test_compiled_for_what_is_promised() -> None:
-    cuda = importlib.import_module("hvd_order._cuda")
+    cuda = importlib.import_module("hvd_order._native._cuda")
     assert cuda.ARCHITECTURES == "sm_80 sm_90 sm_100 and newer"
     runtime, _, _ = cuda.state()
     assert runtime >= 12010
@@ -34,7 +34,9 @@ def test_without_a_driver_they_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.compiled_for == "sm_80 sm_90 sm_100 and newer"
     assert found.why_not.startswith("CUDA says: ")
     monkeypatch.setattr(
-        importlib.import_module("hvd_order._cuda"), "state", lambda: (13000, 12040, "anything")
+        importlib.import_module("hvd_order._native._cuda"),
+        "state",
+        lambda: (13000, 12040, "anything"),
     )
     assert kernels.kernels_for.__wrapped__("cuda").why_not == (
         "the driver supports CUDA 12.4, hvd_order's kernels were compiled with 13.0; update the "
@@ -43,7 +45,7 @@ def test_without_a_driver_they_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_nvcc_they_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "hvd_order._cuda", raising=False)
+    monkeypatch.delitem(sys.modules, "hvd_order._native._cuda", raising=False)
     monkeypatch.setattr(sys, "meta_path", [_Hidden(), *sys.meta_path])
     why = kernels.kernels_for.__wrapped__("cuda").why_not
     assert "nvcc was not found" in why
@@ -52,10 +54,10 @@ def test_without_nvcc_they_say_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 class _Hidden:
-    """An import system that has no hvd_order._cuda."""
+    """An import system that has no hvd_order._native._cuda."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "hvd_order._cuda":
+        if name == "hvd_order._native._cuda":
             raise ModuleNotFoundError(name)
 
 

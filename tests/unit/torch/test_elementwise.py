@@ -9,7 +9,7 @@ import torch
 from helpers.training.optimizers import Normed
 from torch import nn
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.shards import elementwise
 from hvd_order.torch.updates.partial_step import inner_step
 from hvd_order.torch.updates.separability import separability

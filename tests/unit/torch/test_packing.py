@@ -1,6 +1,6 @@
 """Packing gradients and unpacking sums, bit for bit beside torch's operators.
 
-On the CPU they run the element functions that the kernels of CUDA run (csrc/cuda/elements.h).
+On the CPU they run the element functions that the kernels of CUDA run (csrc/torch/cuda/elements.h).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import pytest
 import torch
 
-from hvd_order import _torch as native
+from hvd_order._native import _torch as native
 
 NARROW = [torch.bfloat16, torch.float16]
 SCALES = [1.0, 0.5, 1 / 3]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.updates import optimizer_class, partial_step, separability
 from hvd_order.torch.updates.separability import Verdict
 

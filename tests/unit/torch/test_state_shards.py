@@ -8,7 +8,7 @@ import pickle
 import pytest
 import torch
 
-from hvd_order.errors import InvalidUsage
+from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.shards.state_shards import StateShards
 
 

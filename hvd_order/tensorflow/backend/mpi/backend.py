@@ -12,10 +12,10 @@ from typing import Any
 
 from mpi4py import MPI
 
-from hvd_order import _core as native
-from hvd_order.config import Config
-from hvd_order.errors import InvalidUsage, NotInitialized
-from hvd_order.same_model import check_same_settings
+from hvd_order._native import _core as native
+from hvd_order.base.config import Config
+from hvd_order.base.errors import InvalidUsage, NotInitialized
+from hvd_order.base.same_model import check_same_settings
 from hvd_order.tensorflow.backend.interface import Collective, Gradient, GradientModel, HostTensor
 from hvd_order.tensorflow.backend.mpi import collectives
 from hvd_order.tensorflow.backend.mpi.arrays import array_of, host_tensor_of

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hvd_order.errors import ModelMismatch
-from hvd_order.reduce_op import Adasum, Average, Max, Min, Product, Sum
+from hvd_order.base.errors import ModelMismatch
+from hvd_order.base.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvd_order.tensorflow.backend.interface import Collective
 from hvd_order.tensorflow.backend.mpi.arrays import compact, sendable, summing
 from hvd_order.tensorflow.backend.mpi.members import Members

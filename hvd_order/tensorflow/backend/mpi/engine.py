@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hvd_order import _core as native
-from hvd_order.config import Config
-from hvd_order.errors import InvalidUsage
-from hvd_order.plan.link.link_model import PROBE_BYTES, measured_link
-from hvd_order.plan.link.slice_settings import SliceSettings, best_settings, reservation_lead_s
-from hvd_order.same_model import check_same
+from hvd_order._native import _core as native
+from hvd_order.base.config import Config
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.link.link_model import PROBE_BYTES, measured_link
+from hvd_order.base.link.slice_settings import SliceSettings, best_settings, reservation_lead_s
+from hvd_order.base.same_model import check_same
 from hvd_order.tensorflow.backend.interface import Gradient
 from hvd_order.tensorflow.backend.layout import Arrangement
 from hvd_order.tensorflow.backend.mpi.arrays import dtype_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hvd_order.errors import HorovodInternalError, TransferTimeout
+from hvd_order.base.errors import HorovodInternalError, TransferTimeout
 
 __all__ = ["Members"]
 

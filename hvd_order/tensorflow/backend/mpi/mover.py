@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from hvd_order._core import PolledPort
+from hvd_order._native._core import PolledPort
 from hvd_order.tensorflow.backend.mpi.arrays import sendable, summing, view
 from hvd_order.tensorflow.backend.mpi.members import Members
 

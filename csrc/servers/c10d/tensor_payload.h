@@ -1,0 +1,18 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "servers/arithmetic/element_sum.h"
+#include "servers/wire/payload.h"
+
+namespace hvd_order {
+
+/// Element type of a tensor. @throws InvalidUsage if parameter servers cannot sum such a tensor.
+ElementType elementTypeOf(const at::Tensor& tensor);
+/// Payload with a tensor's content: the tensor's own memory, or a copy in host memory.
+Payload payloadOf(const at::Tensor& tensor);
+/// Writes a payload into a tensor of the same number of bytes; writes zeros if the payload is
+/// empty.
+void fill(const at::Tensor& tensor, const Payload& payload);
+
+} // namespace hvd_order

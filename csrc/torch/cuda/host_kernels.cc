@@ -1,0 +1,94 @@
+#include "torch/cuda/host_kernels.h"
+
+#include <algorithm>
+#include <array>
+
+#include "torch/cuda/elements.h"
+
+namespace hvd_order {
+
+namespace {
+
+template <typename From, typename To>
+void scaleAll(const Piece& piece, std::int64_t begin, std::int64_t end, float scale) {
+  const auto* from = static_cast<const typename From::Stored*>(piece.from);
+  auto* to = static_cast<typename To::Stored*>(piece.to);
+  runOnWidestVectors([=]() HVDO_INLINE {
+    for (std::int64_t i = begin; i < end; ++i) {
+      to[i] = scaled<From, To>(from[i], scale);
+    }
+  });
+}
+
+template <typename To>
+void feedBack(const Piece& piece, std::int64_t begin, std::int64_t end, float scale) {
+  const auto* __restrict from = static_cast<const float*>(piece.from);
+  auto* __restrict to = static_cast<typename To::Stored*>(piece.to);
+  float* __restrict residual = piece.residual;
+  runOnWidestVectors([=]() HVDO_INLINE {
+    for (std::int64_t i = begin; i < end; ++i) {
+      to[i] = withFeedback<To>(from[i], scale, residual[i]);
+    }
+  });
+}
+
+double sumOfSquares(const float* values, std::int64_t count) {
+  std::array<double, kLanes> lanes{};
+  for (std::int64_t i = 0; i < count; ++i) {
+    const double value = values[i];
+    lanes[static_cast<std::size_t>(i / kGroup % kLanes)] += value * value;
+  }
+  for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+    for (std::size_t lane = 0; lane < half; ++lane) {
+      lanes[lane] += lanes[lane + half];
+    }
+  }
+  return lanes[0];
+}
+
+} // namespace
+
+bool packOnHost(
+    const Piece& piece,
+    std::int64_t begin,
+    std::int64_t end,
+    Format from,
+    Format to,
+    float scale) {
+  if (piece.residual != nullptr) {
+    if (from != Format::kFloat32 || to == Format::kFloat32) {
+      return false;
+    }
+    (to == Format::kBfloat16 ? feedBack<Bfloat16> : feedBack<Float16>)(piece, begin, end, scale);
+    return true;
+  }
+  if (from == Format::kFloat32 && to == Format::kFloat32) {
+    scaleAll<Float32, Float32>(piece, begin, end, scale);
+  } else if (from == Format::kFloat32) {
+    (to == Format::kBfloat16 ? scaleAll<Float32, Bfloat16>
+                             : scaleAll<Float32, Float16>)(piece, begin, end, scale);
+  } else if (from == to) {
+    (to == Format::kBfloat16 ? scaleAll<Bfloat16, Bfloat16>
+                             : scaleAll<Float16, Float16>)(piece, begin, end, scale);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+void unpackOnHost(
+    const Piece& piece,
+    std::int64_t chunk,
+    Format from,
+    float scale,
+    double* square) {
+  const std::int64_t begin = chunk * kChunkElements;
+  const std::int64_t end = std::min(begin + kChunkElements, piece.count);
+  (from == Format::kBfloat16 ? scaleAll<Bfloat16, Float32>
+                             : scaleAll<Float16, Float32>)(piece, begin, end, scale);
+  if (square != nullptr) {
+    *square = sumOfSquares(static_cast<const float*>(piece.to) + begin, end - begin);
+  }
+}
+
+} // namespace hvd_order

@@ -1,0 +1,1 @@
+"""The compiled modules, and what finds the engine for the installed PyTorch."""

@@ -1,0 +1,709 @@
+"""Scheduler, order agreement, simulator and engine; needs no framework.
+
+Contracts: the headers in csrc/.
+"""
+
+from typing import final
+
+from typing_extensions import Buffer
+
+@final
+class Policy:
+    """Rule that picks the next slice among the ready ones."""
+
+    ARRIVAL: Policy
+    PRIORITY: Policy
+    PLANNED: Policy
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+@final
+class AgreementKind:
+    """How all ranks issue the same slices in the same order."""
+
+    LEADER: AgreementKind
+    NEGOTIATED: AgreementKind
+    PLANNED: AgreementKind
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+@final
+class Operation:
+    """What the transfer of a slice does."""
+
+    ALL_REDUCE: Operation
+    REDUCE_SCATTER: Operation
+    ALL_GATHER: Operation
+    __members__: dict[str, Operation]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+@final
+class Slice:
+    """Contiguous byte range of a gradient buffer, the unit of transfer."""
+
+    @property
+    def buffer(self) -> int: ...
+    @property
+    def offset_bytes(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def first_tensor(self) -> int: ...
+    @property
+    def last_tensor(self) -> int: ...
+    @property
+    def operation(self) -> Operation: ...
+
+@final
+class SliceLayout:
+    """Place of every tensor in its gradient buffer, and the slices of the buffers."""
+
+    def __init__(
+        self,
+        tensors: list[tuple[str, int, int]],
+        slice_bytes: int,
+        small_front: bool = ...,
+        split: bool = ...,
+        sharded: bool = ...,
+        maxima_ranks: int = ...,
+    ) -> None:
+        """Takes (name, size in bytes, buffer) in consumption order.
+
+        Args:
+            small_front: slices at the front of a buffer are shorter; otherwise slices are filled
+                from its end.
+            split: each all-reduce is a reduce-scatter and an all-gather; one more tensor, the
+                last, holds sums of squares.
+            maxima_ranks: number of ranks, if that tensor also has a place for each rank's largest
+                absolute value of each gradient.
+
+        Raises:
+            InvalidUsage: an empty name, or a size that is no positive multiple of 16.
+        """
+
+    @property
+    def slices(self) -> list[Slice]: ...
+    @property
+    def buffer_bytes(self) -> list[int]: ...
+    @property
+    def largest_slice_bytes(self) -> int: ...
+    def tensor_offset(self, tensor: int) -> int: ...
+    def slice_name(self, slice: int) -> str: ...
+    def slices_of(self, tensor: int) -> list[int]: ...
+    def tensors_of(self, slice: int) -> list[int]: ...
+    @property
+    def is_split(self) -> bool: ...
+    @property
+    def is_sharded(self) -> bool: ...
+    def parameter_of(self, gradient: int) -> int:
+        """The tensor of a gradient's parameter, if sharded."""
+
+    @property
+    def squares_tensor(self) -> int:
+        """The tensor of the squares, if split."""
+
+    @property
+    def squared_tensors(self) -> list[int]:
+        """The tensor of each sum of squares, by place in the squares' buffer."""
+
+    @property
+    def maxima_ranks(self) -> int: ...
+    def first_maximum(self, rank: int) -> int:
+        """The place in the squares' buffer of the rank's maximum of the first gradient."""
+
+@final
+class Scheduler:
+    """Decides which slices are sent next. Pure; slices and tensors are (model, number)."""
+
+    def __init__(self, policy: Policy, credit_bytes: int) -> None: ...
+    def add_model(self, model: int, layout: SliceLayout, plan: list[int] = ...) -> None: ...
+    def remove_model(self, model: int) -> None: ...
+    def retune(self, policy: Policy, credit_bytes: int) -> None: ...
+    def idle(self, model: int) -> bool: ...
+    def tensor_ready(self, model: int, tensor: int) -> list[tuple[int, int]]: ...
+    def reserve(self, largest_bytes: int) -> None: ...
+    def offer(self, model: int, slice: int) -> None: ...
+    def next(self) -> tuple[int, int] | None: ...
+    def slice_done(self, model: int, slice: int) -> list[tuple[int, int]]: ...
+    def became_ready(self) -> list[tuple[int, int]]:
+        """The slices that the last `tensor_ready` or `slice_done` made ready."""
+
+    @property
+    def in_flight_bytes(self) -> int: ...
+    @property
+    def credit_bytes(self) -> int: ...
+
+@final
+class Agreement:
+    """One rank's side of the order agreement. Pure."""
+
+    def __init__(
+        self,
+        kind: AgreementKind,
+        rank: int,
+        size: int,
+        policy: Policy,
+        credit_bytes: int,
+        fan_out: int = ...,
+    ) -> None: ...
+    def add_model(self, model: int, layout: SliceLayout, plan: list[int] = ...) -> None: ...
+    def remove_model(self, model: int) -> None: ...
+    def tensor_ready(self, model: int, tensor: int) -> list[tuple[int, int]]: ...
+    def received(self, sender: int, slices: list[tuple[int, int]]) -> None: ...
+    def slice_done(self, model: int, slice: int) -> list[tuple[int, int]]: ...
+    def decide(
+        self,
+    ) -> tuple[list[tuple[int, int]], list[tuple[int, list[tuple[int, int]]]]]:
+        """Slices to issue, in order, and messages as (to, slices)."""
+
+    @property
+    def in_flight_bytes(self) -> int: ...
+
+@final
+class SimulatedWorkload:
+    """What one rank computes in a step; hvd_order/planning/predict/scenario.py wraps it."""
+
+    def __init__(
+        self,
+        ops: list[tuple[str, float, list[int], list[int], list[int], list[int], int]],
+        parameters: list[tuple[str, int, float, int]],
+    ) -> None:
+        """Takes ops as (name, seconds, inputs, reads, produces, awaits, stream).
+
+        Takes parameters in consumption order, as (name, bytes, seconds of the update, buffer).
+        """
+
+    def merged(self, groups: list[list[int]]) -> SimulatedWorkload: ...
+    def buckets(self, first_bytes: int, bucket_bytes: int) -> list[list[int]]: ...
+    def layout(self, slice_bytes: int, split: bool = ...) -> SliceLayout: ...
+    @property
+    def op_names(self) -> list[str]: ...
+    @property
+    def parameter_bytes(self) -> list[int]: ...
+
+@final
+class AllReduceCost:
+    """Cost of an all-reduce of one slice."""
+
+    def __init__(
+        self,
+        *,
+        latency_s: float,
+        slice_cost_s: float,
+        seconds_per_byte: float,
+        sent_per_byte: float,
+        lanes: int,
+    ) -> None: ...
+    @property
+    def latency_s(self) -> float: ...
+    @property
+    def slice_cost_s(self) -> float: ...
+    @property
+    def seconds_per_byte(self) -> float: ...
+    @property
+    def sent_per_byte(self) -> float: ...
+    @property
+    def lanes(self) -> int: ...
+
+def ring_all_reduce(ranks: int, latency_s: float, bytes_per_s: float) -> AllReduceCost: ...
+def tree_all_reduce(ranks: int, latency_s: float, bytes_per_s: float) -> AllReduceCost: ...
+
+@final
+class ServerNetwork:
+    """Parameter servers, each with a full-duplex link."""
+
+    def __init__(
+        self,
+        *,
+        servers: int,
+        latency_s: float,
+        worker_bytes_per_s: float,
+        server_bytes_per_s: float,
+        update_seconds_per_byte: float,
+        update_seconds_per_slice: float,
+        pull_at_once: bool,
+        pull_policy: Policy,
+        pull_credit_bytes: int,
+        pull_plan: list[int],
+        server_of: list[int],
+    ) -> None: ...
+
+@final
+class SimulatedDevice:
+    """Ranks of one speed; records are flattened by recorded step and op."""
+
+    @property
+    def slowness(self) -> float: ...
+    @property
+    def ranks(self) -> int: ...
+    @property
+    def step_starts_s(self) -> list[float]: ...
+    @property
+    def busy_s(self) -> list[float]: ...
+    @property
+    def ops(self) -> list[tuple[float, float, float]]:
+        """Ops as (could start, start, end)."""
+
+    @property
+    def updates(self) -> list[tuple[int, int | None, float, float]]:
+        """Updates as (stream, tensor or None for all, start, end)."""
+
+@final
+class SimulatedLink:
+    """One direction of a link."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def busy_s(self) -> float: ...
+    @property
+    def busy(self) -> list[tuple[float, float]]: ...
+
+@final
+class SimulationResult:
+    """Record of a simulation; times are seconds since its start."""
+
+    @property
+    def step_s(self) -> list[float]: ...
+    @property
+    def end_s(self) -> float: ...
+    @property
+    def sent_bytes(self) -> float: ...
+    @property
+    def devices(self) -> list[SimulatedDevice]: ...
+    @property
+    def links(self) -> list[SimulatedLink]: ...
+    @property
+    def agreement(self) -> list[tuple[int, int, int, int]]:
+        """By simulated half of the agreement: messages sent, slices in them; and received."""
+
+    @property
+    def slices(self) -> list[tuple[float, float, float, float, float]]:
+        """Slices as (ready, issued, started, summed, finished)."""
+
+def simulate(
+    workload: SimulatedWorkload,
+    network: AllReduceCost | ServerNetwork,
+    *,
+    slowness: list[float],
+    slice_bytes: int,
+    credit_bytes: int,
+    split: bool,
+    policy: Policy,
+    agreement: AgreementKind,
+    plan: list[int],
+    control_latency_s: float,
+    control_send_s: float,
+    fan_out: int,
+    reservation_lead_s: float,
+    program_order: bool,
+    cross_iteration: bool,
+    clipped: bool,
+    every_rank: bool,
+    every_agreement: bool,
+    steps: int,
+    recorded: int,
+) -> SimulationResult:
+    """Trains in virtual time; runs without the GIL.
+
+    Raises:
+        InvalidUsage: the scenario is impossible, or makes no more progress.
+    """
+
+class _Choice:
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+@final
+class SampledKind(_Choice):
+    """What a piece of a sampled step is."""
+
+    COMPUTE: SampledKind
+    PULL: SampledKind
+    PUSH: SampledKind
+
+@final
+class Turns(_Choice):
+    """How a connection takes turns among the transfers that wait."""
+
+    WHOLE: Turns
+    WINDOW: Turns
+    PRIORITY: Turns
+
+@final
+class Sharing(_Choice):
+    """How the connections of a link share it."""
+
+    FAIR: Sharing
+    FIFO: Sharing
+
+@final
+class SampledStepEnd(_Choice):
+    """What a worker's next step waits for, beside its computations and pulls."""
+
+    COMPUTED: SampledStepEnd
+    PUSHED: SampledStepEnd
+    UPDATED: SampledStepEnd
+
+@final
+class SampledStep:
+    """A worker's step whose durations were measured several times."""
+
+    def __init__(
+        self,
+        ops: list[tuple[str, SampledKind, list[int], int, int, int]],
+        tensor_bytes: list[int],
+        seconds: list[list[float]],
+        pull_orders: list[list[int]] = ...,
+    ) -> None:
+        """Takes ops as (name, kind, inputs, stream, tensor, priority), durations by measured step
+        and op, and the pulls' ops in the order in which each measured step asks for them (none: in
+        the order of the ops).
+
+        Raises:
+            InvalidUsage: a negative time, an unknown number, a circle, or an order that is not one
+                of all pulls.
+        """
+
+@final
+class Transmission:
+    """How tensors get from one process to another."""
+
+    def __init__(
+        self,
+        *,
+        turns: Turns,
+        window_bytes: float,
+        cold_window_bytes: float,
+        cold_s: float,
+        sharing: Sharing,
+        latency_s: float,
+        send_seconds_per_byte: float,
+        send_seconds: float,
+        receive_seconds_per_byte: float,
+        receive_seconds: float,
+    ) -> None: ...
+
+@final
+class SampledResult:
+    """Record of a sampled training; times are seconds since its start."""
+
+    @property
+    def step_ends_s(self) -> list[list[float]]:
+        """By worker and step."""
+
+    @property
+    def op_ends_s(self) -> list[list[float]]:
+        """By worker: recorded step and op, flattened."""
+
+    @property
+    def pull_busy_s(self) -> list[float]: ...
+    @property
+    def push_busy_s(self) -> list[float]: ...
+    @property
+    def update_busy_s(self) -> list[float]: ...
+    @property
+    def late_updates(self) -> int:
+        """Updates that a delay bound kept from being sent."""
+
+    @property
+    def aggregated_updates(self) -> int:
+        """Updates that went to a helper."""
+
+    @property
+    def longest_delay(self) -> int:
+        """With a delay bound: the largest delay of an update that was applied."""
+
+    @property
+    def end_s(self) -> float: ...
+
+def simulate_sampled(
+    step: SampledStep,
+    *,
+    slowness: list[float],
+    servers: int,
+    server_of: list[int],
+    worker_bytes_per_s: float,
+    server_bytes_per_s: float,
+    pull: Transmission,
+    push: Transmission,
+    sync: bool,
+    pulls_are_answers: bool,
+    step_end: SampledStepEnd,
+    staleness: int | None,
+    delay_bound: int | None,
+    aggregates: bool,
+    update_seconds_per_byte: float,
+    update_seconds: float,
+    update_lanes: int,
+    program_order: bool,
+    starts_s: list[float],
+    spread_s: float,
+    seed: int,
+    steps: int,
+    recorded: int,
+) -> SampledResult:
+    """Trains workers and servers in virtual time; runs without the GIL.
+
+    Args:
+        staleness: steps that a worker may be ahead of the slowest; None: any.
+        delay_bound: updates that may be applied between a worker's read and its own update; a later
+            update is not sent. For asynchronous workers whose pulls are answers. None: any.
+        aggregates: with such a bound, other servers add up the updates of several workers where
+            this is faster.
+
+    Raises:
+        InvalidUsage: the scenario is impossible, or makes no more progress.
+    """
+
+class Transport:
+    """Adapter to an engine that moves bytes."""
+
+class ControlChannel:
+    """Carries messages between ranks, separately from the data."""
+
+@final
+class LoopbackWorld:
+    """Several ranks inside one process, for tests."""
+
+    def __init__(self, size: int) -> None: ...
+    def transport(self, rank: int) -> Transport: ...
+    def control(self, rank: int) -> ControlChannel: ...
+
+@final
+class PolledPort:
+    """Transport and control channel whose bytes a Python thread moves."""
+
+    def __init__(self) -> None: ...
+    def transport(self) -> Transport: ...
+    def control(self) -> ControlChannel: ...
+    def set_buffers(self, model: int, addresses: list[int]) -> None: ...
+    def remove_buffers(self, model: int) -> None: ...
+    def wait(self, seconds: float) -> None:
+        """Waits until there is work, at most for the given seconds."""
+
+    def next_slice(self) -> tuple[int, int, int, int, int] | None:
+        """The next slice to sum: (number, model, buffer, address, size in bytes)."""
+
+    def next_message(self) -> tuple[int, list[int]] | None:
+        """The next message to send: (rank, words)."""
+
+    def done(self, number: int, error: str = "") -> None:
+        """Reports that a slice has been summed, or the error that prevented it."""
+
+    def received(self, sender: int, words: list[int]) -> None: ...
+    def lost(self, peer: int, why: str) -> None: ...
+    def close(self) -> None:
+        """Fails the slices that have not been summed, and accepts no more work."""
+
+@final
+class SliceEvent:
+    """Timeline of one transfer of one slice, in nanoseconds of ``time.monotonic_ns``."""
+
+    @property
+    def model(self) -> int: ...
+    @property
+    def slice(self) -> int: ...
+    @property
+    def ready_ns(self) -> int: ...
+    @property
+    def issued_ns(self) -> int: ...
+    @property
+    def done_ns(self) -> int: ...
+
+@final
+class Stage:
+    """How far the exchange of a tensor has come."""
+
+    ENDED: Stage
+    UNDER_WAY: Stage
+    ENQUEUED: Stage
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+    def __int__(self) -> int: ...
+
+def set_activity(text: str) -> None:
+    """Sets what this process waits in, for other ranks that wait for it; empty: nothing."""
+
+@final
+class Engine:
+    """Sends ready slices in the agreed order, within the credit, and wakes the waiting callers.
+
+    After the engine's first failure, every method raises it.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        agreement: AgreementKind,
+        policy: Policy,
+        credit_bytes: int,
+        timeout_s: float,
+        stall_warning_s: float,
+        transport: Transport,
+        control: ControlChannel | None,
+    ) -> None: ...
+    def add_model(self, model: int, layout: SliceLayout, plan: list[int] = ...) -> None: ...
+    def remove_model(self, model: int) -> None: ...
+    def retune(
+        self, agreement: AgreementKind, policy: Policy, credit_bytes: int, lead_s: float
+    ) -> None:
+        """Changes the agreement, the policy and the credit; every rank, between two steps.
+
+        Large slices start no later than ``lead_s`` before the first gradient.
+        """
+
+    def hold_plan(self) -> int | None:
+        """Stops issuing slices of a planned order.
+
+        Returns:
+            The number of slices issued since the order was taken; None if no order is planned.
+        """
+
+    def end_plan(self, issued: int, agreement: AgreementKind, policy: Policy) -> None:
+        """Follows the plan until so many slices have been issued, the most of any rank, then
+        ``agreement``.
+        """
+
+    def take_counts(self) -> tuple[int, int]:
+        """The agreement's messages, and the slices that were late in a planned order, since the
+        last call.
+        """
+
+    def tensor_ready(self, model: int, tensor: int) -> None: ...
+    def wait(self, model: int, tensor: int, stage: Stage = ...) -> None:
+        """Blocks, without the GIL, until the tensor is summed over all ranks, or only until a
+        stream of its device can wait for the sum (``Stage.ENQUEUED``).
+        """
+
+    def stages(self, model: int) -> bytes:
+        """One byte for each tensor: the value of its `Stage`."""
+
+    def ready_times(self, model: int) -> list[float]:
+        """When each gradient was in its buffer the last time, in seconds of time.monotonic()."""
+
+    def check(self) -> None: ...
+    def check_stalled(self) -> None:
+        """Same as :meth:`check`, for a wait that has run out of time: if gradients have stood still
+        for nearly as long, the engine fails now, and names those that are missing.
+        """
+
+    def fail(self, reason: str, lost: bool = False) -> None:
+        """Ends every transfer with a `HorovodInternalError`, or a `PeerLost` if `lost`; informs
+        the other ranks.
+        """
+
+    def farewell(self, timeout_s: float) -> list[int]:
+        """Blocks, without the GIL, until no other rank needs this rank to finish its transfers.
+
+        Returns:
+            The ranks that still need this rank after the timeout. The list is empty if
+            ``shutdown()`` takes nothing from any rank, or if the engine has failed.
+        """
+
+    def shutdown(self) -> None: ...
+    def start_recording(self) -> None: ...
+    def stop_recording(self) -> None: ...
+    def take_events(self) -> list[SliceEvent]: ...
+
+@final
+class OpGradientQueue:
+    """Queue in which operators post gradients and receive sums; its creator must close it.
+
+    Attributes:
+        number: identifies the queue to operators; never reused.
+        posts: number of gradients posted.
+        passes: number of posts of the gradient that was posted most often.
+    """
+
+    number: int
+    posts: int
+    passes: int
+
+    def __init__(self, engine: Engine, model: int, places: list[tuple[str, int, int, int]]) -> None:
+        """Opens the queue for a registered model.
+
+        Args:
+            places: name, TensorId, address and size in bytes of each gradient's part of its
+                buffer, which must outlive `close`.
+        """
+
+    def stand_in(self, passes: int) -> None:
+        """Posts zeros until every gradient has been posted `passes` times in all; does not wait."""
+
+    def wait_for_pass(self, known: int) -> int | None:
+        """Waits until there are more passes than `known`; returns their number, None after
+        `close`.
+        """
+
+    def wait_until_idle(self) -> None:
+        """Waits until all sums are back, including those of zeros, or until `close`."""
+
+    def close(self) -> None:
+        """Ends all exchanges in flight with an error."""
+
+@final
+class UpdateRule:
+    """An optimizer as parameter servers apply it; buffers are contiguous float32."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        lr: float = ...,
+        weight_decay: float = ...,
+        momentum: float = ...,
+        dampening: float = ...,
+        beta1: float = ...,
+        beta2: float = ...,
+        eps: float = ...,
+        alpha: float = ...,
+        lr_decay: float = ...,
+        initial_accumulator_value: float = ...,
+        nesterov: bool = ...,
+        amsgrad: bool = ...,
+        centered: bool = ...,
+        maximize: bool = ...,
+    ) -> None:
+        """Takes "sgd", "adam", "adamw", "adagrad" or "rmsprop".
+
+        Raises:
+            InvalidUsage: torch.optim refuses these hyper-parameters.
+        """
+
+    @property
+    def moments(self) -> int:
+        """Number of state buffers that the optimizer needs."""
+
+    def initialise_moments(self, moments: list[Buffer]) -> None: ...
+    def apply(self, step: int, gradient: Buffer, value: Buffer, moments: list[Buffer]) -> None:
+        """Takes one step; steps count from 1. Runs without the GIL."""
+
+def delay_bounded_order(updates: list[tuple[int, float]]) -> tuple[list[int], list[int]]:
+    """The order in which updates are sent, and the updates that are late, as indices.
+
+    csrc/servers/admission/delay_order.h has the rule.
+
+    Args:
+        updates: for each update, the number of other updates that may be applied before it, and
+            the seconds that it takes.
+    """
+
+def sum_elements(dtype: str, inputs: list[Buffer], out: Buffer) -> None:
+    """Sums float32, float64, float16 or bfloat16 inputs in the given order, without the GIL."""
+
+def engine_api() -> int:
+    """Address of the C function table for operator libraries."""

@@ -1,0 +1,598 @@
+"""The engine of ``_core`` with transports for tensors."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import torch
+from torch._C._distributed_c10d import Backend, Work
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from hvd_order._native._core import Agreement as Agreement
+from hvd_order._native._core import AgreementKind as AgreementKind
+from hvd_order._native._core import ControlChannel as ControlChannel
+from hvd_order._native._core import Engine as Engine
+from hvd_order._native._core import LoopbackWorld as LoopbackWorld
+from hvd_order._native._core import Operation as Operation
+from hvd_order._native._core import OpGradientQueue as OpGradientQueue
+from hvd_order._native._core import Policy as Policy
+from hvd_order._native._core import Scheduler as Scheduler
+from hvd_order._native._core import Slice as Slice
+from hvd_order._native._core import SliceEvent as SliceEvent
+from hvd_order._native._core import SliceLayout as SliceLayout
+from hvd_order._native._core import Stage as Stage
+from hvd_order._native._core import Transport as Transport
+from hvd_order._native._core import UpdateRule as UpdateRule
+from hvd_order._native._core import engine_api as engine_api
+from hvd_order._native._core import set_activity as set_activity
+from hvd_order._native._core import sum_elements as sum_elements
+
+class TorchTransport(Transport):
+    """Carries slices of tensors."""
+
+    def set_buffers(self, model: int, buffers: list[torch.Tensor], layout: SliceLayout) -> None: ...
+    def remove_buffers(self, model: int) -> None: ...
+    def set_issues_ahead(self, ahead: bool) -> None:
+        """Whether slices are issued before their device has computed the gradients."""
+
+    def order_transfers_behind(self, device: torch.device) -> None:
+        """Makes transfers issued from now on wait for the current stream's work so far."""
+
+    def order_behind_sums(self, model: int, tensor: int, device: torch.device) -> None:
+        """Makes the current stream wait for the sums of a tensor that are enqueued."""
+
+    def time_stream(
+        self, pieces: list[torch.Tensor], in_flight: int, operation: Operation = ...
+    ) -> float:
+        """Sends the pieces, `in_flight` at a time; returns the seconds that this took."""
+
+def shard_of(elements: int, rank: int, size: int) -> tuple[int, int]:
+    """First element and length of a rank's shard of a slice."""
+
+@final
+class HalfForm:
+    """How the halves of a split all-reduce travel."""
+
+    COLLECTIVE: HalfForm
+    EXCHANGE: HalfForm
+    __members__: dict[str, HalfForm]
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+@final
+class C10dTransport(TorchTransport):
+    """Carries slices over a process group of any backend."""
+
+    def __init__(self, group: ProcessGroup) -> None: ...
+    def set_half_forms(self, reduce_scatter: HalfForm, all_gather: HalfForm) -> None: ...
+
+@final
+class HorovodTransport(TorchTransport):
+    """Carries slices over Horovod's engine, which the caller has initialized."""
+
+    def __init__(self, library: str, gpu_on_host: bool) -> None: ...
+
+@final
+class C10dControl(ControlChannel):
+    """Carries control messages over a Gloo process group that has no other user."""
+
+    def __init__(self, group: ProcessGroup, rank: int, size: int) -> None: ...
+
+@final
+class MessageStar:
+    """Texts between rank 0 and every other rank over a Gloo process group that has no other user.
+
+    Thread safety: all methods may be called from any thread, ``next`` from one.
+    """
+
+    def __init__(self, group: ProcessGroup, rank: int, size: int) -> None: ...
+    def start(self) -> None: ...
+    def send(self, to: int, text: bytes) -> None:
+        """Posts a text. Raises PeerLost if the peer is known to be gone."""
+
+    def next(self) -> tuple[int, str, bytes] | None:
+        """Waits for (sender, kind, text); None once closed.
+
+        The kind is "text", or with a reason in place of the text "lost" or "malformed", after which
+        nothing follows from this rank.
+        """
+
+    def close(self) -> None:
+        """Sends what is posted, for a short time, then ends."""
+
+def watch_group(group: ProcessGroup) -> None:
+    """Makes :func:`keep_watched_groups` keep the group if it still exists by then."""
+
+def keep_watched_groups() -> None:
+    """Prevents the destruction of every watched group, whichever object owns it."""
+
+def wait_for(work: Work, seconds: float) -> None:
+    """Waits for a transfer; a daemon thread that still waits when Python ends stays blocked.
+
+    Args:
+        seconds: 0: the timeout of the process group applies.
+
+    Raises:
+        RuntimeError: the transfer failed, or did not end in time.
+    """
+
+@final
+class GradientCopier:
+    """Copies large CPU gradients in parallel with the training."""
+
+    def __init__(self) -> None: ...
+    def release(self) -> None:
+        """Frees the gradients that have been copied."""
+
+class GradientEntry:
+    """The part of a parameter entry that hooks need."""
+
+    wire: torch.Tensor
+    gradient: torch.Tensor
+    @property
+    def in_place(self) -> bool: ...
+    @property
+    def gradient_is_held(self) -> bool:
+        """Whether anything beside the entry refers to `gradient` or shares its storage."""
+    residual: torch.Tensor | None
+    use_flag: torch.Tensor
+    on_wire: bool
+    casts: bool
+    feedback: bool
+    tensor: int
+    passes_to_go: int
+    sent: bool
+    late: bool
+    @property
+    def fresh(self) -> bool: ...
+    def __init__(self) -> None: ...
+    def name_locks(self, of_gradient: str, of_parameter: str) -> None:
+        """Sets the messages of the errors that the locks raise."""
+
+    def lock_gradient(self) -> None:
+        """Makes every access to the memory of `gradient` raise, until it is unlocked."""
+
+    def unlock_gradient(self) -> None:
+        """Makes the memory of `gradient` accessible again."""
+
+    def lock_parameter(self, parameter: torch.Tensor) -> None:
+        """Makes every access to the parameter's memory raise, until it is unlocked."""
+
+    def unlock_parameter(self) -> None:
+        """Makes the parameter's memory accessible again."""
+
+@final
+class GradientSender:
+    """Sends the gradients of one optimizer.
+
+    Attributes:
+        model: id in the engine.
+        in_backward: whether a backward pass runs and has produced its first gradient.
+        copies_beside: whether a thread of its own copies large CPU gradients.
+    """
+
+    model: int
+    in_backward: bool
+    copies_beside: bool
+
+    def __init__(
+        self,
+        engine: Engine,
+        transport: TorchTransport,
+        copier: GradientCopier,
+        scale: float,
+        in_flight_class: type[torch.Tensor],
+        guard_attribute: str,
+    ) -> None: ...
+    def begin_pass(
+        self, entries: Sequence[GradientEntry], parameters: Sequence[torch.Tensor]
+    ) -> None:
+        """Begins a backward pass, which has produced its first gradient."""
+
+    def hand_over(self, entry: GradientEntry) -> None:
+        """Marks a gradient ready that is in its buffer; the last one of a step is held back."""
+
+    def release(self) -> None:
+        """Marks the gradient ready that is held back until its backward pass has ended."""
+
+    def take_back(self) -> int | None:
+        """Forgets the gradient that is held back, and returns its tensor."""
+
+    def hook(
+        self,
+        entry: GradientEntry,
+        guard: Callable[[], object],
+        otherwise: Callable[[torch.Tensor], None],
+    ) -> Callable[[torch.Tensor], None]:
+        """A hook that sends an ordinary gradient and calls ``otherwise`` for any other."""
+
+    def send(self, entry: GradientEntry, gradient: torch.Tensor) -> bool:
+        """Does ``entry.wire = scale * gradient`` and marks the gradient ready, now or soon.
+
+        Returns False, without any effect, when the two tensors differ in kind.
+        """
+
+@final
+class StreamPoint:
+    """A point in the work of the home streams."""
+
+    def passed(self) -> bool:
+        """Makes the current streams wait for the point; returns whether it had passed already."""
+
+@final
+class HomeStreams:
+    """The streams on which sums are unpacked and parameters updated, one for each device."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None: ...
+    def follow(self) -> None:
+        """Takes the current streams, behind what the streams before were given to do."""
+
+    def wait_for_current(self, values: Sequence[torch.Tensor]) -> None:
+        """Makes the home streams wait for what the current streams were given to do.
+
+        Args:
+            values: what the home streams will read; its memory is not used again before that.
+        """
+
+@final
+class OnHomeStreams:
+    """A context in which work runs on the home streams; outside, current streams wait for it."""
+
+    def __init__(self, home: HomeStreams) -> None: ...
+    def __enter__(self) -> OnHomeStreams: ...
+    def __exit__(self, *error: object) -> None: ...
+    def point(self) -> StreamPoint | None:
+        """The point that the work has come to; None without devices."""
+
+def register_kernels(device_type: str, kernels: object) -> None:
+    """Sets the kernels of a type of device, for the rest of the process.
+
+    Args:
+        kernels: a capsule with a KernelTable (csrc/torch/cuda/kernel_table.h), such as
+            ``hvd_order._native._cuda.kernels()``.
+
+    Raises:
+        InvalidUsage: they are of another version, or PyTorch does not tell the handles of streams.
+    """
+
+def pack(
+    from_: Sequence[torch.Tensor],
+    to: Sequence[torch.Tensor],
+    scale: float,
+    residuals: Sequence[torch.Tensor | None] = (),
+) -> None:
+    """``to = cast(scale * from + residual)``; what the cast has lost is the new residual.
+
+    Enqueued on the current streams, in one launch where the device has kernels.
+    """
+
+def unpack(
+    from_: Sequence[torch.Tensor], to: Sequence[torch.Tensor], scale: float, squares: bool
+) -> list[torch.Tensor | None]:
+    """``to = scale * from``, for ``from`` of 16 bits. Enqueued on the current streams.
+
+    Returns:
+        For each a float64 tensor whose sum is the sum of squares of ``to``; None without
+        ``squares``, or where the device has no kernels.
+    """
+
+def read_use_flags(flags: Sequence[torch.Tensor]) -> list[float]:
+    """The values of use flags whose sums have arrived; waits for no other work of the device."""
+
+def tensor_ready(
+    engine: Engine, transport: TorchTransport, model: int, tensor: int, gradient: torch.Tensor
+) -> None:
+    """Marks a gradient ready once its device has computed it."""
+
+@final
+class Places:
+    """Where gradients are.
+
+    KEPT: in their places. LEFT: some have other memory now. UNFIT: gradients have another shape,
+    dtype or device than their places.
+    """
+
+    KEPT: Places
+    LEFT: Places
+    UNFIT: Places
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+def has_value_of(tensor: object, copy: object) -> bool:
+    """Whether ``tensor`` is an ordinary 0-d tensor on the CPU, with dtype and bits of ``copy``."""
+
+def own_copies(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """0-d tensors with the values of others, each with a storage of its own."""
+
+def place_in(
+    buffer: torch.Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor in a buffer, at an offset in elements, with its own storage.
+
+    Giving the tensor other memory (``share_memory()``) leaves the buffer unchanged.
+    """
+
+@final
+class GradientReach:
+    """Who reaches a gradient beside its parameter and the parameter's entry.
+
+    ALONE: nobody. SHARED: something shares its memory; autograd itself does while it hands over a
+    fresh gradient. HELD: the program has the tensor, or has allocated its memory.
+    """
+
+    ALONE: GradientReach
+    SHARED: GradientReach
+    HELD: GradientReach
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+def gradient_reach(entry: GradientEntry, parameter: torch.Tensor) -> GradientReach:
+    """Who reaches the gradient of a parameter beside the parameter and its entry."""
+
+def move_out(gradient: torch.Tensor) -> None:
+    """Gives a tensor of :func:`place_in`, and all that share its storage, memory of their own."""
+
+def find_given_up(entries: Sequence[GradientEntry]) -> int:
+    """The first of the entries whose sum lacks a rank that has given up the step, or -1.
+
+    Looks at gradients of the CPU only.
+    """
+
+def unlock_gradients(entries: Sequence[GradientEntry]) -> None:
+    """Same as ``unlock_gradient`` of each."""
+
+def places(entries: Sequence[GradientEntry], parameters: Sequence[torch.Tensor]) -> Places:
+    """Where all gradients are."""
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """The dtype of a parameter's gradients: its own, or what ``grad_dtype`` says."""
+
+def hooked(parameters: Sequence[torch.Tensor]) -> list[bool]:
+    """For each parameter, whether a hook runs when its gradient has arrived."""
+
+@final
+class Reach:
+    """What else reaches a tensor's memory.
+
+    SHARED: another tensor, array or storage. HELD: C++ code holds the tensor itself. FOREIGN: the
+    memory was allocated outside of torch, so its allocator may reach it.
+    """
+
+    SHARED: Reach
+    HELD: Reach
+    FOREIGN: Reach
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+def reached(parameters: Sequence[torch.Tensor]) -> dict[int, Reach]:
+    """The places of parameters whose memory something else reaches, and what that is."""
+
+def state_private(optimizer: Optimizer, parameters: Sequence[torch.Tensor]) -> list[bool]:
+    """For each parameter, whether only the optimizer holds the state that it keeps about it."""
+
+def torch_function(
+    before: Callable[[Any, Any, Any, Any], tuple[Any] | bool | None],
+) -> Callable[..., Any]:
+    """A ``__torch_function__`` that calls ``before(func, types, args, kwargs)``, then the function.
+
+    No Python frame of it exists while the function runs, because ``torch.jit.trace`` records the
+    innermost one.
+
+    Args:
+        before: None: the function is called with the ``__torch_function__`` of all classes among
+            its arguments; False: with none. A tuple has the result instead.
+    """
+
+@final
+class CleanRoom:
+    """A context in which torch treats this thread as a new one: no trace, no modes, no hooks."""
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
+class Connection:
+    """Carries frames between a parameter server and another process."""
+
+@final
+class PairConnection(Connection):
+    """A connection over a Gloo group of two members."""
+
+    def __init__(self, group: Backend, sends: int, receives: int, largest_payload: int) -> None:
+        """Takes exclusive use of the group.
+
+        Args:
+            sends: number in the frames that this end sends; secret between the two ends.
+            receives: number in the frames that the other end sends.
+            largest_payload: bytes; the same at both ends.
+        """
+
+    def record(self, on: bool) -> None:
+        """Records the times of received pushes and answers, or stops."""
+
+    def take_received(self) -> list[tuple[int, int, int, int, int, int, int]]:
+        """Times recorded since the last call, of each push or answer.
+
+        Returns:
+            Its bytes; when the frame before it was complete, when the receiving thread was free for
+            this one, had its header, had its payload and had handled it (nanoseconds of
+            ``time.monotonic_ns``); the thread's number.
+        """
+
+@final
+class ServerCore:
+    """A parameter server: receives frames and sends answers over connections.
+
+    A peer is "worker", "server" or "observer", and its number.
+    """
+
+    def __init__(
+        self,
+        *,
+        server: int,
+        workers: int,
+        synchronous: bool,
+        staleness: int | None,
+        delay_bound: int | None,
+        aggregates: bool,
+        ordered: bool,
+        divergence_bound: float,
+        log: Callable[[str], None],
+        on_control: Callable[[tuple[str, int], str], None],
+        on_gone: Callable[[tuple[str, int], str], None],
+        was_away: Callable[[], bool],
+    ) -> None:
+        """Starts without connections. The callbacks run on connection threads.
+
+        Args:
+            staleness: rounds that a worker may be ahead of the slowest; None: any.
+            delay_bound: updates that may be applied between a worker's read and its own update; a
+                later update is dropped. None: any.
+            aggregates: with such a bound, other servers add up the updates of several workers
+                where this is faster.
+            ordered: the most urgent answer is sent first; else answers are sent in the order in
+                which they became ready.
+            divergence_bound: sum of norms by which a replica may lag; 0: answers wait for the
+                replica.
+            log: receives a line about each refused frame.
+            on_control: a peer has sent a text.
+            on_gone: a peer is gone; the reason is empty if the peer announced its end.
+            was_away: called when a worker or server is lost: whether this process was suspended
+                for long until recently. If so, the other processes have given it up, and it stops
+                all work.
+        """
+
+    def connect(self, kind: str, number: int, connection: Connection) -> None:
+        """Adds a connection and starts it."""
+
+    def send_control(self, kind: str, number: int, text: str) -> None:
+        """Sends a text; dropped if the peer is gone."""
+
+    def peers(self) -> list[tuple[str, int]]: ...
+    def audit(self) -> list[tuple[int, int, int, bool, int, int]]:
+        """Slices held: model, layout, slice, whether it owns it, version, CRC-32C of the value."""
+
+    def late_workers(self) -> set[int]:
+        """The workers that slices wait for."""
+
+    def record_updates(self, on: bool) -> None:
+        """Records the times of updates, or stops."""
+
+    def take_updates(self) -> list[tuple[int, int, int, int]]:
+        """Times recorded since the last call: bytes of the slice, begin, end, the thread's number.
+
+        Nanoseconds of ``time.monotonic_ns``, and threads as in `PairConnection.take_received`.
+        """
+
+    def has_failed(self) -> bool:
+        """Whether a worker is lost or has given up, so that no worker can continue."""
+
+    def stop(self) -> None:
+        """Ends all connections."""
+
+@final
+class ServerTransport(TorchTransport):
+    """Carries slices to parameter servers, and carries sums or parameters back.
+
+    Places are the owner and the replica of each slice; -1: no replica.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        workers: int,
+        ordered: bool,
+        asks_first: bool,
+        on_lost: Callable[[int, str], None],
+        on_control: Callable[[int, str], None],
+    ) -> None:
+        """Starts without connections. The callbacks run on connection threads.
+
+        Args:
+            ordered: the most urgent slice is sent first; else the first ready one.
+            asks_first: servers bound the delay of updates.
+            on_lost: a server is gone, with the reason.
+            on_control: a server has sent a text.
+        """
+
+    def connect(self, server: int, connection: Connection) -> None:
+        """Adds a connection and sends all models to the server."""
+
+    def servers(self) -> list[int]: ...
+    def give_up(self, servers: list[int], why: str) -> None:
+        """Marks these servers as lost, all at once, and closes their connections.
+
+        Worker 0 informs the other workers.
+        """
+
+    def frames_from(self) -> dict[int, int]:
+        """Number of frames received, by server."""
+
+    def waits(self) -> bool:
+        """Whether any transfer is in flight to a server."""
+
+    def send_control(self, server: int, text: str) -> None:
+        """Sends a text; dropped if the server is gone."""
+
+    def prepare(
+        self, model: int, places: list[tuple[int, int]], parameters: list[tuple[int, int]]
+    ) -> None:
+        """Sets the purpose of the model's next ``set_buffers``.
+
+        Args:
+            parameters: elements and group of the rule, by tensor; empty: servers only sum.
+        """
+
+    def begin_with_buffers(self, model: int, part: int, parts: int, steps_before: int) -> None:
+        """Worker 0: the buffers hold one part of the initial state.
+
+        Args:
+            part: 1 for parameters, 2 and up for the optimizer's moments.
+            parts: number of parts plus one.
+            steps_before: steps that the optimizer has taken.
+        """
+
+    def set_rules(self, model: int, rules: list[UpdateRule]) -> None:
+        """Worker 0: sets the rules for all following pushes, one for each group."""
+
+    def set_map(self, model: int, places: list[tuple[int, int]]) -> None:
+        """Worker 0: sets the assignment of slices from now on."""
+
+    def places(self, model: int) -> list[tuple[int, int]]: ...
+    def pull(self, model: int, part: int, timeout_s: float) -> list[int]:
+        """Fills the idle buffers with the servers' values.
+
+        Args:
+            part: same as in ``begin_with_buffers``.
+
+        Returns:
+            The slices in order of arrival.
+
+        Raises:
+            TransferTimeout, PeerLost: some slices did not arrive; the model cannot be pulled again.
+            InvalidUsage: an earlier pull has failed, or another thread pulls this model.
+        """
+
+    def steps(self, model: int) -> int:
+        """Number of updates that the last answer includes, with those before the registration."""
+
+    def take_figures(self) -> list[tuple[int, int, float]]:
+        """By server, since the last call: bytes of answers, seconds with a transfer in flight."""
+
+    def dropped(self) -> tuple[int, int]:
+        """Number of slice updates that were too late and were not sent, and their bytes."""
+
+    def aggregated(self) -> tuple[int, int]:
+        """Number of slice updates sent to a helper, and their bytes."""
+
+    def close(self) -> None:
+        """Says goodbye to all servers; transfers in flight fail."""

@@ -1,1 +1,0 @@
-"""The engine of a process, the models registered with it, and its measurements."""

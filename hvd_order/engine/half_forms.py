@@ -1,0 +1,93 @@
+"""How the halves of split all-reduces travel: as collectives, or as all-to-alls.
+
+Back ends differ: Gloo's reduce-scatter moves as much as an all-reduce, and reports its end to no
+callback. So both forms are timed once, with a few MiB.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+
+from hvd_order._native import _torch as native
+from hvd_order.base.errors import HvdOrderError
+from hvd_order.engine.model_channel import ModelChannel
+
+__all__: list[str] = []
+
+_log = logging.getLogger("hvd_order")
+
+_BYTES = 2 * 2**20
+_PIECES = 4
+_ROUNDS = 3  # the first one connects
+_HALVES = {
+    "reduce-scatter": native.Operation.REDUCE_SCATTER,
+    "all-gather": native.Operation.ALL_GATHER,
+}
+
+
+def choose_half_forms(channel: ModelChannel, device: torch.device) -> bool:
+    """Chooses the form of each half: the faster one on the slowest rank. Collective.
+
+    Only the first call measures. Nothing may be in flight. The caller has the engine's turn.
+
+    Args:
+        channel: of the model.
+        device: device of the gradients.
+
+    Returns:
+        Whether the back end has a form of each half.
+
+    Raises:
+        HorovodInternalError: a rank is gone or does not take part.
+    """
+    host = channel.host
+    transport = host.transport
+    if (
+        host.has_halves is not None
+        or host.size == 1
+        or not isinstance(transport, native.C10dTransport)
+    ):
+        return bool(host.has_halves)
+    with channel.common_step("the measurement of reduce-scatters and all-gathers"):
+        mine = _times_s(transport, device, host.in_flight)
+    of_ranks = channel.gather("times of halves", mine)
+    forms = {}
+    host.has_halves = True
+    for half, times in mine.items():
+        slowest = {form: max(times_s[half][form] for times_s in of_ranks) for form in times}
+        forms[half] = min(slowest, key=slowest.__getitem__)
+        host.has_halves &= slowest[forms[half]] < math.inf
+    transport.set_half_forms(*(native.HalfForm.__members__[form] for form in forms.values()))
+    if host.rank == 0:
+        _log.debug(
+            "split all-reduces: %s",
+            "; ".join(
+                f"{half} as {forms[half].lower()}, 2 MiB: "
+                + ", ".join(f"{form.lower()} {1e3 * s:.3g} ms" for form, s in times.items())
+                for half, times in mine.items()
+            ),
+        )
+    return host.has_halves
+
+
+def _times_s(
+    transport: native.C10dTransport, device: torch.device, in_flight: int
+) -> dict[str, dict[str, float]]:
+    """Seconds by half and form; infinite for a form that the back end does not have."""
+    pieces = list(torch.zeros(_BYTES // 4, device=device).chunk(_PIECES))
+    times: dict[str, dict[str, float]] = {}
+    for half, operation in _HALVES.items():
+        times[half] = {}
+        for name, form in native.HalfForm.__members__.items():
+            transport.set_half_forms(form, form)
+            try:
+                times[half][name] = min(
+                    transport.time_stream(pieces, in_flight, operation) for _ in range(_ROUNDS)
+                )
+            # Not there, on any rank. If instead a rank is gone, what follows names it.
+            except (HvdOrderError, RuntimeError):
+                times[half][name] = math.inf
+    return times

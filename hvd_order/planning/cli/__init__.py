@@ -1,0 +1,1 @@
+"""Sub-commands about plans and predictions."""

@@ -1,0 +1,213 @@
+"""Predicted step on a network, sent as today and in order, with its waits and their causes.
+
+All results come from a few simulated steps; times are of one step in the steady state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.link.advice import Outlook
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.slice_settings import arrival_settings, best_settings, reservation_lead_s
+from hvd_order.planning.bounds.bound import program_optimum_s, step_bound_s
+from hvd_order.planning.bounds.clipped_bound import clipped_program_optimum_s
+from hvd_order.planning.graph.graph import Graph
+from hvd_order.planning.predict.network import Network
+from hvd_order.planning.predict.scenario import named
+from hvd_order.planning.predict.simulate import (
+    AllReduce,
+    ParameterServers,
+    Schedule,
+    Simulated,
+    Workload,
+    ddp,
+    simulate,
+)
+from hvd_order.planning.predict.simulated_step import RECORDED, Step, step_of
+from hvd_order.planning.predict.workload import workload_of
+
+__all__ = ["WayName", "WhatIf"]
+
+WayName = Literal["today", "arrival", "order", "split"]
+
+_STEPS = 12
+_QUICK_STEPS = 8
+
+
+@dataclass(frozen=True)
+class _Way:
+    title: str
+    work: Workload
+    network: AllReduce | ParameterServers
+    schedule: Schedule
+
+
+class WhatIf:
+    """A model on a network."""
+
+    def __init__(
+        self, graph: Graph, network: Network, servers: int | None = None, clipped: bool = False
+    ) -> None:
+        """Takes the graph of one worker's step, with median times.
+
+        Args:
+            servers: parameter servers with links like the workers'; None: all-reduce.
+            clipped: whether the program clips gradients by their global norm in every step.
+
+        Raises:
+            InvalidUsage: no gradient travels: one worker without servers, or no gradients; or
+                gradients are clipped that servers apply.
+        """
+        if servers is not None and servers < 1:
+            raise InvalidUsage(f"{servers} servers; at least 1 is needed")
+        if servers is not None and clipped:
+            raise InvalidUsage(
+                "parameter servers update each slice by itself, so no gradient is clipped by the "
+                "norm of all; leave out the servers or the clipping"
+            )
+        if not any(graph.producers):
+            raise InvalidUsage("no parameter of the profile has a gradient, so nothing travels")
+        if network.ranks == 1 and servers is None:
+            raise InvalidUsage("with one worker nothing travels; ask for two or more")
+        # Servers update their parameters, so workers do not.
+        self.graph = graph if servers is None else _without_updates(graph)
+        self.network = network
+        self.servers = servers
+        self.clipped = clipped
+        self.size_bytes = sum(
+            p.size_bytes for p, producers in zip(graph.parameters, graph.producers, strict=True)
+            if producers
+        )  # fmt: skip
+        self._phases = {op.name: op.phase for op in graph.ops}
+        self._work = workload_of(self.graph)
+
+    @property
+    def link(self) -> LinkModel:
+        """Link model for bounds and slice settings: all workers' bytes over the bottleneck."""
+        if self.servers is None:
+            return self.network.link
+        # Each byte leaves each worker once, and all workers' bytes arrive at the servers.
+        worst = max(1.0, self.network.ranks / self.servers)
+        message_s = self.network.message_latency_s
+        return LinkModel(2 * message_s, max(message_s, 1e-6), worst / self._rate)
+
+    @property
+    def wire_s(self) -> float:
+        """Time of a link for a step's gradients, bytes alone."""
+        return self.size_bytes * self.link.seconds_per_byte
+
+    @property
+    def bound_s(self) -> float:
+        """Lower bound on the step for any order of transfers, ops in program order."""
+        if len(self.graph.resources) > 1:
+            return step_bound_s(self.graph, self.link)
+        bound = clipped_program_optimum_s if self.clipped else program_optimum_s
+        return bound(self.graph, self.link)
+
+    @property
+    def ways(self) -> list[WayName]:
+        """The ways of sending that `step` knows, today's first and that of our defaults last."""
+        return [name for name, _ in self._ways()]
+
+    def outlook(self) -> Outlook:
+        """Step times of all ways of sending, and the bound."""
+        times = {name: self._played(way, _QUICK_STEPS, 0).steady_s for name, way in self._ways()}
+        return Outlook(
+            self.network.ranks,
+            self.graph.compute_s,
+            self.wire_s,
+            times["today"],
+            times["arrival"],
+            times["order"],
+            self.bound_s,
+            times.get("split"),
+        )
+
+    def step(self, name: WayName) -> Step:
+        """A steady step, sent in one of the ways.
+
+        Raises:
+            InvalidUsage: there is no such way here.
+        """
+        way = named("the way of sending", name, dict(self._ways()))
+        result = self._played(way, _STEPS, RECORDED)
+        return step_of(result, way.title, self._phases, not way.schedule.cross_iteration)
+
+    def _played(self, way: _Way, steps: int, recorded: int) -> Simulated:
+        return simulate(
+            way.work, way.network, way.schedule,
+            ranks=self.network.ranks, steps=steps, recorded=recorded, clipped=self.clipped,
+        )  # fmt: skip
+
+    @property
+    def _rate(self) -> float:
+        rate = self.network.bytes_per_s
+        if not rate:
+            raise InvalidUsage("one worker has no measured bandwidth; give --bandwidth")
+        return rate
+
+    def _ways(self) -> Iterator[tuple[WayName, _Way]]:
+        link, message_s = self.link, self.network.message_latency_s
+        best = best_settings(link, self.size_bytes)
+        order = Schedule(
+            best.slice_bytes,
+            best.credit_bytes,
+            control_latency_s=message_s,
+            reservation_lead_s=reservation_lead_s(link, best),
+        )
+        fused = arrival_settings(self.size_bytes)
+        arrival = Schedule(
+            fused.slice_bytes, fused.credit_bytes, "arrival", control_latency_s=message_s
+        )
+        sliced = f"in slices of {best.slice_bytes / 2**20:.3g} MiB, what is needed first first"
+        if self.servers is None:
+            network = self.network.all_reduce()
+            buckets, all_awaited = ddp(self._work)
+            yield "today", _Way("as today (DDP)", buckets, network, all_awaited)
+            if not self.clipped:
+                yield "arrival", _Way("as they come, overlapping", self._work, network, arrival)
+                yield "order", _Way(sliced, self._work, network, order)
+                return
+            awaited = replace(arrival, cross_iteration=False)
+            yield "arrival", _Way("as they come, all awaited", self._work, network, awaited)
+            awaited = replace(order, cross_iteration=False)
+            yield "order", _Way(f"{sliced}, all awaited", self._work, network, awaited)
+            lead_s = reservation_lead_s(link, replace(best, split=True))
+            halves = replace(order, split=True, reservation_lead_s=lead_s)
+            yield "split", _Way(f"{sliced}, in halves", self._work, network, halves)
+            return
+        # Whole tensors; all ready tensors go to the servers at once.
+        whole = _padded(max(self._work.parameter_bytes))
+        unordered = Schedule(whole, whole + 2 * self.size_bytes, "arrival")
+        tensors, slices = self._servers(unordered), self._servers(order)
+        as_they_come = replace(tensors, pull_policy="arrival")
+        later = replace(as_they_come, pull="next_step")
+        yield "today", _Way("as today (pulled by the next step)", self._work, later, unordered)
+        yield "arrival", _Way("as they come, pulled at once", self._work, as_they_come, unordered)
+        yield "order", _Way(sliced, self._work, slices, order)
+
+    def _servers(self, schedule: Schedule) -> ParameterServers:
+        """Assigns slices in consumption order to the server with the fewest bytes so far."""
+        assert self.servers is not None
+        sizes = [piece.size_bytes for piece in self._work.layout(schedule.slice_bytes).slices]
+        loads = [0] * self.servers
+        places = []
+        for size_bytes in sizes:
+            places.append(min(range(self.servers), key=loads.__getitem__))
+            loads[places[-1]] += size_bytes
+        return ParameterServers(
+            self.servers, self._rate, self._rate, self.network.message_latency_s, server_of=places
+        )
+
+
+def _padded(size_bytes: int) -> int:
+    return (max(size_bytes, 64) + 15) // 16 * 16  # as a layout pads tensors
+
+
+def _without_updates(graph: Graph) -> Graph:
+    ops = tuple(replace(op, duration_s=0.0) if op.phase == "update" else op for op in graph.ops)
+    return Graph(graph.parameters, ops)

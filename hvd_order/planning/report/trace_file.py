@@ -1,0 +1,174 @@
+"""Reads the engine's timeline: a Chrome trace, times in microseconds, into typed records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hvd_order.base.errors import InvalidUsage
+
+
+@dataclass(frozen=True)
+class Span:
+    """Something that took time on one rank: a wait, an update, a stretch of compute.
+
+    Attributes:
+        name: what it was, in the words of the trace.
+        begin_us, end_us: microseconds on the clock of the trace.
+    """
+
+    name: str
+    begin_us: float
+    end_us: float
+
+    @property
+    def duration_us(self) -> float:
+        """Length in microseconds."""
+        return self.end_us - self.begin_us
+
+
+@dataclass(frozen=True)
+class SliceEvent(Span):
+    """A slice that waits to be issued or that travels.
+
+    Attributes:
+        model: which of the process's models the slice belongs to.
+        slice: the slice's number in its model.
+        priority: place in consumption order, 0 is needed first.
+        bytes: size.
+        step: training step whose gradients it carries.
+    """
+
+    model: int
+    slice: int
+    priority: int
+    bytes: int
+    step: int
+
+
+_AnySpan = TypeVar("_AnySpan", bound=Span)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One rank's timeline; every list is in order of beginning."""
+
+    rank: int
+    queued: tuple[SliceEvent, ...]
+    transfers: tuple[SliceEvent, ...]
+    waits: tuple[Span, ...]
+    updates: tuple[Span, ...]
+    compute: tuple[Span, ...]
+
+    def steps(self) -> list[int]:
+        """Training steps with at least one transfer, ascending."""
+        return sorted({transfer.step for transfer in self.transfers})
+
+
+def read_trace(path: str | Path, rank: int | None = None) -> Trace:
+    """Reads one rank's timeline.
+
+    Args:
+        path: a Chrome trace in JSON, as ``hvd.start_timeline`` writes it.
+        rank: whose events to read when the file holds several; the lowest by default.
+
+    Raises:
+        InvalidUsage: the file cannot be read, is no Chrome trace, has a malformed event or holds
+            no transfer of that rank; the message says which.
+    """
+    source = Path(path)
+    events = [
+        event for event in _events(source) if isinstance(event, Mapping) and event.get("ph") == "X"
+    ]
+    ranks = sorted({_whole(event, "pid", source) for event in events})
+    chosen = rank if rank is not None else (ranks[0] if ranks else 0)
+    if events and chosen not in ranks:
+        raise InvalidUsage(f"{source} has no events of rank {chosen}, only of ranks {ranks}")
+    mine = [event for event in events if event["pid"] == chosen]
+    trace = Trace(
+        rank=chosen,
+        queued=_sorted(_slice_event(event, source) for event in mine if _is(event, "queue")),
+        transfers=_sorted(_slice_event(event, source) for event in mine if _is(event, "transfer")),
+        waits=_sorted(_span(event, source) for event in mine if _is(event, "wait")),
+        updates=_sorted(_span(event, source) for event in mine if _is(event, "update")),
+        compute=_sorted(_span(event, source) for event in mine if _is(event, "compute")),
+    )
+    if not trace.transfers:
+        raise InvalidUsage(
+            f"{source} holds no transfers of rank {chosen}; record at least one training step on "
+            "two or more ranks between hvd.start_timeline() and hvd.stop_timeline()"
+        )
+    return trace
+
+
+def _events(source: Path) -> list[Any]:
+    try:
+        document = json.loads(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidUsage(f"cannot read the trace {source}: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidUsage(
+            f"{source} is not complete JSON ({error}); was the run ended before "
+            "hvd.stop_timeline()?"
+        ) from error
+    events = document.get("traceEvents") if isinstance(document, dict) else document
+    if not isinstance(events, list):
+        raise InvalidUsage(f'{source} is no Chrome trace: it has no list under "traceEvents"')
+    return events
+
+
+def _is(event: Mapping[str, Any], category: str) -> bool:
+    return event.get("cat") == category
+
+
+def _span(event: Mapping[str, Any], source: Path) -> Span:
+    begin = _number(event, "ts", source)
+    return Span(_name(event), begin, begin + _number(event, "dur", source))
+
+
+def _slice_event(event: Mapping[str, Any], source: Path) -> SliceEvent:
+    span = _span(event, source)
+    args = event.get("args")
+    if not isinstance(args, Mapping):
+        raise InvalidUsage(f'{source}: event "{span.name}" has no "args"')
+    return SliceEvent(
+        name=span.name,
+        begin_us=span.begin_us,
+        end_us=span.end_us,
+        model=_whole(args, "model", source, default=0),
+        slice=_whole(args, "slice", source),
+        priority=_whole(args, "priority", source),
+        bytes=_whole(args, "bytes", source),
+        step=_whole(args, "step", source),
+    )
+
+
+def _name(event: Mapping[str, Any]) -> str:
+    return str(event.get("name", "?"))
+
+
+def _number(fields: Mapping[str, Any], key: str, source: Path) -> float:
+    value = fields.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidUsage(
+            f'{source}: "{key}" of an event must be a number, got {value!r} in {dict(fields)!r}'
+        )
+    return float(value)
+
+
+def _whole(fields: Mapping[str, Any], key: str, source: Path, *, default: int | None = None) -> int:
+    value = fields.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidUsage(
+            f'{source}: "{key}" of an event must be a whole number, got {value!r} in '
+            f"{dict(fields)!r}"
+        )
+    return value
+
+
+def _sorted(spans: Iterable[_AnySpan]) -> tuple[_AnySpan, ...]:
+    return tuple(sorted(spans, key=lambda span: span.begin_us))

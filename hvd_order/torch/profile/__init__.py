@@ -1,1 +1,0 @@
-"""Profiles of a training step, for the planner."""

@@ -1,0 +1,486 @@
+"""Orders for gradients: earliest due date is the best there is, and what slices and merging do."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from helpers.oracles.exhaustive_link import best_step_s
+
+from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.link.link_model import LinkModel
+from hvd_order.planning.bounds.bound import chain_optimum_s, program_optimum_s, step_bound_s
+from hvd_order.planning.graph import synthetic
+from hvd_order.planning.graph.graph import Graph, Op, Parameter
+from hvd_order.planning.graph.priorities import Priorities
+from hvd_order.planning.orders.baselines import arrival, random_order
+from hvd_order.planning.orders.due_date import due_date, max_lateness_s
+from hvd_order.planning.orders.merge import merge_best, merge_pairs
+from hvd_order.planning.orders.registry import ORDERS, SLICINGS, order, slices
+from hvd_order.planning.orders.slicing import p3
+from hvd_order.planning.steps.delivery import Transfer, deliver
+from hvd_order.planning.steps.program import gradient_transfers, steady_step_s
+
+SECONDS = LinkModel(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
+Merge = Callable[[list[float], list[int], LinkModel], list[list[int]]]
+
+
+def in_order(names: tuple[str, ...]) -> Priorities:
+    return {name: place for place, name in enumerate(names)}
+
+
+# ------------------------------------------------------------------------- the link
+
+
+def test_the_front_layer_overtakes() -> None:
+    # time      0    2     3    5      8
+    # ready     fc         conv
+    # link      fc fc fc   conv conv   fc fc
+    transfers = [Transfer("conv", 2, 3.0, 0.0), Transfer("fc", 5, 0.0, 0.0)]
+    assert deliver(transfers, {"conv": 0, "fc": 1}, SECONDS) == {"conv": 5.0, "fc": 7.0}
+    assert deliver(transfers, {"conv": 1, "fc": 0}, SECONDS) == {"conv": 7.0, "fc": 5.0}
+
+
+def test_a_slice_in_flight_is_not_interrupted() -> None:
+    # time      0      2.5     5      7.5    9
+    # link      fc/0   fc/1    conv   fc/2           half a second each slice; latency at the end
+    transfers = [Transfer("conv", 2, 3.0, 0.0), Transfer("fc", 5, 0.0, 0.0)]
+    link = LinkModel(latency_s=10.0, slice_cost_s=0.5, seconds_per_byte=1.0)
+    arrived = deliver(transfers, {"conv": 0, "fc": 1}, link, slice_bytes=2)
+    assert arrived == {"conv": 17.5, "fc": 19.0}
+
+
+# ------------------------------------------------------------------------- due dates
+
+
+def test_what_is_read_first_goes_first() -> None:
+    graph = synthetic.with_backward(synthetic.sequential(4))
+    assert due_date(graph, SECONDS) == {"w0": 0, "w1": 1, "w2": 2, "w3": 3}
+    assert arrival(graph, SECONDS) == {"w3": 0, "w2": 1, "w1": 2, "w0": 3}
+
+
+def test_what_one_op_reads_is_needed_at_once() -> None:
+    graph = synthetic.resnet_152(ops=41, layers=3)
+    assert list(due_date(graph, SECONDS).values()) == [0, 1, 1, 3, 4, 4, 6, 7, 7]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_earliest_due_date_is_the_best_of_everything_that_a_link_can_do(seed: int) -> None:
+    pick = random.Random(seed)
+    for _ in range(40):
+        count = pick.randint(1, 4)
+        forward, backward = ([pick.randint(1, 3) for _ in range(count)] for _ in range(2))
+        wire = [pick.randint(0, 12 // count) for _ in range(count)]
+        assert chain_optimum_s(forward, backward, wire) == best_step_s(forward, backward, wire)
+
+
+def test_the_exhaustive_search_can_find_more_than_one_answer() -> None:
+    # Its own check, by hand: forward 1, backward 1, then 5 of the first layer; the other hides.
+    assert best_step_s([1, 1], [1, 1], [5, 0]) == 9
+    assert best_step_s([2, 1], [2, 1], [0, 4]) == 6
+
+
+def test_earliest_due_date_has_the_least_lateness_there_is() -> None:
+    """Against the formula for one preemptive machine: the worst set of jobs, all sets tried."""
+    pick = random.Random(4)
+    for _ in range(100):
+        count = pick.randint(1, 7)
+        graph = synthetic.chain(
+            [pick.uniform(0.1, 2) for _ in range(count)],
+            [pick.uniform(0.1, 2) for _ in range(count)],
+            [pick.randint(0, 4) for _ in range(count)],
+        )
+        jobs = gradient_transfers(graph)
+        worst_s = max(
+            min(job.release_s for job in some)
+            + sum(job.size_bytes for job in some)
+            - max(job.due_s for job in some)
+            for chosen in range(1, 1 << count)
+            for some in [[job for i, job in enumerate(jobs) if chosen >> i & 1]]
+        )
+        best = due_date(graph, SECONDS)
+        assert max_lateness_s(graph, best, SECONDS) == pytest.approx(worst_s)
+        other = random_order(graph, SECONDS, seed=count)
+        assert max_lateness_s(graph, other, SECONDS) >= worst_s - 1e-9
+
+
+def test_no_order_of_any_program_beats_the_optimum() -> None:
+    pick = random.Random(6)
+    for _ in range(40):
+        graph = training_graph(pick, transfers=pick.randint(1, 4), ops=pick.randint(1, 6))
+        if pick.random() < 0.3:
+            graph = after_one_another(*(training_graph(pick, 2, 2) for _ in range(2)))
+        best_s = program_optimum_s(graph, SECONDS)
+        for names in permutations(p.name for p in graph.parameters):
+            assert steady_step_s(graph, in_order(names), SECONDS) >= best_s * (1 - 1e-9)
+
+
+def test_slices_cost_what_they_cost_and_delay_by_one_of_them() -> None:
+    pick = random.Random(9)
+    for _ in range(100):
+        graph = training_graph(pick, transfers=pick.randint(1, 6), ops=8)
+        graph = Graph(
+            tuple(replace(p, size_bytes=4 * p.size_bytes) for p in graph.parameters), graph.ops
+        )
+        priorities = due_date(graph, SECONDS)
+        free = LinkModel(latency_s=0.0, slice_cost_s=0.0, seconds_per_byte=1.0)
+        late_s = max_lateness_s(graph, priorities, free)
+        sliced_s = max_lateness_s(graph, priorities, free, slice_bytes=4)
+        assert late_s - 1e-9 <= sliced_s <= late_s + 4 + 1e-9
+        far = replace(free, latency_s=0.7)
+        assert max_lateness_s(graph, priorities, far, 4) == pytest.approx(sliced_s + 0.7)
+        dear = LinkModel(0.0, slice_cost_s=2.0, seconds_per_byte=1.0)  # 4 bytes take 6 s
+        as_bytes = LinkModel(0.0, 0.0, seconds_per_byte=1.5)
+        assert max_lateness_s(graph, priorities, dear, 4) == pytest.approx(
+            max_lateness_s(graph, priorities, as_bytes, 4)
+        )
+
+
+@pytest.mark.parametrize("slice_bytes", [0, -4])
+def test_slices_without_bytes_are_refused(slice_bytes: int) -> None:
+    graph = training_graph(random.Random(9), transfers=3, ops=8)
+    with pytest.raises(InvalidUsage, match="carries nothing; give a positive size"):
+        steady_step_s(graph, due_date(graph, SECONDS), SECONDS, slice_bytes)
+
+
+# ------------------------------------------------------------------------- bounds
+
+
+def training_graph(pick: random.Random, transfers: int, ops: int) -> Graph:
+    forward = synthetic.random_graph(pick, transfers, ops, most_bytes=9, longest_s=3)
+    return synthetic.with_backward(forward, pick.uniform(0.5, 2))
+
+
+def after_one_another(first: Graph, second: Graph) -> Graph:
+    """Two models in turns, as a GAN's: the second is read after the first has its gradients."""
+
+    def renamed(graph: Graph, mark: str) -> tuple[list[Parameter], list[Op]]:
+        def names(of: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(mark + name for name in of)
+
+        return (
+            [replace(p, name=mark + p.name) for p in graph.parameters],
+            [
+                replace(
+                    op,
+                    name=mark + op.name,
+                    inputs=names(op.inputs),
+                    reads=names(op.reads),
+                    produces=names(op.produces),
+                )
+                for op in graph.ops
+            ],
+        )
+
+    (a, ops_a), (b, ops_b) = renamed(first, "a."), renamed(second, "b.")
+    return Graph((*a, *b), (*ops_a, *ops_b))
+
+
+def programs(graph: Graph) -> list[Graph]:
+    """The same graph in every order in which its ops can run."""
+    found: list[Graph] = []
+
+    def extend(done: list[Op], names: set[str], left: list[Op]) -> None:
+        if not left:
+            found.append(Graph(graph.parameters, tuple(done)))
+        for op in left:
+            if names.issuperset(op.inputs):
+                rest = [other for other in left if other is not op]
+                extend([*done, op], names | {op.name}, rest)
+
+    extend([], set(), list(graph.ops))
+    return found
+
+
+def test_chains_attain_the_bound() -> None:
+    pick = random.Random(2)
+    for _ in range(100):
+        count = pick.randint(1, 8)
+        times = [[pick.uniform(0.1, 2) for _ in range(count)] for _ in range(2)]
+        graph = synthetic.chain(*times, [pick.randint(0, 5) for _ in range(count)])
+        assert step_bound_s(graph, SECONDS) == pytest.approx(program_optimum_s(graph, SECONDS))
+
+
+def test_no_order_of_ops_and_transfers_beats_the_bound() -> None:
+    """Branches, joins, tied parameters and two models in turns, against every order of ops."""
+    pick = random.Random(10)
+    tight = []
+    for number in range(90):
+        graph = training_graph(pick, transfers=pick.randint(1, 4), ops=pick.randint(2, 4))
+        if number % 3 == 2:
+            small = [training_graph(pick, pick.randint(1, 2), 1) for _ in range(2)]
+            graph = after_one_another(*small)
+        best_s = min(program_optimum_s(program, SECONDS) for program in programs(graph))
+        bound_s = step_bound_s(graph, SECONDS)
+        assert bound_s <= best_s * (1 + 1e-9)
+        tight.append(bound_s / best_s)
+    assert statistics.median(tight) == pytest.approx(1.0)
+    assert min(tight) > 0.7
+
+
+def test_work_and_wire_bound_every_step() -> None:
+    graph = synthetic.chain([1.0] * 50, [2.0] * 50, [1] * 50)
+    assert step_bound_s(graph, SECONDS) >= 150.0
+    assert step_bound_s(graph, LinkModel(0.0, 0.0, 9.0)) >= 450.0
+
+
+def steps_on_streams_s(graph: Graph, steps: int = 12) -> float:
+    """Mean step time of one schedule: program order on each stream, the fluid link by due dates.
+
+    For graphs whose forward pass reads everything before the first gradient.
+    """
+    arrived = dict.fromkeys((p.name for p in graph.parameters), 0.0)
+    lengths = []
+    for _ in range(steps):
+        free: dict[str, float] = {}
+        ends: dict[str, float] = {}
+        for op in graph.ops:
+            waits = [ends[name] for name in op.inputs] + [arrived[name] for name in op.reads]
+            ends[op.name] = max([free.get(op.resource, 0.0), *waits]) + op.duration_s
+            free[op.resource] = ends[op.name]
+        lengths.append(max(ends.values()))
+        transfers = [
+            replace(
+                each, release_s=max(ends[op.name] for op in graph.ops if each.name in op.produces)
+            )
+            for each in gradient_transfers(graph)
+        ]
+        sent = deliver(transfers, due_date(graph, SECONDS), SECONDS)
+        arrived = {name: end_s - lengths[-1] for name, end_s in sent.items()}
+    return statistics.mean(lengths[steps // 2 :])
+
+
+def test_no_schedule_on_two_streams_beats_the_bound() -> None:
+    pick = random.Random(14)
+    reached = []
+    for _ in range(150):
+        graph = training_graph(pick, transfers=pick.randint(1, 4), ops=pick.randint(2, 6))
+        streams = tuple(replace(op, resource=pick.choice("ab")) for op in graph.ops)
+        split = Graph(graph.parameters, streams)
+        bound_s, step_s = step_bound_s(split, SECONDS), steps_on_streams_s(split)
+        assert bound_s <= step_s * (1 + 1e-9)
+        assert bound_s <= step_bound_s(graph, SECONDS) * (1 + 1e-9)
+        reached.append(bound_s / step_s)
+    assert statistics.median(reached) > 0.8
+
+
+def test_several_streams_need_more_than_program_order() -> None:
+    graph = Graph((), (Op("a", 1.0), Op("b", 1.0, resource="copy engine")))
+    with pytest.raises(InvalidUsage, match="compute, copy engine"):
+        program_optimum_s(graph, SECONDS)
+
+
+def test_one_layer_cannot_overlap() -> None:
+    assert chain_optimum_s([1.0], [2.0], [4.0]) == pytest.approx(7.0)
+
+
+def test_many_equal_layers_hide_all_but_the_ends() -> None:
+    count = 1000
+    step_s = chain_optimum_s([1 / count] * count, [2 / count] * count, [3 / count] * count)
+    assert step_s == pytest.approx(3.0, rel=0.01)
+
+
+def test_a_large_first_layer_is_waited_for() -> None:
+    # Its gradient comes last and is needed first: nothing can hide it.
+    assert chain_optimum_s([1.0, 1.0], [1.0, 1.0], [5.0, 0.0]) == pytest.approx(9.0)
+    # A large last layer hides behind all the others.
+    assert chain_optimum_s([2.0, 1.0], [2.0, 1.0], [0.0, 4.0]) == pytest.approx(6.0)
+
+
+def test_no_whole_tensors_in_any_order_beat_the_optimum() -> None:
+    """Against schedules without preemption, put together here."""
+    pick = random.Random(5)
+    for _ in range(200):
+        count = pick.randint(1, 5)
+        forward, backward, wire = ([pick.uniform(0.1, 1.0) for _ in range(count)] for _ in range(3))
+        ready, now = [0.0] * count, 0.0
+        for i in reversed(range(count)):
+            now += backward[i]
+            ready[i] = now
+        link, arrived = 0.0, [0.0] * count
+        for i in pick.sample(range(count), count):
+            link = max(link, ready[i]) + wire[i]
+            arrived[i] = link
+        for i in range(count):
+            now = max(now, arrived[i]) + forward[i]
+        assert chain_optimum_s(forward, backward, wire) <= now + 1e-9
+
+
+def test_a_model_without_parameters_takes_as_long_as_it_computes() -> None:
+    assert chain_optimum_s([], [], []) == 0.0
+    assert program_optimum_s(Graph((), (Op("a", 2.0),)), SECONDS) == pytest.approx(2.0)
+
+
+def test_a_gradient_for_a_parameter_that_nothing_reads_still_has_to_travel() -> None:
+    graph = Graph((Parameter("w", 9),), (Op("a", 1.0), Op("b", 2.0, produces=("w",))))
+    assert program_optimum_s(graph, SECONDS) == pytest.approx(11.0)  # 9, and 2 to compute it anew
+    assert step_bound_s(graph, SECONDS) == pytest.approx(11.0)
+
+
+# ------------------------------------------------------------------------- merging and slicing
+
+
+def end_of_last_s(
+    groups: list[list[int]], ready: list[float], size: list[int], link: LinkModel
+) -> float:
+    now = 0.0
+    for group in groups:
+        total = sum(size[i] for i in group)
+        now = max(now, *(ready[i] for i in group)) + link.slice_cost_s
+        now += total * link.seconds_per_byte
+    return now
+
+
+def all_merges(count: int) -> list[list[list[int]]]:
+    merges = []
+    for cuts in range(1 << (count - 1)):
+        groups = [[0]]
+        for i in range(1, count):
+            if cuts >> (i - 1) & 1:
+                groups.append([i])
+            else:
+                groups[-1].append(i)
+        merges.append(groups)
+    return merges
+
+
+def merging_cases(most: int) -> Iterator[tuple[list[float], list[int], LinkModel]]:
+    pick = random.Random(13)
+    for _ in range(400):
+        count = pick.randint(1, most)
+        ready = sorted(pick.uniform(0, 20) for _ in range(count))
+        sizes = [pick.randint(1, 30) for _ in range(count)]
+        yield ready, sizes, LinkModel(0.0, pick.choice([0.0, 0.3, 2.0, 50.0]), 0.1)
+
+
+def test_the_best_merge_is_that_of_all_ways_to_merge_neighbours() -> None:
+    seen = set()
+    for ready, size, link in merging_cases(8):
+        groups = merge_best(ready, size, link)
+        best_s = min(end_of_last_s(each, ready, size, link) for each in all_merges(len(ready)))
+        assert end_of_last_s(groups, ready, size, link) == pytest.approx(best_s)
+        seen.add(len(groups))
+    assert seen == set(range(1, 9))
+
+
+def test_the_published_rule_is_best_for_one_pair() -> None:
+    for ready, size, link in merging_cases(2):
+        best_s = end_of_last_s(merge_best(ready, size, link), ready, size, link)
+        assert end_of_last_s(merge_pairs(ready, size, link), ready, size, link) == best_s
+
+
+def test_the_published_rule_is_not_best_for_three() -> None:
+    ready, size, link = [0.0, 0.9, 1.8], [5, 5, 5], LinkModel(0.0, 1.0, 1.0)
+    assert merge_pairs(ready, size, link) == [[0, 1, 2]]
+    assert merge_best(ready, size, link) == [[0], [1, 2]]
+    assert end_of_last_s([[0, 1, 2]], ready, size, link) == pytest.approx(17.8)
+    assert end_of_last_s([[0], [1, 2]], ready, size, link) == pytest.approx(17.0)
+
+
+def test_the_published_rule_is_seldom_far_from_the_best() -> None:
+    ratios = []
+    for ready, size, link in merging_cases(8):
+        best_s = end_of_last_s(merge_best(ready, size, link), ready, size, link)
+        ratios.append(end_of_last_s(merge_pairs(ready, size, link), ready, size, link) / best_s)
+    assert min(ratios) >= 1 - 1e-9
+    assert statistics.median(ratios) == pytest.approx(1.0)
+    assert max(ratios) < 1.11
+
+
+def merge_by_the_book(ready: list[float], size: list[int], link: LinkModel) -> list[list[int]]:
+    """Algorithm 1 with its variables: start times are computed anew after every merge."""
+    count = len(ready)
+    p = list(size)
+    t_c = [link.slice_cost_s + n * link.seconds_per_byte for n in p]
+    merged = [False] * count
+
+    def starts() -> list[float]:
+        tau_c: list[float] = []
+        for i in range(count):  # i counts from the last layer to the first
+            tau_c.append(max(tau_c[-1] + t_c[i - 1], ready[i]) if i else ready[i])
+        return tau_c
+
+    for i in range(count - 1):
+        if ready[i + 1] < starts()[i] + link.slice_cost_s:
+            merged[i] = True
+            p[i + 1] += p[i]
+            t_c[i] = 0.0
+            t_c[i + 1] = link.slice_cost_s + p[i + 1] * link.seconds_per_byte
+    groups: list[list[int]] = [[]]
+    for i in range(count):
+        groups[-1].append(i)
+        if not merged[i] and i + 1 < count:
+            groups.append([])
+    return groups
+
+
+def test_one_pass_merges_what_the_published_algorithm_does() -> None:
+    for ready, size, link in merging_cases(8):
+        assert merge_pairs(ready, size, link) == merge_by_the_book(ready, size, link)
+
+
+@pytest.mark.parametrize("merge", [merge_pairs, merge_best])
+def test_free_messages_are_not_merged_and_dear_ones_all(merge: Merge) -> None:
+    ready, size = [1.0, 2.0, 3.0], [1, 1, 1]
+    assert merge(ready, size, LinkModel(0.0, 0.0, 1e-3)) == [[0], [1], [2]]
+    assert merge(ready, size, LinkModel(0.0, 9.0, 1e-3)) == [[0, 1, 2]]
+    assert merge([], [], SECONDS) == []
+
+
+GRAPH = synthetic.with_backward(synthetic.sequential(5, size_bytes=1000))
+
+
+@pytest.mark.parametrize("policy", SLICINGS)
+def test_every_byte_of_every_gradient_travels_once(policy: str) -> None:
+    link = LinkModel(0.0, 1.5, 1e-4)
+    frozen = Graph((*GRAPH.parameters, Parameter("frozen", 7)), GRAPH.ops)
+    sent: dict[str, int] = {}
+    for each in slices(policy, frozen, link, due_date(frozen, link)):
+        for part in each.parts:
+            assert part.offset_bytes == sent.get(part.parameter, 0)
+            sent[part.parameter] = part.offset_bytes + part.size_bytes
+        assert each.size_bytes == sum(part.size_bytes for part in each.parts)
+    assert sent == {p.name: 1000 for p in GRAPH.parameters}
+
+
+def test_p3_cuts_large_tensors_only() -> None:
+    cut = p3(GRAPH, SECONDS, due_date(GRAPH, SECONDS), slice_bytes=400)
+    assert [each.size_bytes for each in cut[:3]] == [400, 400, 200]
+    assert [each.priority for each in cut] == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    assert len(p3(GRAPH, SECONDS, due_date(GRAPH, SECONDS))) == 5
+    with pytest.raises(InvalidUsage, match="slice of 0 bytes"):
+        p3(GRAPH, SECONDS, due_date(GRAPH, SECONDS), slice_bytes=0)
+
+
+def test_merged_gradients_travel_as_they_come() -> None:
+    # ready  7     9     11    13    15
+    # link   w4    |     w3,w2             w1,w0     1.5 s a message, 3 s a gradient
+    merged = slices("mg_wfbp", GRAPH, LinkModel(0.0, 1.5, 3e-3), {})
+    assert [[part.parameter for part in each.parts] for each in merged] == [
+        ["w4"],
+        ["w3", "w2"],
+        ["w1", "w0"],
+    ]
+    assert [each.priority for each in merged] == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------- registry
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_every_order_ranks_every_parameter(name: str) -> None:
+    priorities = order(name, GRAPH, SECONDS)
+    assert set(priorities) == {p.name for p in GRAPH.parameters}
+    assert min(priorities.values()) == 0
+    assert order(name, GRAPH, SECONDS) == priorities
+
+
+def test_unknown_names_get_the_list() -> None:
+    with pytest.raises(InvalidUsage, match=r"'best'.*arrival, due_date, random, search, tac, tic"):
+        order("best", GRAPH, SECONDS)
+    with pytest.raises(InvalidUsage, match=r"'thin'.*best_merge, mg_wfbp, p3, whole"):
+        slices("thin", GRAPH, SECONDS, {})
