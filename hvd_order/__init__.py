@@ -3,7 +3,6 @@
 The names here need no framework; ``import hvd_order.torch as hvd`` is the drop-in for PyTorch.
 """
 
-from hvd_order import moved
 from hvd_order._native import torch_engines
 from hvd_order.base.errors import (
     BrokenInvariant,
@@ -19,7 +18,6 @@ from hvd_order.base.errors import (
 
 __version__ = "0.1.0"
 
-moved.install()
 torch_engines.install()
 
 __all__ = [

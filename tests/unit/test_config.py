@@ -165,14 +165,3 @@ def test_values_are_checked_when_made_in_code_as_well() -> None:
 def test_the_page_in_docs_is_up_to_date() -> None:
     page = (REPOSITORY / "docs" / "config.md").read_text(encoding="utf-8")
     assert page == reference_page(), "run: python -m hvd_order.base.config > docs/config.md"
-
-
-def test_a_former_name_of_a_variable_still_works_with_a_warning() -> None:
-    with pytest.warns(FutureWarning, match="HVD_ORDER_CARRIER is HVD_ORDER_BACKEND now"):
-        config = Config.from_environment({"HVD_ORDER_CARRIER": "mpi"})
-    assert config.backend == "mpi"
-
-
-def test_the_new_name_of_a_variable_comes_before_the_former_one() -> None:
-    both = {"HVD_ORDER_CARRIER": "mpi", "HVD_ORDER_BACKEND": "c10d"}
-    assert Config.from_environment(both).backend == "c10d"

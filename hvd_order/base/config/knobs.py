@@ -164,7 +164,6 @@ class Knob:
         choices: the words of a choice; empty for other kinds.
         also: Horovod's name of the variable, read when `env` is not set.
         may_differ: ranks may have different values, since each uses its own, or rank 0 alone one.
-        formerly: our own name of it before; still read, with a warning.
     """
 
     field: str
@@ -176,7 +175,6 @@ class Knob:
     choices: tuple[str, ...] = ()
     also: str | None = None
     may_differ: bool = False
-    formerly: str | None = None
 
 
 def knob(
@@ -186,7 +184,6 @@ def knob(
     *,
     also: str | None = None,
     may_differ: bool = False,
-    formerly: str | None = None,
 ) -> Any:
     """Declares a dataclass field that is a knob; see `Knob` for the arguments."""
 
@@ -203,7 +200,6 @@ def knob(
         "choices": kind.choices,
         "also": also,
         "may_differ": may_differ,
-        "formerly": formerly,
     }
     return dataclasses.field(default=parse(default), metadata=described)
 

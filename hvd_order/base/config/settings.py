@@ -115,7 +115,6 @@ class Config:
         choice(BackendName),
         "TensorFlow only: what carries the bytes, torch.distributed or MPI. Not set: the first "
         "of them that is installed.",
-        formerly="HVD_ORDER_CARRIER",
     )
     comm: Comm = knob(
         "allreduce",
@@ -351,16 +350,10 @@ class Config:
         environ = os.environ if environ is None else environ
         values: dict[str, Any] = {}
         for each in KNOBS:
-            names = (each.env, each.also, each.formerly)
+            names = (each.env, each.also)
             found = next((n for n in names if n is not None and n in environ), None)
             if found is None:
                 continue
-            if found == each.formerly:
-                warnings.warn(
-                    f"{found} is {each.env} now; the old name goes with the next release",
-                    FutureWarning,
-                    stacklevel=2,
-                )
             try:
                 values[each.field] = each.parse(environ[found])
             except ValueError as error:
@@ -399,9 +392,8 @@ _NOT_KNOBS = ("HVD_ORDER_SECRET", "HVD_ORDER_SECRET_FILE")
 
 def _warn_about_unknown(environ: Mapping[str, str]) -> None:
     known = [each.env for each in KNOBS]
-    former = [each.formerly for each in KNOBS]
     for name in environ:
-        if not name.startswith("HVD_ORDER_") or name in (*known, *former, *_NOT_KNOBS):
+        if not name.startswith("HVD_ORDER_") or name in (*known, *_NOT_KNOBS):
             continue
         close = difflib.get_close_matches(name, known, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
