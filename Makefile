@@ -8,7 +8,9 @@
 #                                                 make format   rewrite sources in the project's style
 # make docs     the documentation as a site, in out/site
 # make check    = make test                       make clean    remove what was built, keep .venv
+# make test PART=servers  the tests of one wing (hvd_order/servers/README.md): unit and multiproc
 # make test-long  what takes too long for every change
+# make size     lines and files by room, against the limits that the rooms' READMEs name
 # make wheels   wheels and the sdist, in dist/     make test-wheel  installs them into an empty environment
 # make test-containers  the images of docker/, built and run by podman
 # make test-third-party  training by Lightning, Accelerate, Trainer, timm and Ignite
@@ -38,7 +40,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs lock wheels test test-device test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-cpp-format lint-docker format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs size lock wheels test test-device test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-cpp-format lint-docker format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -185,9 +187,15 @@ TESTS_jobs = tests/multiproc/collectives tests/multiproc/job
 TESTS_launch = tests/multiproc/cluster tests/multiproc/launch
 TESTS_faults = tests/chaos tests/hosts tests/random_programs tests/reference
 PARTS_AT_ONCE ?= 2
+ifdef PART
+test: dev
+	"$(BIN)/python" -m pytest $(or $(wildcard tests/unit/$(PART) tests/multiproc/$(PART)),\
+	  $(error there are no tests of '$(PART)': PART is a folder of tests/unit or tests/multiproc))
+else
 test: dev
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) cpp-test $(LINT_PARTS)
 	@$(MAKE) --no-print-directory --jobs=$(PARTS_AT_ONCE) --keep-going $(TEST_PARTS:%=test-part-%) test-device
+endif
 
 # What a part prints is shown if it fails.
 $(TEST_PARTS:%=test-part-%): test-part-%: dev
@@ -250,7 +258,11 @@ LINT_PARTS = lint-python lint-cpp lint-docker
 lint: dev
 	@$(MAKE) --no-print-directory --jobs=$(JOBS) $(LINT_PARTS)
 
-lint-python:
+# A table; fails where a room has outgrown its README.
+size:
+	@"$(PYTHON)" scripts/size.py
+
+lint-python: size
 	"$(BIN)/ruff" check
 	"$(BIN)/ruff" format --check
 	"$(BIN)/lint-imports" --no-logo
