@@ -66,7 +66,8 @@ def _per_parameter(tree: Path, folder: Path) -> float:
     out = folder / "per_parameter.json"
     env = {**os.environ, "PYTHONPATH": str(tree)}
     script = ROOT / "benchmarks" / "overhead" / "per_parameter.py"
-    run = [sys.executable, "-m", "hvd_order.cli", "run", "-np", "2", sys.executable, str(script)]
+    command = "hvd_order.tools.cli" if (tree / "hvd_order/tools").exists() else "hvd_order.cli"
+    run = [sys.executable, "-m", command, "run", "-np", "2", sys.executable, str(script)]
     _run([*run, "--out", str(out)], tree, env)
     rounds = json.loads(out.read_text())["raw"]["rounds"]
     return statistics.median(
