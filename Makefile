@@ -3,6 +3,7 @@
 # make sanitize C++ tests under ThreadSanitizer and AddressSanitizer
 # make model-check  every interleaving of small jobs, and broken rules that this must find
 # make fuzz     arbitrary bytes into what reads bytes of others (needs clang++)
+# make defects  seeded defects, each with the test that must catch it: ONLY="shim engine"
 # make chaos    faults at random in real jobs: MINUTES=10 SEED=1
 # make bench    all benchmarks                    make results  page of results from benchmarks/results
 #                                                 make format   rewrite sources in the project's style
@@ -40,7 +41,7 @@ CMAKE_DIR := build/cmake
 BUILD_SETTINGS = HVD_ORDER_BUILD_DIR=$(CMAKE_DIR) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
   CMAKE_ARGS="$${CMAKE_ARGS:-} -DHVD_ORDER_WERROR=$(WERROR) -DHVD_ORDER_UNITY=$(UNITY)"
 
-.PHONY: build dev demo docs size lock wheels test test-device test-wheel test-containers test-long test-third-party test-torch chaos check lint lint-python lint-cpp lint-cpp-format lint-docker format cpp-test sanitize model-check fuzz \
+.PHONY: build dev demo docs size lock wheels test test-device test-wheel test-containers test-long test-third-party test-torch chaos defects check lint lint-python lint-cpp lint-cpp-format lint-docker format cpp-test sanitize model-check fuzz \
   bench results horovod clean
 
 # ------------------------------------------------------------------------------ environment
@@ -234,6 +235,10 @@ SEED ?= 1
 chaos: dev
 	PYTHONPATH=.:tests "$(BIN)/python" tests/chaos/run.py --minutes $(MINUTES) --seed $(SEED) \
 	  --out out/chaos/seed$(SEED).jsonl
+
+# See tests/defects/README.md. Hours: a defect in C++ costs a build.
+defects: dev
+	"$(BIN)/python" tests/defects/run.py $(ONLY)
 
 check: test
 
