@@ -60,6 +60,7 @@ void Planned::decide(Decisions& out) {
     }
     ++issued_;
     --offered_;
+    heldUpBy_.reset(); // in the next step the same slice counts again
     out.issue.push_back(*slice);
   }
   if (offered_ > 0 && scheduler_.inFlightBytes() == 0 && issued_ < limit_ &&

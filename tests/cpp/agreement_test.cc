@@ -9,6 +9,7 @@
 #include "check.h"
 #include "scheduler/agreement_sequence.h"
 #include "scheduler/follower.h"
+#include "scheduler/planned.h"
 
 namespace hvd_order {
 
@@ -749,6 +750,18 @@ TEST(aPlanNeedsNoMessages) {
   CHECK_EQUAL(world.ready(2, "b"), "");
   CHECK_EQUAL(world.ready(2, "a"), "a");
   CHECK_EQUAL(world.travelling(), 0U);
+}
+
+TEST(aPlanCountsHoldUpsOfTheSameSliceInEachStep) {
+  World world(AgreementKind::kPlanned, 1, 4 * kUnit, "ab", 2);
+  auto& planned = dynamic_cast<Planned&>(world.at(0));
+  for (int step = 0; step < 3; ++step) {
+    CHECK_EQUAL(world.ready(0, "b"), "");
+    CHECK_EQUAL(world.ready(0, ""), ""); // still the same
+    CHECK_EQUAL(planned.takeHoldUps(), 1U);
+    CHECK_EQUAL(world.ready(0, "a"), "ab");
+    CHECK_EQUAL(world.done(0, "ab"), "");
+  }
 }
 
 TEST(oneRankAgreesWithItself) {
