@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 from helpers.environments.podman import NEEDS_PODMAN, Podman
-from helpers.environments.pods import assert_trained_right, command_of, manifest, options_of
+from helpers.environments.pods import (
+    TRAINER,
+    assert_trained_right,
+    command_of,
+    manifest,
+    options_of,
+)
 from helpers.training import elastic_training
 
 pytestmark = NEEDS_PODMAN
@@ -100,7 +106,7 @@ class PodsOfAJob:
 def pods(podman: Podman, runtime: str, tmp_path: Path) -> Iterator[PodsOfAJob]:
     commits, code = tmp_path / "commits", tmp_path / "code"
     commits.mkdir()
-    commits.chmod(0o777)
+    os.chown(commits, TRAINER, TRAINER)
     code.mkdir()
     script = code / "train.py"
     script.write_bytes(Path(elastic_training.__file__).read_bytes())

@@ -16,7 +16,13 @@ from typing import Any
 
 import pytest
 from helpers.environments.podman import NEEDS_PODMAN, Podman
-from helpers.environments.pods import assert_trained_right, command_of, manifest, options_of
+from helpers.environments.pods import (
+    TRAINER,
+    assert_trained_right,
+    command_of,
+    manifest,
+    options_of,
+)
 from helpers.training import elastic_training
 
 pytestmark = NEEDS_PODMAN
@@ -112,7 +118,7 @@ class PodsOfAnMpiJob:
 def pods(podman: Podman, with_ssh: str, tmp_path: Path) -> Iterator[PodsOfAnMpiJob]:
     for name in ("code", "commits", "mpi", "ssh"):
         (tmp_path / name).mkdir()
-    (tmp_path / "commits").chmod(0o777)
+    os.chown(tmp_path / "commits", TRAINER, TRAINER)
     (tmp_path / "code/train.py").write_bytes(Path(elastic_training.__file__).read_bytes())
     key = tmp_path / "ssh/id_rsa"
     podman.call(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", key])

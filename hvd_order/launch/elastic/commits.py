@@ -176,12 +176,13 @@ def _is_private(folder: Path) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
-    """Accepts a directory of the user's where no other user but root can put files, or none.
+    """Accepts a directory of the user's where nobody outside of his groups can put files, or none.
 
-    Others may read it: it may be on a disk that is shared for that.
+    Others may read it: it may be on a disk that is shared for that. Volumes of Kubernetes belong to
+    root and to the pod's own group (``fsGroup``), which may write.
 
     Raises:
-        CommitLost: another user could write there, or it is no directory.
+        CommitLost: others could write there, or it is no directory.
     """
     try:
         info = folder.lstat()
@@ -193,7 +194,7 @@ def _check_folder(folder: Path) -> None:
         cure = "it is no directory"
     elif info.st_uid not in (os.getuid(), 0):
         cure = f"it belongs to user {info.st_uid}; name a folder of your own"
-    elif info.st_mode & 0o022:
+    elif info.st_mode & (0o002 if info.st_gid in {os.getegid(), *os.getgroups()} else 0o022):
         cure = f"others may write there; chmod go-w {folder}, or name a folder of your own"
     else:
         return

@@ -15,6 +15,8 @@ from helpers.training import elastic_training
 
 __all__ = ["assert_trained_right", "command_of", "manifest", "options_of"]
 
+TRAINER = 10001  # the user of the images; a commit is read only from a folder of its own
+
 
 def manifest(name: str) -> dict[str, dict[str, Any]]:
     """The documents of examples/kubernetes/NAME/NAME.yaml by kind."""

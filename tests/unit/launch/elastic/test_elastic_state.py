@@ -178,7 +178,9 @@ def test_the_users_directory_is_one_where_nobody_else_writes(
         with pytest.raises(CommitLost, match=f"rank 0: commits cannot be kept .* {reason}"):
             run_fn(lambda s: s.step, lambda: None)(alone(step=0))
 
-    for mode in (0o775, 0o757, 0o1777):
+    directory.chmod(0o2775)  # as a volume of Kubernetes: of the pod's own group
+    put(CommitFolder([directory], durable=True), 6)
+    for mode in (0o757, 0o1777):
         directory.chmod(mode)
         check(directory, "chmod go-w")
     directory.chmod(0o700)
@@ -190,7 +192,11 @@ def test_the_users_directory_is_one_where_nobody_else_writes(
     if os.getuid() == 0:  # only root may give a folder away
         os.chown(directory, 1234, -1)
         check(directory, "it belongs to user 1234")
-        os.chown(directory, 0, -1)
+        os.chown(directory, 0, 4321)
+        directory.chmod(0o775)
+        check(directory, "chmod go-w")
+        os.chown(directory, 0, 0)
+        directory.chmod(0o700)
     newest = CommitFolder([directory], durable=True).newest()
     assert newest is not None
     assert newest.number == 6
