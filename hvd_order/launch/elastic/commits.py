@@ -176,7 +176,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _check_folder(folder: Path) -> None:
-    """Accepts a directory of the user's where nobody outside of his groups can put files, or none.
+    """Accepts no directory, or the user's where nobody outside of the user's groups can write.
 
     Others may read it: it may be on a disk that is shared for that. Volumes of Kubernetes belong to
     root and to the pod's own group (``fsGroup``), which may write.
