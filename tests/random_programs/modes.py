@@ -214,14 +214,12 @@ def meta_copy(world: World, number: int) -> None:
 @action(first=True, renews=True)
 def to_single_and_back(world: World, number: int) -> None:
     """With gradients, if there are any: a module casts them as well."""
-    world.model.float()
-    world.model.double()
+    world.cast(torch.float32)
 
 
 @action(first=True, renews=True)
 def to_half_and_back(world: World, number: int) -> None:
-    world.model.to(torch.bfloat16)
-    world.model.double()
+    world.cast(torch.bfloat16)
 
 
 @action(first=True)

@@ -352,11 +352,7 @@ def scale_weight(world: World, number: int) -> None:
 
 @action(Place.GRADIENTS, renews=True)
 def cast_with_gradients(world: World, number: int) -> None:
-    # PyTorch casts a gradient whatever its `grad_dtype`, and then refuses to assign it.
-    if any(getattr(p, "grad_dtype", p.dtype) != p.dtype for p in world.parameters()):
-        return
-    world.model.float()
-    world.model.double()
+    world.cast(torch.float32)
 
 
 @action(Place.GRADIENTS, numbers=4)

@@ -183,6 +183,16 @@ class World:
 
         self.in_halves(passes, optimizer, model)
 
+    def cast(self, dtype: torch.dtype) -> None:
+        """Casts the model and its gradients to a type and back to float64.
+
+        Not where gradients have a type of their own: PyTorch casts them whatever their
+        ``grad_dtype``, and refuses to assign such a gradient afterwards.
+        """
+        if all(getattr(p, "grad_dtype", p.dtype) == p.dtype for p in self.parameters()):
+            self.model.to(dtype)
+            self.model.double()
+
     def in_halves(
         self,
         run: Callable[[int], Any],
