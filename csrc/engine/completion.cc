@@ -209,9 +209,15 @@ bool Completion::isEnqueued(TensorKey tensor) const {
   return found != nullptr && found->ended < found->enqueued;
 }
 
-std::size_t Completion::pendingCount(ModelId model) const {
+std::vector<ModelId> Completion::pendingModels() const {
   const std::scoped_lock lock(mutex_);
-  return model < pendingOf_.size() ? pendingOf_[model] : 0;
+  std::vector<ModelId> models;
+  for (ModelId model = 0; model < pendingOf_.size(); ++model) {
+    if (pendingOf_[model] > 0) {
+      models.push_back(model);
+    }
+  }
+  return models;
 }
 
 std::size_t Completion::pendingCount() const {

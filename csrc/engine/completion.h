@@ -75,8 +75,8 @@ class Completion final {
   /// Whether all slices of an exchange that has not ended are enqueued on a device.
   [[nodiscard]] bool isEnqueued(TensorKey tensor) const;
   [[nodiscard]] std::size_t pendingCount() const;
-  /// The same, of one model.
-  [[nodiscard]] std::size_t pendingCount(ModelId model) const;
+  /// The models that have exchanges under way.
+  [[nodiscard]] std::vector<ModelId> pendingModels() const;
 
  private:
   using Number = std::uint64_t;

@@ -25,19 +25,12 @@
 // order. A thread that finds the role taken sets `dirty_` and leaves; the driver then decides
 // again. Transport and control channel are never called under `mutex_`.
 //
-// The clock has two uses: it ends link reservations, and `watch` uses it after a failed transfer
-// or a stall.
+// The clock has two uses: it ends link reservations, and `lookAround` asks the watch (watch.h) what
+// failed transfers and stalls demand now.
 
 namespace hvd_order {
 
 namespace {
-
-using namespace std::chrono_literals;
-
-// Time for which a failed transfer waits for the control channel to name the rank that caused it.
-constexpr auto kSuspicionTime = 300ms;
-// Time from the query to the other ranks until a stall is reported.
-constexpr auto kAnswerTime = 1s;
 
 template <typename T>
 std::exception_ptr errorOf(const std::string& text) {
@@ -60,7 +53,7 @@ Engine::Engine(
           options_.policy,
           options_.creditBytes),
       health_(options_.rank, options_.size),
-      lastProgress_(Clock::now()),
+      watch_(options_.rank, options_.size, {options_.timeout, options_.stallWarning}, Clock::now()),
       farewell_(options_.rank, options_.size) {
   if (options_.size > 1 && !control_) {
     throw InvalidUsage("an engine of several ranks needs a control channel");
@@ -101,11 +94,7 @@ void Engine::addModel(
   const SliceLayout& known = *layout; // the agreement keeps the layout alive
   enqueued_.addModel(model, layout);
   agreement().addModel(model, std::move(layout), std::move(plan));
-  models_.insert(model);
-  if (progressOf_.size() <= model) {
-    progressOf_.resize(model + 1);
-  }
-  progressOf_[model] = Clock::now();
+  watch_.addModel(model, Clock::now());
   completion_.addModel(model, known.tensors().size());
   reservation_.addModel(model, known);
   dirty_ = true; // rank 0 may already have decided slices of this model
@@ -115,7 +104,7 @@ void Engine::addModel(
 void Engine::removeModel(ModelId model) {
   const std::scoped_lock lock(mutex_);
   agreement().removeModel(model);
-  models_.erase(model);
+  watch_.removeModel(model);
   enqueued_.removeModel(model);
   completion_.removeModel(model);
   reservation_.removeModel(model);
@@ -174,19 +163,19 @@ void Engine::reservationChanged() {
 void Engine::announce(TensorKey tensor) {
   const std::scoped_lock lock(mutex_);
   completion_.announce(tensor);
-  progress(tensor.model);
-  if (left_) {
+  watch_.progress(tensor.model, Clock::now());
+  if (watch_.hasRankLeft()) {
     alarm(); // starts the watch for a stranded exchange
   }
 }
 
 // Called under the lock. Returns whether slices became ready.
-bool Engine::offer(TensorKey tensor) {
+bool Engine::offer(TensorKey tensor, Clock::time_point now) {
   const std::vector<SliceKey>& ready = agreement().tensorReady(tensor);
   for (const SliceKey slice : ready) {
     timeline_.ready(slice);
   }
-  if (reservation_.ready(tensor, ready, lastProgress_)) {
+  if (reservation_.ready(tensor, ready, now)) {
     reservationChanged();
   }
   return !ready.empty();
@@ -195,15 +184,16 @@ bool Engine::offer(TensorKey tensor) {
 void Engine::tensorReady(TensorKey tensor) {
   std::unique_lock lock(mutex_);
   completion_.check();
-  progress(tensor.model);
+  const Clock::time_point now = Clock::now();
+  watch_.progress(tensor.model, now);
   bool offered = false;
   if (completion_.isEnqueued(tensor)) {
     early_.push_back(tensor); // until `sliceDone` has seen the end of the exchange before
   } else {
-    offered = offer(tensor);
+    offered = offer(tensor, now);
   }
-  completion_.ready(tensor, lastProgress_);
-  if (left_) {
+  completion_.ready(tensor, now);
+  if (watch_.hasRankLeft()) {
     alarm(); // starts the watch for a stranded exchange
   }
   if (!offered || !agreement().mayDecide()) {
@@ -223,7 +213,8 @@ void Engine::run() {
   // Another thread that drives observes dirty_, but not the clock.
   const auto called = [&] { return stop_ || alarmed_ || (dirty_ && !driving_); };
   while (!stop_) {
-    const Clock::time_point next = std::min(reservation_.until(), nextWatch());
+    const Clock::time_point next =
+        std::min(reservation_.until(), watch_.nextLook(Clock::now(), completion_.pendingModels()));
     if (next == Clock::time_point::max()) {
       wakeUp_.wait(lock, called);
     } else {
@@ -233,7 +224,7 @@ void Engine::run() {
     if (reservation_.expire(Clock::now())) {
       reservationChanged();
     }
-    watch(lock);
+    lookAround(lock);
     drive(lock);
   }
 }
@@ -250,7 +241,7 @@ void Engine::drive(std::unique_lock<std::mutex>& lock) {
     try {
       agreements_.decide(decisions_);
     } catch (...) {
-      suspect(std::current_exception());
+      transferFailed(std::current_exception());
       break;
     }
     messages_ += decisions_.messages.size();
@@ -280,7 +271,7 @@ void Engine::act(const Decisions& decisions, std::uint32_t agreementNumber) {
     }
   } catch (...) {
     const std::scoped_lock lock(mutex_);
-    suspect(std::current_exception());
+    transferFailed(std::current_exception());
     return;
   }
   const std::weak_ptr<Engine> weak = weak_from_this();
@@ -312,7 +303,7 @@ void Engine::sliceEnqueued(SliceKey slice) {
 void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   std::unique_lock lock(mutex_);
   if (error) {
-    suspect(std::move(error));
+    transferFailed(std::move(error));
     return;
   }
   timeline_.done(slice);
@@ -325,11 +316,12 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   }
   const std::vector<Health::Addressed> answers = farewell_.sliceDone();
   partingChanged_.notify_all();
-  progress(slice.model);
+  const Clock::time_point now = Clock::now();
+  watch_.progress(slice.model, now);
   std::erase_if(early_, [&](TensorKey tensor) {
     const bool due = !completion_.isEnqueued(tensor);
     if (due) {
-      offer(tensor);
+      offer(tensor, now);
     }
     return due;
   });
@@ -346,7 +338,7 @@ void Engine::onMessage(Rank from, const ControlMessage& message) {
     try {
       answers = handle(from, message);
     } catch (...) {
-      suspect(std::current_exception());
+      transferFailed(std::current_exception());
     }
     drive(lock);
   }
@@ -373,21 +365,14 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
     case ControlMessage::Kind::kActivity:
       return health_.received(agreement().scheduler(), from, message, activity());
     case ControlMessage::Kind::kFailed: {
-      const std::exception_ptr error = unpackFailure(message.words);
-      if (completion_.fail(error) && options_.rank == 0) {
-        untold_ = error; // rank 0 relays: the control channel is a star
-      }
-      suspicion_ = nullptr;
-      alarm();
+      // Rank 0 relays: the control channel is a star.
+      setFailure(unpackFailure(message.words), options_.rank == 0);
       return {};
     }
     case ControlMessage::Kind::kLeave:
       ControlWords(from, message).end();
       gone_.insert(from);
-      if (!left_) {
-        left_ = from;
-        leftAt_ = Clock::now();
-      }
+      watch_.rankLeft(from, Clock::now());
       alarm();
       return farewell_.gone(from);
     case ControlMessage::Kind::kFarewell:
@@ -413,157 +398,98 @@ void Engine::onLost(Rank peer, const std::exception_ptr& error) {
             "rank ", peer,
             " is gone: its process died or its network connection broke (seen by rank ",
             options_.rank, ": ", textOf(error), ")"));
-  if (completion_.fail(lost)) {
-    untold_ = lost;
-    suspicion_ = nullptr;
-  }
-  alarm();
+  setFailure(lost);
 }
 
 // Called under the lock.
-void Engine::suspect(std::exception_ptr error) {
-  if (!suspicion_ && !completion_.failed()) {
-    suspicion_ = std::move(error);
-    suspicionEnds_ = Clock::now() + (options_.size > 1 ? kSuspicionTime : 0ms);
-  }
+void Engine::transferFailed(std::exception_ptr error) {
+  watch_.transferFailed(std::move(error), Clock::now());
   alarm();
 }
 
-void Engine::fail(std::exception_ptr error) {
-  error = withRank(error);
-  const std::scoped_lock lock(mutex_);
-  if (completion_.fail(error)) {
-    untold_ = std::move(error);
+// Called under the lock. Returns whether this is the first failure.
+bool Engine::setFailure(const std::exception_ptr& error, bool informOthers) {
+  if (!completion_.fail(error)) {
+    return false;
+  }
+  watch_.end();
+  if (informOthers) {
+    failureToSend_ = error;
   }
   alarm();
+  return true;
+}
+
+void Engine::fail(std::exception_ptr error) {
+  error = withRank(error, options_.rank);
+  const std::scoped_lock lock(mutex_);
+  setFailure(error);
 }
 
 void Engine::checkStalled() {
   {
     const std::scoped_lock lock(mutex_);
-    const auto longest = longestStalled();
-    if (longest && asked_ && askedFor_ == longest->model && !completion_.failed() &&
-        Clock::now() - longest->since >= options_.timeout - options_.timeout / 10) {
+    if (watch_.isNearlyTimedOut(Clock::now(), completion_.pendingModels())) {
       failStalled();
-      alarm();
     }
   }
   check();
 }
 
+// Called under the lock.
 void Engine::failStalled() {
-  const std::string report = asked_ ? stallReport() : "";
-  untold_ = errorOf<TransferTimeout>(concat(
-      "nothing moved for ", std::chrono::duration<double>(options_.timeout).count(),
-      " s: ", report));
-  completion_.fail(untold_);
+  setFailure(
+      errorOf<TransferTimeout>(concat(
+          "nothing moved for ", std::chrono::duration<double>(options_.timeout).count(),
+          " s: ", watch_.hasAsked() ? stallReport() : "")));
 }
 
-// Handles all that depends on the clock or ends in failure. Called under the lock; releases it to
-// send.
-void Engine::watch(std::unique_lock<std::mutex>& lock) {
-  const Clock::time_point now = Clock::now();
-  if (isStranded() && now >= strandedAt()) {
-    suspicion_ = strandedError();
-    suspicionEnds_ = now;
-  }
-  if (suspicion_ && now >= suspicionEnds_) {
-    if (left_) {
-      suspicion_ = strandedError(); // why the transfer failed
-    }
-    suspicion_ = withoutCulprit(suspicion_);
-    if (completion_.fail(suspicion_)) {
-      untold_ = suspicion_;
-    }
-    suspicion_ = nullptr;
-  }
-  if (const auto longest = longestStalled(); longest && !completion_.failed()) {
-    const auto stalled = now - longest->since;
-    if (asked_ && askedFor_ != longest->model) { // that one has come to its end
-      asked_ = warned_ = false;
-    }
-    if (stalled >= options_.timeout) {
-      failStalled();
-    } else if (!asked_ && stalled >= std::min(options_.stallWarning, options_.timeout / 2)) {
-      asked_ = true;
-      askedFor_ = longest->model;
-      const auto questions =
-          health_.ask(agreement().scheduler(), waitingTensors(longest->model), agreement().head());
-      lock.unlock();
-      transport_->inquire();
-      sendAll(questions);
-      lock.lock();
-    } else if (asked_ && !warned_ && stalled >= options_.stallWarning + kAnswerTime) {
-      warned_ = true;
-      const std::string text = concat(
+// Does what the watch demands now, and sends a failure of this rank. Called under the lock;
+// releases it to send.
+void Engine::lookAround(std::unique_lock<std::mutex>& lock) {
+  using Kind = Watch::Action::Kind;
+  const Watch::Action action = watch_.look(Clock::now(), completion_.pendingModels());
+  const Scheduler& scheduler = agreement().scheduler();
+  std::vector<Health::Addressed> questions;
+  std::string warning;
+  switch (action.kind) {
+    case Kind::kNone:
+      break;
+    case Kind::kAsk:
+      questions =
+          health_.ask(scheduler, scheduler.pendingTensors(action.model), agreement().head());
+      break;
+    case Kind::kWarn:
+      warning = concat(
           "hvd_order: nothing has moved for ",
-          std::chrono::duration_cast<std::chrono::seconds>(stalled).count(), " s: ", stallReport());
-      lock.unlock();
-      if (options_.warn) {
-        options_.warn(text);
-      } else {
-        std::fprintf(stderr, "%s\n", text.c_str());
-      }
-      lock.lock();
-    }
+          std::chrono::duration_cast<std::chrono::seconds>(action.stalled).count(),
+          " s: ", stallReport());
+      break;
+    case Kind::kTimeOut:
+      failStalled();
+      break;
+    case Kind::kFail:
+      setFailure(action.error);
+      break;
   }
-  if (untold_) {
-    const std::exception_ptr error = std::exchange(untold_, nullptr);
-    lock.unlock();
-    tellOthers({ControlMessage::Kind::kFailed, packFailure(error)});
-    transport_->abort();
-    lock.lock();
+  const std::exception_ptr failure = std::exchange(failureToSend_, nullptr);
+  if (action.kind == Kind::kNone && !failure) {
+    return;
   }
-}
-
-// Whether an exchange is under way that needs a rank that has shut down. That rank has finished
-// all exchanges that it took part in, so this exchange cannot end. Called under the lock, like the
-// functions below.
-bool Engine::isStranded() const {
-  return left_ && !completion_.failed() && completion_.pendingCount() > 0;
-}
-
-Engine::Clock::time_point Engine::strandedAt() const {
-  return std::max(lastProgress_, leftAt_) + kSuspicionTime;
-}
-
-std::exception_ptr Engine::strandedError() const {
-  return errorOf<PeerLost>(concat(
-      "rank ", *left_, " has ended its training, while rank ", options_.rank,
-      " has gradients of a further step: ranks need equally many steps (hvd.join() is for those "
-      "that have less data), or rank ",
-      *left_, " ended early and its output says why"));
-}
-
-std::exception_ptr Engine::withRank(const std::exception_ptr& error) const {
-  try {
-    std::rethrow_exception(error);
-  } catch (const DeviceFailed& failed) {
-    return errorOf<CollectiveError>(
-        concat("the device of rank ", options_.rank, " failed: ", failed.what()));
-  } catch (...) {
-    return error;
+  lock.unlock();
+  if (action.kind == Kind::kAsk) {
+    transport_->inquire();
+    sendAll(questions);
   }
-}
-
-// Replaces the error if no rank is known to be gone: the connection itself broke.
-std::exception_ptr Engine::withoutCulprit(const std::exception_ptr& error) const {
-  try {
-    std::rethrow_exception(withRank(error));
-  } catch (const ServerLost&) {
-    return error; // it names the server
-  } catch (const PeerLost& lost) {
-    if (left_ || options_.size == 1) {
-      return error;
-    }
-    return errorOf<PeerLost>(concat(
-        "rank ", options_.rank,
-        " lost a connection to another rank, though none is known to have "
-        "ended; look at the network between their hosts (",
-        lost.what(), ")"));
-  } catch (...) {
-    return std::current_exception();
+  if (action.kind == Kind::kWarn && options_.warn) {
+    options_.warn(warning);
+  } else if (action.kind == Kind::kWarn) {
+    std::fprintf(stderr, "%s\n", warning.c_str());
   }
+  if (failure) {
+    sendFailure(failure);
+  }
+  lock.lock();
 }
 
 std::string Engine::stallReport() const {
@@ -571,51 +497,12 @@ std::string Engine::stallReport() const {
   return known.empty() ? health_.report(agreement().scheduler()) : known;
 }
 
-Engine::Clock::time_point Engine::nextWatch() const {
-  if (suspicion_) {
-    return suspicionEnds_;
-  }
-  if (completion_.failed() || models_.empty()) {
-    return Clock::time_point::max();
-  }
-  const auto patience = std::min(options_.stallWarning, options_.timeout / 2);
-  const auto longest = longestStalled();
-  if (!longest) {
-    // Looks now and then whether an exchange has begun: cheaper than to be woken by each one.
-    return Clock::now() + patience / 4;
-  }
-  if (isStranded()) {
-    return strandedAt();
-  }
-  if (!asked_ || askedFor_ != longest->model) {
-    return longest->since + patience;
-  }
-  const Clock::time_point end = longest->since + options_.timeout;
-  return warned_ ? end : std::min(end, longest->since + options_.stallWarning + kAnswerTime);
+void Engine::sendFailure(const std::exception_ptr& error) {
+  sendToOthers({ControlMessage::Kind::kFailed, packFailure(error)});
+  transport_->abort();
 }
 
-std::optional<Engine::Stalled> Engine::longestStalled() const {
-  std::optional<Stalled> longest;
-  for (const ModelId model : models_) {
-    if (completion_.pendingCount(model) > 0 && (!longest || progressOf_[model] < longest->since)) {
-      longest = {model, progressOf_[model]};
-    }
-  }
-  return longest;
-}
-
-std::vector<TensorKey> Engine::waitingTensors(ModelId model) const {
-  std::vector<TensorKey> waiting;
-  const std::size_t tensors = agreement().scheduler().layout(model).tensors().size();
-  for (TensorId tensor = 0; tensor < tensors; ++tensor) {
-    if (agreement().scheduler().isPending({model, tensor})) {
-      waiting.push_back({model, tensor});
-    }
-  }
-  return waiting;
-}
-
-void Engine::tellOthers(const ControlMessage& message) {
+void Engine::sendToOthers(const ControlMessage& message) {
   if (options_.rank != 0) {
     sendAll({{0, message}});
     return;
@@ -656,18 +543,6 @@ void Engine::alarm() {
   partingChanged_.notify_all();
 }
 
-// Called under the lock.
-void Engine::progress(ModelId model) {
-  lastProgress_ = Clock::now();
-  if (model < progressOf_.size()) { // else the caller is about to hear that there is no such model
-    progressOf_[model] = lastProgress_;
-  }
-  if (askedFor_ == model) {
-    asked_ = false;
-    warned_ = false;
-  }
-}
-
 bool Engine::drain(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   return partingChanged_.wait_until(
@@ -700,31 +575,31 @@ std::vector<Rank> Engine::awaited(Clock::time_point deadline) {
 }
 
 void Engine::shutdown() noexcept {
-  bool inPeace = false;
+  bool withoutError = false;
   {
     const std::scoped_lock lock(mutex_);
     if (stop_) {
       return;
     }
     stop_ = true;
-    inPeace = completion_.fail(errorOf<InvalidUsage>("the engine has been shut down"));
+    withoutError =
+        setFailure(errorOf<InvalidUsage>("the engine has been shut down"), /*informOthers=*/false);
     wakeUp_.notify_one();
   }
   if (thread_.joinable()) {
     thread_.join();
   }
-  const std::exception_ptr untold = [&] {
+  const std::exception_ptr failure = [&] {
     std::unique_lock lock(mutex_);
     wakeUp_.wait(lock, [&] { return !driving_; }); // a thread of the transport may be issuing
-    return std::exchange(untold_, nullptr);
+    return std::exchange(failureToSend_, nullptr);
   }();
-  if (untold) {
-    tellOthers({ControlMessage::Kind::kFailed, packFailure(untold)});
-    transport_->abort();
+  if (failure) {
+    sendFailure(failure);
   }
   if (control_) {
-    if (inPeace) { // else the other ranks have the failure already
-      tellOthers({ControlMessage::Kind::kLeave, {}});
+    if (withoutError) { // else the other ranks have the failure already
+      sendToOthers({ControlMessage::Kind::kLeave, {}});
     }
     control_->stop();
   }

@@ -16,6 +16,7 @@
 #include "engine/farewell.h"
 #include "engine/health.h"
 #include "engine/timeline.h"
+#include "engine/watch.h"
 #include "scheduler/agreement_sequence.h"
 #include "scheduler/link_reservation.h"
 #include "transport/control_channel.h"
@@ -159,36 +160,24 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void act(const Decisions& decisions, std::uint32_t agreementNumber);
   void sliceEnqueued(SliceKey slice);
   void sliceDone(SliceKey slice, std::exception_ptr error);
-  bool offer(TensorKey tensor);
+  bool offer(TensorKey tensor, Clock::time_point now);
   void onMessage(Rank from, const ControlMessage& message);
   std::vector<Health::Addressed> handle(Rank from, const ControlMessage& message);
   void onLost(Rank peer, const std::exception_ptr& error);
-  void suspect(std::exception_ptr error);
-  void tellOthers(const ControlMessage& message);
+  void transferFailed(std::exception_ptr error);
+  bool setFailure(const std::exception_ptr& error, bool informOthers = true);
+  void failStalled();
+  void sendFailure(const std::exception_ptr& error);
+  void sendToOthers(const ControlMessage& message);
   void sendAll(const std::vector<Health::Addressed>& messages);
   void reservationChanged();
-  void watch(std::unique_lock<std::mutex>& lock);
+  void lookAround(std::unique_lock<std::mutex>& lock);
   [[nodiscard]] Agreement& agreement() const {
     return agreements_.current();
   }
   [[nodiscard]] std::string stallReport() const;
-  void failStalled();
-  [[nodiscard]] Clock::time_point nextWatch() const;
-  [[nodiscard]] std::vector<TensorKey> waitingTensors(ModelId model) const;
-  [[nodiscard]] bool isStranded() const;
-  [[nodiscard]] Clock::time_point strandedAt() const;
-  [[nodiscard]] std::exception_ptr strandedError() const;
-  [[nodiscard]] std::exception_ptr withRank(const std::exception_ptr& error) const;
-  [[nodiscard]] std::exception_ptr withoutCulprit(const std::exception_ptr& error) const;
   void wake();
   void alarm();
-  void progress(ModelId model);
-  /// A model whose gradients are under way, and when one of them moved last.
-  struct Stalled {
-    ModelId model;
-    Clock::time_point since;
-  };
-  [[nodiscard]] std::optional<Stalled> longestStalled() const;
 
   const EngineOptions options_;
   const std::shared_ptr<Transport> transport_;
@@ -202,7 +191,6 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::condition_variable wakeUp_;
   AgreementSequence agreements_;
   std::uint64_t messages_ = 0; // of the agreement, sent since takeCounts
-  std::set<ModelId> models_;
   EnqueuedSlices enqueued_;
   std::vector<TensorKey> early_; // ready, while the exchange before is still on the device
   bool dirty_ = false;           // an event has happened since the last decision
@@ -215,24 +203,12 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::atomic<bool> reserved_ = false; // copy of the reservation's state, read without the lock
 
   Health health_;
-  Clock::time_point lastProgress_;
-  // By model: threads train models of their own, and one that goes on must not hide that another
-  // waits in vain.
-  std::vector<Clock::time_point> progressOf_;
-  ModelId askedFor_ = 0; // the model that stalls, if asked_
-  bool asked_ = false;   // in this stall, the other ranks have been asked
-  bool warned_ = false;  // in this stall, a warning has been given
-
-  // The error of a failed transfer. The control channel may soon name the rank that caused it.
-  std::exception_ptr suspicion_;
-  Clock::time_point suspicionEnds_;
-  std::exception_ptr untold_; // a failure not yet sent to the other ranks
-  std::set<Rank> gone_;       // ranks that shut down or are lost; nothing is sent to them
+  Watch watch_;
+  std::exception_ptr failureToSend_; // of this rank; the other ranks do not know it yet
+  std::set<Rank> gone_;              // ranks that shut down or are lost; nothing is sent to them
 
   Farewell farewell_;
   std::condition_variable partingChanged_; // for threads in drain, mayLeave or awaited
-  std::optional<Rank> left_;               // the first rank that shut down in peace
-  Clock::time_point leftAt_;
 
   std::thread thread_;
 };

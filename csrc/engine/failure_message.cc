@@ -39,6 +39,17 @@ std::size_t wholeCharacters(const std::string& text) {
 
 } // namespace
 
+std::exception_ptr withRank(const std::exception_ptr& error, Rank rank) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const DeviceFailed& failed) {
+    return std::make_exception_ptr(
+        CollectiveError(concat("the device of rank ", rank, " failed: ", failed.what())));
+  } catch (...) {
+    return error;
+  }
+}
+
 std::vector<std::uint32_t> packFailure(const std::exception_ptr& error) {
   const std::string text = textOf(error);
   const std::size_t size = wholeCharacters(text);

@@ -4,7 +4,12 @@
 #include <exception>
 #include <vector>
 
+#include "base/types.h"
+
 namespace hvd_order {
+
+/// Adds the rank to a DeviceFailed, so that other ranks know whose device it is.
+std::exception_ptr withRank(const std::exception_ptr& error, Rank rank);
 
 /// Packs a failure into words of a control message: its class, which all ranks raise, and its text,
 /// truncated to the whole characters of UTF-8 that one message can hold.

@@ -364,6 +364,17 @@ bool Scheduler::isPending(TensorKey tensor) const {
   return modelOf(tensor.model).slicesToGo.at(tensor.tensor) != 0;
 }
 
+std::vector<TensorKey> Scheduler::pendingTensors(ModelId model) const {
+  std::vector<TensorKey> pending;
+  const std::vector<std::uint32_t>& slicesToGo = modelOf(model).slicesToGo;
+  for (TensorId tensor = 0; tensor < slicesToGo.size(); ++tensor) {
+    if (slicesToGo[tensor] != 0) {
+      pending.push_back({model, tensor});
+    }
+  }
+  return pending;
+}
+
 std::uint32_t Scheduler::readyCount(TensorKey tensor) const {
   return modelOf(tensor.model).readyCounts.at(tensor.tensor);
 }

@@ -115,6 +115,8 @@ class Scheduler final {
 
   [[nodiscard]] bool isReady(SliceKey slice) const;
   [[nodiscard]] bool isPending(TensorKey tensor) const;
+  /// The tensors of the model that are ready and unfinished.
+  [[nodiscard]] std::vector<TensorKey> pendingTensors(ModelId model) const;
   /// Number of times the tensor has become ready.
   [[nodiscard]] std::uint32_t readyCount(TensorKey tensor) const;
   [[nodiscard]] ByteCount inFlightBytes() const {
