@@ -68,7 +68,7 @@ void ServerCore::connect(Peer peer, const std::shared_ptr<Connection>& connectio
       });
   if (peer.kind == Peer::Kind::kServer) {
     for (const auto& model : allModels()) {
-      model->settle();
+      model->peersChanged();
     }
   }
 }
@@ -78,17 +78,18 @@ void ServerCore::sendControl(Peer peer, const std::string& text) {
 }
 
 void ServerCore::lost(Peer peer, const std::string& why) {
-  const bool inPeace = room_.peers.remove(peer);
+  const bool hasAnnounced = room_.peers.remove(peer);
   // If the other processes have given this server up, it must not report their leaving as a loss:
   // it would tell workers so, or answer them without the copy that has already taken over.
   const auto& wasAway = room_.options.wasAway;
-  if (!inPeace && peer.kind != Peer::Kind::kObserver && wasAway && wasAway()) {
+  if (!hasAnnounced && peer.kind != Peer::Kind::kObserver && wasAway && wasAway()) {
     retired_ = true;
   }
-  if (peer.kind == Peer::Kind::kWorker && !inPeace && !retired_) {
-    tellWorkers(concat(
+  if (peer.kind == Peer::Kind::kWorker && !hasAnnounced && !retired_) {
+    failWorkers(concat(
         "rank ", peer.number,
-        " is gone: its process died or its network connection broke (seen by server ",
+        " is gone: its process died or its network connection "
+        "broke (seen by server ",
         room_.options.server, ": ", why, ")"));
   }
   if (peer.kind == Peer::Kind::kServer && !retired_) {
@@ -99,19 +100,19 @@ void ServerCore::lost(Peer peer, const std::string& why) {
     }
   }
   if (room_.options.onGone) {
-    room_.options.onGone(peer, inPeace ? std::string() : why);
+    room_.options.onGone(peer, hasAnnounced ? std::string() : why);
   }
 }
 
 // A text in the payload means that the worker cannot continue; then no other worker can.
 void ServerCore::left(Peer from, const Payload& payload) {
-  room_.peers.sayGoodbye(from);
+  room_.peers.announceLeave(from);
   if (from.kind == Peer::Kind::kWorker && payload.sizeBytes > 0) {
-    tellWorkers(textOf(payload));
+    failWorkers(textOf(payload));
   }
 }
 
-void ServerCore::tellWorkers(const std::string& text) {
+void ServerCore::failWorkers(const std::string& text) {
   hasFailed_ = true;
   const Payload payload = Payload::copyOf(text);
   for (const Peer worker : room_.peers.all(Peer::Kind::kWorker)) {
@@ -176,7 +177,7 @@ void ServerCore::handle(Peer from, const FrameHeader& header, Payload payload) {
       registerModel(from, header, payload);
       return takeEarly();
     case FrameKind::kLate:
-      return tellWhoIsLate(from);
+      return sendLateWorkers(from);
     case FrameKind::kValue:
       if (from.kind != Peer::Kind::kServer || (header.flags & kFrameFlagGroup) == 0) {
         throw FrameError("such a frame is for workers");
@@ -270,23 +271,25 @@ bool ServerCore::isEarly(Peer from, const FrameHeader& header, const Payload& pa
 }
 
 void ServerCore::takeEarly() {
-  std::vector<Early> frames;
+  std::vector<EarlyFrame> frames;
   {
     const std::unique_lock lock(modelsMutex_);
     frames = std::exchange(early_, {});
   }
-  for (Early& frame : frames) {
+  for (EarlyFrame& frame : frames) {
     onFrame(frame.from, frame.header, std::move(frame.payload));
   }
 }
 
 // The worker whose push it is: a server may pass on a push that came to it too late.
 int ServerCore::workerOf(Peer from, const FrameHeader& header) const {
-  const std::uint64_t worker = from.kind == Peer::Kind::kServer
-      ? header.argument & kWorkerMask
-      : static_cast<std::uint64_t>(from.number);
+  std::uint32_t worker = static_cast<std::uint32_t>(from.number);
+  if (from.kind == Peer::Kind::kServer) {
+    worker = header.kind == FrameKind::kPull ? PullArgument::of(header).worker
+                                             : PassedPushArgument::of(header).worker;
+  }
   if (from.kind == Peer::Kind::kObserver ||
-      worker >= static_cast<std::uint64_t>(room_.options.workers)) {
+      worker >= static_cast<std::uint32_t>(room_.options.workers)) {
     throw FrameError("only workers push and pull");
   }
   return static_cast<int>(worker);
@@ -370,19 +373,19 @@ void ServerCore::sumTensor(Peer from, const FrameHeader& header, Payload payload
   }
 }
 
-std::vector<ServerCore::Held> ServerCore::audit() const {
-  std::vector<Held> held;
+std::vector<ServerCore::AuditedSlice> ServerCore::audit() const {
+  std::vector<AuditedSlice> audited;
   for (const auto& model : allModels()) {
     for (SliceIndex index = 0; index < model->slices().size(); ++index) {
       if (const auto report = model->slices()[index]->report()) {
         const Payload& value = report->value;
-        held.push_back(
+        audited.push_back(
             {model->id, model->layout, index, report->owned, report->version,
              value ? crc32c({value.data(), value.sizeBytes}) : 0});
       }
     }
   }
-  return held;
+  return audited;
 }
 
 std::set<int> ServerCore::lateWorkers() const {
@@ -396,7 +399,7 @@ std::set<int> ServerCore::lateWorkers() const {
   return late;
 }
 
-void ServerCore::tellWhoIsLate(Peer to) {
+void ServerCore::sendLateWorkers(Peer to) {
   ByteWriter ranks;
   for (const int worker : lateWorkers()) {
     ranks.put(static_cast<std::uint32_t>(worker));

@@ -50,8 +50,8 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
   /// `from`.
   void onFrame(Peer from, const FrameHeader& header, Payload payload);
 
-  /// A slice that this server holds, with the version and a checksum of its value.
-  struct Held {
+  /// A slice of which this server has the state, with the version and a checksum of its value.
+  struct AuditedSlice {
     ModelId model;
     std::uint32_t layout;
     SliceIndex slice;
@@ -59,7 +59,7 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
     Round version;
     std::uint32_t checksum; ///< CRC-32C of the value
   };
-  [[nodiscard]] std::vector<Held> audit() const;
+  [[nodiscard]] std::vector<AuditedSlice> audit() const;
   /// Workers whose push is missing while a slice waits for it; empty if no slice waits.
   [[nodiscard]] std::set<int> lateWorkers() const;
 
@@ -86,17 +86,17 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
   void takeEarly();
   void registerModel(Peer from, const FrameHeader& header, const Payload& payload);
   void sumTensor(Peer from, const FrameHeader& header, Payload payload);
-  void tellWhoIsLate(Peer to);
+  void sendLateWorkers(Peer to);
   void lost(Peer peer, const std::string& why);
   void left(Peer from, const Payload& payload);
-  void tellWorkers(const std::string& text);
+  void failWorkers(const std::string& text);
   void giveUp(Peer from, const FrameHeader& header, const Payload& payload);
 
   [[nodiscard]] std::vector<std::shared_ptr<ServedModel>> allModels() const;
   [[nodiscard]] std::shared_ptr<ServedModel> modelOf(const FrameHeader& header) const;
   [[nodiscard]] int workerOf(Peer from, const FrameHeader& header) const;
 
-  struct Early {
+  struct EarlyFrame {
     Peer from;
     FrameHeader header;
     Payload payload;
@@ -107,7 +107,7 @@ class ServerCore final : public std::enable_shared_from_this<ServerCore> {
   std::atomic<bool> retired_ = false; // given up by the others: it does no more work
 
   mutable std::shared_mutex modelsMutex_; // guards `early_`, `models_` and `registered_`
-  std::vector<Early> early_;              // frames about models that are not registered yet
+  std::vector<EarlyFrame> early_;         // frames about models that are not registered yet
   std::map<ModelKey, std::shared_ptr<ServedModel>> models_;
   std::map<ModelKey, std::set<int>> registered_; // workers that have registered the model
 

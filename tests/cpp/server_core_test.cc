@@ -20,8 +20,6 @@ using test::worker;
 using test::World;
 
 constexpr ModelId kModel = SimulatedWorker::kModel;
-constexpr std::uint64_t kCopyMark = std::uint64_t{1} << 63;
-constexpr std::uint64_t kSafe = std::uint64_t{1} << 62;
 
 std::span<const std::byte> bytesOf(const std::vector<float>& values) {
   return std::as_bytes(std::span(values));
@@ -524,11 +522,11 @@ class Job {
     }
     const std::pair key{from, header.slice};
     if (lostServer_ >= 0 && header.kind == FrameKind::kReplicaDone &&
-        (header.argument & kSafe) != 0) {
+        (header.argument & kSafeMark) != 0) {
       unsafe_.erase(key); // its replica is to be the one that is lost
     } else if (header.kind == FrameKind::kState) {
       unsafe_.erase(key);
-      if ((header.argument & kCopyMark) != 0) {
+      if (StateArgument::of(header).isCopy) {
         unsafe_[key] = {to, header.map, {}};
       }
     } else if (header.kind == FrameKind::kReplica) {
@@ -537,7 +535,7 @@ class Job {
         squares += double{number} * number;
       }
       unsafe_[key].follower = to;
-      unsafe_[key].updates[static_cast<Round>(header.argument)] = std::sqrt(squares);
+      unsafe_[key].updates[ReplicaArgument::of(header).version] = std::sqrt(squares);
     } else if (
         header.kind == FrameKind::kValue && payload.sizeBytes > 0 && !relays_ &&
         unsafe_.contains(key)) {
@@ -558,13 +556,13 @@ class Job {
         open->second.follower != from) {
       return;
     }
-    if ((header.argument & kCopyMark) != 0) {
+    if (StateArgument::of(header).isCopy) {
       if (open->second.stateOfMap == header.map) {
         open->second.stateOfMap.reset();
       }
     } else {
       auto& updates = open->second.updates;
-      updates.erase(updates.begin(), updates.upper_bound(static_cast<Round>(header.argument)));
+      updates.erase(updates.begin(), updates.upper_bound(ReplicaArgument::of(header).version));
     }
   }
 
@@ -587,7 +585,7 @@ class Job {
 
   // Owner and replica have it all, nobody else has anything.
   void checkEnd() {
-    std::map<SliceIndex, std::vector<std::pair<int, ServerCore::Held>>> holders;
+    std::map<SliceIndex, std::vector<std::pair<int, ServerCore::AuditedSlice>>> holders;
     for (const int number : alive_) {
       for (const auto& held : cores_[number]->audit()) {
         holders[held.slice].emplace_back(number, held);
@@ -632,7 +630,7 @@ class Job {
   }
 
   // Every update is there once, but those that were late.
-  void checkUpdates(SliceIndex slice, const ServerCore::Held& held) {
+  void checkUpdates(SliceIndex slice, const ServerCore::AuditedSlice& held) {
     std::vector<float> all = begun(slice, 1);
     Round version = 0;
     for (int rank = 0; rank < is_.workers; ++rank) {
@@ -920,9 +918,9 @@ void beginAt(Desk& desk, int workers, std::uint64_t stepsBefore = 0) {
     counters.put(Round{0});
   }
   FrameHeader state = frame(FrameKind::kState);
-  state.argument = std::uint64_t{2} << 32;
+  state.argument = StateArgument{2, kCountersPart}.packed();
   desk.say(worker(0), state, payloadOf(counters.bytes()));
-  state.argument += 1;
+  state.argument = StateArgument{2, kValuePart}.packed();
   desk.say(worker(0), state, payloadOf(std::vector<float>{10, 20}));
 }
 
@@ -1016,17 +1014,19 @@ TEST(whatNoHonestPeerSendsIsRefusedAndTheRestGoesOn) {
   refuses(worker(0), frame(FrameKind::kMap), ownedBy(kNoServer));
   refuses(worker(0), frame(FrameKind::kPull)); // of part 0
   refuses(worker(0), frame(FrameKind::kValue));
-  refuses(server(1), frame(FrameKind::kValue), good); // is for workers, but for a group's
-  const auto ofGroup = [](FrameKind kind, GroupOf group) {
+  refuses(server(1), frame(FrameKind::kValue),
+          good); // is for workers, but for a group's
+  const auto ofGroup = [](FrameKind kind, GroupArgument group) {
     FrameHeader header = frame(kind, 1);
     header.flags = kFrameFlagGroup;
-    header.argument = argumentOf(group);
+    header.argument = group.packed();
     return header;
   };
   refuses(worker(0), ofGroup(FrameKind::kPush, {1, 2, 1}), payloadOf(std::vector<float>{1}));
   refuses(worker(0), ofGroup(FrameKind::kPush, {1, 1, 1}), good);
   refuses(worker(0), ofGroup(FrameKind::kPush, {1, 3, 1}), good);
-  refuses(worker(0), ofGroup(FrameKind::kPush, {0, 2, 1}), good); // this server's own slice
+  refuses(worker(0), ofGroup(FrameKind::kPush, {0, 2, 1}),
+          good); // this server's own slice
   for (const auto& members : std::vector<std::vector<Member>>{
            {{0, 1}}, {{1, 1}, {0, 1}}, {{0, 1}, {0, 1}}, {{0, 1}, {2, 1}}, {{0, 1}, {1, 0}}}) {
     refuses(server(1), ofGroup(FrameKind::kPush, {}), withMembers(good, members));
@@ -1134,9 +1134,9 @@ TEST(pushesOfManyThreadsAreSummedOnceEach) {
       counters.put(Round{0});
     }
     FrameHeader state = frame(FrameKind::kState, 0, slice);
-    state.argument = std::uint64_t{2} << 32;
+    state.argument = StateArgument{2, kCountersPart}.packed();
     desk.say(worker(0), state, payloadOf(counters.bytes()));
-    state.argument += 1;
+    state.argument = StateArgument{2, kValuePart}.packed();
     desk.say(worker(0), state, payloadOf(std::vector<float>{0, 0}));
   }
   test::onThreads(kThreads, [&](int rank) {

@@ -17,6 +17,7 @@
 #include "base/error.h"
 #include "check.h"
 #include "servers/server_core.h"
+#include "servers/wire/arguments.h"
 #include "servers/wire/group.h"
 
 // Parameter servers and workers in one thread: connections deliver when a seeded generator says so,
@@ -285,7 +286,7 @@ class SimulatedWorker {
     const auto line = lines_.find(firstPlaces[slice].owner);
     if (line != lines_.end()) {
       FrameHeader header = about(FrameKind::kState, slice);
-      header.argument = std::uint64_t{parts} << 32 | part;
+      header.argument = StateArgument{parts, part}.packed();
       line->second->send(Connection::kAtOnce, header, payload);
     }
   }
@@ -389,7 +390,7 @@ class SimulatedWorker {
           line != lines_.end() && rounds[slice] > 0) {
         FrameHeader header = about(FrameKind::kPull, slice);
         header.round = rounds[slice];
-        header.argument = std::uint64_t{1} << 32;
+        header.argument = PullArgument{kValuePart}.packed();
         line->second->send(std::uint64_t{slice} + 1, header, {});
       }
     }
@@ -421,10 +422,10 @@ class SimulatedWorker {
       push.map = map_;
       auto to = line;
       if ((header.flags & kFrameFlagGroup) != 0) {
-        GroupOf group = groupOf(header.argument);
+        auto group = GroupArgument::of(header);
         to = lines_.find(std::exchange(group.server, server));
         push.flags = kFrameFlagGroup;
-        push.argument = argumentOf(group);
+        push.argument = group.packed();
       }
       if (to == lines_.end()) {
         push.kind = FrameKind::kAsk;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "servers/arithmetic/element_sum.h"
+#include "servers/wire/arguments.h"
 
 // The helper's side of aggregation (MLfabric's idea; docs/guides/parameter-server.md describes it).
 //
@@ -33,7 +34,7 @@ void Aggregator::add(
     const FrameHeader& header,
     Payload payload,
     const SliceShape& shape) {
-  const GroupOf group = groupOf(header.argument);
+  const auto group = GroupArgument::of(header);
   if (payload.sizeBytes != shape.sizeBytes || header.round == 0 || group.members < 2 ||
       group.members > options_.workers || group.server == options_.server) {
     throw FrameError(concat(
@@ -53,7 +54,7 @@ void Aggregator::add(
     for (auto older = groups_.lower_bound(first); older != groups_.end() && older->first < where;) {
       older = older->second.isSent ? std::next(older) : groups_.erase(older);
     }
-    Group& open = groups_[where];
+    OpenGroup& open = groups_[where];
     if (open.isSent) {
       return; // a repeated push
     }

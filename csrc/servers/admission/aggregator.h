@@ -48,7 +48,7 @@ class Aggregator {
     Round round;
     Payload gradient; // released when the sum is made
   };
-  struct Group {
+  struct OpenGroup {
     bool isSent = false;
     std::map<int, Part> parts; // by worker
   };
@@ -56,7 +56,7 @@ class Aggregator {
   const ServerOptions& options_;
   const Peers& peers_;
   std::mutex mutex_; // guards `groups_`
-  std::map<Where, Group> groups_;
+  std::map<Where, OpenGroup> groups_;
 };
 
 } // namespace hvd_order

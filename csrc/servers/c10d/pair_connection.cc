@@ -104,7 +104,7 @@ void PairConnection::sendAll() {
     if (stopping_ || broken_) {
       return;
     }
-    Waiting next = queue_.top();
+    QueuedFrame next = queue_.top();
     queue_.pop();
     sending_ = true;
     lock.unlock();
@@ -124,7 +124,7 @@ void PairConnection::sendAll() {
   }
 }
 
-void PairConnection::transmit(Waiting frame) {
+void PairConnection::transmit(QueuedFrame frame) {
   frame.header.session = sends_;
   frame.header.number = sent_;
   frame.header.payloadBytes = frame.payload.sizeBytes;

@@ -55,12 +55,12 @@ class PairConnection final : public Connection,
   /// Frames posted ahead: the credit of a line.
   static constexpr std::uint64_t kDepth = 3;
 
-  struct Waiting {
+  struct QueuedFrame {
     std::uint64_t urgency;
     std::uint64_t order;
     FrameHeader header;
     Payload payload;
-    friend bool operator<(const Waiting& a, const Waiting& b) { // the greatest goes next
+    friend bool operator<(const QueuedFrame& a, const QueuedFrame& b) { // the greatest goes next
       return a.urgency != b.urgency ? a.urgency > b.urgency : a.order > b.order;
     }
   };
@@ -73,7 +73,7 @@ class PairConnection final : public Connection,
   };
 
   void sendAll();
-  void transmit(Waiting frame);
+  void transmit(QueuedFrame frame);
   void listen();
   bool receive();
   void post(std::size_t place, bool withPayload);
@@ -94,7 +94,7 @@ class PairConnection final : public Connection,
 
   std::mutex queueMutex_; // guards what follows
   std::condition_variable queueChanged_;
-  std::priority_queue<Waiting> queue_;
+  std::priority_queue<QueuedFrame> queue_;
   std::uint64_t queued_ = 0; // frames so far
   bool sending_ = false;
   bool broken_ = false; // the connection is lost: no more frames can be sent

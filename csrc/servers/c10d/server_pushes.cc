@@ -6,7 +6,6 @@
 #include "servers/c10d/server_transport.h"
 #include "servers/c10d/tensor_payload.h"
 #include "servers/wire/arguments.h"
-#include "servers/wire/group.h"
 
 // The worker's side of parameter servers: pushes, requests, answers and pulls. server_transport.cc
 // has the rest.
@@ -140,9 +139,9 @@ void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
   push.map = registered.map;
   auto to = line;
   if ((header.flags & kFrameFlagGroup) != 0) { // by way of a helper
-    GroupOf group = groupOf(header.argument);
+    auto group = GroupArgument::of(header);
     to = lines_.find(std::exchange(group.server, server));
-    push.argument = argumentOf(group);
+    push.argument = group.packed();
   }
   if (to == lines_.end()) { // the helper is not connected yet, or lost
     ask(line->second, registered, push, kFrameFlagDirect);
@@ -376,7 +375,7 @@ void ServerTransport::request(ModelId model, Registered& registered, SliceIndex 
          .model = model,
          .layout = registered.layout,
          .slice = slice,
-         .argument = std::uint64_t{registered.pull->part} << kPartBits},
+         .argument = PullArgument{registered.pull->part}.packed()},
         {});
   }
 }

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "servers/c10d/tensor_payload.h"
+#include "servers/wire/arguments.h"
 
 // The worker's side of parameter servers: connections, registration, maps and failures.
 // server_pushes.cc has the pushes and their answers.
@@ -221,7 +222,7 @@ void ServerTransport::beginWithBuffers(
   const std::scoped_lock lock(mutex_);
   const Registered& registered = models_.at(model);
   for (SliceIndex slice = 0; slice < registered.views.size(); ++slice) {
-    const auto say = [&](std::uint64_t number, Payload payload) {
+    const auto say = [&](std::uint32_t number, Payload payload) {
       lineFor(registered.firstPlaces[slice].owner) // one server gets all parts, despite any move
           .connection->send(
               Connection::kAtOnce,
@@ -229,7 +230,7 @@ void ServerTransport::beginWithBuffers(
                .model = model,
                .layout = registered.layout,
                .slice = slice,
-               .argument = std::uint64_t{parts} << 32 | number},
+               .argument = StateArgument{parts, number}.packed()},
               std::move(payload));
     };
     if (part == 1) {
@@ -336,7 +337,7 @@ void ServerTransport::askAgain(ModelId model, const Registered& registered, Slic
          .layout = registered.layout,
          .slice = slice,
          .round = registered.rounds[slice],
-         .argument = std::uint64_t{1} << 32},
+         .argument = PullArgument{kValuePart}.packed()},
         {});
   }
 }

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "servers/slice/held_slice.h"
+#include "servers/slice/slice_store.h"
 #include "servers/wire/connection.h"
 #include "servers/wire/registration.h"
 #include "torch/c10d/torch_transport.h"

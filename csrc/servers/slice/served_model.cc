@@ -103,9 +103,9 @@ bool ServedModel::allSwitched() const {
   });
 }
 
-void ServedModel::settle() {
+void ServedModel::peersChanged() {
   for (const auto& slice : slices_) {
-    slice->settle();
+    slice->peersChanged();
   }
 }
 

@@ -54,7 +54,7 @@ class ServedModel final : public std::enable_shared_from_this<ServedModel> {
   void setMap(Peer from, const FrameHeader& header, const Payload& payload);
   void switched(int worker, std::uint32_t map);
 
-  void settle();
+  void peersChanged();
   void serverGone(ServerId server);
   void retire();
 

@@ -9,7 +9,7 @@
 
 // The path of a push through the owner: store it, apply it, copy it to the replica, answer it.
 //
-// The frame of a push or pull is only stored. `settleNow` then does all that map, peers and state
+// The frame of a push or pull is only stored. `proceed` then does all that map, peers and state
 // permit, after each change of any of them, so their order of arrival does not matter. `advance`
 // applies every update that is due; each is sent to the replica and owes an answer to every worker
 // in it. Answers go when the replica permits them (slice_replication.cc).
@@ -33,7 +33,7 @@ namespace hvd_order {
 namespace {
 
 std::uint32_t partOf(const FrameHeader& pull) {
-  const auto part = static_cast<std::uint32_t>(pull.argument >> kPartBits);
+  const std::uint32_t part = PullArgument::of(pull).part;
   if (part < kValuePart || part >= kMostParts) {
     throw FrameError(concat("a pull of part ", part, " of a state"));
   }
@@ -60,29 +60,29 @@ ServedSlice::Work::~Work() {
 
 ServedSlice::ServedSlice(ServedModel& model, SliceIndex index)
     : context_(model, index),
-      held_(
+      store_(
           model.registration.slices[index],
           model.registration.serversUpdate,
           context_.consistency(),
           model.room.options.workers,
           context_.mayLag()),
       states_(context_),
-      copy_(context_, held_),
-      replication_(context_, held_),
-      answers_(context_, held_),
-      admission_(context_, held_, answers_, *this) {}
+      follower_(context_, store_),
+      replication_(context_, store_),
+      answers_(context_, store_),
+      admission_(context_, store_, answers_, *this) {}
 
 std::optional<ServedSlice::Report> ServedSlice::report() const {
   const std::scoped_lock lock(mutex_);
-  if (!held_.installed()) {
+  if (!store_.installed()) {
     return std::nullopt;
   }
-  return Report{isOwner(), held_.state().version, held_.state().value};
+  return Report{isOwner(), store_.state().version, store_.state().value};
 }
 
 std::vector<int> ServedSlice::missing() const {
   const std::scoped_lock lock(mutex_);
-  return held_.waits() ? held_.missing() : std::vector<int>{};
+  return store_.waits() ? store_.missing() : std::vector<int>{};
 }
 
 // ---------------------------------------------------------------------- workers' pushes and pulls
@@ -100,10 +100,10 @@ void ServedSlice::push(Peer from, int worker, const FrameHeader& header, Payload
   }
   if (from.kind == Peer::Kind::kServer) {
     passedOn(header);
-    held_.needRules(static_cast<RulesNumber>(header.argument >> kPartBits));
+    store_.needRules(PassedPushArgument::of(header).rules);
   }
-  held_.push(worker, header.round, std::move(payload));
-  settleNow();
+  store_.push(worker, header.round, std::move(payload));
+  proceed();
 }
 
 void ServedSlice::pull(Peer from, int worker, const FrameHeader& header) {
@@ -112,16 +112,16 @@ void ServedSlice::pull(Peer from, int worker, const FrameHeader& header) {
   if (from.kind == Peer::Kind::kServer) {
     passedOn(header);
   } else {
-    held_.markOver(header.round);
+    store_.markOver(header.round);
   }
-  answers_.owe(worker, header.round, part);
-  settleNow();
+  answers_.queue(worker, header.round, part);
+  proceed();
 }
 
 void ServedSlice::rulesCame() {
   const Work work(*this);
-  copy_.advance();
-  settleNow();
+  follower_.advance();
+  proceed();
 }
 
 void ServedSlice::ask(int worker, const FrameHeader& header) {
@@ -131,20 +131,20 @@ void ServedSlice::ask(int worker, const FrameHeader& header) {
   checkRound(header);
   const Work work(*this);
   admission_.ask(worker, header);
-  settleNow();
+  proceed();
 }
 
 void ServedSlice::groupCame(Peer from, const FrameHeader& header, const Payload& payload) {
   auto [total, members] = splitMembers(payload, context_.sizeBytes(), context_.options().workers);
   const Work work(*this);
   if (admission_.groupCame(from, header.round, std::move(total), std::move(members))) {
-    settleNow();
+    proceed();
   }
 }
 
 void ServedSlice::admit() {
   const Work work(*this);
-  settleNow();
+  proceed();
 }
 
 void ServedSlice::switched(int worker, std::uint32_t map) {
@@ -153,7 +153,7 @@ void ServedSlice::switched(int worker, std::uint32_t map) {
   }
   const Work work(*this);
   admission_.switched(worker, map);
-  settleNow();
+  proceed();
 }
 
 void ServedSlice::retire() {
@@ -166,37 +166,37 @@ void ServedSlice::retire() {
 void ServedSlice::stateCame(Peer from, const FrameHeader& header, Payload payload) {
   const bool begins = StateReceiver::begins(from, header);
   const Work work(*this);
-  if (begins && held_.installed()) {
+  if (begins && store_.installed()) {
     throw FrameError("a slice that begins twice");
   }
   auto state = states_.take(from, header, std::move(payload));
   if (!state) {
     return;
   }
-  if ((header.argument & kCopyMark) == 0) {
+  if (!StateArgument::of(header).isCopy) {
     installOriginal(header, std::move(*state));
-  } else if (!isOriginal() && copy_.install(from, header, std::move(*state))) {
+  } else if (!isOriginal() && follower_.install(from, header, std::move(*state))) {
     original_ = false;
   }
-  settleNow();
+  proceed();
 }
 
 void ServedSlice::copyCame(Peer from, const FrameHeader& header, Payload payload) {
-  auto update = copy_.read(from, header, std::move(payload));
+  auto update = follower_.read(from, header, std::move(payload));
   const Work work(*this);
   if (isCopy()) {
-    copy_.update(std::move(update));
+    follower_.update(std::move(update));
   }
 }
 
 void ServedSlice::copyArrived(Peer from, const FrameHeader& header) {
   const Work work(*this);
   if ((header.argument & kSafeMark) != 0) {
-    copy_.safeSince(header.map);
+    follower_.safeSince(header.map);
   } else if (!replication_.acknowledged(from, header)) {
     return;
   }
-  settleNow();
+  proceed();
 }
 
 void ServedSlice::place(Placement place, std::uint32_t map, bool allSwitched, bool begins) {
@@ -205,17 +205,17 @@ void ServedSlice::place(Placement place, std::uint32_t map, bool allSwitched, bo
   map_ = map;
   place_ = place;
   passesOn_ = allSwitched;
-  if (begins && isOwner() && !held_.installed() && !context_.model.registration.serversUpdate) {
-    held_.begin({}); // before the first sum a slice has no state
+  if (begins && isOwner() && !store_.installed() && !context_.model.registration.serversUpdate) {
+    store_.begin({}); // before the first sum a slice has no state
     becomeOriginal();
   }
-  settleNow();
+  proceed();
 }
 
 void ServedSlice::passOnFromNow() {
   const Work work(*this);
   passesOn_ = true;
-  settleNow();
+  proceed();
 }
 
 // Stops waiting for a lost replica or helper; a copy whose original is lost becomes the original.
@@ -224,29 +224,29 @@ void ServedSlice::serverGone(ServerId server) {
   states_.forget(server);
   replication_.serverGone(server);
   admission_.helperGone(server);
-  settleNow();
+  proceed();
 }
 
-void ServedSlice::settle() {
+void ServedSlice::peersChanged() {
   const Work work(*this);
-  settleNow();
+  proceed();
 }
 
 // ------------------------------------------------------------------------------ what is permitted
 
 // Does everything that map, peers and state permit; called after any of them has changed.
-void ServedSlice::settleNow() {
+void ServedSlice::proceed() {
   const Peers& peers = context_.peers();
   const bool ownerIsThere = !isOwner() && peers.hasServer(place_.owner);
   if (isCopy()) {
-    copy_.dropIfSafe();
+    follower_.dropIfSafe();
   }
-  if (isCopy() && !peers.hasServer(copy_.original())) {
+  if (isCopy() && !peers.hasServer(follower_.original())) {
     if (isOwner()) {
       becomeOriginal();
     } else if (ownerIsThere) { // the owner was to get the original from the lost server
-      sendState(context_, held_.state(), place_.owner, context_.urgency(), map_, 0);
-      copy_.originalMoves(place_.owner);
+      sendState(context_, store_.state(), place_.owner, context_.urgency(), map_, /*isCopy=*/false);
+      follower_.originalMoves(place_.owner);
     }
   }
   if (isOriginal()) {
@@ -269,8 +269,8 @@ void ServedSlice::settleNow() {
 // For the original only: applies what is due, and answers.
 void ServedSlice::advance() {
   admission_.dropGroupIfApplied();
-  for (const auto& [worker, round] : held_.takeApplied()) {
-    answers_.owe(worker, round, kValuePart); // the answer was lost with another server
+  for (const auto& [worker, round] : store_.takeApplied()) {
+    answers_.queue(worker, round, kValuePart); // the answer was lost with another server
   }
   const ServedModel& model = context_.model;
   const std::shared_lock lock(model.rulesMutex);
@@ -280,26 +280,26 @@ void ServedSlice::advance() {
   answerWhenAllowed();
 }
 
-std::optional<HeldSlice::Update> ServedSlice::applyNext(const RuleBook& rules) {
+std::optional<SliceStore::AppliedUpdate> ServedSlice::applyNext(const RuleBook& rules) {
   const bool measureChange = context_.mayLag() && replication_.hasReplica();
   Recording<UpdateTimes>& updates = context_.model.room.updates;
   if (!updates.isOn()) {
-    return held_.advance(rules, measureChange);
+    return store_.advance(rules, measureChange);
   }
   const std::int64_t beginNs = steadyNs();
-  auto update = held_.advance(rules, measureChange);
+  auto update = store_.advance(rules, measureChange);
   if (update && update->sum) { // else an update was skipped
     updates.add({context_.sizeBytes(), beginNs, steadyNs(), threadNumber()});
   }
   return update;
 }
 
-void ServedSlice::afterUpdate(const HeldSlice::Update& update) {
+void ServedSlice::afterUpdate(const SliceStore::AppliedUpdate& update) {
   replication_.send(update);
   if (update.members.empty()) {
-    answers_.owe(update);
+    answers_.queue(update);
   } else {
-    answers_.owe(admission_.takeApplied(), update.members);
+    answers_.queue(admission_.takeApplied(), update.members);
   }
   answerWhenAllowed();
 }
@@ -314,7 +314,7 @@ void ServedSlice::answerWhenAllowed() {
 
 void ServedSlice::becomeOriginal() {
   original_ = true;
-  copy_.end();
+  follower_.end();
   replication_.reset();
 }
 
@@ -322,8 +322,8 @@ void ServedSlice::installOriginal(const FrameHeader& header, SliceState state) {
   passedOn(header);
   // After a loss several servers may take their copy for the last one: the copy with the most
   // updates is right.
-  if (!held_.installed() || held_.isBehind(state)) {
-    held_.install(std::move(state));
+  if (!store_.installed() || store_.isBehind(state)) {
+    store_.install(std::move(state));
   }
   becomeOriginal(); // copies again: the sender's replica may lack the last update
   replication_.cameBy(header.map);
@@ -339,9 +339,11 @@ void ServedSlice::passedOn(const FrameHeader& header) {
 // Sends the owner everything that is here. A copy stays until the owner's replica has one.
 void ServedSlice::passOn() {
   if (isOriginal()) {
-    sendState(context_, held_.state(), place_.owner, context_.urgency(), map_, 0);
+    sendState(
+        context_, store_.state(), place_.owner, context_.urgency(), map_,
+        /*isCopy=*/false);
     original_ = false;
-    copy_.begin(place_.owner, map_);
+    follower_.begin(place_.owner, map_);
     replication_.reset();
   }
   passPushesOn();
@@ -349,13 +351,13 @@ void ServedSlice::passOn() {
 }
 
 void ServedSlice::passPushesOn() {
-  std::uint64_t rules = 0; // number of the rules that the new owner must have
+  RulesNumber rules = 0; // number of the rules that the new owner must have
   {
     const ServedModel& model = context_.model;
     const std::shared_lock lock(model.rulesMutex);
     rules = model.rules.empty() ? 0 : model.rules.rbegin()->first;
   }
-  const auto waiting = held_.takeWaiting();
+  const auto waiting = store_.takeWaiting();
   admission_.dropGroup();
   answers_.giveUpHelper();
   if (context_.asksFirst()) {
@@ -366,7 +368,7 @@ void ServedSlice::passPushesOn() {
       FrameHeader push = context_.about(FrameKind::kPush);
       push.round = waiting[worker].round;
       push.map = map_;
-      push.argument = rules << kPartBits | worker;
+      push.argument = PassedPushArgument{rules, static_cast<std::uint32_t>(worker)}.packed();
       context_.send(
           {Peer::Kind::kServer, place_.owner}, context_.urgency(), push, waiting[worker].gradient);
     }

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "servers/admission/push_windows.h"
-#include "servers/slice/held_slice.h"
+#include "servers/slice/replica_follower.h"
 #include "servers/slice/slice_admission.h"
 #include "servers/slice/slice_answers.h"
 #include "servers/slice/slice_context.h"
-#include "servers/slice/slice_copy.h"
 #include "servers/slice/slice_replication.h"
+#include "servers/slice/slice_store.h"
 #include "servers/slice/state_parts.h"
 
 namespace hvd_order {
@@ -25,10 +25,10 @@ class ServedModel;
 /// the original at the slice's owner by the map: either here, or at the owner after the copy has
 /// been sent there. So a server may be lost at any moment of a move.
 ///
-/// Its parts: the state (held_slice.h), its original's replication (slice_replication.h) or its
-/// life as a copy (slice_copy.h), what workers are owed (slice_answers.h), and who may push next
-/// (slice_admission.h). This class holds their lock, decides which of them a frame concerns, and
-/// moves the slice.
+/// Its parts: the state (slice_store.h), its original's replication (slice_replication.h) or its
+/// life as a copy (replica_follower.h), what workers are owed (slice_answers.h), and who may push
+/// next (slice_admission.h). This class holds their lock, decides which of them a frame concerns,
+/// and moves the slice.
 ///
 /// Thread safety: all methods may be called from any thread. Methods that handle frames throw
 /// FrameError if the frame does not fit, and have changed nothing then.
@@ -62,7 +62,7 @@ class ServedSlice final : public PushWindows::Waiter {
   void place(Placement place, std::uint32_t map, bool allSwitched, bool begins);
   void passOnFromNow();
   void serverGone(ServerId server);
-  void settle();
+  void peersChanged();
 
   struct Report {
     bool owned; ///< else a copy, for the case that the owner is lost
@@ -91,18 +91,18 @@ class ServedSlice final : public PushWindows::Waiter {
 
   // All methods below run under the lock.
   [[nodiscard]] bool isOriginal() const {
-    return original_ && held_.installed();
+    return original_ && store_.installed();
   }
   [[nodiscard]] bool isCopy() const {
-    return !original_ && held_.installed();
+    return !original_ && store_.installed();
   }
   [[nodiscard]] bool isOwner() const {
     return place_.owner == context_.options().server;
   }
-  void settleNow();
+  void proceed();
   void advance();
-  std::optional<HeldSlice::Update> applyNext(const RuleBook& rules);
-  void afterUpdate(const HeldSlice::Update& update);
+  std::optional<SliceStore::AppliedUpdate> applyNext(const RuleBook& rules);
+  void afterUpdate(const SliceStore::AppliedUpdate& update);
   void answerWhenAllowed();
   void becomeOriginal();
   void installOriginal(const FrameHeader& header, SliceState state);
@@ -113,13 +113,13 @@ class ServedSlice final : public PushWindows::Waiter {
   const SliceContext context_;
 
   mutable std::mutex mutex_; // guards what follows
-  HeldSlice held_;
+  SliceStore store_;
   bool original_ = false; // the held state is the original; else it is a copy
   std::uint32_t map_ = 0; // version of the map that `place_` is of
   Placement place_{kNoServer, kNoServer};
   bool passesOn_ = false; // no worker sends here any more: later frames are for the owner
   StateReceiver states_;
-  SliceCopy copy_;
+  ReplicaFollower follower_;
   SliceReplication replication_;
   SliceAnswers answers_;
   SliceAdmission admission_;

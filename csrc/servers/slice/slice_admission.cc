@@ -69,7 +69,7 @@ bool SliceAdmission::groupCame(
   }
   arrived_ = admission_;
   end(/*came=*/true);
-  held_.pushGroup(std::move(total), std::move(members));
+  store_.pushGroup(std::move(total), std::move(members));
   return true;
 }
 
@@ -81,7 +81,7 @@ HelperGroup SliceAdmission::takeApplied() {
 
 void SliceAdmission::dropGroupIfApplied() {
   if (arrived_ && std::ranges::any_of(arrived_->asks, [&](const Ask& ask) {
-        return held_.applied(ask.worker, ask.round);
+        return store_.applied(ask.worker, ask.round);
       })) {
     askAgain(arrived_->asks);
     dropGroup();
@@ -89,7 +89,7 @@ void SliceAdmission::dropGroupIfApplied() {
 }
 
 void SliceAdmission::dropGroup() {
-  held_.dropGroup();
+  store_.dropGroup();
   if (arrived_) {
     answers_.reply(arrived_->group, {});
     arrived_.reset();
@@ -97,20 +97,20 @@ void SliceAdmission::dropGroup() {
 }
 
 void SliceAdmission::admitNext() {
-  if (held_.waits()) {
+  if (store_.waits()) {
     return; // what is late is known once that update is applied
   }
   std::erase_if(asks_, [&](const Ask& ask) {
-    const bool wasMade = held_.applied(ask.worker, ask.round);
+    const bool wasMade = store_.applied(ask.worker, ask.round);
     if (wasMade) {
-      answers_.owe(ask.worker, ask.round, kValuePart);
+      answers_.queue(ask.worker, ask.round, kValuePart);
     }
     return wasMade;
   });
   const std::vector<WaitingUpdate> updates = waitingUpdates();
   const NextUpdates next = nextUpdates(updates);
   for (const std::size_t late : next.late) {
-    held_.skip(asks_[late].worker, asks_[late].round);
+    store_.skip(asks_[late].worker, asks_[late].round);
     asks_[late].round = kNoRound;
   }
   if (!admission_ && !admitGroup(updates)) {
@@ -124,7 +124,7 @@ void SliceAdmission::admitNext() {
 }
 
 std::vector<WaitingUpdate> SliceAdmission::waitingUpdates() const {
-  const SliceState& state = held_.state();
+  const SliceState& state = store_.state();
   const auto steps = static_cast<std::int64_t>(state.stepsBefore + state.version);
   const auto bound = static_cast<std::int64_t>(*context_.options().delayBound);
   const auto turnsTaken = static_cast<std::int64_t>(admission_ ? admission_->asks.size() : 0);
@@ -208,8 +208,10 @@ bool SliceAdmission::admitGroup(const std::vector<WaitingUpdate>& updates) {
     FrameHeader header = context_.about(FrameKind::kAdmit);
     header.flags = kFrameFlagGroup;
     header.round = ask.round;
-    header.argument = argumentOf(
-        {helper, static_cast<std::uint16_t>(admission_->asks.size()), admission_->group.number});
+    header.argument =
+        GroupArgument{
+            helper, static_cast<std::uint16_t>(admission_->asks.size()), admission_->group.number}
+            .packed();
     context_.send({Peer::Kind::kWorker, ask.worker}, context_.urgency(), header, {});
   }
   return true;

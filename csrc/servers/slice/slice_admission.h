@@ -8,9 +8,9 @@
 
 #include "servers/admission/delay_order.h"
 #include "servers/admission/push_windows.h"
-#include "servers/slice/held_slice.h"
 #include "servers/slice/slice_answers.h"
 #include "servers/slice/slice_context.h"
+#include "servers/slice/slice_store.h"
 
 namespace hvd_order {
 
@@ -29,10 +29,10 @@ class SliceAdmission {
   /// @param waiter is called when a line has room for a push that waits.
   SliceAdmission(
       const SliceContext& context,
-      HeldSlice& held,
+      SliceStore& store,
       SliceAnswers& answers,
       PushWindows::Waiter& waiter)
-      : context_(context), held_(held), answers_(answers), waiter_(waiter) {}
+      : context_(context), store_(store), answers_(answers), waiter_(waiter) {}
 
   /// Queues a worker's request.
   void ask(int worker, const FrameHeader& header);
@@ -94,7 +94,7 @@ class SliceAdmission {
   void askAgain(const std::vector<Ask>& asks);
 
   const SliceContext& context_;
-  HeldSlice& held_;
+  SliceStore& store_;
   SliceAnswers& answers_;
   PushWindows::Waiter& waiter_;
   std::vector<Ask> asks_; // at most one per worker

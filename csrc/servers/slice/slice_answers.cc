@@ -21,33 +21,33 @@
 // passed on to a new owner.
 namespace hvd_order {
 
-void SliceAnswers::owe(int worker, Round round, std::uint32_t part) {
-  owed_.push_back({worker, round, part});
+void SliceAnswers::queue(int worker, Round round, std::uint32_t part) {
+  queued_.push_back({worker, round, part});
 }
 
-void SliceAnswers::owe(const HeldSlice::Update& update) {
-  if (update.worker != HeldSlice::kEveryWorker) {
-    return owe(update.worker, update.round, kValuePart);
+void SliceAnswers::queue(const SliceStore::AppliedUpdate& update) {
+  if (update.worker != SliceStore::kEveryWorker) {
+    return queue(update.worker, update.round, kValuePart);
   }
   for (int worker = 0; worker < context_.options().workers; ++worker) {
-    owe(worker, update.round, kValuePart);
+    queue(worker, update.round, kValuePart);
   }
 }
 
-void SliceAnswers::owe(HelperGroup group, const std::vector<Member>& members) {
+void SliceAnswers::queue(HelperGroup group, const std::vector<Member>& members) {
   for (const Member& member : members) {
-    owe(member.worker, member.round, kValuePart);
+    queue(member.worker, member.round, kValuePart);
   }
   giveUpHelper(); // some members of the group before may not be answered yet
   relay_ = Relay{group, members};
 }
 
 void SliceAnswers::send() {
-  if (owed_.empty()) {
+  if (queued_.empty()) {
     return;
   }
   sendByHelper();
-  std::erase_if(owed_, [&](const Answer& owed) {
+  std::erase_if(queued_, [&](const Answer& owed) {
     const bool due = isDue(owed.worker, owed.round);
     if (due) {
       sendTo(owed);
@@ -59,18 +59,18 @@ void SliceAnswers::send() {
 bool SliceAnswers::isDue(int worker, Round round) const {
   const ServerOptions& options = context_.options();
   const bool tooFarAhead = options.consistency == Consistency::kAsynchronous &&
-      round > std::uint64_t{held_.slowest()} + options.staleness;
-  return !tooFarAhead && held_.applied(worker, round);
+      round > std::uint64_t{store_.slowest()} + options.staleness;
+  return !tooFarAhead && store_.applied(worker, round);
 }
 
 void SliceAnswers::sendTo(const Answer& to) const {
-  const SliceState& state = held_.state();
+  const SliceState& state = store_.state();
   const std::size_t moment = to.part - kValuePart - 1; // not used for the value
   FrameHeader header = context_.about(FrameKind::kValue);
   header.round = to.round;
   header.map = to.part;
   header.argument = state.stepsBefore + state.version;
-  header.flags = held_.wasSkipped(to.worker, to.round) ? kFrameFlagLate : std::uint16_t{0};
+  header.flags = store_.wasSkipped(to.worker, to.round) ? kFrameFlagLate : std::uint16_t{0};
   context_.send(
       {Peer::Kind::kWorker, to.worker}, context_.urgency(), header,
       to.part == kValuePart               ? state.value
@@ -89,8 +89,8 @@ void SliceAnswers::sendByHelper() {
       })) {
     return giveUpHelper();
   }
-  reply(relay_->group, held_.state().value);
-  std::erase_if(owed_, [&](const Answer& owed) {
+  reply(relay_->group, store_.state().value);
+  std::erase_if(queued_, [&](const Answer& owed) {
     return owed.part == kValuePart &&
         std::ranges::find(relay_->members, Member{owed.worker, owed.round}) !=
         relay_->members.end();
@@ -102,7 +102,7 @@ void SliceAnswers::reply(HelperGroup group, Payload value) const {
   FrameHeader header = context_.about(FrameKind::kValue);
   header.flags = kFrameFlagGroup;
   header.round = group.number;
-  header.argument = held_.state().stepsBefore + held_.state().version;
+  header.argument = store_.state().stepsBefore + store_.state().version;
   context_.send({Peer::Kind::kServer, group.helper}, context_.urgency(), header, std::move(value));
 }
 
@@ -113,11 +113,11 @@ void SliceAnswers::giveUpHelper() {
 }
 
 void SliceAnswers::passOn(ServerId owner, std::uint32_t map) {
-  for (const Answer& owed : std::exchange(owed_, {})) {
+  for (const Answer& owed : std::exchange(queued_, {})) {
     FrameHeader pull = context_.about(FrameKind::kPull);
     pull.round = owed.round;
     pull.map = map;
-    pull.argument = std::uint64_t{owed.part} << kPartBits | static_cast<std::uint64_t>(owed.worker);
+    pull.argument = PullArgument{owed.part, static_cast<std::uint32_t>(owed.worker)}.packed();
     context_.send({Peer::Kind::kServer, owner}, context_.urgency(), pull, {});
   }
 }

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "servers/admission/routes.h"
-#include "servers/slice/held_slice.h"
 #include "servers/slice/slice_context.h"
+#include "servers/slice/slice_store.h"
 #include "servers/wire/group.h"
 
 namespace hvd_order {
@@ -22,15 +22,16 @@ struct HelperGroup {
 /// Not thread-safe.
 class SliceAnswers {
  public:
-  SliceAnswers(const SliceContext& context, const HeldSlice& held)
-      : context_(context), held_(held) {}
+  SliceAnswers(const SliceContext& context, const SliceStore& store)
+      : context_(context), store_(store) {}
 
-  /// Owes the worker one part of the state: after its push of this round, or for a pull.
-  void owe(int worker, Round round, std::uint32_t part);
-  /// Owes an answer to every worker whose update this is.
-  void owe(const HeldSlice::Update& update);
+  /// Queues the answer to a worker: one part of the state, after its push of this round or for a
+  /// pull.
+  void queue(int worker, Round round, std::uint32_t part);
+  /// Queues the answers to all workers whose update this is.
+  void queue(const SliceStore::AppliedUpdate& update);
   /// Same for a group's sum, whose helper can answer all members at once.
-  void owe(HelperGroup group, const std::vector<Member>& members);
+  void queue(HelperGroup group, const std::vector<Member>& members);
 
   /// Sends the answers that are due. An asynchronous answer waits until its worker is no more than
   /// `staleness` rounds ahead of the slowest one.
@@ -61,8 +62,8 @@ class SliceAnswers {
   void sendByHelper();
 
   const SliceContext& context_;
-  const HeldSlice& held_;
-  std::vector<Answer> owed_;
+  const SliceStore& store_;
+  std::vector<Answer> queued_;
   std::optional<Relay> relay_; // the group applied last, until its helper has a reply
 };
 

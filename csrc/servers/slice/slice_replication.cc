@@ -6,7 +6,8 @@
 #include "servers/slice/state_parts.h"
 #include "servers/wire/arguments.h"
 
-// Primary-backup replication of one slice (Alsberg and Day 1976); slice_copy.cc is the backup.
+// Primary-backup replication of one slice (Alsberg and Day 1976); replica_follower.cc is the
+// backup.
 //
 // The owner sends the replica its state once, and then every update in the order in which it
 // applied them. What the replica has not acknowledged stays in `unacknowledged_`.
@@ -43,9 +44,11 @@ void SliceReplication::choose(ServerId named, std::uint32_t map) {
     return announceSafety();
   }
   unacknowledged_.push_back(
-      {held_.state().version, HeldSlice::kEveryWorker, 0, std::numeric_limits<double>::infinity(),
+      {store_.state().version, SliceStore::kEveryWorker, 0, std::numeric_limits<double>::infinity(),
        /*isState=*/true});
-  sendState(context_, held_.state(), replica, context_.replicaUrgency(), map, kCopyMark);
+  sendState(
+      context_, store_.state(), replica, context_.replicaUrgency(), map,
+      /*isCopy=*/true);
 }
 
 void SliceReplication::serverGone(ServerId server) {
@@ -69,17 +72,18 @@ void SliceReplication::announceSafety() const {
   }
 }
 
-void SliceReplication::send(const HeldSlice::Update& update) {
+void SliceReplication::send(const SliceStore::AppliedUpdate& update) {
   if (!hasReplica()) {
     return;
   }
-  const Round version = held_.state().version;
+  const Round version = store_.state().version;
   unacknowledged_.push_back(
       {version, update.worker, update.round, update.change, /*isState=*/false});
   FrameHeader header = context_.about(FrameKind::kReplica);
   header.round = update.round;
   header.map = update.rules;
-  header.argument = static_cast<std::uint64_t>(update.worker + 1) << kPartBits | version;
+  header.argument =
+      ReplicaArgument{static_cast<std::uint32_t>(update.worker + 1), version}.packed();
   header.flags = update.members.empty() ? std::uint16_t{0} : kFrameFlagGroup;
   context_.send(
       {Peer::Kind::kServer, replica_}, context_.replicaUrgency(), header,
@@ -90,10 +94,10 @@ bool SliceReplication::acknowledged(Peer from, const FrameHeader& header) {
   if (from.number != replica_) {
     return false;
   }
-  if ((header.argument & kCopyMark) == 0) {
+  if (const auto state = StateArgument::of(header); !state.isCopy) {
     updateArrived(header);
   } else if (header.map == copiedBy_) {
-    const auto version = static_cast<Round>(header.argument);
+    const Round version = state.part;
     const auto arrived = std::erase_if(unacknowledged_, [&](const Unacknowledged& sent) {
       return sent.isState && sent.version <= version;
     });
@@ -107,12 +111,11 @@ bool SliceReplication::acknowledged(Peer from, const FrameHeader& header) {
 // Updates arrive in the order in which they were sent. A skipped update has the version of the one
 // before it.
 void SliceReplication::updateArrived(const FrameHeader& header) {
-  const auto version = static_cast<Round>(header.argument);
-  const int worker = static_cast<int>(header.argument >> kPartBits) - 1;
+  const auto argument = ReplicaArgument::of(header);
   const auto arrived =
       std::find_if(unacknowledged_.begin(), unacknowledged_.end(), [&](const auto& sent) {
-        return !sent.isState && sent.version == version && sent.worker == worker &&
-            sent.round == header.round;
+        return !sent.isState && sent.version == argument.version &&
+            sent.worker == argument.worker() && sent.round == header.round;
       });
   if (arrived != unacknowledged_.end()) {
     unacknowledged_.erase(unacknowledged_.begin(), std::next(arrived));

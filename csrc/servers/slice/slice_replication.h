@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "servers/slice/held_slice.h"
 #include "servers/slice/slice_context.h"
+#include "servers/slice/slice_store.h"
 #include "servers/wire/registration.h"
 
 namespace hvd_order {
@@ -15,8 +15,8 @@ namespace hvd_order {
 /// The replica in use is the one that the map names, if it is connected. Not thread-safe.
 class SliceReplication {
  public:
-  SliceReplication(const SliceContext& context, const HeldSlice& held)
-      : context_(context), held_(held) {}
+  SliceReplication(const SliceContext& context, const SliceStore& store)
+      : context_(context), store_(store) {}
 
   /// The held state has become the original, or is no longer: there is no replica yet.
   void reset();
@@ -44,7 +44,7 @@ class SliceReplication {
   void serverGone(ServerId server);
 
   /// Sends the replica an update that has been applied here; nothing without a replica.
-  void send(const HeldSlice::Update& update);
+  void send(const SliceStore::AppliedUpdate& update);
   /// Handles the replica's acknowledgement. @return false if it is of a server that is no longer
   /// the replica.
   bool acknowledged(Peer from, const FrameHeader& header);
@@ -64,7 +64,7 @@ class SliceReplication {
   void updateArrived(const FrameHeader& header);
 
   const SliceContext& context_;
-  const HeldSlice& held_;
+  const SliceStore& store_;
   ServerId replica_ = kNoServer;
   bool isChosen_ = false;
   std::uint32_t copiedBy_ = 0;                 // version of the map by which the copy was sent

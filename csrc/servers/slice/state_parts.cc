@@ -11,7 +11,7 @@
 //
 // A state travels in parts, one array a frame, so no array is copied to be sent: the frames share
 // the memory of the state, which an update never overwrites while a frame refers to it
-// (held_slice.cc). Part 0 is the counters: steps before the model was registered, then the last
+// (slice_store.cc). Part 0 is the counters: steps before the model was registered, then the last
 // round applied and the last round skipped, by worker.
 //
 // All parts have the same urgency and come over one connection, so they arrive in order and the
@@ -39,10 +39,6 @@ Payload counters(const SliceState& state) {
   return Payload::copyOf(out.bytes());
 }
 
-bool isCopyOf(const FrameHeader& header) {
-  return (header.argument & kCopyMark) != 0;
-}
-
 } // namespace
 
 void sendState(
@@ -51,7 +47,7 @@ void sendState(
     ServerId to,
     std::uint64_t urgency,
     std::uint32_t map,
-    std::uint64_t mark) {
+    bool isCopy) {
   std::vector<Payload> parts{counters(state)};
   if (state.value) {
     parts.push_back(state.value);
@@ -60,8 +56,9 @@ void sendState(
   FrameHeader header = context.about(FrameKind::kState);
   header.round = state.version;
   header.map = map;
-  for (std::size_t part = 0; part < parts.size(); ++part) {
-    header.argument = mark | std::uint64_t{parts.size()} << kPartBits | part;
+  for (std::uint32_t part = 0; part < parts.size(); ++part) {
+    header.argument =
+        StateArgument{static_cast<std::uint32_t>(parts.size()), part, isCopy}.packed();
     context.send({Peer::Kind::kServer, to}, urgency, header, parts[part]);
   }
 }
@@ -71,7 +68,7 @@ bool StateReceiver::begins(Peer from, const FrameHeader& header) {
   if (!begins && from.kind != Peer::Kind::kServer) {
     throw FrameError("such a frame comes from others");
   }
-  if (begins && (isCopyOf(header) || header.round != 0)) {
+  if (begins && (StateArgument::of(header).isCopy || header.round != 0)) {
     throw FrameError("a slice that begins with what is no beginning");
   }
   return begins;
@@ -109,8 +106,7 @@ StateReceiver::take(Peer from, const FrameHeader& header, Payload payload) {
 // @return all parts once the last one has come.
 std::optional<StateReceiver::Parts>
 StateReceiver::takePart(Peer from, const FrameHeader& header, Payload payload) {
-  const auto part = static_cast<std::uint32_t>(header.argument);
-  const auto parts = static_cast<std::uint32_t>((header.argument & ~kCopyMark) >> kPartBits);
+  const auto [parts, part, isCopy] = StateArgument::of(header);
   const bool updates = context_.model.registration.serversUpdate;
   const std::uint32_t least = updates ? kValuePart + 1 : 1;
   const std::uint32_t most = updates ? kMostParts : kValuePart + 1;
@@ -121,7 +117,7 @@ StateReceiver::takePart(Peer from, const FrameHeader& header, Payload payload) {
   if (parts < least || parts > most || part >= parts || payload.sizeBytes != expected) {
     throw FrameError(concat("part ", part, " of ", parts, " of a state, of ", payload.sizeBytes));
   }
-  const std::pair key{from, isCopyOf(header)};
+  const std::pair key{from, isCopy};
   auto& incoming = incoming_[key];
   incoming.resize(parts);
   incoming[part] = std::move(payload);

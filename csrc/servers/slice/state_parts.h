@@ -6,21 +6,21 @@
 #include <utility>
 #include <vector>
 
-#include "servers/slice/held_slice.h"
 #include "servers/slice/slice_context.h"
+#include "servers/slice/slice_store.h"
 
 namespace hvd_order {
 
 /// Sends a state to a server, in parts: its counters, its value, then the optimizer's moments.
 /// @param map version of the map by which it is sent.
-/// @param mark kCopyMark if the original stays here, else 0.
+/// @param isCopy the original stays here.
 void sendState(
     const SliceContext& context,
     const SliceState& state,
     ServerId to,
     std::uint64_t urgency,
     std::uint32_t map,
-    std::uint64_t mark);
+    bool isCopy);
 
 /// Puts together the states of one slice that arrive in parts. Not thread-safe.
 class StateReceiver {

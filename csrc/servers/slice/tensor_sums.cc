@@ -19,18 +19,18 @@ TensorSums::add(int worker, std::uint64_t name, std::uint32_t typeNumber, Payloa
   if (!sums_.contains(name) && sums_.size() >= kMost) {
     throw FrameError("too many tensors wait to be summed");
   }
-  Sum& sum = sums_[name];
-  if (sum.held == nullptr) {
+  OpenSum& sum = sums_[name];
+  if (sum.store == nullptr) {
     sum.shape = {static_cast<std::uint32_t>(tensor.sizeBytes), type, {}};
-    sum.held = std::make_unique<HeldSlice>(
+    sum.store = std::make_unique<SliceStore>(
         sum.shape, /*serversUpdate=*/false, Consistency::kSynchronous, workers_);
-    sum.held->begin({});
+    sum.store->begin({});
   }
   if (tensor.sizeBytes != sum.shape.sizeBytes || type != sum.shape.type) {
     throw FrameError("workers sum tensors of different sizes under one name");
   }
-  sum.held->push(worker, 1, std::move(tensor));
-  const auto update = sum.held->advance({}, /*measureChange=*/false);
+  sum.store->push(worker, 1, std::move(tensor));
+  const auto update = sum.store->advance({}, /*measureChange=*/false);
   if (!update) {
     return std::nullopt;
   }

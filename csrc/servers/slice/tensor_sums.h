@@ -4,7 +4,7 @@
 #include <mutex>
 #include <optional>
 
-#include "servers/slice/held_slice.h"
+#include "servers/slice/slice_store.h"
 
 namespace hvd_order {
 
@@ -23,14 +23,14 @@ class TensorSums {
  private:
   static constexpr std::size_t kMost = 4096; // at a time
 
-  struct Sum {
+  struct OpenSum {
     SliceShape shape;
-    std::unique_ptr<HeldSlice> held;
+    std::unique_ptr<SliceStore> store;
   };
 
   const int workers_;
   std::mutex mutex_; // guards what follows
-  std::map<std::uint64_t, Sum> sums_;
+  std::map<std::uint64_t, OpenSum> sums_;
 };
 
 } // namespace hvd_order

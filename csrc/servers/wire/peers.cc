@@ -19,9 +19,9 @@ void Peers::add(Peer peer, std::shared_ptr<Connection> connection) {
   }
 }
 
-void Peers::sayGoodbye(Peer peer) {
+void Peers::announceLeave(Peer peer) {
   const std::unique_lock lock(mutex_);
-  goodbyes_.insert(peer);
+  leaving_.insert(peer);
 }
 
 bool Peers::remove(Peer peer) {
@@ -29,7 +29,7 @@ bool Peers::remove(Peer peer) {
   if (auto connection = connections_.extract(peer); !connection.empty()) {
     ended_.push_back(std::move(connection.mapped()));
   }
-  return goodbyes_.contains(peer);
+  return leaving_.contains(peer);
 }
 
 bool Peers::hasServer(ServerId server) const {

@@ -35,7 +35,7 @@ class Peers {
   /// Adds a connection. @throws InvalidUsage if the peer already has one.
   void add(Peer peer, std::shared_ptr<Connection> connection);
   /// Records that the peer has announced its leaving.
-  void sayGoodbye(Peer peer);
+  void announceLeave(Peer peer);
   /// Removes a peer that is gone. Runs on the thread of the peer's connection, so the connection
   /// object is kept until `stop`.
   /// @return whether the peer had announced its leaving.
@@ -60,7 +60,7 @@ class Peers {
 
   mutable std::shared_mutex mutex_; // guards what follows
   std::map<Peer, std::shared_ptr<Connection>> connections_;
-  std::set<Peer> goodbyes_;
+  std::set<Peer> leaving_;
   std::vector<std::shared_ptr<Connection>> ended_; // their threads may still be running
 };
 

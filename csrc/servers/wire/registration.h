@@ -20,6 +20,10 @@ constexpr ModelId kNoModel = ~ModelId{0};
 /// Round of a slice: the number of its push since its model was registered; the first is 1.
 using Round = std::uint32_t;
 
+/// Number of a set of rules that worker 0 has given for a model; the first is 1. The first round of
+/// a set does not identify it: worker 0 may change the rules again before it pushes.
+using RulesNumber = std::uint32_t;
+
 /// Elements of a slice that are parameters with the same hyper-parameters.
 struct Segment {
   std::uint32_t first; // element of the slice

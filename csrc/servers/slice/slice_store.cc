@@ -1,4 +1,4 @@
-#include "servers/slice/held_slice.h"
+#include "servers/slice/slice_store.h"
 
 #include <algorithm>
 #include <cmath>
@@ -53,7 +53,7 @@ RuleBook::const_iterator rulesFor(const RuleBook& rules, Round round) {
   return found;
 }
 
-HeldSlice::HeldSlice(
+SliceStore::SliceStore(
     const SliceShape& shape,
     bool serversUpdate,
     Consistency consistency,
@@ -65,7 +65,7 @@ HeldSlice::HeldSlice(
       workers_(workers),
       mayMiss_(mayMiss) {}
 
-void HeldSlice::begin(Payload value) {
+void SliceStore::begin(Payload value) {
   SliceState state;
   state.seen.assign(static_cast<std::size_t>(workers_), 0);
   state.skipped.assign(static_cast<std::size_t>(workers_), 0);
@@ -73,30 +73,30 @@ void HeldSlice::begin(Payload value) {
   install(std::move(state));
 }
 
-void HeldSlice::install(SliceState state) {
+void SliceStore::install(SliceState state) {
   HVDO_CHECK(state.seen.size() == static_cast<std::size_t>(workers_));
   HVDO_CHECK(state.skipped.size() == state.seen.size());
   state_ = std::move(state);
   installed_ = true;
 }
 
-void HeldSlice::uninstall() {
+void SliceStore::uninstall() {
   state_ = {};
   installed_ = false;
 }
 
-bool HeldSlice::isBehind(const SliceState& other) const {
+bool SliceStore::isBehind(const SliceState& other) const {
   return state_.seen != other.seen &&
       std::equal(
              state_.seen.begin(), state_.seen.end(), other.seen.begin(), other.seen.end(),
              [](Round mine, Round its) { return mine <= its; });
 }
 
-bool HeldSlice::applied(int worker, Round round) const {
+bool SliceStore::applied(int worker, Round round) const {
   return installed_ && round <= state_.seen[static_cast<std::size_t>(worker)];
 }
 
-void HeldSlice::push(int worker, Round round, Payload gradient) {
+void SliceStore::push(int worker, Round round, Payload gradient) {
   const auto index = static_cast<std::size_t>(worker);
   waiting_.resize(static_cast<std::size_t>(workers_));
   if (round < waiting_[index].round) {
@@ -105,25 +105,25 @@ void HeldSlice::push(int worker, Round round, Payload gradient) {
   waiting_[index] = {round, std::move(gradient)};
 }
 
-void HeldSlice::skip(int worker, Round round) {
+void SliceStore::skip(int worker, Round round) {
   waiting_.resize(static_cast<std::size_t>(workers_));
   waiting_[static_cast<std::size_t>(worker)] = {round, {}, /*isSkipped=*/true};
 }
 
-void HeldSlice::pushGroup(Payload total, std::vector<Member> members) {
-  group_ = Group{std::move(total), std::move(members)};
+void SliceStore::pushGroup(Payload total, std::vector<Member> members) {
+  group_ = WaitingGroup{std::move(total), std::move(members)};
 }
 
-bool HeldSlice::dropGroup() {
+bool SliceStore::dropGroup() {
   return std::exchange(group_, std::nullopt).has_value();
 }
 
-std::vector<HeldSlice::Waiting> HeldSlice::takeWaiting() {
+std::vector<SliceStore::WaitingPush> SliceStore::takeWaiting() {
   group_.reset();
   return std::exchange(waiting_, {});
 }
 
-std::vector<std::pair<int, Round>> HeldSlice::takeApplied() {
+std::vector<std::pair<int, Round>> SliceStore::takeApplied() {
   std::vector<std::pair<int, Round>> taken;
   if (mayMiss_) {
     giveUpMissed();
@@ -138,13 +138,13 @@ std::vector<std::pair<int, Round>> HeldSlice::takeApplied() {
   return taken;
 }
 
-bool HeldSlice::waits() const {
-  return group_ || std::any_of(waiting_.begin(), waiting_.end(), [](const Waiting& push) {
+bool SliceStore::waits() const {
+  return group_ || std::any_of(waiting_.begin(), waiting_.end(), [](const WaitingPush& push) {
            return push.isHere();
          });
 }
 
-std::vector<int> HeldSlice::missing() const {
+std::vector<int> SliceStore::missing() const {
   std::vector<int> late;
   for (std::size_t worker = 0; worker < waiting_.size(); ++worker) {
     if (!waiting_[worker].isHere()) {
@@ -154,17 +154,17 @@ std::vector<int> HeldSlice::missing() const {
   return late;
 }
 
-Round HeldSlice::slowest() const {
+Round SliceStore::slowest() const {
   return installed_ ? *std::min_element(state_.seen.begin(), state_.seen.end()) : 0;
 }
 
 // Synchronous: a worker that pushes a round has the answer to the round before, so that round is
 // over.
-void HeldSlice::giveUpMissed() {
+void SliceStore::giveUpMissed() {
   if (consistency_ != Consistency::kSynchronous || !installed_) {
     return;
   }
-  for (const Waiting& push : waiting_) {
+  for (const WaitingPush& push : waiting_) {
     over_ = std::max(over_, push.round > 0 ? push.round - 1 : 0);
   }
   if (over_ > state_.seen.front()) {
@@ -174,16 +174,16 @@ void HeldSlice::giveUpMissed() {
 
 // Asynchronous: whether the update may be applied to the state held here. If not, its worker
 // computed it from a state that is still on its way to this server.
-bool HeldSlice::follows(int worker, Round round) const {
+bool SliceStore::follows(int worker, Round round) const {
   return mayMiss_ || round == state_.seen[static_cast<std::size_t>(worker)] + 1;
 }
 
 // Asynchronous: moves the next group or push that may be applied into `update`.
-bool HeldSlice::takeNext(Update& update) {
+bool SliceStore::takeNext(AppliedUpdate& update) {
   if (group_ && std::ranges::all_of(group_->members, [&](const Member& member) {
         return follows(member.worker, member.round);
       })) {
-    Group group = *std::exchange(group_, std::nullopt);
+    WaitingGroup group = *std::exchange(group_, std::nullopt);
     update.worker = group.members.front().worker;
     update.round = group.members.front().round;
     update.sum = std::move(group.sum);
@@ -201,7 +201,7 @@ bool HeldSlice::takeNext(Update& update) {
 }
 
 // The waiting push of the lowest round, among those that may be applied.
-std::vector<HeldSlice::Waiting>::iterator HeldSlice::nextPush() {
+std::vector<SliceStore::WaitingPush>::iterator SliceStore::nextPush() {
   auto next = waiting_.end();
   for (auto push = waiting_.begin(); push != waiting_.end(); ++push) {
     if (push->isHere() && follows(static_cast<int>(push - waiting_.begin()), push->round) &&
@@ -212,20 +212,22 @@ std::vector<HeldSlice::Waiting>::iterator HeldSlice::nextPush() {
   return next;
 }
 
-bool HeldSlice::isWhole(Round round) const {
-  return std::all_of(waiting_.begin(), waiting_.end(), [&](const Waiting& push) {
+bool SliceStore::isWhole(Round round) const {
+  return std::all_of(waiting_.begin(), waiting_.end(), [&](const WaitingPush& push) {
     return bool(push.gradient) && push.round == round;
   });
 }
 
-std::optional<HeldSlice::Update> HeldSlice::advance(const RuleBook& rules, bool measureChange) {
+std::optional<SliceStore::AppliedUpdate> SliceStore::advance(
+    const RuleBook& rules,
+    bool measureChange) {
   if (!installed_ || !waits()) {
     return std::nullopt;
   }
   if (serversUpdate_ && (rules.empty() || rules.rbegin()->first < neededRules_)) {
     return std::nullopt;
   }
-  Update update{0, kEveryWorker, {}, 0, 0};
+  AppliedUpdate update{0, kEveryWorker, {}, 0, 0};
   if (consistency_ == Consistency::kSynchronous) {
     update.round = state_.seen.front() + 1;
     if (!isWhole(update.round)) {
@@ -233,7 +235,7 @@ std::optional<HeldSlice::Update> HeldSlice::advance(const RuleBook& rules, bool 
     }
     std::vector<const std::byte*> inputs;
     inputs.reserve(waiting_.size());
-    for (const Waiting& push : waiting_) {
+    for (const WaitingPush& push : waiting_) {
       inputs.push_back(push.gradient.data());
     }
     update.sum = Payload::allocate(shape_.sizeBytes);
@@ -252,7 +254,7 @@ std::optional<HeldSlice::Update> HeldSlice::advance(const RuleBook& rules, bool 
   return update;
 }
 
-bool HeldSlice::follow(const Update& update, Round version, const RuleBook& rules) {
+bool SliceStore::follow(const AppliedUpdate& update, Round version, const RuleBook& rules) {
   if (!installed_ || version != state_.version + update.count() ||
       applied(std::max(update.worker, 0), update.round) ||
       std::ranges::any_of(update.members, [&](const Member& member) {
@@ -264,14 +266,14 @@ bool HeldSlice::follow(const Update& update, Round version, const RuleBook& rule
   if (serversUpdate_ && (rules.empty() || rules.rbegin()->first < update.rules)) {
     return false;
   }
-  Update mine = update;
+  AppliedUpdate mine = update;
   apply(
       mine, serversUpdate_ ? rules.lower_bound(update.rules)->second.rules.get() : nullptr,
       /*measureChange=*/false);
   return true;
 }
 
-void HeldSlice::apply(Update& update, const Rules* rules, bool measureChange) {
+void SliceStore::apply(AppliedUpdate& update, const Rules* rules, bool measureChange) {
   if (update.sum) {
     if (serversUpdate_) {
       this->update(*rules, update, measureChange);
@@ -293,7 +295,7 @@ void HeldSlice::apply(Update& update, const Rules* rules, bool measureChange) {
   }
 }
 
-void HeldSlice::update(const Rules& rules, Update& update, bool measureChange) {
+void SliceStore::update(const Rules& rules, AppliedUpdate& update, bool measureChange) {
   std::size_t moments = 0;
   for (const Segment& segment : shape_.segments) {
     moments = std::max(moments, momentsOf(rules.at(segment.group)));

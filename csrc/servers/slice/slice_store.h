@@ -17,9 +17,6 @@ namespace hvd_order {
 
 /// One rule for each group of parameters.
 using Rules = std::vector<UpdateRule>;
-/// Number of a set of rules that worker 0 has given for a model; the first is 1. The first round
-/// of a set does not identify it: worker 0 may change the rules again before it pushes.
-using RulesNumber = std::uint32_t;
 struct RulesSince {
   Round since;
   std::shared_ptr<const Rules> rules;
@@ -40,14 +37,15 @@ struct SliceState {
 /// all. `rules` must not be empty.
 [[nodiscard]] RuleBook::const_iterator rulesFor(const RuleBook& rules, Round round);
 
-/// One slice on a server: takes pushes, and applies them when they are due. Not thread-safe.
+/// The state of one slice on a server: stores pushes, and applies them when they are due. Knows
+/// nothing of other processes. Not thread-safe.
 ///
 /// The pushes of a round are kept until all have arrived and are then added in rank order, so the
 /// result does not depend on the order of arrival. A worker pushes a round after it has the answer
 /// to the round before, so at most one push of each worker waits.
-class HeldSlice {
+class SliceStore {
  public:
-  struct Update {
+  struct AppliedUpdate {
     Round round;
     int worker;        ///< kEveryWorker for a whole round; for a group the first worker
     Payload sum;       ///< empty: the worker's update was skipped
@@ -61,7 +59,7 @@ class HeldSlice {
   };
   static constexpr int kEveryWorker = -1;
 
-  struct Waiting {
+  struct WaitingPush {
     Round round = 0;
     Payload gradient;
     bool isSkipped = false; ///< there is no gradient and none will come
@@ -72,7 +70,7 @@ class HeldSlice {
 
   /// @param mayMiss updates may have been lost with another server. A round that a worker has gone
   ///   beyond was applied there, so this slice does not wait for it.
-  HeldSlice(
+  SliceStore(
       const SliceShape& shape,
       bool serversUpdate,
       Consistency consistency,
@@ -115,7 +113,7 @@ class HeldSlice {
     over_ = std::max(over_, round);
   }
   /// Removes and returns the waiting pushes, by worker; drops a waiting group.
-  std::vector<Waiting> takeWaiting();
+  std::vector<WaitingPush> takeWaiting();
   /// Removes and returns the waiting pushes that have been applied before; their workers need an
   /// answer.
   std::vector<std::pair<int, Round>> takeApplied();
@@ -125,12 +123,12 @@ class HeldSlice {
 
   /// Applies the next round, or push, that is due. @return nothing if none is due or its rules are
   /// not known.
-  std::optional<Update> advance(const RuleBook& rules, bool measureChange);
+  std::optional<AppliedUpdate> advance(const RuleBook& rules, bool measureChange);
   /// Applies an update that the owner of the slice has applied.
   /// @param version of the owner after the update.
   /// @return false if the rules of the update are not known here yet; the caller tries again.
   /// @throws FrameError if updates before it are missing or it has been applied.
-  bool follow(const Update& update, Round version, const RuleBook& rules);
+  bool follow(const AppliedUpdate& update, Round version, const RuleBook& rules);
   /// Applies nothing before these rules are known.
   void needRules(RulesNumber number) {
     neededRules_ = std::max(neededRules_, number);
@@ -141,17 +139,17 @@ class HeldSlice {
 
  private:
   [[nodiscard]] bool isWhole(Round round) const;
-  struct Group {
+  struct WaitingGroup {
     Payload sum;
     std::vector<Member> members;
   };
 
   void giveUpMissed();
   [[nodiscard]] bool follows(int worker, Round round) const;
-  bool takeNext(Update& update);
-  std::vector<Waiting>::iterator nextPush();
-  void apply(Update& update, const Rules* rules, bool measureChange);
-  void update(const Rules& rules, Update& update, bool measureChange);
+  bool takeNext(AppliedUpdate& update);
+  std::vector<WaitingPush>::iterator nextPush();
+  void apply(AppliedUpdate& update, const Rules* rules, bool measureChange);
+  void update(const Rules& rules, AppliedUpdate& update, bool measureChange);
 
   const SliceShape& shape_;
   const bool serversUpdate_;
@@ -162,8 +160,8 @@ class HeldSlice {
   RulesNumber neededRules_ = 0;
   Round over_ = 0;
   SliceState state_;
-  std::vector<Waiting> waiting_; // by worker; empty if no push has come
-  std::optional<Group> group_;
+  std::vector<WaitingPush> waiting_; // by worker; empty if no push has come
+  std::optional<WaitingGroup> group_;
 };
 
 } // namespace hvd_order

@@ -4,20 +4,20 @@
 #include <cstdint>
 #include <vector>
 
-#include "servers/slice/held_slice.h"
 #include "servers/slice/slice_context.h"
+#include "servers/slice/slice_store.h"
 #include "servers/wire/group.h"
 
 namespace hvd_order {
 
-/// A slice's copy of an original that another server has: applies the same updates.
+/// Makes a slice's state follow an original that another server has: applies the same updates.
 ///
 /// Each copy stores which server has its original. A copy that the map does not name is kept until
 /// the owner announces that its replica has a copy of its own. Not thread-safe.
-class SliceCopy {
+class ReplicaFollower {
  public:
   /// An update that the original has made.
-  struct Update {
+  struct ReplicaUpdate {
     Peer from;
     FrameHeader header;
     Payload sum; ///< empty if the update was skipped
@@ -25,7 +25,8 @@ class SliceCopy {
     std::vector<Member> members;
   };
 
-  SliceCopy(const SliceContext& context, HeldSlice& held) : context_(context), held_(held) {}
+  ReplicaFollower(const SliceContext& context, SliceStore& store)
+      : context_(context), store_(store) {}
 
   /// Installs a state as a copy and acknowledges it. @return false if a newer map has overtaken it.
   bool install(Peer from, const FrameHeader& header, SliceState state);
@@ -43,9 +44,9 @@ class SliceCopy {
   }
 
   /// Reads a frame; needs no lock. @throws FrameError if it does not fit.
-  [[nodiscard]] Update read(Peer from, const FrameHeader& header, Payload payload) const;
+  [[nodiscard]] ReplicaUpdate read(Peer from, const FrameHeader& header, Payload payload) const;
   /// Applies an update and acknowledges it. Ignores one that this copy has, or of another server.
-  void update(Update update);
+  void update(ReplicaUpdate update);
   /// Applies the updates whose rules are known now.
   void advance();
 
@@ -58,11 +59,11 @@ class SliceCopy {
 
  private:
   const SliceContext& context_;
-  HeldSlice& held_;
+  SliceStore& store_;
   ServerId original_ = kNoServer;
-  std::uint32_t map_ = 0;        // version of the map by which the copy was made
-  std::uint64_t safeBefore_ = 0; // copies of older maps may go
-  std::vector<Update> updates_;  // wait for their rules
+  std::uint32_t map_ = 0;              // version of the map by which the copy was made
+  std::uint64_t safeBefore_ = 0;       // copies of older maps may go
+  std::vector<ReplicaUpdate> updates_; // wait for their rules
 };
 
 } // namespace hvd_order

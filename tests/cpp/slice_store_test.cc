@@ -1,4 +1,4 @@
-#include "servers/slice/held_slice.h"
+#include "servers/slice/slice_store.h"
 
 #include <algorithm>
 #include <numeric>
@@ -40,7 +40,7 @@ TEST(aRoundIsAppliedWhenItIsWholeInRankOrder) {
   const std::vector<float> values{1e8F, 1, -1e8F, 0.5F};
   const float inRankOrder = ((values[0] + values[1]) + values[2]) + values[3];
   do {
-    HeldSlice slice(kSums, false, Consistency::kSynchronous, 4);
+    SliceStore slice(kSums, false, Consistency::kSynchronous, 4);
     slice.begin({});
     for (std::size_t i = 0; i < order.size(); ++i) {
       CHECK(!slice.advance({}, false));
@@ -49,7 +49,7 @@ TEST(aRoundIsAppliedWhenItIsWholeInRankOrder) {
     }
     CHECK(slice.missing().empty());
     const auto update = slice.advance({}, false);
-    CHECK(update && update->worker == HeldSlice::kEveryWorker && update->round == 1);
+    CHECK(update && update->worker == SliceStore::kEveryWorker && update->round == 1);
     CHECK_EQUAL(floatsOf(update->sum)[0], inRankOrder);
     CHECK(!slice.advance({}, false));
     CHECK(!slice.waits());
@@ -58,7 +58,7 @@ TEST(aRoundIsAppliedWhenItIsWholeInRankOrder) {
 }
 
 TEST(rulesHoldFromTheirRoundOn) {
-  HeldSlice slice(kUpdates, true, Consistency::kSynchronous, 1);
+  SliceStore slice(kUpdates, true, Consistency::kSynchronous, 1);
   slice.begin(of(0, 0));
   const RuleBook rules = book({{1, 1.0}, {3, 10.0}});
   for (Round round = 1; round <= 3; ++round) {
@@ -76,7 +76,7 @@ TEST(rulesHoldFromTheirRoundOn) {
 }
 
 TEST(anAnswerUnderWayKeepsItsValue) {
-  HeldSlice slice(kUpdates, true, Consistency::kSynchronous, 1);
+  SliceStore slice(kUpdates, true, Consistency::kSynchronous, 1);
   slice.begin(of(5, 5));
   const Payload underWay = slice.state().value;
   slice.push(0, 1, of(1, 1));
@@ -86,8 +86,8 @@ TEST(anAnswerUnderWayKeepsItsValue) {
 }
 
 TEST(oneThatFollowsHasTheSameAndNothingTwice) {
-  HeldSlice owner(kUpdates, true, Consistency::kAsynchronous, 2);
-  HeldSlice replica(kUpdates, true, Consistency::kAsynchronous, 2);
+  SliceStore owner(kUpdates, true, Consistency::kAsynchronous, 2);
+  SliceStore replica(kUpdates, true, Consistency::kAsynchronous, 2);
   owner.begin(of(0, 0));
   const RuleBook rules = book({{1, 0.5}, {2, 0.25}});
   replica.install(owner.state());
@@ -105,7 +105,7 @@ TEST(oneThatFollowsHasTheSameAndNothingTwice) {
 }
 
 TEST(ofTwoPushesTheLaterStaysAndWhatIsAppliedIsTakenOut) {
-  HeldSlice slice(kSums, false, Consistency::kSynchronous, 2);
+  SliceStore slice(kSums, false, Consistency::kSynchronous, 2);
   slice.push(0, 2, of(2, 2));
   slice.push(0, 1, of(1, 1));
   slice.push(1, 1, of(1, 1));
@@ -122,7 +122,9 @@ TEST(ofTwoPushesTheLaterStaysAndWhatIsAppliedIsTakenOut) {
 }
 
 TEST(aRoundThatWasLostIsNotWaitedForIfUpdatesMayBe) {
-  HeldSlice slice(kUpdates, true, Consistency::kSynchronous, 2, /*mayMiss=*/true);
+  SliceStore slice(
+      kUpdates, true, Consistency::kSynchronous, 2,
+      /*mayMiss=*/true);
   slice.begin(of(0, 0));
   slice.push(0, 1, of(1, 1)); // again, as its answer was lost
   slice.push(1, 2, of(1, 1)); // has its answer to round 1

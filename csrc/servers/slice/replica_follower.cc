@@ -1,4 +1,4 @@
-#include "servers/slice/slice_copy.h"
+#include "servers/slice/replica_follower.h"
 
 #include <shared_mutex>
 #include <tuple>
@@ -12,7 +12,7 @@
 //
 // The original sends its state once and then every update, over one connection and in order. An
 // update carries the sum of the gradients, not the result: the copy applies it by the same rules
-// (HeldSlice::follow), so parameters and moments need not travel. Updates whose rules have not
+// (SliceStore::follow), so parameters and moments need not travel. Updates whose rules have not
 // come yet wait in order; worker 0 sends rules to every server.
 //
 // Whether the map here names this server does not matter when a copy comes, because the sender's
@@ -24,32 +24,33 @@
 // a copy and drops the updates that wait: no worker has an answer that includes them.
 namespace hvd_order {
 
-bool SliceCopy::install(Peer from, const FrameHeader& header, SliceState state) {
+bool ReplicaFollower::install(Peer from, const FrameHeader& header, SliceState state) {
   if (header.map < map_) {
     return false;
   }
-  held_.install(std::move(state));
+  store_.install(std::move(state));
   begin(static_cast<ServerId>(from.number), header.map);
   FrameHeader done = header;
   done.kind = FrameKind::kReplicaDone;
   done.payloadBytes = 0;
-  done.argument = kCopyMark | header.round;
+  done.argument = StateArgument{0, header.round, /*isCopy=*/true}.packed();
   context_.send(from, context_.urgency(), done, {});
   return true;
 }
 
-void SliceCopy::begin(ServerId original, std::uint32_t map) {
+void ReplicaFollower::begin(ServerId original, std::uint32_t map) {
   original_ = original;
   map_ = map;
   updates_.clear();
 }
 
-void SliceCopy::end() {
+void ReplicaFollower::end() {
   original_ = kNoServer;
   updates_.clear();
 }
 
-SliceCopy::Update SliceCopy::read(Peer from, const FrameHeader& header, Payload payload) const {
+ReplicaFollower::ReplicaUpdate
+ReplicaFollower::read(Peer from, const FrameHeader& header, Payload payload) const {
   const bool isSkipped = context_.asksFirst() && payload.sizeBytes == 0;
   const int workers = context_.options().workers;
   const std::uint32_t sizeBytes = context_.sizeBytes();
@@ -60,32 +61,31 @@ SliceCopy::Update SliceCopy::read(Peer from, const FrameHeader& header, Payload 
   if (payload.sizeBytes != sizeBytes && !isSkipped) {
     throw FrameError(concat("a copy of ", payload.sizeBytes, " bytes of slice ", context_.index));
   }
-  const std::uint64_t worker = header.argument >> kPartBits;
-  if (worker > static_cast<std::uint64_t>(workers) || (isSkipped && worker == 0)) {
+  const std::uint32_t worker = ReplicaArgument::of(header).workerPlusOne;
+  if (worker > static_cast<std::uint32_t>(workers) || (isSkipped && worker == 0)) {
     throw FrameError("a copy of nobody's push");
   }
   return {from, header, isSkipped ? Payload{} : std::move(payload), isSkipped, std::move(members)};
 }
 
-void SliceCopy::update(Update update) {
+void ReplicaFollower::update(ReplicaUpdate update) {
   // Otherwise the original has moved meanwhile, perhaps to this server and back.
-  const Round version = held_.state().version + (update.isSkipped ? 0 : 1);
-  if (original_ == update.from.number && static_cast<Round>(update.header.argument) >= version) {
+  const Round version = store_.state().version + (update.isSkipped ? 0 : 1);
+  if (original_ == update.from.number && ReplicaArgument::of(update.header).version >= version) {
     updates_.push_back(std::move(update));
     advance();
   }
 }
 
-void SliceCopy::advance() {
+void ReplicaFollower::advance() {
   const std::shared_lock rulesLock(context_.model.rulesMutex);
   while (!updates_.empty()) {
-    const Update next = std::move(updates_.front());
+    const ReplicaUpdate next = std::move(updates_.front());
     updates_.erase(updates_.begin()); // an update that does not fit now never will
-    const auto version = static_cast<Round>(next.header.argument);
-    const int worker = static_cast<int>(next.header.argument >> kPartBits) - 1;
-    const HeldSlice::Update update{next.header.round, worker,      next.sum, 0,
-                                   next.header.map,   next.members};
-    if (!held_.follow(update, version, context_.model.rules)) {
+    const auto argument = ReplicaArgument::of(next.header);
+    const SliceStore::AppliedUpdate update{next.header.round, argument.worker(), next.sum, 0,
+                                           next.header.map,   next.members};
+    if (!store_.follow(update, argument.version, context_.model.rules)) {
       updates_.insert(updates_.begin(), next);
       return;
     }
@@ -97,9 +97,9 @@ void SliceCopy::advance() {
   }
 }
 
-void SliceCopy::dropIfSafe() {
+void ReplicaFollower::dropIfSafe() {
   if (map_ < safeBefore_) {
-    held_.uninstall(); // another server has a later copy; one will come if the map names us
+    store_.uninstall(); // another server has a later copy; one will come if the map names us
     updates_.clear();
   }
 }
