@@ -255,7 +255,7 @@ model-check: build
 
 CPP_FILES = $(shell find csrc tests/cpp tests/device tests/fuzz tests/model_checker benchmarks -name '*.cc' -o -name '*.cu' -o -name '*.h' | sort)
 # clang-tidy reads files that need neither PyTorch nor Python: those take seconds, not minutes.
-PURE_FOLDERS = base torch/cuda scheduler engine transport servers servers/arithmetic servers/wire servers/slice servers/admission planning planning/network planning/sampled planning/sampled/links
+PURE_FOLDERS = base torch/cuda scheduler engine transport servers servers/arithmetic servers/wire servers/worker servers/slice servers/admission planning planning/network planning/sampled planning/sampled/links
 TIDY_FILES = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.cc))
 HEADERS = $(wildcard $(foreach folder,$(PURE_FOLDERS),csrc/$(folder)/*.h))
 
@@ -309,7 +309,7 @@ CLANGXX ?= clang++
 FUZZ_RUNS ?= 1000000
 FUZZ_TARGETS ?= $(notdir $(basename $(wildcard tests/fuzz/*_fuzz.cc tests/fuzz/*_fuzz.py)))
 FUZZ_PROGRAMS = $(patsubst tests/fuzz/%.cc,build/fuzz/%,$(wildcard $(FUZZ_TARGETS:%=tests/fuzz/%.cc)))
-FUZZ_SOURCES = $(wildcard $(foreach folder,base scheduler engine transport servers servers/arithmetic servers/wire servers/slice servers/admission,csrc/$(folder)/*.cc))
+FUZZ_SOURCES = $(wildcard $(foreach folder,base scheduler engine transport servers servers/arithmetic servers/wire servers/worker servers/slice servers/admission,csrc/$(folder)/*.cc))
 FUZZ_FLAGS = -std=c++20 -O1 -g -Wall -Wextra -Wno-missing-field-initializers -Icsrc \
   -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 fuzz: $(FUZZ_STAMP) build

@@ -74,6 +74,7 @@ def test_cpp_reads_no_environment() -> None:
         ("planning", {"base", "scheduler", "servers/admission", "planning"}),
         ("servers/arithmetic", {"base", "servers/arithmetic"}),
         ("servers/wire", {"base", "servers/arithmetic", "servers/wire"}),
+        ("servers/worker", {"base", "servers/arithmetic", "servers/wire", "servers/worker"}),
         ("servers/admission", {"base", "servers/arithmetic", "servers/wire", "servers/admission"}),
         (
             "servers/slice",

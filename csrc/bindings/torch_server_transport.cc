@@ -132,9 +132,10 @@ void bindServerTransport(py::module_& m) {
   bound.def(
       py::init([](Rank rank, int workers, bool ordered, bool asksFirst, py::function onLost,
                   py::function onControl) {
+        const PushSettings settings{
+            .rank = rank, .workers = workers, .ordered = ordered, .asksFirst = asksFirst};
         return std::make_shared<ServerTransport>(
-            rank, workers, ordered, asksFirst,
-            fromAnyThread<ServerId, const std::string&>(std::move(onLost)),
+            settings, fromAnyThread<ServerId, const std::string&>(std::move(onLost)),
             fromAnyThread<ServerId, const std::string&>(std::move(onControl)));
       }),
       py::kw_only(), py::arg("rank"), py::arg("workers"), py::arg("ordered"), py::arg("asks_first"),

@@ -12,7 +12,7 @@
 // The owner admits several workers at once and names this server as their helper. Each worker
 // pushes its gradient here, with the owner, the number of members and the group's number in the
 // header. When all parts are there, they are added in rank order and sent to the owner as one
-// push. The owner replies once, and the reply is passed on to all members, so the owner's line
+// push. The owner replies once, and the reply is passed on to all members, so the owner's link
 // carries one update and one answer for all of them.
 //
 // Invariant: a helper holds no state that may not be lost. Every worker keeps its gradient until

@@ -14,7 +14,7 @@
 namespace hvd_order {
 
 /// A helper: adds the pushes of several workers for one owner, sends the owner the sum, and passes
-/// the owner's answer on to all of these workers. The owner's line then carries one update and one
+/// the owner's answer on to all of these workers. The owner's link then carries one update and one
 /// answer for all of them.
 ///
 /// The owner replies to each sum exactly once: with the answer for all workers, or with an empty

@@ -4,12 +4,12 @@
 // instance.
 //
 // A slice admits one push (or group) at a time, and other workers wait for it. An admission to a
-// sender whose line is busy would block the slice without use, so each sender gets at most
-// kMostAdmitted at once: one on the line, and one whose admission is on its way.
+// sender whose connection is busy would block the slice without use, so each sender gets at most
+// kMostAdmitted at once: one on the connection, and one whose admission is on its way.
 //
 // Invariant: `take` and `giveBack` come in pairs, also for pushes that never arrive. Only arrivals
-// are measured: bytes over the time since the line became busy or since the arrival before. The
-// rate is a moving average; expectedSeconds divides all admitted bytes and the new push by it.
+// are measured: bytes over the time since the connection became busy or since the arrival before.
+// The rate is a moving average; expectedSeconds divides all admitted bytes and the new push by it.
 //
 // A slice that finds no room registers with `await`. When a sender gives room back, `next` returns
 // its waiting slices, the most urgent first, while room lasts.

@@ -12,8 +12,8 @@
 namespace hvd_order {
 
 /// Limits how many pushes of each worker, or sums of each helper, are on their way. The limit
-/// keeps a line busy and is no larger, because no other worker may push a slice whose push is on
-/// its way.
+/// keeps a connection busy and is no larger, because no other worker may push a slice whose push is
+/// on its way.
 ///
 /// Thread safety: all methods may be called from any thread.
 class PushWindows {
@@ -47,7 +47,7 @@ class PushWindows {
   std::shared_ptr<Waiter> next(int sender);
 
  private:
-  // The line carries one push while the next one is being admitted.
+  // The connection carries one push while the next one is being admitted.
   static constexpr int kMostAdmitted = 2;
 
   struct Sender {

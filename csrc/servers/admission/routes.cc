@@ -10,7 +10,7 @@
 // `best` compares the ways by the rule in routes.h: a helper must take less than t (2 - 1 / n).
 //
 // A way counts as free of cost until it has been tried, and again when kPatience admissions have
-// passed without it, so every way is tried now and then and a line that has become idle is found.
+// passed without it, so every way is tried now and then and a link that has become idle is found.
 //
 // Invariant: a helper that is tried for the first time counts as infinitely slow until its first
 // measurement, so it gets no second group before that, or before it is due to be tried again.

@@ -13,10 +13,10 @@ namespace hvd_order {
 /// Chooses how several workers' updates of a slice reach its owner: directly, one after the other,
 /// or added by a helper.
 ///
-/// The time of a transfer from its admission to its arrival shows how busy the line is. It is t to
+/// The time of a transfer from its admission to its arrival shows how busy the link is. It is t to
 /// the owner; through a helper it is t + h, of which h is the part to the helper. Sending n
 /// updates directly costs n t, and through the helper n h + t. So a helper pays off if it takes
-/// less than t (2 - 1 / n) in all; where all lines are equally busy, no helper does. A way is
+/// less than t (2 - 1 / n) in all; where all links are equally busy, no helper does. A way is
 /// tried when it is new, and when it has not been taken for a while.
 ///
 /// Thread safety: all methods may be called from any thread.

@@ -22,7 +22,7 @@ namespace hvd_order {
 /// One thread sends: always the most urgent frame, one frame at a time, so that urgent frames can
 /// overtake waiting ones. One thread receives. Gloo sends only what its receiver has posted. So
 /// the receiver keeps a few frames posted: few, because a frame on its way cannot be overtaken,
-/// but enough that the line never waits for the receiver.
+/// but enough that the connection never waits for the receiver.
 ///
 /// Its threads keep it alive, so a function that they call may drop the last other owner.
 class PairConnection final : public Connection,
@@ -52,7 +52,7 @@ class PairConnection final : public Connection,
   using Work = c10::intrusive_ptr<c10d::Work>;
   using Header = std::array<std::byte, kFrameHeaderBytes>;
 
-  /// Frames posted ahead: the credit of a line.
+  /// Frames posted ahead: the credit of a connection.
   static constexpr std::uint64_t kDepth = 3;
 
   struct QueuedFrame {

@@ -7,22 +7,18 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/scope_exit.h"
 #include "servers/c10d/tensor_payload.h"
-#include "servers/wire/arguments.h"
 
-// The worker's side of parameter servers: connections, registration, maps and failures.
-// server_pushes.cc has the pushes and their answers.
+// The worker's side of parameter servers: one lock, the frames that come, and failures.
 //
-// A worker keeps, for every slice, the round of its last push and whether that push is under way.
-// That suffices to repeat it: the gradient stays in the buffer until the slice is done, and
-// servers recognise repeated pushes by worker and round. After a new map, `adopt` tells every
-// server that this worker has switched, behind all pushes by the old map (kLast). served_slice.cc
-// relies on that order.
+// Its parts, all under that lock: the connections and their observed work (server_connections.h),
+// and each model's registration, map, pushes and pulls (model_pushes.h).
 //
-// Invariant: while a map names a lost server, and once more with the map after that, every push
-// under way is sent again, and the owner of every idle slice is told which round is over
-// (`pushAgain`, `askAgain`). So a replica that takes over misses neither a push nor the end of a
-// round.
+// An answer is written to its place without the lock. That is safe because what it is for has been
+// taken out before: no other answer is accepted for the slice, and the engine does not use the
+// buffer before `done` is called. Functions of the engine, of Python and of a connection's end are
+// called without the lock as well.
 //
 // The loss of a server fails the transport only if a slice under way has neither owner nor replica
 // left, or no server is left. After a failure every waiting slice gets the same error, and later
@@ -35,6 +31,19 @@ constexpr std::size_t kMostNamed = 5; // slices in a message
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::string textOf(const Payload& payload) {
+  return {reinterpret_cast<const char*>(payload.data()), payload.sizeBytes};
+}
+
+// FNV-1a: the same on every worker.
+std::uint64_t hashOf(const std::string& name) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : name) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return hash;
 }
 
 // The segments of a slice that are parameters.
@@ -61,19 +70,8 @@ std::vector<Segment> segmentsOf(
 
 } // namespace
 
-ServerTransport::ServerTransport(
-    Rank rank,
-    int workers,
-    bool ordered,
-    bool asksFirst,
-    OnLost onLost,
-    OnControl onControl)
-    : rank_(rank),
-      workers_(workers),
-      ordered_(ordered),
-      asksFirst_(asksFirst),
-      onLost_(std::move(onLost)),
-      onControl_(std::move(onControl)) {}
+ServerTransport::ServerTransport(const PushSettings& settings, OnLost onLost, OnControl onControl)
+    : settings_(settings), onLost_(std::move(onLost)), onControl_(std::move(onControl)) {}
 
 ServerTransport::~ServerTransport() {
   close();
@@ -84,10 +82,7 @@ ServerTransport::~ServerTransport() {
 void ServerTransport::connect(ServerId server, std::shared_ptr<Connection> connection) {
   const std::weak_ptr<ServerTransport> weak = weak_from_this();
   const std::scoped_lock lock(mutex_);
-  const auto [line, isNew] = lines_.emplace(server, Line{connection});
-  if (!isNew) {
-    throw InvalidUsage(concat("server ", server, " is connected already"));
-  }
+  connections_.add(server, connection);
   connection->start(
       [weak, server](const FrameHeader& header, const Payload& payload) {
         if (const auto self = weak.lock()) {
@@ -99,62 +94,47 @@ void ServerTransport::connect(ServerId server, std::shared_ptr<Connection> conne
           self->lost(server, why);
         }
       });
-  for (const auto& [model, registered] : models_) {
-    tell(line->second, model, registered);
+  for (const auto& [id, model] : models_) {
+    model.registration().sendTo(*connection);
   }
 }
 
 std::vector<ServerId> ServerTransport::servers() const {
   const std::scoped_lock lock(mutex_);
-  std::vector<ServerId> servers;
-  for (const auto& [server, line] : lines_) {
-    servers.push_back(server);
-  }
-  return servers;
+  return connections_.servers();
 }
 
 void ServerTransport::sendControl(ServerId server, const std::string& text) {
   const std::scoped_lock lock(mutex_);
-  if (const auto line = lines_.find(server); line != lines_.end()) {
-    line->second.connection->send(
-        Connection::kAtOnce, {.kind = FrameKind::kControl}, Payload::copyOf(text));
+  if (Connection* const connection = connections_.find(server)) {
+    connection->send(Connection::kAtOnce, {.kind = FrameKind::kControl}, Payload::copyOf(text));
   }
 }
 
-// Sends a server everything that it needs about a model, before the first push.
-void ServerTransport::tell(Line& line, ModelId model, const Registered& registered) {
-  const FrameHeader about{.model = model, .layout = registered.layout, .map = registered.map};
-  const auto say = [&](FrameKind kind, const std::vector<std::byte>& bytes) {
-    FrameHeader header = about;
-    header.kind = kind;
-    line.connection->send(Connection::kAtOnce, header, Payload::copyOf(bytes));
-  };
-  say(FrameKind::kModel, writeRegistration(registered.registration));
-  say(FrameKind::kMap, writePlacements(registered.places));
-  for (const GivenRules& rules : registered.rules) {
-    ServerTransport::say(line, model, registered, rules);
-  }
+std::map<ServerId, std::uint64_t> ServerTransport::framesFrom() const {
+  const std::scoped_lock lock(mutex_);
+  return connections_.framesFrom();
 }
 
-void ServerTransport::say(
-    Line& line,
-    ModelId model,
-    const Registered& registered,
-    const GivenRules& rules) {
-  line.connection->send(
-      Connection::kAtOnce,
-      {.kind = FrameKind::kRule,
-       .model = model,
-       .layout = registered.layout,
-       .round = rules.since,
-       .argument = rules.number},
-      Payload::copyOf(rules.bytes));
+bool ServerTransport::waits() const {
+  const std::scoped_lock lock(mutex_);
+  return !sums_.empty() ||
+      std::ranges::any_of(models_, [](const auto& model) { return model.second.waits(); });
 }
 
-ServerTransport::Line& ServerTransport::lineFor(ServerId server) {
-  const auto line = lines_.find(server);
-  HVDO_CHECK(line != lines_.end(), "no connection to server ", server);
-  return line->second;
+std::vector<ServerTransport::Figures> ServerTransport::takeFigures() {
+  const std::scoped_lock lock(mutex_);
+  return connections_.takeFigures(now());
+}
+
+ServerTransport::Updates ServerTransport::dropped() const {
+  const std::scoped_lock lock(mutex_);
+  return dropped_;
+}
+
+ServerTransport::Updates ServerTransport::aggregated() const {
+  const std::scoped_lock lock(mutex_);
+  return aggregated_;
 }
 
 // --------------------------------------------------------------------------------------- models
@@ -164,10 +144,7 @@ void ServerTransport::prepare(
     std::vector<Placement> places,
     std::vector<Parameter> parameters) {
   const std::scoped_lock lock(mutex_);
-  Registered prepared;
-  prepared.places = std::move(places);
-  prepared_[model] = std::move(prepared);
-  parameters_[model] = std::move(parameters);
+  prepared_[model] = {std::move(places), std::move(parameters)};
 }
 
 void ServerTransport::setBuffers(
@@ -176,37 +153,36 @@ void ServerTransport::setBuffers(
     const SliceLayout& layout) {
   const at::NoGradGuard noGrad;
   const std::scoped_lock lock(mutex_);
-  const auto prepared = prepared_.extract(model);
+  auto prepared = prepared_.extract(model);
   if (prepared.empty() || prepared.mapped().places.size() != layout.slices().size()) {
     throw InvalidUsage(concat("no places for the slices of model ", model));
   }
-  Registered registered = std::move(prepared.mapped());
-  const auto parameters = std::move(parameters_.extract(model).mapped());
-  registered.layout = layouts_++;
-  registered.registration.serversUpdate = !parameters.empty();
+  const std::vector<Parameter>& parameters = prepared.mapped().parameters;
+  Registration registration{.serversUpdate = !parameters.empty(), .slices = {}};
+  std::vector<ModelPushes::SliceView> slices;
   for (SliceIndex index = 0; index < layout.slices().size(); ++index) {
     const Slice& slice = layout.slices()[index];
     const at::Tensor& buffer = buffers.at(slice.buffer);
     const ElementType type = elementTypeOf(buffer);
     const std::size_t element = sizeOf(type);
-    registered.views.push_back(buffer.narrow(
-        0, slice.offsetBytes / static_cast<ByteCount>(element),
-        slice.sizeBytes / static_cast<ByteCount>(element)));
-    registered.names.push_back(layout.sliceName(index));
+    slices.push_back(
+        {buffer.narrow(
+             0, slice.offsetBytes / static_cast<ByteCount>(element),
+             slice.sizeBytes / static_cast<ByteCount>(element)),
+         layout.sliceName(index)});
     SliceShape shape{static_cast<std::uint32_t>(slice.sizeBytes), type, {}};
     if (!parameters.empty()) {
       shape.segments = segmentsOf(layout, index, element, parameters);
     }
-    registered.registration.slices.push_back(std::move(shape));
+    registration.slices.push_back(std::move(shape));
   }
-  registered.firstPlaces = registered.places;
-  registered.rounds.assign(layout.slices().size(), 0);
-  registered.underWay.resize(layout.slices().size());
-  registered.read.assign(layout.slices().size(), 0);
-  for (auto& [server, line] : lines_) {
-    tell(line, model, registered);
+  ModelRegistration registered(
+      model, layouts_++, std::move(registration), std::move(prepared.mapped().places));
+  for (const ServerId server : connections_.servers()) {
+    registered.sendTo(connections_.at(server));
   }
-  models_[model] = std::move(registered);
+  models_.erase(model);
+  models_.try_emplace(model, settings_, connections_, std::move(registered), std::move(slices));
 }
 
 void ServerTransport::removeBuffers(ModelId model) {
@@ -220,46 +196,12 @@ void ServerTransport::beginWithBuffers(
     std::uint32_t parts,
     std::uint64_t stepsBefore) {
   const std::scoped_lock lock(mutex_);
-  const Registered& registered = models_.at(model);
-  for (SliceIndex slice = 0; slice < registered.views.size(); ++slice) {
-    const auto say = [&](std::uint32_t number, Payload payload) {
-      lineFor(registered.firstPlaces[slice].owner) // one server gets all parts, despite any move
-          .connection->send(
-              Connection::kAtOnce,
-              {.kind = FrameKind::kState,
-               .model = model,
-               .layout = registered.layout,
-               .slice = slice,
-               .argument = StateArgument{parts, number}.packed()},
-              std::move(payload));
-    };
-    if (part == 1) {
-      ByteWriter counters;
-      counters.put(stepsBefore);
-      for (int number = 0; number < 2 * workers_; ++number) { // rounds seen and skipped
-        counters.put(Round{0});
-      }
-      say(0, Payload::copyOf(counters.bytes()));
-    }
-    const Payload values = payloadOf(registered.views[slice]);
-    // A copy, because the buffers are written again before the send completes.
-    say(part, Payload::copyOf(std::span(values.data(), values.sizeBytes)));
-  }
+  models_.at(model).sendState(part, parts, stepsBefore);
 }
 
 void ServerTransport::setRules(ModelId model, const std::vector<UpdateRule>& rules) {
   const std::scoped_lock lock(mutex_);
-  Registered& registered = models_.at(model);
-  const Round next = *std::max_element(registered.rounds.begin(), registered.rounds.end()) + 1;
-  const Round oldest = *std::min_element(registered.rounds.begin(), registered.rounds.end());
-  registered.rules.push_back({++registered.rulesGiven, next, writeRules(rules)});
-  // Keeps the rules that pushes under way may need, for new servers.
-  while (registered.rules.size() > 1 && registered.rules[1].since <= oldest) {
-    registered.rules.pop_front();
-  }
-  for (auto& [server, line] : lines_) {
-    say(line, model, registered, registered.rules.back());
-  }
+  models_.at(model).setRules(rules);
 }
 
 void ServerTransport::setMap(ModelId model, std::vector<Placement> places) {
@@ -268,122 +210,189 @@ void ServerTransport::setMap(ModelId model, std::vector<Placement> places) {
   if (found == models_.end()) {
     return; // the model has been dropped meanwhile
   }
-  const Registered& registered = found->second;
-  if (places.size() != registered.places.size()) {
-    throw InvalidUsage(concat(places.size(), " places for ", registered.places.size(), " slices"));
+  const ModelRegistration& registered = found->second.registration();
+  if (places.size() != registered.places().size()) {
+    throw InvalidUsage(
+        concat(places.size(), " places for ", registered.places().size(), " slices"));
   }
-  adopt(model, registered.map + 1, std::move(places));
+  found->second.adopt(registered.map() + 1, std::move(places));
+  changed_.notify_all(); // a pull may have failed
 }
 
 std::vector<Placement> ServerTransport::places(ModelId model) const {
   const std::scoped_lock lock(mutex_);
-  return models_.at(model).places;
-}
-
-// Uses the new map from now on, and repeats pushes that were under way to a lost server.
-void ServerTransport::adopt(ModelId model, std::uint32_t version, std::vector<Placement> places) {
-  Registered& registered = models_.at(model);
-  if (version <= registered.map) {
-    return;
-  }
-  registered.map = version;
-  registered.places = std::move(places);
-  const FrameHeader header{.model = model, .layout = registered.layout, .map = version};
-  for (auto& [server, line] : lines_) {
-    FrameHeader map = header;
-    map.kind = FrameKind::kMap;
-    line.connection->send(
-        Connection::kAtOnce, map, Payload::copyOf(writePlacements(registered.places)));
-    FrameHeader switched = header;
-    switched.kind = FrameKind::kSwitch;
-    line.connection->send(Connection::kLast, switched, {}); // behind all pushes by the old map
-  }
-  pushAgain(model, registered);
-}
-
-// Repeats pushes and requests that a lost server had, or was to receive from other servers, until a
-// map names no lost server. Servers apply only one of two equal pushes.
-void ServerTransport::pushAgain(ModelId model, Registered& registered) {
-  const bool namesLost =
-      std::any_of(registered.places.begin(), registered.places.end(), [&](const Placement& place) {
-        return lost_.contains(place.owner) || lost_.contains(place.replica);
-      });
-  const bool mayBeLost = std::exchange(registered.hasLost, namesLost) || namesLost;
-  if (!mayBeLost && !asksFirst(registered)) { // requests do not move with their slice
-    return;
-  }
-  for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
-    if (mayBeLost && registered.pull && !registered.pull->isTaken[slice]) {
-      request(model, registered, slice);
-    }
-    const auto& underWay = registered.underWay[slice];
-    if (underWay && underWay->done) {
-      push(model, registered, slice);
-    } else if (mayBeLost && registered.rounds[slice] > 0) {
-      askAgain(model, registered, slice);
-    }
-  }
-}
-
-// Tells the owner that this round is over: a replica may have missed its end. The answer is
-// ignored.
-void ServerTransport::askAgain(ModelId model, const Registered& registered, SliceIndex slice) {
-  const auto line = lines_.find(registered.places[slice].owner);
-  if (line != lines_.end()) {
-    line->second.connection->send(
-        std::uint64_t{slice} + 1,
-        {.kind = FrameKind::kPull,
-         .model = model,
-         .layout = registered.layout,
-         .slice = slice,
-         .round = registered.rounds[slice],
-         .argument = PullArgument{kValuePart}.packed()},
-        {});
-  }
+  return models_.at(model).registration().places();
 }
 
 std::uint64_t ServerTransport::steps(ModelId model) const {
   const std::scoped_lock lock(mutex_);
-  return models_.at(model).steps;
+  return models_.at(model).steps();
 }
 
-// -------------------------------------------------------------------------------------- figures
-
-void ServerTransport::busy(Line& line) {
-  if (line.underWay++ == 0) {
-    line.busySince = now();
+std::vector<SliceIndex>
+ServerTransport::pull(ModelId id, std::uint32_t part, std::chrono::nanoseconds timeout) {
+  std::unique_lock lock(mutex_);
+  if (error_) {
+    std::rethrow_exception(error_);
   }
-}
-
-void ServerTransport::idle(ServerId server) {
-  const auto line = lines_.find(server);
-  if (line != lines_.end() && line->second.underWay > 0 && --line->second.underWay == 0) {
-    line->second.busySeconds += now() - line->second.busySince;
-  }
-}
-
-std::vector<ServerTransport::Figures> ServerTransport::takeFigures() {
-  const std::scoped_lock lock(mutex_);
-  std::vector<Figures> figures;
-  for (auto& [server, line] : lines_) {
-    if (line.underWay > 0) {
-      const double time = now();
-      line.busySeconds += time - line.busySince;
-      line.busySince = time;
+  ModelPushes& model = models_.at(id);
+  const auto pull = model.beginPull(part);
+  const ScopeExit end([&] {              // however this call ends; under the lock
+    const auto found = models_.find(id); // the layout may have been replaced meanwhile
+    if (found != models_.end()) {
+      found->second.endPull(pull);
     }
-    figures.push_back({server, std::exchange(line.bytes, 0), std::exchange(line.busySeconds, 0)});
+  });
+  model.requestAll();
+  changed_.wait_for(lock, timeout, [&] { return error_ || pull->error || pull->isWhole(); });
+  if (const std::exception_ptr error = error_ ? error_ : pull->error) {
+    std::rethrow_exception(error);
   }
-  return figures;
+  if (!pull->isWhole()) {
+    throw TransferTimeout(concat(
+        pull->arrived.size(), " of ", pull->isTaken.size(), " slices came from the servers in ",
+        std::chrono::duration<double>(timeout).count(), " s"));
+  }
+  return pull->arrived; // a copy: `end` looks at it
 }
 
-ServerTransport::Updates ServerTransport::dropped() const {
+// ------------------------------------------------------------------------------ pushes and sums
+
+void ServerTransport::issue(SliceKey key, const Slice& /*slice*/, Done done) {
   const std::scoped_lock lock(mutex_);
-  return dropped_;
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  models_.at(key.model).begin(key.index, std::move(done));
 }
 
-ServerTransport::Updates ServerTransport::aggregated() const {
+void ServerTransport::begin(Sum sum) {
+  const std::uint64_t hash = hashOf(sum.name);
   const std::scoped_lock lock(mutex_);
-  return aggregated_;
+  if (error_) {
+    std::rethrow_exception(error_);
+  }
+  const std::vector<ServerId> servers = connections_.servers();
+  HVDO_CHECK(!servers.empty() && !sums_.contains(hash), "two tensors are called ", sum.name);
+  const FrameHeader header{
+      .kind = FrameKind::kPush,
+      .model = kNoModel,
+      .layout = static_cast<std::uint32_t>(elementTypeOf(sum.tensor)),
+      .argument = hash};
+  Payload payload = payloadOf(sum.tensor);
+  // Servers take turns; all workers sum the same tensors in the same order.
+  const ServerId server = servers[sumsBegun_++ % servers.size()];
+  connections_.at(server).send(1, header, std::move(payload));
+  sums_.emplace(hash, NamedSum{sum.tensor, std::move(sum.done), server}); // answers need the lock
+}
+
+void ServerTransport::onFrame(ServerId server, const FrameHeader& header, const Payload& payload) {
+  {
+    const std::scoped_lock lock(mutex_);
+    connections_.frameCame(server);
+  }
+  switch (header.kind) {
+    case FrameKind::kValue:
+      return answered(server, header, payload);
+    case FrameKind::kAdmit:
+      return admitted(server, header);
+    case FrameKind::kMap:
+      return mapCame(server, header, payload);
+    case FrameKind::kLost:
+      return fail(std::make_exception_ptr(ServerLost(textOf(payload))));
+    case FrameKind::kGone:
+      return giveUp({static_cast<ServerId>(header.argument)}, textOf(payload));
+    case FrameKind::kLate:
+      return lateCame(server, payload);
+    case FrameKind::kControl:
+      return onControl_(server, textOf(payload));
+    default:
+      throw FrameError("such a frame is for servers");
+  }
+}
+
+// The model of a frame about a slice; null if its layout has been replaced.
+ModelPushes* ServerTransport::find(const FrameHeader& header) {
+  const auto found = models_.find(header.model);
+  return found != models_.end() && found->second.isAbout(header) ? &found->second : nullptr;
+}
+
+void ServerTransport::admitted(ServerId server, const FrameHeader& header) {
+  const std::scoped_lock lock(mutex_);
+  ModelPushes* const model = find(header);
+  const ByteCount bytes = model == nullptr ? 0 : model->admitted(server, header);
+  aggregated_.slices += bytes > 0 ? 1 : 0;
+  aggregated_.bytes += bytes;
+}
+
+void ServerTransport::mapCame(ServerId server, const FrameHeader& header, const Payload& payload) {
+  auto places = readPlacements({payload.data(), payload.sizeBytes});
+  const std::scoped_lock lock(mutex_);
+  const auto found = models_.find(header.model);
+  Connection* const connection = connections_.find(server);
+  if (found != models_.end() && found->second.registration().layout() == header.layout &&
+      found->second.registration().places().size() == places.size()) {
+    found->second.adopt(header.map, std::move(places));
+    changed_.notify_all(); // a pull may have failed
+  } else if (header.layout < layouts_ && connection != nullptr) {
+    // Workers drop a model at different times: this one sends no more frames about it.
+    connection->send(
+        Connection::kLast,
+        {.kind = FrameKind::kSwitch,
+         .model = header.model,
+         .layout = header.layout,
+         .map = header.map},
+        {});
+  }
+}
+
+void ServerTransport::answered(ServerId server, const FrameHeader& header, const Payload& payload) {
+  std::optional<ModelPushes::Expected> expected;
+  {
+    const std::scoped_lock lock(mutex_);
+    expected = take(server, header, payload);
+  }
+  if (!expected) {
+    return;
+  }
+  std::exception_ptr error;
+  try {
+    fill(expected->tensor, payload); // no other thread uses the tensor until the slice is done
+  } catch (...) {
+    error = std::current_exception(); // a device's, and the gradient may be gone
+  }
+  if (header.model != kNoModel) {
+    const std::scoped_lock lock(mutex_);
+    if (ModelPushes* const model = find(header)) {
+      model->finish(header.slice, /*wasPush=*/expected->done != nullptr, error);
+      changed_.notify_all();
+    }
+  }
+  if (expected->done) {
+    expected->done(error);
+  }
+}
+
+std::optional<ModelPushes::Expected>
+ServerTransport::take(ServerId server, const FrameHeader& header, const Payload& payload) {
+  if (header.model != kNoModel) {
+    ModelPushes* const model = find(header);
+    if (model == nullptr) {
+      return std::nullopt;
+    }
+    auto expected = model->take(server, header, payload);
+    const ByteCount dropped = expected ? expected->droppedBytes : 0;
+    dropped_.slices += dropped > 0 ? 1 : 0;
+    dropped_.bytes += dropped;
+    return expected;
+  }
+  const auto found = sums_.find(header.argument);
+  if (found == sums_.end()) {
+    return std::nullopt;
+  }
+  checkFits(payload, found->second.tensor, /*mayBeEmpty=*/false);
+  NamedSum sum = std::move(sums_.extract(found).mapped());
+  return ModelPushes::Expected{std::move(sum.tensor), std::move(sum.done)};
 }
 
 // ------------------------------------------------------------------------------------- failures
@@ -394,29 +403,23 @@ void ServerTransport::giveUp(const std::vector<ServerId>& servers, const std::st
   {
     const std::scoped_lock lock(mutex_);
     for (const ServerId server : servers) {
-      if (const auto line = lines_.extract(server); !line.empty()) {
-        connections.push_back(line.mapped().connection);
-        ended_.push_back(line.mapped().connection);
-        lost_[server] = why;
+      if (connections_.find(server) != nullptr) {
+        connections.push_back(connections_.lose(server, why));
       }
     }
     if (connections.empty()) {
       return;
     }
     for (const ServerId server : servers) {
-      for (auto& [other, line] : lines_) {
-        if (rank_ == 0) {
-          line.connection->send(
-              Connection::kAtOnce, {.kind = FrameKind::kGone, .argument = server},
-              Payload::copyOf(why));
-        }
+      if (settings_.rank == 0) {
+        connections_.sendToAll(
+            Connection::kAtOnce, {.kind = FrameKind::kGone, .argument = server},
+            Payload::copyOf(why));
       }
     }
     // Checked before a new map is made: no process has the state of a slice whose owner and
     // replica are lost.
-    if (const auto place = lostForGood()) {
-      error = std::make_exception_ptr(lossOf(*place));
-    }
+    error = errorOfLoss();
   }
   if (error) {
     fail(error);
@@ -426,55 +429,30 @@ void ServerTransport::giveUp(const std::vector<ServerId>& servers, const std::st
   }
 }
 
-std::map<ServerId, std::uint64_t> ServerTransport::framesFrom() const {
-  const std::scoped_lock lock(mutex_);
-  std::map<ServerId, std::uint64_t> frames;
-  for (const auto& [server, line] : lines_) {
-    frames[server] = line.frames;
-  }
-  return frames;
-}
-
-bool ServerTransport::waits() const {
-  const std::scoped_lock lock(mutex_);
-  return !once_.empty() || std::any_of(models_.begin(), models_.end(), [](const auto& model) {
-    const auto& underWay = model.second.underWay;
-    return model.second.pull ||
-        std::any_of(underWay.begin(), underWay.end(), [](const auto& slice) {
-             return slice && slice->done;
-           });
-  });
-}
-
 void ServerTransport::lost(ServerId server, const std::string& why) {
   std::exception_ptr error;
-  std::vector<Done> onces;
+  std::vector<Done> sums;
   {
     const std::scoped_lock lock(mutex_);
-    const auto line = lines_.extract(server);
-    if (!line.empty()) {
-      ended_.push_back(line.mapped().connection); // this is its thread
-    }
-    lost_[server] = why;
+    connections_.lose(server, why);
     try {
-      for (auto& [model, registered] : models_) {
-        registered.hasLost = true;
-        pushAgain(model, registered); // the new map may have come before the loss was noticed
+      for (auto& [id, model] : models_) {
+        model.serverLost();
       }
-      if (const auto place = lostForGood()) {
-        error = std::make_exception_ptr(lossOf(*place));
-      } else if (lines_.empty()) {
-        error = std::make_exception_ptr(lossOf({server, kNoServer}));
+      error = errorOfLoss();
+      if (!error && connections_.servers().empty()) {
+        error = std::make_exception_ptr(connections_.lossOf({server, kNoServer}, settings_.rank));
       }
-    } catch (...) { // nobody above this thread could say so
+    } catch (...) { // nobody above this thread could report it
       error = std::current_exception();
     }
-    onces = takeOncesOf(server);
+    sums = takeSumsOf(server);
+    changed_.notify_all(); // a pull may have failed
   }
   if (error) {
     fail(error);
   }
-  for (const Done& done : onces) {
+  for (const Done& done : sums) {
     done(
         std::make_exception_ptr(ServerLost(
             concat("server ", server, " is gone, and with it a sum that it made: ", why))));
@@ -484,48 +462,26 @@ void ServerTransport::lost(ServerId server, const std::string& why) {
 
 // Tensors that this server was to sum. The other workers have sent theirs to it as well, so no
 // other server can.
-std::vector<Transport::Done> ServerTransport::takeOncesOf(ServerId server) {
+std::vector<Transport::Done> ServerTransport::takeSumsOf(ServerId server) {
   std::vector<Done> taken;
-  std::erase_if(once_, [&](auto& once) {
-    const bool isIts = once.second.server == server;
+  std::erase_if(sums_, [&](auto& sum) {
+    const bool isIts = sum.second.server == server;
     if (isIts) {
-      taken.push_back(std::move(once.second.done));
+      taken.push_back(std::move(sum.second.done));
     }
     return isIts;
   });
   return taken;
 }
 
-// The placement of a slice under way whose state is lost. An idle slice does not count: other
-// workers may have dropped its model long ago.
-std::optional<Placement> ServerTransport::lostForGood() const {
-  for (const auto& [model, registered] : models_) {
-    for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
-      const auto& underWay = registered.underWay[slice];
-      if (underWay && underWay->done && isLost(registered.places[slice])) {
-        return registered.places[slice];
-      }
+// The error if the state of a slice under way is lost.
+std::exception_ptr ServerTransport::errorOfLoss() const {
+  for (const auto& [id, model] : models_) {
+    if (const auto place = model.lostForGood()) {
+      return std::make_exception_ptr(connections_.lossOf(*place, settings_.rank));
     }
   }
-  return std::nullopt;
-}
-
-// Whether neither the owner nor a replica is left.
-bool ServerTransport::isLost(const Placement& place) const {
-  return lost_.contains(place.owner) &&
-      (place.replica == kNoServer || lost_.contains(place.replica));
-}
-
-ServerLost ServerTransport::lossOf(const Placement& place) const {
-  const std::string& why = lost_.at(place.owner);
-  if (place.replica != kNoServer) {
-    return ServerLost(concat(
-        "server ", place.owner, " is gone (seen by rank ", rank_, ": ", why, "), and server ",
-        place.replica, ", which has the copy of its slices, too (", lost_.at(place.replica), ")"));
-  }
-  return ServerLost(concat(
-      "server ", place.owner, " is gone, and nobody has a copy of its slices (seen by rank ", rank_,
-      ": ", why, "); HVD_ORDER_PS_REPLICAS=1 keeps one on another server"));
+  return nullptr;
 }
 
 void ServerTransport::fail(const std::exception_ptr& error) {
@@ -535,16 +491,11 @@ void ServerTransport::fail(const std::exception_ptr& error) {
     if (!error_) {
       error_ = error;
     }
-    for (auto& [model, registered] : models_) {
-      for (auto& underWay : registered.underWay) {
-        if (underWay && underWay->done) {
-          waiting.push_back(std::move(underWay->done));
-        }
-        underWay.reset();
-      }
+    for (auto& [id, model] : models_) {
+      std::ranges::move(model.takeAll(), std::back_inserter(waiting));
     }
-    for (auto& [name, once] : std::exchange(once_, {})) {
-      waiting.push_back(std::move(once.done));
+    for (auto& [name, sum] : std::exchange(sums_, {})) {
+      waiting.push_back(std::move(sum.done));
     }
     changed_.notify_all();
   }
@@ -556,24 +507,28 @@ void ServerTransport::fail(const std::exception_ptr& error) {
 void ServerTransport::inquire() {
   const std::scoped_lock lock(mutex_);
   late_.clear();
-  for (auto& [server, line] : lines_) {
+  for (const ServerId server : connections_.servers()) {
     silent_.insert(server);
-    line.connection->send(Connection::kAtOnce, {.kind = FrameKind::kLate}, {});
+  }
+  connections_.sendToAll(Connection::kAtOnce, {.kind = FrameKind::kLate}, {});
+}
+
+void ServerTransport::lateCame(ServerId server, const Payload& payload) {
+  const std::scoped_lock lock(mutex_);
+  silent_.erase(server);
+  ByteReader ranks({payload.data(), payload.sizeBytes});
+  while (ranks.left() > 0) {
+    late_.insert(static_cast<Rank>(ranks.get<std::uint32_t>()));
   }
 }
 
 std::string ServerTransport::report() const {
   const std::scoped_lock lock(mutex_);
   std::vector<std::string> waiting;
-  for (const auto& [model, registered] : models_) {
-    for (SliceIndex slice = 0; slice < registered.underWay.size(); ++slice) {
-      if (registered.underWay[slice]) {
-        waiting.push_back(concat(
-            "'", registered.names[slice], "' (server ", registered.underWay[slice]->server, ")"));
-      }
-    }
+  for (const auto& [id, model] : models_) {
+    std::ranges::move(model.namesUnderWay(), std::back_inserter(waiting));
   }
-  std::string text = concat("rank ", rank_, " waits for the servers' answers about ");
+  std::string text = concat("rank ", settings_.rank, " waits for the servers' answers about ");
   for (std::size_t i = 0; i < std::min(kMostNamed, waiting.size()); ++i) {
     text += (i == 0 ? "" : ", ") + waiting[i];
   }
@@ -595,16 +550,12 @@ std::string ServerTransport::report() const {
 }
 
 void ServerTransport::abort() noexcept {
-  const std::string text = concat("rank ", rank_, " has given up; its own error says why");
+  const std::string text = concat("rank ", settings_.rank, " has given up; its own error says why");
   {
     const std::scoped_lock lock(mutex_);
     // The other workers observe a lost rank or server, this transport's own error, by themselves.
-    const bool othersKnow = error_ != nullptr;
-    for (auto& [server, line] : lines_) {
-      if (othersKnow) {
-        break;
-      }
-      line.connection->send(
+    if (!error_) {
+      connections_.sendToAll(
           Connection::kAtOnce, {.kind = FrameKind::kLeave}, Payload::copyOf(text));
     }
   }
@@ -615,13 +566,8 @@ void ServerTransport::close() noexcept {
   std::vector<std::shared_ptr<Connection>> connections;
   {
     const std::scoped_lock lock(mutex_);
-    for (auto& [server, line] : lines_) {
-      line.connection->send(Connection::kLast, {.kind = FrameKind::kLeave}, {});
-      connections.push_back(line.connection);
-    }
-    connections.insert(connections.end(), ended_.begin(), ended_.end());
-    lines_.clear();
-    ended_.clear();
+    connections_.sendToAll(Connection::kLast, {.kind = FrameKind::kLeave}, {});
+    connections = connections_.takeAll();
   }
   for (const auto& connection : connections) {
     connection->stop();

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -10,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "base/error.h"
-#include "servers/slice/slice_store.h"
+#include "servers/c10d/model_pushes.h"
 #include "servers/wire/connection.h"
 #include "servers/wire/registration.h"
+#include "servers/worker/server_connections.h"
 #include "torch/c10d/torch_transport.h"
 
 namespace hvd_order {
@@ -30,12 +29,7 @@ namespace hvd_order {
 class ServerTransport final : public TorchTransport,
                               public std::enable_shared_from_this<ServerTransport> {
  public:
-  /// Work of a server since the last call of `takeFigures`, as this worker observed it.
-  struct Figures {
-    ServerId server;
-    ByteCount bytes;    ///< of answers
-    double busySeconds; ///< time with a push of this worker under way to it
-  };
+  using Figures = ServerConnections::Figures;
   struct Updates {
     std::uint64_t slices = 0;
     ByteCount bytes = 0;
@@ -50,16 +44,7 @@ class ServerTransport final : public TorchTransport,
   using OnLost = std::function<void(ServerId server, const std::string& why)>;
   using OnControl = std::function<void(ServerId server, const std::string& text)>;
 
-  /// @param ordered of the frames that wait for a line, the most urgent goes next; else the
-  ///   oldest.
-  /// @param asksFirst servers bound the delay of updates: each push waits until it is admitted.
-  ServerTransport(
-      Rank rank,
-      int workers,
-      bool ordered,
-      bool asksFirst,
-      OnLost onLost,
-      OnControl onControl);
+  ServerTransport(const PushSettings& settings, OnLost onLost, OnControl onControl);
   ~ServerTransport() override;
 
   /// Adds a connection and describes all models to the server. @throws InvalidUsage if the server
@@ -128,105 +113,43 @@ class ServerTransport final : public TorchTransport,
   void close() noexcept;
 
  private:
-  struct UnderWay {
-    Done done;
-    Round round;
-    ServerId server;
-    bool isRepeated = false; // the gradient has been given to a connection before
+  struct Prepared {
+    std::vector<Placement> places;
+    std::vector<Parameter> parameters; // by TensorId
   };
-  struct Once {
+  /// A tensor of no model that a server sums.
+  struct NamedSum {
     at::Tensor tensor;
     Done done;
     ServerId server;
   };
-  struct Pull {
-    std::uint32_t part;
-    std::vector<bool> isTaken;       // by slice: its answer is in the buffer, or being written
-    std::vector<SliceIndex> arrived; // in the order in which they came
-    std::exception_ptr error;        // why the rest will not come
-  };
-  struct GivenRules {
-    RulesNumber number;
-    Round since;
-    std::vector<std::byte> bytes;
-  };
-  struct Registered {
-    std::uint32_t layout = 0;
-    std::uint32_t map = 0;
-    Registration registration;
-    std::vector<Placement> places;
-    std::vector<Placement> firstPlaces;
-    bool hasLost = false; // pushes may be lost until a map names no lost server
-    std::vector<at::Tensor> views;
-    std::vector<std::string> names;                // of the slices
-    std::vector<Round> rounds;                     // pushes so far, by slice
-    std::vector<std::optional<UnderWay>> underWay; // by slice
-    std::deque<GivenRules> rules;                  // worker 0 only
-    RulesNumber rulesGiven = 0;
-    std::uint64_t steps = 0;         // updates that the last answer included
-    std::vector<std::uint64_t> read; // same as `steps`, for each slice
-    std::shared_ptr<Pull> pull;      // the current one
-    bool pulledInVain = false;       // answers to a pull that failed may still come
-  };
-  struct Line {
-    std::shared_ptr<Connection> connection;
-    std::uint64_t frames = 0; // number of frames received
-    ByteCount bytes = 0;
-    int underWay = 0;
-    double busySeconds = 0;
-    double busySince = 0;
-  };
 
-  // server_transport.cc:
-  void lost(ServerId server, const std::string& why);
-  void fail(const std::exception_ptr& error);
-  // Under the lock:
-  void tell(Line& line, ModelId model, const Registered& registered);
-  static void say(Line& line, ModelId model, const Registered& registered, const GivenRules& rules);
-  void adopt(ModelId model, std::uint32_t version, std::vector<Placement> places);
-  void pushAgain(ModelId model, Registered& registered);
-  void askAgain(ModelId model, const Registered& registered, SliceIndex slice);
-  [[nodiscard]] std::vector<Done> takeOncesOf(ServerId server);
-  Line& lineFor(ServerId server);
-  [[nodiscard]] bool isLost(const Placement& place) const;
-  [[nodiscard]] std::optional<Placement> lostForGood() const;
-  [[nodiscard]] ServerLost lossOf(const Placement& place) const;
-  void busy(Line& line);
-  void idle(ServerId server);
-
-  // server_pushes.cc, with `issue` and `pull`:
   void begin(Sum sum) override;
   void onFrame(ServerId server, const FrameHeader& header, const Payload& payload);
   void answered(ServerId server, const FrameHeader& header, const Payload& payload);
   void admitted(ServerId server, const FrameHeader& header);
+  void mapCame(ServerId server, const FrameHeader& header, const Payload& payload);
+  void lateCame(ServerId server, const Payload& payload);
+  void lost(ServerId server, const std::string& why);
+  void fail(const std::exception_ptr& error);
   // Under the lock:
-  void push(ModelId model, Registered& registered, SliceIndex slice);
-  void request(ModelId model, Registered& registered, SliceIndex slice);
-  static Payload gradientOf(const Registered& registered, UnderWay& underWay, SliceIndex slice);
-  Registered* registeredFor(const FrameHeader& header);
-  void finish(const FrameHeader& header, const Done& done, const std::exception_ptr& error);
-  static void
-  ask(Line& line, const Registered& registered, FrameHeader header, std::uint16_t flags);
-  [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const;
-  [[nodiscard]] bool asksFirst(const Registered& registered) const;
+  std::optional<ModelPushes::Expected>
+  take(ServerId server, const FrameHeader& header, const Payload& payload);
+  [[nodiscard]] ModelPushes* find(const FrameHeader& header);
+  [[nodiscard]] std::exception_ptr errorOfLoss() const;
+  [[nodiscard]] std::vector<Done> takeSumsOf(ServerId server);
 
-  const Rank rank_;
-  const int workers_;
-  const bool ordered_;
-  const bool asksFirst_;
+  const PushSettings settings_;
   const OnLost onLost_;
   const OnControl onControl_;
 
   mutable std::mutex mutex_; // guards what follows; only connections' send is called under it
   std::condition_variable changed_;
-  std::map<ServerId, Line> lines_;
-  std::map<ServerId, std::string> lost_;           // with the reason
-  std::vector<std::shared_ptr<Connection>> ended_; // their threads may still be running
-  std::map<ModelId, Registered> models_;
-  std::map<ModelId, Registered> prepared_;
-  std::map<ModelId, std::vector<Parameter>> parameters_; // of the prepared models
-  std::map<std::uint64_t, Once> once_;                   // tensors of no model, by name hash
-  std::uint64_t onces_ = 0;                              // number of such tensors so far
+  ServerConnections connections_;
+  std::map<ModelId, ModelPushes> models_;
+  std::map<ModelId, Prepared> prepared_;
+  std::map<std::uint64_t, NamedSum> sums_; // by name hash
+  std::uint64_t sumsBegun_ = 0;            // number of such sums so far
   std::uint32_t layouts_ = 0;
   std::exception_ptr error_;
   Updates dropped_;

@@ -46,6 +46,12 @@ Payload payloadOf(const at::Tensor& tensor) {
   return {std::shared_ptr<std::byte>(std::move(host), memory), tensor.nbytes()};
 }
 
+void checkFits(const Payload& payload, const at::Tensor& tensor, bool mayBeEmpty) {
+  if (payload.sizeBytes != tensor.nbytes() && !(mayBeEmpty && payload.sizeBytes == 0)) {
+    throw FrameError(concat("an answer of ", payload.sizeBytes, " bytes for ", tensor.nbytes()));
+  }
+}
+
 void fill(const at::Tensor& tensor, const Payload& payload) {
   if (payload.sizeBytes == 0) {
     const at::NoGradGuard noGrad;

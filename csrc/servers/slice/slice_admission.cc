@@ -11,7 +11,7 @@
 // its update is the number of steps applied since; slack is what the bound leaves. delay_order.h
 // chooses among the requests: updates that cannot be in time are skipped, and their workers get
 // the present value at once; of the others the shortest transfer that endangers no other update
-// goes next, if its line has room (push_windows.h). If another server is the faster way
+// goes next, if its connection has room (push_windows.h). If another server is the faster way
 // (routes.h), all updates in time are admitted together, added there (aggregator.h) and applied as
 // one update. That delays none of them: each is applied no later than in its own turn.
 //
@@ -142,7 +142,8 @@ std::vector<WaitingUpdate> SliceAdmission::waitingUpdates() const {
   return updates;
 }
 
-// Admits the first candidate whose line has room; if none has, the waiter is called when one has.
+// Admits the first candidate whose connection has room; if none has, the waiter is called when one
+// has.
 void SliceAdmission::admitOneOf(const std::vector<std::size_t>& candidates) {
   ServerRoom& room = context_.model.room;
   const auto admitFirst = [&] {
@@ -174,8 +175,8 @@ void SliceAdmission::admitOneOf(const std::vector<std::size_t>& candidates) {
 }
 
 // Admits all updates that are in time, through a helper: applied together, each is applied no
-// later than in its own turn. Whether the workers' lines to this server have room does not matter,
-// because their pushes take another way. If the helper has no room, the updates wait.
+// later than in its own turn. Whether the workers' connections to this server have room does not
+// matter, because their pushes take another way. If the helper has no room, the updates wait.
 // @return false if there are fewer than two updates, or no helper is faster.
 bool SliceAdmission::admitGroup(const std::vector<WaitingUpdate>& updates) {
   const ServerOptions& options = context_.options();

@@ -26,7 +26,7 @@ namespace hvd_order {
 /// Not thread-safe.
 class SliceAdmission {
  public:
-  /// @param waiter is called when a line has room for a push that waits.
+  /// @param waiter is called when a connection has room for a push that waits.
   SliceAdmission(
       const SliceContext& context,
       SliceStore& store,

@@ -56,7 +56,7 @@ struct ServerOptions {
   /// does no more work.
   std::function<bool()> wasAway;
 
-  /// Urgency of a slice among the frames that wait for a line; the lowest number goes first.
+  /// Urgency of a slice among the frames that wait for a connection; the lowest number goes first.
   [[nodiscard]] std::uint64_t urgencyOf(SliceIndex slice) const {
     return ordered ? std::uint64_t{slice} + 1 : 1;
   }
