@@ -7,6 +7,21 @@
 #include "base/error.h"
 #include "scheduler/tree.h"
 
+// Ranks as threads of one process: for tests of the engine, and the shortest example of a
+// transport.
+//
+// Each rank issues slices in its own order. The n-th issue of every rank belongs to the n-th round,
+// as with a real library of collectives. A round is carried out when the last rank has issued it,
+// by the world's one thread; it is an error for all ranks if they issued different slices. Control
+// messages pass the same thread, so the messages of two ranks arrive in order.
+//
+// Every callback runs on that thread, one at a time and without `mutex_`. A callback may destroy
+// the last engine, and with it this world: the thread then finds `exists_` false and touches
+// nothing more.
+//
+// A rank that is killed issues and sends nothing any more. What is open fails on the others. Rank 0
+// is told of the loss of every rank, and all are told of rank 0's.
+
 namespace hvd_order {
 
 class LoopbackTransport final : public Transport {

@@ -10,6 +10,20 @@
 #include "base/float_format.h"
 #include "base/vector_loops.h"
 
+// Sums and norms of raw bytes, at the speed of memory.
+//
+// Inputs lie at any address. Elements of 16 bits are widened to float; all are added in the order
+// of the inputs and rounded once at the end. So the result is the same on every run, and a sum of
+// 16-bit numbers loses no more with many inputs than with two.
+//
+// The sums of one block at a time stay in the nearest cache, so each input is read once and `out`
+// is written once. Up to four inputs are added in one loop over the block: that saves trips of the
+// sums through the cache. The loops are written for vectors (vector_loops.h).
+//
+// Squares are added in kSquareLanes sums side by side, which are added up at the end, the first
+// one first. The number of lanes is fixed, not the width of the processor's vectors, so the result
+// does not depend on the processor.
+
 namespace hvd_order {
 
 namespace {

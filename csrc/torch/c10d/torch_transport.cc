@@ -9,6 +9,24 @@
 
 #include "base/error.h"
 
+// What all transports for PyTorch's tensors share: from a slice of the engine to a tensor of a
+// library, and from a device's time to the engine's.
+//
+// `setBuffers` cuts the buffers of a model into one view for each slice, with a name that is the
+// same on every rank. `issue` hands a view to the library's adapter (`begin`), which calls `done`
+// at the end. In a split layout the adapter also calls back between the halves, and the norms of
+// this rank's shard are written where their sum is made (`squaredParts`).
+//
+// A device computes behind the host, and nothing here waits for it. `whenReady` packs the gradients
+// of a slice together, on the streams that produced them, records an event there, and a thread
+// (event_watcher.h) tells the engine when the event has happened. If the adapter can order its
+// stream behind such events, the engine is told at once and the transfer waits on the device
+// (`issueAhead`). Sums come back in the same way: slice_events.h keeps the event behind each, so
+// that other streams can wait for it.
+//
+// Invariant: a name is never used twice, so a transfer that is still under way for a dropped model
+// meets no other.
+
 namespace hvd_order {
 
 namespace {

@@ -10,6 +10,27 @@
 
 #include "torch/gradients/owners.h"
 
+// The first file on a gradient's way, and for most gradients the only one of the shim.
+//
+// Autograd calls the hook of a parameter when its gradient of a backward pass is complete, on the
+// thread that runs the pass. An ordinary gradient is then
+// 1. scaled, and cast if it is compressed, into its place in the buffer (`send`): by this thread,
+//    by the copier's thread if it is large and lies on the CPU, or by its device;
+// 2. shown: `parameter.grad` becomes a tensor at that place, of the class that waits for the sum
+//    when the program reads it;
+// 3. marked ready (`tensorReady`): now, when the copy is made, or when an event of the device has
+//    happened. On the CPU the last gradient of a step is kept until its pass has ended
+//    (`handOver`).
+// The engine decides when it is sent. Everything else, such as the first gradient of a pass, one of
+// another form, or one that the program holds, goes to `otherwise` in Python.
+//
+// How to tell that a gradient is ordinary: nobody but the parameter has the tensor (`isFresh`), and
+// it can be packed in one pass over memory (`fits`). An error in step 3 fails the engine, because
+// autograd, a copier and a device's event have no caller who would receive it.
+//
+// Invariant: each gradient lies in a storage of its own, which points into the buffer and keeps it
+// alive (`placeIn`). What a program does to one gradient's memory leaves its neighbours alone.
+
 namespace py = pybind11;
 
 namespace hvd_order {
@@ -174,7 +195,7 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
     engine_->announce(key);
     const auto waits = std::make_shared<std::atomic<int>>(isLast ? 2 : 1);
     if (isLast) {
-      held_ = Held{entry.tensor, wire, waits};
+      last_ = LastGradient{entry.tensor, wire, waits};
     }
     copier_->copy(wire, gradient, scale_, [engine = engine_, key, waits] {
       if (waits->fetch_sub(1) == 1) {
@@ -194,7 +215,7 @@ bool GradientSender::send(GradientEntry& entry, const at::Tensor& gradient) {
   }
   pack({&packing, 1});
   if (isLast) {
-    held_ = Held{entry.tensor, wire, std::make_shared<std::atomic<int>>(1)};
+    last_ = LastGradient{entry.tensor, wire, std::make_shared<std::atomic<int>>(1)};
   } else {
     tensorReady(engine_, *transport_, model, entry.tensor, wire);
   }
@@ -207,7 +228,7 @@ bool GradientSender::countsAsLast(const at::Tensor& wire) {
 
 void GradientSender::handOver(const GradientEntry& entry) {
   if (countsAsLast(entry.wire)) {
-    held_ = Held{entry.tensor, entry.wire, std::make_shared<std::atomic<int>>(1)};
+    last_ = LastGradient{entry.tensor, entry.wire, std::make_shared<std::atomic<int>>(1)};
     return;
   }
   const py::gil_scoped_release noGil;
@@ -215,7 +236,7 @@ void GradientSender::handOver(const GradientEntry& entry) {
 }
 
 void GradientSender::release() {
-  if (const auto held = std::exchange(held_, std::nullopt)) {
+  if (const auto held = std::exchange(last_, std::nullopt)) {
     const py::gil_scoped_release noGil;
     if (held->waits->fetch_sub(1) == 1) {
       tensorReady(engine_, *transport_, model, held->tensor, held->wire);
@@ -224,7 +245,7 @@ void GradientSender::release() {
 }
 
 std::optional<TensorId> GradientSender::takeBack() {
-  const auto held = std::exchange(held_, std::nullopt);
+  const auto held = std::exchange(last_, std::nullopt);
   if (!held) {
     return std::nullopt;
   }

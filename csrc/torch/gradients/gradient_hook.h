@@ -45,23 +45,43 @@ class PlacedTensor {
   at::Device device_ = at::kCPU;
 };
 
-/// The part of a parameter entry that the hook needs; hvd_order/torch/parameters/entry.py
-/// describes the fields.
+/// The part of a parameter entry that the hook needs; hvd_order/torch/parameters/entry.py adds the
+/// rest of it.
 struct GradientEntry {
-  at::Tensor wire = at::empty({0});      // nobody outside sees it, so it stays where it was put
-  PlacedTensor gradient{at::empty({0})}; // what the program sees; the lock is on its storage alone
-  at::Tensor residual;                   // see cuda/elements.h; undefined before the first gradient
-  bool onWire = true;                    // `gradient` lies in the memory of `wire`
-  bool casts = false;                    // `wire` is a cast of `gradient` to 16 bits
-  bool feedback = false;                 // what the cast loses is kept
+  // Where the gradient lies; set with the buffers.
+
+  /// The gradient's place in its buffer, as it is sent. Nobody outside sees this tensor, so it
+  /// stays where it was put.
+  at::Tensor wire = at::empty({0});
+  /// What the program sees as `parameter.grad`, unless a tensor of its own stays there. In the
+  /// memory of `wire` if `onWire`. The lock is on its storage alone.
+  PlacedTensor gradient{at::empty({0})};
+  bool onWire = true;
+  /// Its place in the model's consumption order.
   TensorId tensor = 0;
+  /// One element in the buffer that tells whether any rank has a gradient (use_flags.h).
+  at::Tensor useFlag;
+
+  // Compression to 16 bits; set with the buffers.
+
+  bool casts = false;    ///< `wire` is a cast of `gradient`, which `send` makes in one pass
+  bool feedback = false; ///< what the cast loses is added to the next gradient
+  /// What it has lost (cuda/elements.h); undefined before the first gradient.
+  at::Tensor residual;
+
+  // The step.
+
+  /// Backward passes until the gradient is sent.
   int passesToGo = 1;
+  /// The gradient has been passed to the engine in this step.
   bool sent = false;
+  /// The update of the last step was still deferred when this step's gradients came.
   bool late = false;
-  bool fresh = false; // the parameter had no gradient when this backward pass produced its first
-  at::Tensor useFlag; // one element, in the buffer; see gradient_buffers.py
-  StorageLock gradientLock;  // while it is in flight
-  StorageLock parameterLock; // while its update is pending
+  /// The parameter had no gradient when this backward pass produced its first, so what arrives in
+  /// this pass has been made by autograd.
+  bool fresh = false;
+  StorageLock gradientLock;  ///< closed while the gradient is in flight
+  StorageLock parameterLock; ///< closed while the update is pending
 };
 
 /// Hands the gradients of one optimizer to the engine.
@@ -122,7 +142,7 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
 
   /// A gradient that is ready once as many as `waits` have come: its copy, if a thread of its own
   /// makes it, and the end of the pass.
-  struct Held {
+  struct LastGradient {
     TensorId tensor;
     at::Tensor wire;
     std::shared_ptr<std::atomic<int>> waits;
@@ -130,7 +150,7 @@ class GradientSender : public std::enable_shared_from_this<GradientSender> {
   [[nodiscard]] bool countsAsLast(const at::Tensor& wire);
 
   std::size_t unsent_ = 0; // gradients that this pass has yet to produce
-  std::optional<Held> held_;
+  std::optional<LastGradient> last_;
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<TorchTransport> transport_;
   std::shared_ptr<GradientCopier> copier_;

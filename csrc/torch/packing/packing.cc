@@ -16,6 +16,22 @@
 #include "torch/cuda/host_kernels.h"
 #include "torch/packing/device_kernels.h"
 
+// Gradients into buffers and sums out of them: one pass over memory each, wherever a kernel exists.
+//
+// A packing is a copy that scales, may cast to 16 bits, and may add what earlier casts lost
+// (residual). Kernels do this for float32 and the two 16-bit formats if both tensors have their
+// elements in one order: those of the host (torch/cuda/host_kernels.cc) in parallel ranges, those
+// of a device (device_kernels.h) in one launch for all pieces of a kind, because a launch costs
+// more than a small gradient's copy. Everything else takes PyTorch's operators, several passes
+// over memory.
+//
+// Unpacking is the way back, and with `squares` also sums the squares of the results, for norms. A
+// piece is cut into chunks of a fixed number of elements, and each chunk gives one number. Whoever
+// adds the numbers does so in their order.
+//
+// Invariant: host and device use the same element functions (torch/cuda/elements.h) and the same
+// chunks, so results do not depend on the number of threads or on which of them ran.
+
 namespace hvd_order {
 
 namespace {

@@ -12,6 +12,22 @@
 #include "base/error.h"
 #include "base/thread_name.h"
 
+// Sums by collectives of torch.distributed: the end of a gradient's way, where its bytes leave.
+//
+// `begin` is called in the agreed order, so all ranks call the same collectives in the same order,
+// as torch.distributed requires. A whole sum is one all-reduce in place. A half is a reduce-scatter
+// or an all-gather of this rank's shard, in one of the forms of
+// split_all_reduce.cc.
+//
+// On the CPU the collective's future calls back when the bytes are there. On a device the future
+// completes when the work is enqueued (NCCL), or has run on the host (Gloo). Transfers therefore
+// have a stream of their own for each device, of high priority: it waits for the events of the
+// gradients (`Sum::behind`), carries the collectives in the agreed order, and an event behind each
+// tells when its sum is there.
+//
+// Invariant: nothing here waits, apart from `abort`, which has a limit. What a callback throws goes
+// to `done`: the future would swallow it, and nobody would hear of the end.
+
 namespace hvd_order {
 
 namespace {
