@@ -56,14 +56,14 @@ bool waitInParts(Completion::Clock::time_point end, const Wait& wait) {
   }
 }
 
-std::vector<Rank> farewell(Engine& engine, double timeout) {
+std::vector<Rank> shutdownBarrier(Engine& engine, double timeout) {
   const py::gil_scoped_release release;
   const auto now = Completion::Clock::now();
   const auto patience = nanoseconds(timeout);
   waitInParts(now + std::min<std::chrono::nanoseconds>(patience, kUnwantedTime), [&](auto until) {
     return engine.drain(until);
   });
-  engine.beginFarewell();
+  engine.enterShutdownBarrier();
   if (waitInParts(now + patience, [&](auto until) { return engine.mayLeave(until); })) {
     return {};
   }
@@ -196,7 +196,7 @@ void bindEngine(py::module_& m) {
                      : std::make_exception_ptr(CollectiveError(reason)));
           },
           py::arg("reason"), py::arg("lost") = false, py::call_guard<py::gil_scoped_release>())
-      .def("farewell", &farewell, py::arg("timeout_s"))
+      .def("shutdown_barrier", &shutdownBarrier, py::arg("timeout_s"))
       .def("shutdown", &Engine::shutdown, py::call_guard<py::gil_scoped_release>())
       .def("start_recording", [](Engine& engine) { engine.timeline().start(); })
       .def("stop_recording", [](Engine& engine) { engine.timeline().stop(); })

@@ -54,7 +54,7 @@ Engine::Engine(
           options_.creditBytes),
       health_(options_.rank, options_.size),
       watch_(options_.rank, options_.size, {options_.timeout, options_.stallWarning}, Clock::now()),
-      farewell_(options_.rank, options_.size) {
+      barrier_(options_.rank, options_.size) {
   if (options_.size > 1 && !control_) {
     throw InvalidUsage("an engine of several ranks needs a control channel");
   }
@@ -314,7 +314,7 @@ void Engine::sliceDone(SliceKey slice, std::exception_ptr error) {
   for (const SliceKey next : agreement().scheduler().becameReady()) {
     timeline_.ready(next);
   }
-  const std::vector<Health::Addressed> answers = farewell_.sliceDone();
+  const std::vector<Health::Addressed> answers = barrier_.sliceDone();
   partingChanged_.notify_all();
   const Clock::time_point now = Clock::now();
   watch_.progress(slice.model, now);
@@ -374,11 +374,11 @@ std::vector<Health::Addressed> Engine::handle(Rank from, const ControlMessage& m
       gone_.insert(from);
       watch_.rankLeft(from, Clock::now());
       alarm();
-      return farewell_.gone(from);
-    case ControlMessage::Kind::kFarewell:
+      return barrier_.gone(from);
+    case ControlMessage::Kind::kBarrier:
     case ControlMessage::Kind::kFinished:
     case ControlMessage::Kind::kMissing: {
-      auto answers = farewell_.received(from, message);
+      auto answers = barrier_.received(from, message);
       partingChanged_.notify_all();
       return answers;
     }
@@ -391,7 +391,7 @@ void Engine::onLost(Rank peer, const std::exception_ptr& error) {
   if (stop_ || !gone_.insert(peer).second) {
     return;
   }
-  // The failure ends every farewell, so `farewell_` need not be told that the peer is gone.
+  // The failure ends every shutdown barrier, so `barrier_` need not be told that the peer is gone.
   const std::exception_ptr lost = isMalformed(error)
       ? error
       : errorOf<PeerLost>(concat(
@@ -549,11 +549,11 @@ bool Engine::drain(Clock::time_point deadline) {
       lock, deadline, [&] { return completion_.failed() || completion_.pendingCount() == 0; });
 }
 
-void Engine::beginFarewell() {
+void Engine::enterShutdownBarrier() {
   std::vector<Health::Addressed> messages;
   {
     const std::scoped_lock lock(mutex_);
-    messages = farewell_.begin();
+    messages = barrier_.begin();
   }
   sendAll(messages);
 }
@@ -561,17 +561,17 @@ void Engine::beginFarewell() {
 bool Engine::mayLeave(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
   return partingChanged_.wait_until(
-      lock, deadline, [&] { return completion_.failed() || farewell_.mayLeave(); });
+      lock, deadline, [&] { return completion_.failed() || barrier_.mayLeave(); });
 }
 
 std::vector<Rank> Engine::awaited(Clock::time_point deadline) {
   std::unique_lock lock(mutex_);
-  const auto messages = farewell_.ask();
+  const auto messages = barrier_.ask();
   lock.unlock();
   sendAll(messages);
   lock.lock();
-  partingChanged_.wait_until(lock, deadline, [&] { return farewell_.isAnswered(); });
-  return farewell_.missing();
+  partingChanged_.wait_until(lock, deadline, [&] { return barrier_.isAnswered(); });
+  return barrier_.missing();
 }
 
 void Engine::shutdown() noexcept {

@@ -13,8 +13,8 @@
 
 #include "engine/completion.h"
 #include "engine/enqueued_slices.h"
-#include "engine/farewell.h"
 #include "engine/health.h"
+#include "engine/shutdown_barrier.h"
 #include "engine/timeline.h"
 #include "engine/watch.h"
 #include "scheduler/agreement_sequence.h"
@@ -137,7 +137,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   /// @return whether one of the two holds.
   bool drain(Clock::time_point deadline);
   /// Tells the other ranks that this rank wants to leave. Call `shutdown` once `mayLeave` is true.
-  void beginFarewell();
+  void enterShutdownBarrier();
   /// Blocks until every rank has finished the slices that this rank has finished, so that no rank
   /// needs it, or until the engine has failed; at most until `deadline`.
   /// @return whether one of the two holds.
@@ -207,7 +207,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   std::exception_ptr failureToSend_; // of this rank; the other ranks do not know it yet
   std::set<Rank> gone_;              // ranks that shut down or are lost; nothing is sent to them
 
-  Farewell farewell_;
+  ShutdownBarrier barrier_;
   std::condition_variable partingChanged_; // for threads in drain, mayLeave or awaited
 
   std::thread thread_;

@@ -12,14 +12,14 @@ namespace hvd_order {
 /// A short message between two ranks, separate from the data.
 struct ControlMessage {
   enum class Kind : std::uint32_t {
-    kSlices,   ///< words: number of the agreement (AgreementSequence), then slices (SliceKey::word)
-    kQuery,    ///< asks for gradients; words: asking rank, its number of the inquiry, then (model,
-               ///< tensor, ready count) for each gradient
-    kReply,    ///< words: asking rank, number of the inquiry, answering rank, then (model, tensor)
-               ///< for each gradient that the answering rank lacks
-    kFailed,   ///< words: class and text of an error: the job failed on the sender
-    kLeave,    ///< no words: the sender shuts down without an error
-    kFarewell, ///< sent before kLeave, like the next two; see Farewell
+    kSlices,  ///< words: number of the agreement (AgreementSequence), then slices (SliceKey::word)
+    kQuery,   ///< asks for gradients; words: asking rank, its number of the inquiry, then (model,
+              ///< tensor, ready count) for each gradient
+    kReply,   ///< words: asking rank, number of the inquiry, answering rank, then (model, tensor)
+              ///< for each gradient that the answering rank lacks
+    kFailed,  ///< words: class and text of an error: the job failed on the sender
+    kLeave,   ///< no words: the sender shuts down without an error
+    kBarrier, ///< sent before kLeave, like the next two; see ShutdownBarrier
     kFinished,
     kMissing,
     kActivity, ///< follows a kReply; words: asking rank, number of the inquiry, answering rank,

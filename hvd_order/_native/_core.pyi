@@ -606,7 +606,7 @@ class Engine:
         the other ranks.
         """
 
-    def farewell(self, timeout_s: float) -> list[int]:
+    def shutdown_barrier(self, timeout_s: float) -> list[int]:
         """Blocks, without the GIL, until no other rank needs this rank to finish its transfers.
 
         Returns:

@@ -595,4 +595,4 @@ class ServerTransport(TorchTransport):
         """Number of slice updates sent to a helper, and their bytes."""
 
     def close(self) -> None:
-        """Says goodbye to all servers; transfers in flight fail."""
+        """Tells all servers that this worker leaves; transfers in flight fail."""

@@ -330,7 +330,7 @@ class EngineHost:
         for exchange in live_exchanges.live(self):
             exchange.end()
         timeout_s = self.job.config.timeout.total_seconds()
-        late = self.engine.farewell(timeout_s)
+        late = self.engine.shutdown_barrier(timeout_s)
         if late:
             _log.warning(
                 "rank %d leaves, though %s did not finish the last step within %g s "

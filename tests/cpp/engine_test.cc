@@ -1040,7 +1040,7 @@ TEST(whatIsFinishedOutlivesARankThatLeft) {
       std::mt19937 random(static_cast<unsigned>(rank));
       job.step(rank, 0, 1, random);
     });
-    job.engine(leaver).beginFarewell();
+    job.engine(leaver).enterShutdownBarrier();
     CHECK(job.engine(leaver).mayLeave(Clock::now() + kForever));
     job.engine(leaver).shutdown();
     for (Rank rank = 0; rank < 3; ++rank) {
@@ -1076,7 +1076,7 @@ TEST(aRankWaitsForTheOthersAndCanSayForWhom) {
     }
     Engine& leaving = *engines[static_cast<std::size_t>(leaver)];
     CHECK(leaving.drain(Clock::now() + kForever));
-    leaving.beginFarewell();
+    leaving.enterShutdownBarrier();
     // Rank 0 may not have heard of all by now, so more than rank 1 may be named at first.
     std::vector<Rank> awaited;
     do {
@@ -1216,7 +1216,7 @@ TEST(aMalformedMessageIsAFailureThatNamesItsSender) {
   const std::vector<ControlMessage> wrong{
       {Kind::kSlices, {}},         {Kind::kSlices, {0, SliceKey{0, 4000}.word()}},
       {Kind::kQuery, {1}},         {Kind::kReply, {5, 0, 0}},
-      {Kind::kFarewell, {1}},      {Kind::kLeave, {1}},
+      {Kind::kBarrier, {1}},       {Kind::kLeave, {1}},
       {static_cast<Kind>(99), {}},
   };
   for (const ControlMessage& message : wrong) {

@@ -1,7 +1,7 @@
 // Whatever frames come from other ranks on the control connections, they are put together or
 // refused with MalformedMessage; whatever messages come of it, the engine's parts (order agreement,
-// inquiry, farewell, failures) take them or refuse them by an error of this library. Nothing
-// crashes, and no answer goes to a rank that does not exist.
+// inquiry, shutdown barrier, failures) take them or refuse them by an error of this library.
+// Nothing crashes, and no answer goes to a rank that does not exist.
 
 #include <algorithm>
 #include <cstdlib>
@@ -12,8 +12,8 @@
 
 #include "base/error.h"
 #include "engine/failure_message.h"
-#include "engine/farewell.h"
 #include "engine/health.h"
+#include "engine/shutdown_barrier.h"
 #include "scheduler/agreement_sequence.h"
 #include "transport/control_words.h"
 #include "transport/message_frames.h"
@@ -76,7 +76,7 @@ struct RankParts {
             kind == AgreementKind::kPlanned ? Policy::kPlanned : Policy::kPriority,
             1 << 20),
         health(rank, size),
-        farewell(rank, size) {
+        barrier(rank, size) {
     const auto layout = layoutOf(split);
     std::vector<SliceIndex> plan;
     for (SliceIndex i = 0; kind == AgreementKind::kPlanned && i < layout->slices().size(); ++i) {
@@ -118,13 +118,13 @@ struct RankParts {
         break;
       case Kind::kLeave:
         ControlWords(from, message).end();
-        answered(farewell.gone(from));
+        answered(barrier.gone(from));
         break;
-      case Kind::kFarewell:
+      case Kind::kBarrier:
       case Kind::kFinished:
       case Kind::kMissing:
-        answered(farewell.received(from, message));
-        for (const Rank rank : farewell.missing()) {
+        answered(barrier.received(from, message));
+        for (const Rank rank : barrier.missing()) {
           require(rank >= 0 && rank < size);
         }
         break;
@@ -139,7 +139,7 @@ struct RankParts {
       const auto operation = scheduler().layout(slice.model).slices()[slice.index].operation;
       static_cast<void>(operation);
       agreements.current().sliceDone(slice);
-      answered(farewell.sliceDone());
+      answered(barrier.sliceDone());
     }
     static_cast<void>(health.report(scheduler()));
   }
@@ -147,7 +147,7 @@ struct RankParts {
   int size;
   AgreementSequence agreements;
   Health health;
-  Farewell farewell;
+  ShutdownBarrier barrier;
 };
 
 } // namespace
@@ -178,8 +178,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       }
       if (what % 8 == 6) { // this rank has waited for long, or wants to leave
         own.answered(own.health.ask(own.scheduler(), {{0, 0}}, std::nullopt));
-        own.answered(own.farewell.begin());
-        own.answered(own.farewell.ask());
+        own.answered(own.barrier.begin());
+        own.answered(own.barrier.ask());
         continue;
       }
       ControlMessage message{static_cast<Kind>(input.byte() % 9), {}};

@@ -31,7 +31,7 @@ class ServerConnections final {
   /// The server's connection; null if there is none.
   [[nodiscard]] Connection* find(ServerId server) const;
   /// Same, where there must be one.
-  Connection& at(ServerId server) const; // NOLINT(modernize-use-nodiscard)
+  Connection& at(ServerId server) const;
   /// The servers that have a connection, in ascending order.
   [[nodiscard]] std::vector<ServerId> servers() const;
   /// Sends every server the same frame.

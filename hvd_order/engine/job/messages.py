@@ -64,7 +64,7 @@ class MessageStar:
                 self._star.send(to, json.dumps(message, separators=(",", ":")).encode())
 
     def close(self) -> None:
-        """Sends a farewell to all peers; no message is received any more."""
+        """Tells all peers that this rank leaves; no message is received any more."""
         for peer in self._peers:
             self.send(peer, _LEAVE)
         self._star.close()

@@ -217,7 +217,7 @@ class ServerProcess:
         """Serves until all workers have left, or until a message tells the server to leave.
 
         Returns:
-            0; 1 if a worker left without a farewell, or did not connect within
+            0; 1 if a worker left without an announcement, or did not connect within
             ``HVD_ORDER_TIMEOUT``, or the other processes have given this server up.
         """
         timeout_s = self._timeout.total_seconds()

@@ -192,7 +192,7 @@ class ParameterServers:
         return found
 
     def close(self) -> None:
-        """Sends farewells to the servers, which end when all workers have left."""
+        """Tells the servers that this worker leaves; they end when all workers have left."""
         if self._orders is not None:
             self._orders.close()
         if self._watch is not None:

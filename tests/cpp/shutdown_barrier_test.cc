@@ -1,4 +1,4 @@
-#include "engine/farewell.h"
+#include "engine/shutdown_barrier.h"
 
 #include <algorithm>
 #include <deque>
@@ -61,13 +61,13 @@ class World {
     ++delivered;
     return true;
   }
-  Farewell& at(Rank rank) {
+  ShutdownBarrier& at(Rank rank) {
     return ranks[static_cast<std::size_t>(rank)];
   }
 
  private:
-  void post(Rank from, const std::vector<Farewell::Addressed>& messages) {
-    for (const Farewell::Addressed& message : messages) {
+  void post(Rank from, const std::vector<ShutdownBarrier::Addressed>& messages) {
+    for (const ShutdownBarrier::Addressed& message : messages) {
       CHECK(message.to != from);
       CHECK(message.to == 0 || from == 0); // a star
       lines_[{from, message.to}].push_back(message.message);
@@ -78,7 +78,7 @@ class World {
   std::map<std::pair<Rank, Rank>, std::deque<ControlMessage>> lines_;
 
  public:
-  std::vector<Farewell> ranks;
+  std::vector<ShutdownBarrier> ranks;
   std::vector<std::uint64_t> done;
   std::size_t delivered = 0;
 };
@@ -156,7 +156,7 @@ TEST(theMissingRanksAreNamed) {
   while (world.deliver(random)) {
   }
   for (const Rank rank : {0, 2}) {
-    for (const Farewell::Addressed& question : world.at(rank).ask()) {
+    for (const ShutdownBarrier::Addressed& question : world.at(rank).ask()) {
       for (const auto& answer : world.at(0).received(rank, question.message)) {
         world.at(answer.to).received(0, answer.message);
       }
@@ -187,9 +187,9 @@ TEST(aFarewellTakesAFewMessagesForEachRank) {
 } // namespace
 
 TEST(aMessageThatIsTooShortOrNamesNoRankIsRefused) {
-  Farewell leader(0, 2);
-  Farewell other(1, 2);
-  for (const Kind kind : {Kind::kFarewell, Kind::kFinished}) {
+  ShutdownBarrier leader(0, 2);
+  ShutdownBarrier other(1, 2);
+  for (const Kind kind : {Kind::kBarrier, Kind::kFinished}) {
     CHECK_CONTAINS(
         CHECK_THROWS(MalformedMessage, leader.received(1, {kind, {7}})),
         "rank 1 sent a malformed control message");

@@ -17,11 +17,11 @@ namespace hvd_order {
 ///
 /// A rank that wants to leave tells rank 0. Rank 0 asks all ranks, and informs the ranks that may
 /// leave. The engines do this without any action of the programs.
-class Farewell final {
+class ShutdownBarrier final {
  public:
   using Addressed = Health::Addressed;
 
-  Farewell(Rank rank, int size);
+  ShutdownBarrier(Rank rank, int size);
 
   // Each of these methods returns the messages to send.
 
@@ -29,7 +29,7 @@ class Farewell final {
   std::vector<Addressed> begin();
   /// A slice is finished on this rank.
   std::vector<Addressed> sliceDone();
-  /// Handles kFarewell, kFinished and kMissing.
+  /// Handles kBarrier, kFinished and kMissing.
   std::vector<Addressed> received(Rank from, const ControlMessage& message);
   /// A rank has left or is lost; no rank waits for it any more.
   std::vector<Addressed> gone(Rank rank);
@@ -53,7 +53,7 @@ class Farewell final {
     bool told;           // that it may leave
   };
 
-  std::vector<Addressed> settle();
+  std::vector<Addressed> letGo();
   [[nodiscard]] std::vector<Rank> lacking(std::uint64_t count) const;
 
   const Rank rank_;

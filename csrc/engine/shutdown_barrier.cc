@@ -1,4 +1,4 @@
-#include "engine/farewell.h"
+#include "engine/shutdown_barrier.h"
 
 #include <algorithm>
 #include <utility>
@@ -6,7 +6,7 @@
 #include "transport/control_words.h"
 
 // Words of the messages:
-//   kFarewell  2 words, a count of slices. To rank 0: the sender wants to leave with this count.
+//   kBarrier  2 words, a count of slices. To rank 0: the sender wants to leave with this count.
 //              From rank 0: the receiver is to reply when it has finished this count.
 //   kFinished  2 words, a count. To rank 0: the sender has finished this count. From rank 0: all
 //              ranks have the receiver's count, so the receiver may leave.
@@ -32,24 +32,24 @@ std::uint64_t countOf(Rank from, const ControlMessage& message) {
 
 } // namespace
 
-Farewell::Farewell(Rank rank, int size)
+ShutdownBarrier::ShutdownBarrier(Rank rank, int size)
     : rank_(rank),
       size_(size),
       mayLeave_(size == 1),
       finished_(rank == 0 ? static_cast<std::size_t>(size) : 0, 0) {}
 
-std::vector<Farewell::Addressed> Farewell::begin() {
+std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::begin() {
   if (mayLeave_) {
     return {};
   }
-  return rank_ == 0 ? received(0, withCount(Kind::kFarewell, done_))
-                    : std::vector<Addressed>{{0, withCount(Kind::kFarewell, done_)}};
+  return rank_ == 0 ? received(0, withCount(Kind::kBarrier, done_))
+                    : std::vector<Addressed>{{0, withCount(Kind::kBarrier, done_)}};
 }
 
-std::vector<Farewell::Addressed> Farewell::sliceDone() {
+std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::sliceDone() {
   ++done_;
   if (rank_ == 0) {
-    return leaving_.empty() ? std::vector<Addressed>{} : settle();
+    return leaving_.empty() ? std::vector<Addressed>{} : letGo();
   }
   if (wanted_ == 0 || done_ < wanted_) {
     return {};
@@ -58,7 +58,9 @@ std::vector<Farewell::Addressed> Farewell::sliceDone() {
   return {{0, withCount(Kind::kFinished, done_)}};
 }
 
-std::vector<Farewell::Addressed> Farewell::received(Rank from, const ControlMessage& message) {
+std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::received(
+    Rank from,
+    const ControlMessage& message) {
   if (rank_ != 0) {
     if (message.kind == Kind::kMissing) {
       ControlWords words(from, message);
@@ -95,33 +97,33 @@ std::vector<Farewell::Addressed> Farewell::received(Rank from, const ControlMess
   std::uint64_t& finished = finished_.at(static_cast<std::size_t>(from));
   finished = std::max(finished, count);
   std::vector<Addressed> out;
-  if (message.kind == Kind::kFarewell) {
+  if (message.kind == Kind::kBarrier) {
     leaving_[from] = {count, false};
     if (count > asked_) {
       asked_ = count;
       for (const Rank rank : lacking(count)) {
         if (rank != 0) {
-          out.push_back({rank, withCount(Kind::kFarewell, count)});
+          out.push_back({rank, withCount(Kind::kBarrier, count)});
         }
       }
     }
   }
-  const std::vector<Addressed> more = settle();
+  const std::vector<Addressed> more = letGo();
   out.insert(out.end(), more.begin(), more.end());
   return out;
 }
 
-std::vector<Farewell::Addressed> Farewell::gone(Rank rank) {
+std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::gone(Rank rank) {
   if (rank_ != 0) {
     mayLeave_ = mayLeave_ || rank == 0; // without rank 0 no rank can finish another slice
     return {};
   }
   gone_.insert(rank);
   leaving_.erase(rank);
-  return settle();
+  return letGo();
 }
 
-std::vector<Farewell::Addressed> Farewell::ask() {
+std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::ask() {
   if (rank_ != 0) {
     return {{0, {Kind::kMissing, {}}}};
   }
@@ -132,7 +134,7 @@ std::vector<Farewell::Addressed> Farewell::ask() {
 }
 
 // On rank 0: informs the ranks that may leave by now.
-std::vector<Farewell::Addressed> Farewell::settle() {
+std::vector<ShutdownBarrier::Addressed> ShutdownBarrier::letGo() {
   finished_[0] = done_;
   std::uint64_t fewest = done_;
   for (Rank rank = 1; rank < size_; ++rank) {
@@ -157,7 +159,7 @@ std::vector<Farewell::Addressed> Farewell::settle() {
   return out;
 }
 
-std::vector<Rank> Farewell::lacking(std::uint64_t count) const {
+std::vector<Rank> ShutdownBarrier::lacking(std::uint64_t count) const {
   std::vector<Rank> ranks;
   for (Rank rank = 0; rank < size_; ++rank) {
     if (!gone_.contains(rank) && finished_[static_cast<std::size_t>(rank)] < count) {
