@@ -19,7 +19,7 @@ from fleet import Fleet, RankFailed
 from hosts import EmulatedHosts, why_not
 from pictures import draw_steps
 
-from hvd_order.tools.demo.progress import ProgressBar
+from hvd_order.planning.report.progress import ProgressBar
 from hvd_order.tools.demo.train import main as train_here
 from hvd_order.tools.demo.train import report, shown, training
 from hvd_order.tools.demo.verdict import SHARED_CORES

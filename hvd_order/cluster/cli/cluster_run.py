@@ -18,7 +18,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.cli.network_options import as_option
 from hvd_order.planning.predict.units import parse_duration
 from hvd_order.planning.report.drawing import new_figure, save
-from hvd_order.tools.demo.progress import ProgressBar
+from hvd_order.planning.report.progress import ProgressBar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -149,7 +149,7 @@ def _jobs_of_file(parsed: argparse.Namespace, machines: Machines) -> Callable[[i
 
 
 def _random_jobs(parsed: argparse.Namespace, machines: Machines) -> Callable[[int], Iterable[Job]]:
-    from hvd_order.cluster.simulate.simulator import check_job
+    from hvd_order.cluster.model.job import check_job
     from hvd_order.cluster.workloads.random_jobs import random_jobs
 
     slot_s = parsed.slot or _SLOT_S

@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Placement
 from hvd_order.cluster.model.speed import Speed
 from hvd_order.cluster.model.utility import Constant, Utility
 
-__all__ = ["Job"]
+__all__ = ["Job", "check_job"]
 
 
 @dataclass(frozen=True)
@@ -101,3 +104,27 @@ class Job:
         count = workers or self.requested
         rate = self.speed.samples_per_s(count, self.servers_for(count), 1, self.batch)
         return self.samples / rate if rate > 0 else math.inf
+
+
+def check_job(job: Job, machines: Machines) -> None:
+    """Refuses a job that the empty cluster cannot hold.
+
+    Raises:
+        InvalidUsage: so; the message says what is missing.
+    """
+    worker, server = machines.amounts(job.worker), machines.amounts(job.server)
+    servers = job.servers_for(job.least)
+    for who, demand, count in (("worker", worker, job.least), ("server", server, servers)):
+        needed = demand > 0
+        if count == 0 or not needed.any():
+            continue
+        room = np.floor((machines.capacity[:, needed] / demand[needed]).min(axis=1) + 1e-9).sum()
+        if room < count:
+            wanted = ", ".join(f"{a:g} {r}" for r, a in zip(machines.resources, demand, strict=True)
+                               if a)  # fmt: skip
+            raise InvalidUsage(f"job {job.name!r} needs {count} {who}s of {wanted}; all machines "
+                               f"together hold {room:.0f}")  # fmt: skip
+    whole = job.least * worker + servers * server
+    if (whole > machines.capacity.sum(axis=0) + 1e-9).any():
+        raise InvalidUsage(f"job {job.name!r}: {job.least} workers and {servers} servers need more "
+                           "than all machines together have")  # fmt: skip

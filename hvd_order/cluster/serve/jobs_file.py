@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.tables import Line
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.workloads.own import COMMAND, own_job, read_own
-from hvd_order.planning.predict.measurements.lines import Line
 
 __all__ = ["SLOT", "ServedJob", "job_of", "read_jobs"]
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import Job, check_job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Placement
 from hvd_order.cluster.policies.interface import Decision, JobState, View
 from hvd_order.cluster.simulate.outcome import Outcome
-from hvd_order.cluster.simulate.simulator import check_job
 
 __all__ = ["Ledger"]
 

@@ -17,7 +17,7 @@ from hvd_order.cluster.model.placement import Placement
 from hvd_order.cluster.policies.interface import Decision, JobState, Policy, View
 from hvd_order.cluster.simulate.outcome import Outcome, Run, Summary
 
-__all__ = ["Rates", "Rules", "check_job", "simulate"]
+__all__ = ["Rates", "Rules", "simulate"]
 
 Rates = Callable[[Mapping[str, JobState]], Mapping[str, float]]
 """Samples a second of all running jobs, where jobs slow one another down."""
@@ -50,30 +50,6 @@ class Rules:
         if self.start_s < 0 or self.resize_s < 0:
             raise InvalidUsage(f"a start takes {self.start_s} s and a resize {self.resize_s} s; "
                                "neither may be negative")  # fmt: skip
-
-
-def check_job(job: Job, machines: Machines) -> None:
-    """Refuses a job that the empty cluster cannot hold.
-
-    Raises:
-        InvalidUsage: so; the message says what is missing.
-    """
-    worker, server = machines.amounts(job.worker), machines.amounts(job.server)
-    servers = job.servers_for(job.least)
-    for who, demand, count in (("worker", worker, job.least), ("server", server, servers)):
-        needed = demand > 0
-        if count == 0 or not needed.any():
-            continue
-        room = np.floor((machines.capacity[:, needed] / demand[needed]).min(axis=1) + 1e-9).sum()
-        if room < count:
-            wanted = ", ".join(f"{a:g} {r}" for r, a in zip(machines.resources, demand, strict=True)
-                               if a)  # fmt: skip
-            raise InvalidUsage(f"job {job.name!r} needs {count} {who}s of {wanted}; all machines "
-                               f"together hold {room:.0f}")  # fmt: skip
-    whole = job.least * worker + servers * server
-    if (whole > machines.capacity.sum(axis=0) + 1e-9).any():
-        raise InvalidUsage(f"job {job.name!r}: {job.least} workers and {servers} servers need more "
-                           "than all machines together have")  # fmt: skip
 
 
 def simulate(

@@ -19,11 +19,11 @@ import json
 import os
 
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.tables import Path, open_text, read_lines
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.model.utility import Constant
 from hvd_order.cluster.workloads.numbered import Numbered
-from hvd_order.planning.predict.measurements.lines import Path, open_text, read_lines
 
 __all__ = ["COLUMNS", "read_gavel", "read_throughputs"]
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.base.tables import Path, read_header
+from hvd_order.cluster.model.job import Job, check_job
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.simulate.simulator import check_job
 from hvd_order.cluster.workloads import gavel, own, pai, philly, pollux, tiresias
 from hvd_order.cluster.workloads.numbered import Numbered, checked
-from hvd_order.planning.predict.measurements.lines import Path, read_header
 
 __all__ = ["DATA", "FORMATS", "check_all", "load_jobs"]
 

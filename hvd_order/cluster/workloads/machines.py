@@ -19,10 +19,10 @@ import re
 from collections.abc import Mapping
 
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.tables import Path, read_header, read_lines
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.workloads.own import amounts_of
 from hvd_order.cluster.workloads.pai import NODE_COLUMNS, read_pai_nodes
-from hvd_order.planning.predict.measurements.lines import Path, read_header, read_lines
 
 __all__ = ["load_machines", "machines_from", "parse_machines"]
 

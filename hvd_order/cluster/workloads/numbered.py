@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.tables import Line
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.speed import TableSpeed
-from hvd_order.planning.predict.measurements.lines import Line
 
 __all__ = ["Numbered", "checked", "timed_job"]
 

@@ -46,12 +46,12 @@ import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.tables import Line, Path, read_lines
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.model.utility import Constant, Sigmoid, Utility
 from hvd_order.cluster.workloads.numbered import Numbered
 from hvd_order.cluster.workloads.profiled import MODES, profiled_speed
-from hvd_order.planning.predict.measurements.lines import Line, Path, read_lines
 
 __all__ = ["COLUMNS", "COMMAND", "amounts_of", "own_job", "read_own", "write_jobs"]
 

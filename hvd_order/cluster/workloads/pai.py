@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import math
 
+from hvd_order.base.tables import Path, read_lines
 from hvd_order.cluster.model.machines import Machine
 from hvd_order.cluster.workloads.numbered import Numbered, timed_job
-from hvd_order.planning.predict.measurements.lines import Path, read_lines
 
 __all__ = ["NODE_COLUMNS", "POD_COLUMNS", "read_pai_nodes", "read_pai_pods"]
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import os
 from datetime import datetime
 
+from hvd_order.base.tables import Line, Path, read_lines
 from hvd_order.cluster.workloads.numbered import Numbered, timed_job
-from hvd_order.planning.predict.measurements.lines import Line, Path, read_lines
 
 __all__ = ["COLUMNS", "read_philly"]
 

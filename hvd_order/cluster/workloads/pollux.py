@@ -8,10 +8,10 @@ workers from one on is possible that the application's batches feed.
 
 from __future__ import annotations
 
+from hvd_order.base.tables import Path, read_lines
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.workloads.applications import APPLICATIONS
 from hvd_order.cluster.workloads.numbered import Numbered
-from hvd_order.planning.predict.measurements.lines import Path, read_lines
 
 __all__ = ["COLUMNS", "read_pollux_workload"]
 

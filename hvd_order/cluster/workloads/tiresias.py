@@ -7,8 +7,8 @@ are not: the duration holds what they say.
 
 from __future__ import annotations
 
+from hvd_order.base.tables import Path, read_lines
 from hvd_order.cluster.workloads.numbered import Numbered, timed_job
-from hvd_order.planning.predict.measurements.lines import Path, read_lines
 
 __all__ = ["COLUMNS", "read_tiresias"]
 

@@ -19,11 +19,11 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_order.keras as hvd
+from hvd_order.planning.report.progress import ProgressBar
 from hvd_order.tensorflow import allgather_object
 from hvd_order.tools.demo.corpus import VOCABULARY, Batches, Corpus, load_corpus
 from hvd_order.tools.demo.gpt import GptConfig
 from hvd_order.tools.demo.keras_gpt import make_gpt
-from hvd_order.tools.demo.progress import ProgressBar
 from hvd_order.tools.demo.result import DemoResult, Options
 from hvd_order.tools.demo.schedule import Block, interleaved_blocks, step_times
 

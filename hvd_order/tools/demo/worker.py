@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import hvd_order.torch as hvd
 from hvd_order.engine.job.group_collectives import bytes_of
+from hvd_order.planning.report.progress import ProgressBar
 from hvd_order.tools.demo.corpus import VOCABULARY, Batches, Corpus, load_corpus
 from hvd_order.tools.demo.gpt import GptConfig, next_token_loss
-from hvd_order.tools.demo.progress import ProgressBar
 from hvd_order.tools.demo.result import DemoResult, Options
 from hvd_order.tools.demo.schedule import Block, interleaved_blocks, step_times
 from hvd_order.tools.demo.systems import HvdOrder, PlainDdp, Recipe, System

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import Job, check_job
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.model.placement import Part, Placement
 from hvd_order.cluster.model.speed import LocalitySpeed, PolluxSpeed, TableSpeed
@@ -19,7 +19,7 @@ from hvd_order.cluster.policies.interface import Decision, JobState, View
 from hvd_order.cluster.policies.packing import pack
 from hvd_order.cluster.policies.registry import Known, policy
 from hvd_order.cluster.simulate.outcome import Outcome, Run, Summary
-from hvd_order.cluster.simulate.simulator import Rules, check_job, simulate
+from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.planning.predict.workers.closed_forms import Pollux
 
 ONE = Machines.alike(1, {"gpu": 4})

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job
+from hvd_order.cluster.model.job import Job, check_job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.speed import LocalitySpeed, TableSpeed
 from hvd_order.cluster.model.utility import Constant, Sigmoid, Steps, Utility
 from hvd_order.cluster.policies.fifo import Fifo
-from hvd_order.cluster.simulate.simulator import Rules, check_job, simulate
+from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.cluster.workloads import own
 from hvd_order.cluster.workloads.load import DATA, check_all, load_jobs
 from hvd_order.cluster.workloads.machines import load_machines, machines_from, parse_machines

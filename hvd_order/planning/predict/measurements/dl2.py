@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.planning.predict.measurements.lines import Path, open_text
+from hvd_order.base.tables import Path, open_text
 
 __all__ = ["Served", "read_dl2"]
 

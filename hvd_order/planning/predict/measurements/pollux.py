@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.planning.predict.measurements.lines import Line, Path, read_header, read_lines
+from hvd_order.base.tables import Line, Path, read_header, read_lines
 
 __all__ = ["Measured", "read_pollux"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hvd_order.planning.report.progress import ProgressBar
 from hvd_order.tools.demo.curve import text_curve
-from hvd_order.tools.demo.progress import ProgressBar
 from hvd_order.tools.demo.result import DemoResult
 from hvd_order.tools.demo.schedule import interleaved_blocks, step_times
 from hvd_order.tools.demo.verdict import (
