@@ -17,7 +17,8 @@ from hvd_order import __version__
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.cli.network_options import as_option
 from hvd_order.planning.predict.units import parse_duration
-from hvd_order.planning.report.drawing import new_figure, save
+from hvd_order.planning.report.drawing import new_figure
+from hvd_order.planning.report.output import Output, add_output_options
 from hvd_order.planning.report.progress import ProgressBar
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         help="for which a job stands still when its placement changes (default: 0)")  # fmt: skip
     add("--out", type=Path, metavar="DIR",
         help="outcomes as CSV; runs that are complete there are not repeated")  # fmt: skip
-    add("--png", type=Path, metavar="FILE", help="a picture; needs matplotlib")
-    add("--html", type=Path, metavar="FILE", help="a page with text and picture")
+    add_output_options(parser)
 
 
 def run_main(parsed: argparse.Namespace) -> int:
@@ -79,11 +79,10 @@ def run_main(parsed: argparse.Namespace) -> int:
     from hvd_order.cluster.simulate.compare import Comparison
     from hvd_order.cluster.simulate.run_folder import RunFolder
     from hvd_order.cluster.simulate.simulator import Rules
-    from hvd_order.planning.report.what_if import page_of, text_of
 
     _refuse_impossible(parsed)
-    pictures = parsed.png is not None or parsed.html is not None
-    if pictures:
+    output = Output(parsed.png, parsed.html)
+    if output.draws:
         new_figure(1, 1)  # that matplotlib is missing is better known before hours of simulation
     machines = _machines(parsed)
     rules = Rules(
@@ -91,32 +90,21 @@ def run_main(parsed: argparse.Namespace) -> int:
         math.inf if parsed.until is None else parsed.until,
         parsed.start_cost,
         parsed.resize_cost,
-        keep_runs=pictures or parsed.out is not None,
+        keep_placements=output.draws or parsed.out is not None,
     )
-    drawn = parsed.trace == _SYNTHETIC
-    jobs = _random_jobs(parsed, machines) if drawn else _jobs_of_file(parsed, machines)
+    synthetic = parsed.trace == _SYNTHETIC
+    jobs = _random_jobs(parsed, machines) if synthetic else _jobs_of_file(parsed, machines)
     seeds = range(parsed.seed, parsed.seed + parsed.seeds)
-    comparison = Comparison(jobs, drawn, machines, rules, parsed.policy, seeds)
+    comparison = Comparison(jobs, synthetic, machines, rules, parsed.policy, seeds)
     with ExitStack() as stack:
         path = parsed.out
-        if path is None and pictures:
+        if path is None and output.draws:
             path = Path(stack.enter_context(tempfile.TemporaryDirectory()), "runs")
         folder = None if path is None else RunFolder(path, machines, _common(parsed, machines))
         results = _run_all(comparison, folder)
-        title = f"{_SYNTHETIC if drawn else Path(parsed.trace).name}: policies compared"
+        title = f"{_SYNTHETIC if synthetic else Path(parsed.trace).name}: policies compared"
         report = comparison_report(title, _facts(parsed, comparison, machines), results)
-        sys.stdout.write(text_of(report))
-        if folder is None or not pictures:
-            return 0
-        figure = _draw(title, results, folder, machines)
-        if parsed.png is not None:
-            save(figure, parsed.png)
-            sys.stdout.write(f"\n{parsed.png}\n")
-        if parsed.html is not None:
-            parsed.html.parent.mkdir(parents=True, exist_ok=True)
-            page = page_of(report, figure, "machines by time")
-            parsed.html.write_text(page, encoding="utf-8")
-            sys.stdout.write(f"{parsed.html}\n")
+        output.write(report, lambda: _figure(title, results, folder, machines), "machines by time")
     return 0
 
 
@@ -230,8 +218,11 @@ def _facts(parsed: argparse.Namespace, comparison: Comparison, machines: Machine
     return [f"{jobs}{kind}; {len(machines)} machines with {amounts} in all.", rules + costs]
 
 
-def _draw(title: str, results: Sequence[Result], folder: RunFolder, machines: Machines) -> Figure:
+def _figure(
+    title: str, results: Sequence[Result], folder: RunFolder | None, machines: Machines
+) -> Figure:
     """A picture of each policy's first run."""
+    assert folder is not None
     from hvd_order.cluster.report.gantt import draw_machines
     from hvd_order.cluster.report.occupancy import read_occupancy, span_of
     from hvd_order.cluster.report.table import subtitles

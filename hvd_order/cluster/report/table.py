@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hvd_order.cluster.report.interval import Mean, mean_of
 from hvd_order.cluster.report.units import time_unit
 from hvd_order.cluster.simulate.compare import Result
-from hvd_order.planning.report.what_if import Report, Section
+from hvd_order.planning.report.page import Report, Section
 
 __all__ = ["comparison_report", "subtitles"]
 

@@ -35,7 +35,7 @@ class Comparison:
 
     Args:
         jobs: those of a seed by time of arrival, each time anew.
-        drawn: whether another seed means other jobs.
+        synthetic: whether another seed means other jobs.
         rules: of each run.
         policies: their names.
         seeds: at least one.
@@ -48,24 +48,24 @@ class Comparison:
     def __init__(
         self,
         jobs: Callable[[int], Iterable[Job]],
-        drawn: bool,
+        synthetic: bool,
         machines: Machines,
         rules: Rules,
         policies: Sequence[str],
         seeds: Sequence[int],
     ) -> None:
         self._jobs = jobs
-        self._drawn = drawn
+        self._synthetic = synthetic
         self._machines = machines
         self._rules = rules
         self.runs = [
             (name, seed)
             for name in dict.fromkeys(policies)
-            for seed in (seeds if drawn or name in RANDOM else seeds[:1])
+            for seed in (seeds if synthetic or name in RANDOM else seeds[:1])
         ]
         # Every job is read once before the first run: a mistake on the last line of a trace shall
         # not cost hours.
-        workloads = seeds if drawn else seeds[:1]
+        workloads = seeds if synthetic else seeds[:1]
         self._samples = {seed: sample(jobs(seed), _EXAMPLES, seed) for seed in workloads}
         for name, seed in self.runs:
             policy(name, self._known(seed))
@@ -75,7 +75,7 @@ class Comparison:
         return self._sample_of(seed)[0]
 
     def _sample_of(self, seed: int) -> tuple[int, list[Job]]:
-        return self._samples[seed if self._drawn else next(iter(self._samples))]
+        return self._samples[seed if self._synthetic else next(iter(self._samples))]
 
     def _known(self, seed: int) -> Known:
         examples = self._sample_of(seed)[1]

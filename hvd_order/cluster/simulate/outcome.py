@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["JOB_COLUMNS", "Outcome", "Run", "Summary"]
+__all__ = ["JOB_COLUMNS", "Outcome", "PlacementInterval", "Summary"]
 
 JOB_COLUMNS = ("job", "model", "arrival_s", "started_s", "ended_s", "completion_s", "rejected",
                "utility", "worker_s", "changes", "fairness")  # fmt: skip
@@ -16,7 +16,7 @@ JOB_COLUMNS = ("job", "model", "arrival_s", "started_s", "ended_s", "completion_
 
 
 @dataclass(frozen=True)
-class Run:
+class PlacementInterval:
     """A time in which a job had one placement."""
 
     begin_s: float
@@ -36,7 +36,7 @@ class Outcome:
         changes: how often its placement was changed or taken.
         fairness: finish-time fairness: its time from arrival to end over the time that it would
             have taken with its share of the cluster; None without an end.
-        runs: its placements, where the run keeps them.
+        placements: where the run keeps them.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Outcome:
     worker_s: float
     changes: int
     fairness: float | None
-    runs: tuple[Run, ...] = ()
+    placements: tuple[PlacementInterval, ...] = ()
 
     def row(self) -> tuple[str | float | None, ...]:
         """As a row of a table, with the columns ``JOB_COLUMNS``."""

@@ -51,12 +51,12 @@ class RunWriter:
         """Writes a job that was watched."""
         self._jobs.writerow(outcome.row())
         worker, server = self._demands.pop(outcome.name)
-        for run in outcome.runs:
-            for machine, workers, servers in run.parts:
+        for interval in outcome.placements:
+            for machine, workers, servers in interval.parts:
                 amounts = (workers * worker + servers * server).tolist()
                 self._placements.writerow(
-                    (outcome.name, self._machines.machines[machine].name, run.begin_s, run.end_s,
-                     workers, servers, *(f"{amount:.12g}" for amount in amounts))
+                    (outcome.name, self._machines.machines[machine].name, interval.begin_s,
+                     interval.end_s, workers, servers, *(f"{amount:.12g}" for amount in amounts))
                 )  # fmt: skip
 
 

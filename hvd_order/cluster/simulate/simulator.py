@@ -15,7 +15,8 @@ from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Placement
 from hvd_order.cluster.policies.interface import Decision, JobState, Policy, View
-from hvd_order.cluster.simulate.outcome import Outcome, Run, Summary
+from hvd_order.cluster.simulate.contention import Contention
+from hvd_order.cluster.simulate.outcome import Outcome, PlacementInterval, Summary
 
 __all__ = ["Rates", "Rules", "simulate"]
 
@@ -35,14 +36,14 @@ class Rules:
         until_s: end of the run; jobs that have not ended by then are worth nothing.
         start_s: time from a job's first placement to its first sample.
         resize_s: time for which a job stands still after a later change.
-        keep_runs: whether outcomes hold the placements, for pictures.
+        keep_placements: whether outcomes hold the placements, for pictures.
     """
 
     slot_s: float | None = None
     until_s: float = math.inf
     start_s: float = 0.0
     resize_s: float = 0.0
-    keep_runs: bool = False
+    keep_placements: bool = False
 
     def __post_init__(self) -> None:
         if self.slot_s is not None and not 0 < self.slot_s < math.inf:
@@ -102,17 +103,13 @@ class _Simulator:
         self._arrived: list[JobState] = []
         self._ends: list[tuple[float, int, int, str]] = []  # time, number, version, name
         self._version: dict[str, int] = {}
-        self._runs: dict[str, list[Run]] = {}
+        self._placements: dict[str, list[PlacementInterval]] = {}
         self._wake_s = math.inf
         self._summary = Summary(
             capacity=dict(zip(machines.resources, machines.capacity.sum(axis=0), strict=True))
         )
         self._used = np.zeros(len(machines.resources))
-        # Contention: requested share of the cluster, at least 1, as an integral over time.
-        self._requested: dict[str, float] = {}
-        self._wanted = 0.0
-        self._contended = 0.0
-        self._contended_at: dict[str, float] = {}
+        self._contention = Contention(machines)
 
     def run(self) -> Summary:
         while self._step():
@@ -174,7 +171,7 @@ class _Simulator:
         passed = at_s - self._now_s
         if passed > 0:
             self._used += passed * (self._machines.capacity - self._free).sum(axis=0)
-            self._contended += passed * max(self._wanted, 1.0)
+            self._contention.advance(passed)
             self._now_s = at_s
 
     # ---------------------------------------------------------------------------------- jobs
@@ -197,13 +194,7 @@ class _Simulator:
             self._waiting[job.name] = state
             self._arrived.append(state)
             self._version[job.name] = 0
-            requested = job.requested * state.worker
-            requested = requested + job.servers_for(job.requested) * state.server
-            whole = self._machines.capacity.sum(axis=0)
-            share = float((requested[whole > 0] / whole[whole > 0]).max(initial=0.0))
-            self._requested[job.name] = share
-            self._wanted += share
-            self._contended_at[job.name] = self._contended
+            self._contention.add(state)
 
     def _ask(self) -> None:
         view = View(
@@ -280,7 +271,7 @@ class _Simulator:
         state.placement = None
         state.changes += 1
         self._version[name] += 1
-        if self._rules.keep_runs:
+        if self._rules.keep_placements:
             self._keep(state, placement)
         del self._running[name]
         self._waiting[name] = state
@@ -306,8 +297,8 @@ class _Simulator:
 
     def _keep(self, state: JobState, placement: Placement) -> None:
         if self._now_s > state.placed_s:
-            self._runs.setdefault(state.job.name, []).append(
-                Run(state.placed_s, self._now_s, placement.parts)
+            self._placements.setdefault(state.job.name, []).append(
+                PlacementInterval(state.placed_s, self._now_s, placement.parts)
             )
 
     def _leave(self, state: JobState, ended_s: float | None, *, rejected: bool) -> None:
@@ -318,8 +309,7 @@ class _Simulator:
             state.changes = changes
         del self._waiting[name]
         del self._version[name]
-        self._wanted -= self._requested.pop(name)
-        contended = self._contended - self._contended_at.pop(name)
+        contended = self._contention.remove(name)
         fairness = None
         utility = 0.0
         if ended_s is not None:
@@ -330,7 +320,7 @@ class _Simulator:
                 fairness = here_s / (alone_s * contended / here_s)
         outcome = Outcome(
             name, job.model, job.arrival_s, state.started_s, ended_s, rejected, utility,
-            state.worker_s_then, state.changes, fairness, tuple(self._runs.pop(name, ())),
+            state.worker_s_then, state.changes, fairness, tuple(self._placements.pop(name, ())),
         )  # fmt: skip
         self._summary.add(outcome)
         if self._ended is not None:

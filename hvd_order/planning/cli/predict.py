@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.cli.network_options import as_option
 from hvd_order.planning.files.profile import Profile, read_profile
 from hvd_order.planning.predict.units import parse_duration, parse_rate, time_text
-from hvd_order.planning.report.drawing import save
+from hvd_order.planning.report.output import Output, add_output_options
 from hvd_order.planning.report.server_costs import (
     NOT_APART,
     calibration_text,
@@ -77,8 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--batch", type=int, metavar="N", help="samples a step of one worker")
     add("--price", type=float, metavar="P", help="of a worker or server for an hour")
     add("--seeds", type=int, default=5, metavar="N", help="random draws (default: %(default)s)")
-    add("--png", type=Path, metavar="FILE", help="a picture; needs matplotlib")
-    add("--html", type=Path, metavar="FILE", help="a page with text and picture")
+    add_output_options(parser)
 
 
 def main(parsed: argparse.Namespace) -> int:
@@ -95,7 +93,6 @@ def main(parsed: argparse.Namespace) -> int:
     from hvd_order.planning.predict.workers.comparison import compare, parse_counts
     from hvd_order.planning.predict.workers.worker_step import WorkerStep, usual_slice_bytes
     from hvd_order.planning.report.throughput import draw_throughput, throughput_report
-    from hvd_order.planning.report.what_if import page_of, text_of
 
     workers = parse_counts(parsed.workers, "--workers")
     _refuse_without_effect(parsed)
@@ -132,17 +129,11 @@ def main(parsed: argparse.Namespace) -> int:
         usual if chooses and parsed.mode == "sync" else None,
     )  # fmt: skip
     report = throughput_report(profile.model, rows, parsed.batch, parsed.price, link, sources)
-    sys.stdout.write(text_of(report))
-    if parsed.png is None and parsed.html is None:
-        return 0
-    figure = draw_throughput(report.title, rows, parsed.batch)
-    if parsed.png is not None:
-        save(figure, parsed.png)
-        sys.stdout.write(f"\n{parsed.png}\n")
-    if parsed.html is not None:
-        parsed.html.parent.mkdir(parents=True, exist_ok=True)
-        parsed.html.write_text(page_of(report, figure, "throughput by workers"), encoding="utf-8")
-        sys.stdout.write(f"{parsed.html}\n")
+    Output(parsed.png, parsed.html).write(
+        report,
+        lambda: draw_throughput(report.title, rows, parsed.batch),
+        "throughput by workers",
+    )
     return 0
 
 

@@ -13,7 +13,7 @@ from hvd_order.planning.cli.network_options import (
     network_from,
 )
 from hvd_order.planning.files.profile import Profile, read_profile
-from hvd_order.planning.report.drawing import save
+from hvd_order.planning.report.output import Output
 
 __all__ = ["add_advise_options", "add_plan_options", "advise_main", "plan_main"]
 
@@ -87,25 +87,19 @@ def plan_main(parsed: argparse.Namespace) -> int:
     """
     from hvd_order.planning.predict.what_if import WhatIf
     from hvd_order.planning.report.gantt import draw_steps
-    from hvd_order.planning.report.what_if import page_of, report_of, text_of
+    from hvd_order.planning.report.what_if import report_of
 
     profile = read_profile(parsed.profile)
     network = network_from(parsed, profile)
     what_if = WhatIf(profile.graph("median"), network, parsed.servers, parsed.clipped)
     steps = [what_if.step(name) for name in what_if.ways]
     report = report_of(profile.model, what_if, steps)
-    sys.stdout.write(text_of(report))
-    if parsed.no_png and parsed.html is None:
-        return 0
-    figure = draw_steps(f"{profile.model}: {network}", [steps[0], steps[-1]], what_if.bound_s)
-    if not parsed.no_png:
-        picture: Path = parsed.png or parsed.profile.with_suffix(".plan.png")
-        save(figure, picture)
-        sys.stdout.write(f"\n{picture}\n")
-    if parsed.html is not None:
-        parsed.html.parent.mkdir(parents=True, exist_ok=True)
-        parsed.html.write_text(page_of(report, figure), encoding="utf-8")
-        sys.stdout.write(f"{parsed.html}\n")
+    png = None if parsed.no_png else parsed.png or parsed.profile.with_suffix(".plan.png")
+    Output(png, parsed.html).write(
+        report,
+        lambda: draw_steps(f"{profile.model}: {network}", [steps[0], steps[-1]], what_if.bound_s),
+        "Gantt picture of the steps",
+    )
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hvd_order.planning.predict.workers.comparison import Row
 from hvd_order.planning.predict.workers.throughput import Throughput, saturation
 from hvd_order.planning.report.drawing import new_figure, strip_frame
-from hvd_order.planning.report.what_if import Report
+from hvd_order.planning.report.page import Report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

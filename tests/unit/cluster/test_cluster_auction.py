@@ -164,9 +164,9 @@ def run(policy: PdOrs | Oasis, jobs: list[Job], machines: Machines, rules: Rules
 def test_oasis_keeps_servers_on_machines_of_their_own() -> None:
     prices = Prices(1.0, np.array([16.0]))
     policy = Oasis(TWO, 3, prices, prices, server_machines=1, quanta=6)
-    [outcome] = run(policy, [B], TWO, Rules(slot_s=1.0, until_s=3.0, keep_runs=True))
+    [outcome] = run(policy, [B], TWO, Rules(slot_s=1.0, until_s=3.0, keep_placements=True))
     assert outcome.ended_s is not None
-    for each in outcome.runs:
+    for each in outcome.placements:
         assert all(workers == 0 if machine == 1 else servers == 0
                    for machine, workers, servers in each.parts)  # fmt: skip
 

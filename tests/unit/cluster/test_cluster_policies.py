@@ -51,7 +51,7 @@ def run(
     slot_s: float | None = None,
 ) -> dict[str, Outcome]:  # fmt: skip
     outcomes: dict[str, Outcome] = {}
-    rules = Rules(slot_s, resize_s=resize_s, keep_runs=True)
+    rules = Rules(slot_s, resize_s=resize_s, keep_placements=True)
     simulate(jobs, machines, made, rules, ended=lambda o: outcomes.__setitem__(o.name, o))
     return outcomes
 

@@ -18,7 +18,7 @@ from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import Decision, JobState, View
 from hvd_order.cluster.policies.packing import pack
 from hvd_order.cluster.policies.registry import Known, policy
-from hvd_order.cluster.simulate.outcome import Outcome, Run, Summary
+from hvd_order.cluster.simulate.outcome import Outcome, PlacementInterval, Summary
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.planning.predict.workers.closed_forms import Pollux
 
@@ -68,10 +68,10 @@ def run(
 def test_fifo_by_hand() -> None:
     """The second job waits for the first, and the third, which would fit, for the second."""
     jobs = [job("a", 0, 10, 3), job("b", 1, 5, 2), job("c", 2, 1, 1)]
-    found, summary = run(jobs, Fifo(), Rules(keep_runs=True))
+    found, summary = run(jobs, Fifo(), Rules(keep_placements=True))
     assert [found[n].ended_s for n in "abc"] == pytest.approx([10, 15, 11])
     assert found["b"].wait_s == 9
-    assert found["a"].runs == (Run(0.0, 10.0, ((0, 3, 0),)),)
+    assert found["a"].placements == (PlacementInterval(0.0, 10.0, ((0, 3, 0),)),)
     figures = summary.metrics()
     assert figures["completion_mean_s"] == pytest.approx((10 + 14 + 9) / 3)
     assert figures["makespan_s"] == 15
