@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.planning.predict.workers.closed_forms import OptimusAsync, Pollux
 
-__all__ = ["LocalitySpeed", "OptimusSpeed", "PolluxSpeed", "Speed", "TableSpeed"]
+__all__ = ["LocalitySpeed", "Speed", "TableSpeed"]
 
 
 class Speed(Protocol):
@@ -57,33 +56,6 @@ class LocalitySpeed:
     def samples_per_s(self, workers: int, servers: int, machines: int, batch: int) -> float:
         """Speed of all workers together."""
         return workers / self.worker_s_per_sample(machines == 1)
-
-
-@dataclass(frozen=True)
-class PolluxSpeed:
-    """All-reduce by Pollux' formula."""
-
-    formula: Pollux
-
-    def samples_per_s(self, workers: int, servers: int, machines: int, batch: int) -> float:
-        """Speed of all workers together."""
-        return batch / self.formula.step_s(batch / workers, workers, machines)
-
-
-@dataclass(frozen=True)
-class OptimusSpeed:
-    """Asynchronous workers by Optimus' formula.
-
-    Attributes:
-        batch: samples a step of one worker.
-    """
-
-    formula: OptimusAsync
-    batch: int
-
-    def samples_per_s(self, workers: int, servers: int, machines: int, batch: int) -> float:
-        """Speed of all workers together."""
-        return self.batch * self.formula.steps_per_s(workers, max(servers, 1))
 
 
 @dataclass(frozen=True)

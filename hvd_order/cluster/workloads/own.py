@@ -39,11 +39,9 @@ with fewer workers than asked for, and no faster with more.
 
 from __future__ import annotations
 
-import csv
 import math
-import os
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.tables import Line, Path, read_lines
@@ -53,7 +51,7 @@ from hvd_order.cluster.model.utility import Constant, Sigmoid, Utility
 from hvd_order.cluster.workloads.numbered import Numbered
 from hvd_order.cluster.workloads.profiled import MODES, profiled_speed
 
-__all__ = ["COLUMNS", "COMMAND", "amounts_of", "own_job", "read_own", "write_jobs"]
+__all__ = ["COLUMNS", "COMMAND", "amounts_of", "own_job", "read_own"]
 
 COMMAND = "command"
 NEEDED = ("name", "workers")
@@ -202,94 +200,3 @@ def _utility(line: _Optional) -> Utility:
         raise line.line.wrong("due_s and slope belong together; expected both or none")
     worth = 1.0 if value is None else value
     return Constant(worth) if due_s is None or slope is None else Sigmoid(worth, slope, due_s)
-
-
-def write_jobs(path: Path, jobs: Iterable[Job]) -> int:
-    """Writes jobs as this table, all or none.
-
-    Speeds become tables at the least, the requested and the most workers and at powers of two, with
-    the user's batch: jobs with other than table speeds lose how they depend on batch, servers and
-    number of machines.
-
-    Returns:
-        how many.
-
-    Raises:
-        InvalidUsage: a utility is neither constant nor a sigmoid, or the file cannot be written.
-    """
-    name = os.fspath(path)
-    part = f"{name}.part"
-    count = 0
-    try:
-        try:
-            with open(part, "w", encoding="utf-8", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
-                writer.writeheader()
-                for job in jobs:
-                    writer.writerow(_fields(job))
-                    count += 1
-            os.replace(part, name)
-        finally:
-            if os.path.exists(part):
-                os.unlink(part)
-    except OSError as error:
-        raise InvalidUsage(f"{name} cannot be written: {error.strerror}") from None
-    return count
-
-
-def _fields(job: Job) -> dict[str, str]:
-    fields = {
-        "name": job.name,
-        "arrival_s": repr(job.arrival_s),
-        "workers": str(job.requested),
-        "samples": repr(job.samples),
-        "speed": _speeds(job, 1),
-        "least": str(job.least),
-        "most": str(job.most),
-        "worker": _amounts(job.worker),
-        "server": _amounts(job.server),
-        "batch": str(job.batch),
-        "model": job.model,
-    }
-    if (apart := _speeds(job, 2)) != fields["speed"]:
-        fields["speed_apart"] = apart
-    if job.workers_per_server is not None:
-        fields["workers_per_server"] = str(job.workers_per_server)
-    if job.most_batch is not None:
-        fields["most_batch"] = str(job.most_batch)
-    if job.noise_scale is not None:
-        fields["noise_scale"] = repr(float(job.noise_scale))
-    if job.epoch_samples < math.inf:
-        fields["epoch_samples"] = repr(float(job.epoch_samples))
-    match job.utility:
-        case Constant(value):
-            fields["value"] = repr(float(value))
-        case Sigmoid(value, slope, due_s):
-            fields["value"], fields["slope"] = repr(float(value)), repr(float(slope))
-            fields["due_s"] = repr(float(due_s))
-        case _:
-            raise InvalidUsage(f"job {job.name!r}: a table of jobs cannot hold the utility "
-                               f"{job.utility!r}; expected a Constant or a Sigmoid")  # fmt: skip
-    return fields
-
-
-def _amounts(demand: Mapping[str, float]) -> str:
-    return " ".join(f"{name}:{float(amount)!r}" for name, amount in demand.items())
-
-
-def _counts(job: Job, machines: int) -> Iterator[int]:
-    if isinstance(job.speed, TableSpeed):
-        table = job.speed.together if machines == 1 else job.speed.apart or job.speed.together
-        yield from table
-        return
-    counts = {job.least, job.requested, job.most}
-    counts |= {1 << i for i in range(job.most.bit_length())}
-    yield from sorted(count for count in counts if job.least <= count <= job.most)
-
-
-def _speeds(job: Job, machines: int) -> str:
-    rates = {
-        count: job.speed.samples_per_s(count, job.servers_for(count), machines, job.batch)
-        for count in _counts(job, machines)
-    }
-    return " ".join(f"{count}:{rate!r}" for count, rate in rates.items())

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
+from helpers.oracles.offline_optimum import offline_optimum
 
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Amounts, Machine, Machines
@@ -13,7 +14,6 @@ from hvd_order.cluster.model.speed import LocalitySpeed
 from hvd_order.cluster.model.utility import Steps
 from hvd_order.cluster.policies.interface import JobState, View
 from hvd_order.cluster.policies.pd_ors import PdOrs
-from hvd_order.cluster.pricing.offline import offline_optimum
 from hvd_order.cluster.pricing.prices import limits_for
 from hvd_order.cluster.pricing.schedule import Offer, Schedule
 from hvd_order.cluster.simulate.outcome import Outcome

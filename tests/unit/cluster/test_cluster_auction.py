@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.oracles.offline_optimum import offline_optimum
 from helpers.oracles.small_cluster import compare_with_optimum, speed
 
 from hvd_order.base.errors import InvalidUsage
@@ -18,7 +19,6 @@ from hvd_order.cluster.model.utility import Constant, Steps
 from hvd_order.cluster.policies.interface import JobState, View
 from hvd_order.cluster.policies.oasis import Oasis
 from hvd_order.cluster.policies.pd_ors import PdOrs
-from hvd_order.cluster.pricing.offline import offline_optimum
 from hvd_order.cluster.pricing.one_slot import Demand, OneSlot, _solve
 from hvd_order.cluster.pricing.prices import Prices, limits_for
 from hvd_order.cluster.pricing.rounding import covering_factor, packing_factor, round_randomly

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.model.placement import Part, Placement
-from hvd_order.cluster.model.speed import OptimusSpeed, Speed, TableSpeed
+from hvd_order.cluster.model.speed import Speed, TableSpeed
 from hvd_order.cluster.policies.dorm import Dorm
 from hvd_order.cluster.policies.drf import Drf
 from hvd_order.cluster.policies.finish_time import FinishTime
@@ -179,6 +180,18 @@ def test_dorm_refuses_bounds_outside_of_0_to_1() -> None:
 def test_optimus_gives_workers_where_they_save_most_time() -> None:
     jobs = [job("short", 0, 10, most=3), job("long", 0, 100, most=3)]
     assert counts(jobs, gpus(3), Optimus(), 1) == {"short": 1, "long": 2}
+
+
+@dataclass(frozen=True)
+class OptimusSpeed:
+    """Asynchronous workers by Optimus' formula; ``batch``: samples a step of one worker."""
+
+    formula: OptimusAsync
+    batch: int
+
+    def samples_per_s(self, workers: int, servers: int, machines: int, batch: int) -> float:
+        """Speed of all workers together."""
+        return self.batch * self.formula.steps_per_s(workers, max(servers, 1))
 
 
 def test_optimus_gives_a_server_if_that_saves_more_than_a_worker() -> None:

@@ -12,7 +12,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job, check_job
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.model.placement import Part, Placement
-from hvd_order.cluster.model.speed import LocalitySpeed, PolluxSpeed, TableSpeed
+from hvd_order.cluster.model.speed import LocalitySpeed, TableSpeed
 from hvd_order.cluster.model.utility import Constant, Sigmoid, Steps
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.policies.interface import Decision, JobState, View
@@ -20,7 +20,6 @@ from hvd_order.cluster.policies.packing import pack
 from hvd_order.cluster.policies.registry import Known, policy
 from hvd_order.cluster.simulate.outcome import Outcome, PlacementInterval, Summary
 from hvd_order.cluster.simulate.simulator import Rules, simulate
-from hvd_order.planning.predict.workers.closed_forms import Pollux
 
 ONE = Machines.alike(1, {"gpu": 4})
 
@@ -248,8 +247,6 @@ def test_speeds() -> None:
     assert table.samples_per_s(2, 0, 1, 1) == pytest.approx(16)
     assert table.samples_per_s(9, 0, 1, 1) == 28
     assert table.samples_per_s(2, 0, 2, 1) == 8
-    pollux = PolluxSpeed(Pollux(0.02, 0.002, 0.05, 0.004, 2.0))
-    assert pollux.samples_per_s(4, 0, 2, 128) == pytest.approx(128 / 0.102078, rel=1e-5)
 
 
 def test_utilities() -> None:

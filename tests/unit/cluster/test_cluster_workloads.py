@@ -15,16 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.model.job import Job, check_job
+from hvd_order.cluster.model.job import check_job
 from hvd_order.cluster.model.machines import Machines
-from hvd_order.cluster.model.speed import LocalitySpeed, TableSpeed
-from hvd_order.cluster.model.utility import Constant, Sigmoid, Steps, Utility
+from hvd_order.cluster.model.utility import Sigmoid
 from hvd_order.cluster.policies.fifo import Fifo
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.cluster.workloads import own
 from hvd_order.cluster.workloads.load import DATA, check_all, load_jobs
 from hvd_order.cluster.workloads.machines import load_machines, machines_from, parse_machines
-from hvd_order.cluster.workloads.own import write_jobs
 from hvd_order.cluster.workloads.random_jobs import Ranges, paper_machines, random_jobs
 
 POLLUX = os.path.join(DATA, "pollux-workload-6.csv")
@@ -239,77 +237,6 @@ def test_measured_speeds_are_kept_for_one_machine_and_for_several(tmp_path: Path
     assert job.speed.samples_per_s(4, 2, 2, 1) == 250
     assert (job.servers_for(4), dict(job.server)) == (2, {"cpu": 2})
     assert job.utility(60) == pytest.approx(5)
-
-
-rates = st.dictionaries(
-    st.integers(1, 64), st.floats(1e-3, 1e6), min_size=1, max_size=4
-)  # fmt: skip
-utilities = st.one_of(
-    st.floats(0, 100).map(Constant),
-    st.tuples(st.floats(0, 100), st.floats(0, 10), st.floats(0, 1e5)).map(lambda t: Sigmoid(*t)),
-)
-
-
-@st.composite
-def table_jobs(draw: st.DrawFn) -> Job:
-    least, requested, most = sorted(draw(st.tuples(*[st.integers(1, 64)] * 3)))
-    batch = draw(st.integers(1, 1000))
-    texts = st.text("ab ,;\"'é0", max_size=8).map(str.strip)
-    return Job(
-        f"job {draw(texts)}".strip(),
-        draw(st.floats(0, 1e6)),
-        draw(st.floats(1e-3, 1e9)),
-        TableSpeed(draw(rates), draw(st.none() | rates)),
-        draw(st.dictionaries(st.sampled_from(["gpu", "cpu"]), st.floats(0, 9), min_size=1)),
-        draw(st.dictionaries(st.sampled_from(["gpu", "cpu"]), st.floats(0, 9))),
-        draw(st.none() | st.integers(1, 9)),
-        requested,
-        least,
-        most,
-        batch,
-        draw(st.none() | st.integers(batch, 2000)),
-        draw(st.none() | st.floats(0, 1e6)),
-        draw(st.just(math.inf) | st.floats(1, 1e6)),
-        draw(utilities),
-        draw(texts),
-    )
-
-
-@given(job=table_jobs())
-@settings(max_examples=50, deadline=None)
-def test_what_is_written_is_read_again(tmp_path_factory: pytest.TempPathFactory, job: Job) -> None:
-    path = tmp_path_factory.getbasetemp() / "round.csv"
-    assert write_jobs(path, [job]) == 1
-    (found,) = load_jobs(path)
-    assert isinstance(job.speed, TableSpeed)
-    for counts in itertools.product((1, 2, 3, 7, 20, 64), (1, 2)):
-        expected = job.speed.samples_per_s(counts[0], 0, counts[1], job.batch)
-        assert found.speed.samples_per_s(counts[0], 0, counts[1], job.batch) == expected
-    same = {name: getattr(found, name) for name in vars(job) if name != "speed"}
-    assert same == {name: getattr(job, name) for name in vars(job) if name != "speed"}
-
-
-def test_a_job_of_another_speed_keeps_it_at_powers_of_two(tmp_path: Path) -> None:
-    job = Job("a", 0, 1000, LocalitySpeed(0.1, 100, 1e4, 1e3), {"gpu": 1}, requested=3, most=8)
-    write_jobs(tmp_path / "jobs.csv", [job])
-    (found,) = load_jobs(tmp_path / "jobs.csv")
-    for workers, machines in itertools.product((1, 2, 3, 4, 8), (1, 2)):
-        expected = job.speed.samples_per_s(workers, 0, machines, 1)
-        assert found.speed.samples_per_s(workers, 0, machines, 1) == expected
-
-
-def test_jobs_that_cannot_be_written_leave_the_file_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.csv"
-    path.write_text("before")
-    utility: Utility = Steps([1.0])
-    bad = Job("b", 0, 1, TableSpeed({1: 1.0}), {"gpu": 1}, utility=utility)
-    good = Job("a", 0, 1, TableSpeed({1: 1.0}), {"gpu": 1})
-    with pytest.raises(InvalidUsage, match=r"job 'b'.*Steps"):
-        write_jobs(path, [good, bad])
-    assert os.listdir(tmp_path) == ["jobs.csv"]
-    assert path.read_text() == "before"
-    with pytest.raises(InvalidUsage, match="cannot be written"):
-        write_jobs(tmp_path / "none" / "jobs.csv", [good])
 
 
 # ------------------------------------------------------------------------------ machines
