@@ -48,6 +48,7 @@ def simulate_shared(
 
 
 _ITERATIONS = 12
+_NOTHING = 1e-9  # of a transfer: what rounding leaves of it when another job takes the link
 
 
 @lru_cache(maxsize=4096)
@@ -177,7 +178,7 @@ class _Shared:
         if one.queue:
             self._send_first(one, now_s)
         else:
-            one.sends = None
+            one.sends, one.sent_s = None, math.inf
             self._changed(now_s, self._sending & ~(1 << one.number))
         self._compute(one, now_s)
 
@@ -227,9 +228,13 @@ class _Shared:
         else:
             sent.append((begin_s, now_s, one.rate))
         if one.sends:
-            one.left[one.sends] = max(one.left[one.sends] - one.rate * (now_s - begin_s), 0.0)
+            left = one.left[one.sends] - one.rate * (now_s - begin_s)
+            size = one.job.step.transfers[one.sends[1]].size_bytes
+            one.left[one.sends] = left if left > _NOTHING * size else 0.0
 
     def _predict(self, one: _Running) -> None:
         one.sent_s = math.inf
-        if one.sends and one.rate > 0:
+        if one.sends and not one.left[one.sends]:
+            one.sent_s = one.since_s
+        elif one.sends and one.rate > 0:
             one.sent_s = one.since_s + one.left[one.sends] / one.rate
