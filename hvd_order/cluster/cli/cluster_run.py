@@ -47,6 +47,10 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "papers' kind)")  # fmt: skip
     add("--policy", nargs="+", default=["fifo"], metavar="NAME",
         help="one or several to compare (default: fifo)")  # fmt: skip
+    add("--links", nargs="+", default=[], metavar="ORDER",
+        help="jobs share the links of machines (bandwidth_gbit of --machines), in each of these "
+        "orders: fair, crux, cassini; crux+buckets: transfers inside jobs as in DDP, +arrival: as "
+        "they come (default: as they are needed)")  # fmt: skip
     add("--format", metavar="NAME", help="of the trace (default: as its content tells)")
     add("--jobs", type=int, metavar="N", help=f"of a synthetic trace (default: {_JOBS})")
     add("--seed", type=int, default=0, metavar="N",
@@ -85,6 +89,9 @@ def run_main(parsed: argparse.Namespace) -> int:
     if output.draws:
         new_figure(1, 1)  # that matplotlib is missing is better known before hours of simulation
     machines = _machines(parsed)
+    if parsed.links and all(one.bytes_per_s == math.inf for one in machines.machines):
+        raise InvalidUsage("--links, and no machine has a bandwidth; expected such as --machines "
+                           "4xgpu:8,bandwidth_gbit:25")  # fmt: skip
     rules = Rules(
         parsed.slot,
         math.inf if parsed.until is None else parsed.until,
@@ -94,8 +101,11 @@ def run_main(parsed: argparse.Namespace) -> int:
     )
     synthetic = parsed.trace == _SYNTHETIC
     jobs = _random_jobs(parsed, machines) if synthetic else _jobs_of_file(parsed, machines)
+    if parsed.links and not any(job.graph is not None for job in jobs(parsed.seed)):
+        raise InvalidUsage(f"--links, and no job of {parsed.trace} says what it sends; expected a "
+                           "profile, or compute_s and gradient_mb")  # fmt: skip
     seeds = range(parsed.seed, parsed.seed + parsed.seeds)
-    comparison = Comparison(jobs, synthetic, machines, rules, parsed.policy, seeds)
+    comparison = Comparison(jobs, synthetic, machines, rules, parsed.policy, seeds, parsed.links)
     with ExitStack() as stack:
         path = parsed.out
         if path is None and output.draws:
@@ -212,6 +222,9 @@ def _facts(parsed: argparse.Namespace, comparison: Comparison, machines: Machine
         rules = f"Placements change at starts of slots of {parsed.slot:g} s; utilities count slots."
     if parsed.until is not None:
         rules += f" The run ends at {parsed.until:g} s."
+    if parsed.links:
+        rules += (" Behind +: the order in which jobs that share links send."
+                  " Speeds alone are those of transfers in the order of their need.")  # fmt: skip
     costs = f" A start costs {parsed.start_cost:g} s, a change {parsed.resize_cost:g} s."
     if not parsed.start_cost and not parsed.resize_cost:
         costs = " Starts and changes cost no time."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from hvd_order.cluster.links.between import Between, sharing_of
 from hvd_order.cluster.links.fairness import shares
@@ -14,13 +14,8 @@ from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Placement
 from hvd_order.cluster.policies.interface import JobState
-from hvd_order.planning.graph.graph import Graph
 
-__all__ = ["GraphOf", "SharedLinks"]
-
-GraphOf = Callable[[Job, Placement], Graph | None]
-"""Iteration of one worker of a job in a placement; None: its transfers are not counted. The same
-object each time for the same iteration saves time."""
+__all__ = ["LinkContention"]
 
 _ITERATIONS = 20  # of the slowest job, were it to share each link with all others
 _KEPT = 10_000  # simulated groups
@@ -29,27 +24,27 @@ _Parts = tuple[tuple[int, float], ...]  # link, seconds for each byte
 _Key = tuple[tuple[Step, _Parts, int], ...]
 
 
-class SharedLinks:
+class LinkContention:
     """Speed of each job under those that run beside it: ``rates`` of ``cluster.simulate``.
 
-    A job has the speed that ``Job.speed`` says when it is alone on its links and sends as
-    DistributedDataParallel does. It is faster by as much as a better order inside jobs shortens its
-    iteration alone, and slower by as much as other jobs lengthen it.
+    A job has the speed that ``Job.speed`` says when it is alone on its links and sends in order.
+    It is slower by as much as another order inside jobs lengthens its iteration alone, and by as
+    much as other jobs lengthen it.
 
     Jobs that share links, also through others, are a group. A group of a few jobs is simulated for
     about 20 iterations, and the result is kept for equal groups. In a larger one, jobs get the
     iterations that links and their own speed allow, if no transfer had to wait for another: an
     upper bound, by the same max-min or priorities.
 
-    A job on one machine, or on machines without a limit on their links, shares nothing.
+    A job on one machine, or on machines without a limit on their links, shares nothing, nor does
+    one without ``Job.graph``.
     """
 
     def __init__(
         self,
         machines: Machines,
-        graph_of: GraphOf,
-        inside: Inside = "buckets",
         between: Between = "fair",
+        inside: Inside = "ordered",
         *,
         simulated: int = 6,
     ) -> None:
@@ -59,7 +54,6 @@ class SharedLinks:
             simulated: most jobs of a group that is simulated.
         """
         self._capacity = [machine.bytes_per_s for machine in machines.machines]
-        self._graph_of = graph_of
         self._inside = inside
         self._between = between
         self._simulated = simulated
@@ -85,19 +79,19 @@ class SharedLinks:
         return rates
 
     def _job(self, name: str, job: Job, placement: Placement) -> tuple[LinkJob | None, float]:
-        """The job as links see it, and how much faster it is alone than in buckets."""
+        """The job as links see it, and how much faster it is alone than in order."""
         known = self._known.get(name)
         if known is None or known[0] != placement:
             load = {link: amount for link, amount in load_of(placement).items()
                     if self._capacity[link] < float("inf")}  # fmt: skip
-            graph = self._graph_of(job, placement) if load else None
-            if graph is None:
+            step = step_of(job.graph, self._inside) if load and job.graph else None
+            if step is None or not step.size_bytes or job.graph is None:
                 known = (placement, None, 1.0)
             else:
-                found = LinkJob(name, step_of(graph, self._inside), load, placement.workers)
+                found = LinkJob(name, step, load, placement.workers)
                 per_byte = max(amount / self._capacity[link] for link, amount in load.items())
-                today_s = alone_s(step_of(graph, "buckets"), per_byte)
-                known = (placement, found, today_s / alone_s(found.step, per_byte))
+                ordered_s = alone_s(step_of(job.graph, "ordered"), per_byte)
+                known = (placement, found, ordered_s / alone_s(found.step, per_byte))
             self._known[name] = known
         return known[1], known[2]
 

@@ -13,6 +13,7 @@ from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.placement import Placement
 from hvd_order.cluster.model.speed import Speed
 from hvd_order.cluster.model.utility import Constant, Utility
+from hvd_order.planning.graph.graph import Graph
 
 __all__ = ["Job", "check_job"]
 
@@ -37,6 +38,8 @@ class Job:
         epoch_samples: samples of an epoch.
         utility: worth of its completion.
         model: what it trains, for reports.
+        graph: what a worker computes and sends in a step, where jobs share links; None: it sends
+            nothing there.
 
     Raises:
         InvalidUsage: a number is impossible.
@@ -58,6 +61,7 @@ class Job:
     epoch_samples: float = math.inf
     utility: Utility = field(default_factory=Constant)
     model: str = ""
+    graph: Graph | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         def refuse(what: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from hvd_order.cluster.links.between import orders_of
+from hvd_order.cluster.links.rates import LinkContention
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.policies.registry import RANDOM, Known, policy
@@ -38,6 +40,8 @@ class Comparison:
         synthetic: whether another seed means other jobs.
         rules: of each run.
         policies: their names.
+        links: orders in which jobs that share links send (``orders_of``); a run's name is then
+            ``POLICY+ORDER``. Without any, no job slows another down.
         seeds: at least one.
 
     Raises:
@@ -53,22 +57,25 @@ class Comparison:
         rules: Rules,
         policies: Sequence[str],
         seeds: Sequence[int],
+        links: Sequence[str] = (),
     ) -> None:
         self._jobs = jobs
         self._synthetic = synthetic
         self._machines = machines
         self._rules = rules
+        self._orders = {f"{name}+{order}": orders_of(order) for name in policies for order in links}
+        names = [f"{name}+{order}" for name in policies for order in links] or policies
         self.runs = [
             (name, seed)
-            for name in dict.fromkeys(policies)
-            for seed in (seeds if synthetic or name in RANDOM else seeds[:1])
+            for name in dict.fromkeys(names)
+            for seed in (seeds if synthetic or _policy(name) in RANDOM else seeds[:1])
         ]
         # Every job is read once before the first run: a mistake on the last line of a trace shall
         # not cost hours.
         workloads = seeds if synthetic else seeds[:1]
         self._samples = {seed: sample(jobs(seed), _EXAMPLES, seed) for seed in workloads}
         for name, seed in self.runs:
-            policy(name, self._known(seed))
+            policy(_policy(name), self._known(seed))
 
     def jobs_of(self, seed: int) -> int:
         """How many jobs a run of the seed has."""
@@ -96,9 +103,11 @@ class Comparison:
         found = None if folder is None else folder.metrics(name, seed)
         if found is not None:
             return Result(name, seed, found)
-        chosen, jobs = policy(name, self._known(seed)), self._jobs(seed)
+        chosen, jobs = policy(_policy(name), self._known(seed)), self._jobs(seed)
+        orders = self._orders.get(name)
+        rates = None if orders is None else LinkContention(self._machines, *orders)
         if folder is None:
-            summary = simulate(jobs, self._machines, chosen, self._rules, ended=ended)
+            summary = simulate(jobs, self._machines, chosen, self._rules, rates=rates, ended=ended)
             return Result(name, seed, summary.metrics())
         with folder.writer(name, seed) as writer:
 
@@ -106,10 +115,17 @@ class Comparison:
                 writer.add(outcome)
                 ended(outcome)
 
-            summary = simulate(writer.watch(jobs), self._machines, chosen, self._rules, ended=write)
+            summary = simulate(
+                writer.watch(jobs), self._machines, chosen, self._rules, rates=rates, ended=write
+            )
         metrics = summary.metrics()
         folder.complete(name, seed, metrics)
         return Result(name, seed, metrics)
+
+
+def _policy(name: str) -> str:
+    """The policy of a run of this name."""
+    return name.partition("+")[0]
 
 
 def sample(items: Iterable[T], most: int, seed: int) -> tuple[int, list[T]]:

@@ -17,6 +17,7 @@ Columns, in any order; those that are not needed may be missing or empty:
 | speed_apart | the same with the workers on several machines | as ``speed`` |
 | profile | of one worker, a file beside the table: speeds are predicted | ``speed`` |
 | worker_batch | samples of the profiled step | 1 |
+| compute_s, gradient_mb | of a worker's step: computes, then sums (``--links``) | as profiled |
 | mode | of the prediction: allreduce, sync, async | allreduce, with servers sync |
 | network_gbit | link of a worker to other machines, Gbit/s | needed with ``profile`` |
 | inside_gbit | link of a worker within its machine | 10 times ``network_gbit`` |
@@ -49,7 +50,9 @@ from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.speed import TableSpeed
 from hvd_order.cluster.model.utility import Constant, Sigmoid, Utility
 from hvd_order.cluster.workloads.numbered import Numbered
-from hvd_order.cluster.workloads.profiled import MODES, profiled_speed
+from hvd_order.cluster.workloads.profiled import MODES, profiled_graph, profiled_speed
+from hvd_order.planning.graph.graph import Graph
+from hvd_order.planning.graph.synthetic import chain
 
 __all__ = ["COLUMNS", "COMMAND", "amounts_of", "own_job", "read_own"]
 
@@ -57,8 +60,8 @@ COMMAND = "command"
 NEEDED = ("name", "workers")
 COLUMNS = (
     *NEEDED, "arrival_s", "duration_s", "samples", "speed", "speed_apart", "profile",
-    "worker_batch", "mode", "network_gbit", "inside_gbit", "least", "most", "worker", "server",
-    "workers_per_server", "batch", "most_batch", "noise_scale",
+    "worker_batch", "compute_s", "gradient_mb", "mode", "network_gbit", "inside_gbit", "least",
+    "most", "worker", "server", "workers_per_server", "batch", "most_batch", "noise_scale",
     "epoch_samples", "value", "due_s", "slope", "model", COMMAND,
 )  # fmt: skip
 
@@ -171,7 +174,24 @@ def _job(line: _Optional) -> Job:
         epoch_samples=line.number("epoch_samples", above=0) or math.inf,
         utility=_utility(line),
         model=line.line.fields.get("model", ""),
+        graph=_graph(line),
     )
+
+
+def _graph(line: _Optional) -> Graph | None:
+    """A worker's step: the profiled one, or one that sums all gradients when it has computed."""
+    compute_s, megabytes = line.number("compute_s", above=0), line.number("gradient_mb", above=0)
+    if (compute_s is None) != (megabytes is None):
+        raise line.line.wrong("compute_s and gradient_mb belong together; expected both or none")
+    if compute_s is None or megabytes is None:
+        return profiled_graph(_profile(line)) if line.has("profile") else None
+    if line.has("profile"):
+        raise line.line.wrong("both compute_s and profile; expected one of them")
+    return chain([0.0], [compute_s], [round(1e6 * megabytes)])
+
+
+def _profile(line: _Optional) -> pathlib.Path:
+    return pathlib.Path(line.line.path).parent / line.line.fields["profile"]
 
 
 def _predicted(line: _Optional) -> TableSpeed:
@@ -184,7 +204,7 @@ def _predicted(line: _Optional) -> TableSpeed:
     if network_gbit is None:
         raise line.line.wrong("a profile without network_gbit; expected a worker's link")
     return profiled_speed(
-        pathlib.Path(line.line.path).parent / line.line.fields["profile"],
+        _profile(line),
         line.whole("worker_batch") or 1,
         line.whole("most") or line.line.whole("workers", 1),
         mode,

@@ -10,9 +10,10 @@ from typing import Literal
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.predicted import predicted_speed
 from hvd_order.cluster.model.speed import TableSpeed
-from hvd_order.planning.files.profile import read_profile
+from hvd_order.planning.files.profile import Profile, read_profile
+from hvd_order.planning.graph.graph import Graph
 
-__all__ = ["INSIDE_RATIO", "MODES", "profiled_speed"]
+__all__ = ["INSIDE_RATIO", "MODES", "profiled_graph", "profiled_speed"]
 
 INSIDE_RATIO = 10.0
 """Rate of a link within a machine over that of the network, where a table does not say."""
@@ -22,6 +23,16 @@ _BYTES_PER_GBIT = 1e9 / 8
 
 
 # Jobs of one kind are many; a prediction takes seconds.
+@functools.lru_cache(maxsize=64)
+def profiled_graph(path: Path) -> Graph:
+    """The profiled step of one worker, the same object each time.
+
+    Raises:
+        InvalidUsage: the file is no profile.
+    """
+    return _read(path).graph("median")
+
+
 @functools.lru_cache(maxsize=64)
 def profiled_speed(
     path: Path,
@@ -47,12 +58,8 @@ def profiled_speed(
         inside_gbit = INSIDE_RATIO * network_gbit
     if not 0 < network_gbit < math.inf or not 0 < inside_gbit < math.inf:
         raise InvalidUsage(f"links of {network_gbit} and {inside_gbit} Gbit/s; expected more")
-    try:
-        profile = read_profile(path)
-    except OSError as error:
-        raise InvalidUsage(f"the profile {path} cannot be read: {error.strerror}") from None
     return predicted_speed(
-        profile,
+        _read(path),
         worker_batch,
         most,
         mode,
@@ -60,3 +67,10 @@ def profiled_speed(
         network_bytes_per_s=network_gbit * _BYTES_PER_GBIT,
         workers_per_server=workers_per_server,
     )
+
+
+def _read(path: Path) -> Profile:
+    try:
+        return read_profile(path)
+    except OSError as error:
+        raise InvalidUsage(f"the profile {path} cannot be read: {error.strerror}") from None

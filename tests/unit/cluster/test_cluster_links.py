@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.cluster.links.between import sharing_of
+from hvd_order.cluster.links.between import orders_of
 from hvd_order.cluster.links.cassini import demand_of, shifts_of, time_shifts
 from hvd_order.cluster.links.circle import Demand, best_rotations, score
 from hvd_order.cluster.links.crux import correction, crux_levels, crux_priorities, intensity
@@ -17,7 +17,7 @@ from hvd_order.cluster.links.fairness import shares
 from hvd_order.cluster.links.jobs import LinkJob, Sharing, Trace
 from hvd_order.cluster.links.levels import compress, cut
 from hvd_order.cluster.links.load import load_of
-from hvd_order.cluster.links.rates import SharedLinks
+from hvd_order.cluster.links.rates import LinkContention
 from hvd_order.cluster.links.shared import alone_s, simulate_shared
 from hvd_order.cluster.links.step import Inside, Step, Transfer, step_of
 from hvd_order.cluster.model.job import Job
@@ -183,10 +183,9 @@ def test_impossible_steps_and_simulations_are_refused() -> None:
         simulate_shared([job("a", barrier(1, 1), 1)], ONE_LINK, 5)
     with pytest.raises(InvalidUsage, match="until 0"):
         simulate_shared([], ONE_LINK, 0)
-    with pytest.raises(InvalidUsage, match="buckets, arrival, ordered"):
-        step_of(chain([1], [1], [1]), "fastest")  # type: ignore[arg-type]
-    with pytest.raises(InvalidUsage, match="fair, crux, cassini"):
-        sharing_of("fastest", [], [])  # type: ignore[arg-type]
+    for name, known in (("crux+first", "buckets, arrival, ordered"), ("+", "fair, crux, cassini")):
+        with pytest.raises(InvalidUsage, match=known):
+            orders_of(name)
 
 
 # ------------------------------------------------------------------------ Crux
@@ -195,17 +194,16 @@ LONG, SHORT = job("1", barrier(2, 2), 0, workers=10), job("2", barrier(1, 1), 0,
 
 
 def test_crux_example_1() -> None:
-    first = by_priority([LONG, SHORT], 0, 12)
-    assert [trace.busy_s for trace in first] == pytest.approx([6, 3])  # idle for 6 and 9 s
-    assert sum(trace.busy_s for trace in first) / 24 == pytest.approx(0.375)
-    assert [trace.sent_bytes for trace in first] == pytest.approx([6, 3])
-    # The paper draws the other order in its steady state: here from 5 s, when the long job begins
-    # its second iteration.
-    early, late = (by_priority([LONG, SHORT], 1, until_s) for until_s in (5, 17))
-    busy = [b.busy_s - a.busy_s for a, b in zip(early, late, strict=True)]
-    sent = [b.sent_bytes - a.sent_bytes for a, b in zip(early, late, strict=True)]
-    assert sum(busy) / 24 == pytest.approx(0.41666667)
-    assert sent == pytest.approx([4, 6])
+    # The paper draws 12 s of the steady state: from when the long job begins its second iteration.
+    found = []
+    for first, begin_s in ((0, 4), (1, 5)):
+        early, late = (by_priority([LONG, SHORT], first, t) for t in (begin_s, begin_s + 12))
+        busy = [b.busy_s - a.busy_s for a, b in zip(early, late, strict=True)]
+        sent = [b.sent_bytes - a.sent_bytes for a, b in zip(early, late, strict=True)]
+        found.append((busy, sent))
+    assert found[0] == (pytest.approx([6, 3]), pytest.approx([6, 3]))  # idle for 6 and 9 s: 0.375
+    assert sum(found[1][0]) / 24 == pytest.approx(0.41666667)
+    assert found[1][1] == pytest.approx([4, 6])
 
 
 def test_crux_priority_of_example_1() -> None:
@@ -331,20 +329,20 @@ MACHINES = Machines.alike(6, {"gpu": 2}, MIB)
 APART = {1: 2.0, 2: 3.0, 3: 4.0}
 
 
-def state(name: str, *machines: int) -> JobState:
+def state(name: str, *machines: int, graph: Graph | None = GRAPH) -> JobState:
     asked = Job(name, 0.0, 100.0, TableSpeed({1: 2.0, 2: 4.0, 3: 6.0}, APART), {"gpu": 1},
-                requested=len(machines), most=3)  # fmt: skip
+                requested=len(machines), most=3, graph=graph)  # fmt: skip
     found = JobState(asked, 0, MACHINES.amounts(asked.worker), MACHINES.amounts({}))
     found.placement = Placement.of((machine, 1, 0) for machine in machines)
     return found
 
 
-def rates(links: SharedLinks, *states: JobState) -> dict[str, float]:
+def rates(links: LinkContention, *states: JobState) -> dict[str, float]:
     return links({one.job.name: one for one in states})
 
 
 def test_alone_on_its_links_a_job_has_its_own_speed() -> None:
-    links = SharedLinks(MACHINES, lambda job, placement: GRAPH)
+    links = LinkContention(MACHINES)
     assert rates(links, state("a", 0, 1)) == {"a": 3.0}
     # One machine: no links. Different machines: not the same links.
     found = rates(links, state("a", 0, 1), state("b", 2, 3, 4), state("c", 0), state("d", 5))
@@ -354,36 +352,46 @@ def test_alone_on_its_links_a_job_has_its_own_speed() -> None:
 @pytest.mark.parametrize("simulated", [6, 1])  # 1: by the formula
 @pytest.mark.parametrize("between", ["fair", "crux", "cassini"])
 def test_jobs_on_the_same_links_slow_each_other_down(between: str, simulated: int) -> None:
-    links = SharedLinks(MACHINES, lambda job, placement: GRAPH, "buckets", between,  # type: ignore[arg-type]
-                        simulated=simulated)  # fmt: skip
+    links = LinkContention(MACHINES, between, simulated=simulated)  # type: ignore[arg-type]
     shared = rates(links, state("a", 0, 1), state("b", 1, 2), state("c", 3, 4))
     assert shared["c"] == 3.0
     assert shared["a"] + shared["b"] < 6.0
-    # A link carries no more than it can: 7 MiB an iteration, and alone 11 s an iteration.
-    assert (shared["a"] + shared["b"]) / 3.0 / 11 * 7 <= 1 + 1e-9
+    # A link carries no more than it can: 7 MiB an iteration, and alone 10 s an iteration.
+    assert (shared["a"] + shared["b"]) / 3.0 / 10 * 7 <= 1 + 1e-9
     assert rates(links, state("a", 0, 1)) == {"a": 3.0}  # when the other one has left
 
 
 def test_three_jobs_by_the_formula() -> None:
-    links = SharedLinks(MACHINES, lambda job, placement: GRAPH, simulated=1)
+    links = LinkContention(MACHINES, simulated=1)
     found = rates(links, state("a", 0, 1), state("b", 1, 2), state("c", 1, 3))
-    # Each gets a third of the link of machine 1: an iteration in 21 s instead of 11.
-    assert found == pytest.approx(dict.fromkeys("abc", 3.0 * 11 / 21))
+    # Each gets a third of the link of machine 1: an iteration in 21 s instead of 10.
+    assert found == pytest.approx(dict.fromkeys("abc", 3.0 * 10 / 21))
 
 
-def test_order_inside_a_job_makes_it_faster() -> None:
-    links = SharedLinks(MACHINES, lambda job, placement: GRAPH, "ordered")
-    assert rates(links, state("a", 0, 1)) == {"a": pytest.approx(3.0 * 11 / 10)}
-    known = SharedLinks(MACHINES, lambda job, placement: None, "ordered")
-    assert rates(known, state("a", 0, 1), state("b", 0, 1)) == {"a": 3.0, "b": 3.0}
+def test_transfers_in_buckets_make_a_job_slower() -> None:
+    buckets = LinkContention(MACHINES, inside="buckets")
+    assert rates(buckets, state("a", 0, 1)) == {"a": pytest.approx(3.0 * 10 / 11)}
+
+
+def test_a_job_of_which_no_step_is_known_shares_nothing() -> None:
+    links = LinkContention(MACHINES)
+    unknown = state("a", 0, 1, graph=None)
+    assert rates(links, unknown, state("b", 0, 1)) == {"a": 3.0, "b": 3.0}
+
+
+def test_a_job_that_moves_has_the_links_of_its_new_machines() -> None:
+    links = LinkContention(MACHINES)
+    assert rates(links, state("a", 0, 1), state("b", 1, 2))["b"] < 3.0
+    assert rates(links, state("a", 3, 4), state("b", 1, 2)) == {"a": 3.0, "b": 3.0}
 
 
 def test_the_cluster_simulator_uses_the_rates() -> None:
     # Each takes a whole machine and a place on the one between them.
     machines = Machines.alike(3, {"gpu": 2}, MIB)
     speed = TableSpeed({1: 2.0, 2: 4.0, 3: 6.0}, APART)
-    jobs = [Job(name, 0.0, 300.0, speed, {"gpu": 1}, requested=3, most=3) for name in "ab"]
-    links = SharedLinks(machines, lambda job, placement: GRAPH)
+    jobs = [Job(name, 0.0, 300.0, speed, {"gpu": 1}, requested=3, most=3, graph=GRAPH)
+            for name in "ab"]  # fmt: skip
+    links = LinkContention(machines)
     together = rates(links, state("a", 0, 1), state("b", 2, 1))
     slow, fast = sorted(together.values())
     assert slow <= fast < 3.0
