@@ -146,6 +146,11 @@ inline void onThreads(int count, const std::function<void(int)>& body) {
 
 } // namespace hvd_order::test
 
+// For main.cc, which knows no cases.
+extern "C" int runTestProgram(int argc, char** argv) {
+  return hvd_order::test::runAll(argc, argv);
+}
+
 // libstdc++.so counts the owners of an exception with atomics that ThreadSanitizer does not see,
 // because that library is not built with it; so the last owner's delete looks like a race.
 extern "C" [[gnu::used, gnu::visibility("default")]] const char* __tsan_default_suppressions() {

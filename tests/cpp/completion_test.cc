@@ -193,7 +193,3 @@ TEST(aRemovedModelHasNothingUnderWay) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -207,7 +207,3 @@ TEST(theDestructorDropsWhatIsOutstanding) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -47,7 +47,3 @@ TEST(wordsThatNobodyPackedAreAFailureToo) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

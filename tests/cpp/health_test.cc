@@ -264,7 +264,3 @@ TEST(tensorsOfAnotherShapeAreMissingAndHaveNoName) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

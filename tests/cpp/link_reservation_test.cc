@@ -213,7 +213,3 @@ TEST(modelsDoNotHearEachOther) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

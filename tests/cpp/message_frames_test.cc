@@ -87,7 +87,3 @@ TEST(wordsAreReadAsFarAsTheyGo) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -257,7 +257,3 @@ TEST(standingInEndsWithAFailureAndWithClosing) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

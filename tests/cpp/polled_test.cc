@@ -129,7 +129,3 @@ TEST(theEndWaitsUntilMessagesAreOut) {
 } // namespace
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

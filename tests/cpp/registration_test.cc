@@ -92,7 +92,3 @@ TEST(aPayloadThatWasCutOrMixedIsReadAsSomethingOrRefused) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

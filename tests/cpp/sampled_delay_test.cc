@@ -220,7 +220,3 @@ TEST(no_update_is_applied_beyond_the_bound) {
 } // namespace
 
 } // namespace hvd_order::simulate
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

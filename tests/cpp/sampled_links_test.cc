@@ -356,7 +356,3 @@ TEST(turns_that_end_together_are_all_seen_to_end) {
 } // namespace
 
 } // namespace hvd_order::simulate
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -89,7 +89,3 @@ TEST(plannedSchedulingDoesNotAllocate) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -1167,7 +1167,3 @@ TEST(pushesOfManyThreadsAreSummedOnceEach) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -203,7 +203,3 @@ TEST(aMessageThatIsTooShortOrNamesNoRankIsRefused) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -96,7 +96,3 @@ TEST(serversDoNotAllocate) {
 }
 
 } // namespace hvd_order::simulate
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

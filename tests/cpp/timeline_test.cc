@@ -80,7 +80,3 @@ TEST(manyThreadsRecord) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -63,7 +63,3 @@ TEST(transfers_leave_as_they_came) {
 } // namespace
 
 } // namespace hvd_order::simulate
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}
