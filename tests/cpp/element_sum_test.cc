@@ -104,25 +104,6 @@ double inOrder(ElementType type, const Bytes& bytes) {
 
 } // namespace
 
-TEST(squaresAreThoseOfAPlainLoop) {
-  for (const ElementType type : kTypes) {
-    for (const std::size_t count : kCounts) {
-      const Bytes bytes = numbers(type, count);
-      long double expected = 0;
-      for (std::size_t i = 0; i < count; ++i) {
-        const long double value = element(type, bytes, i);
-        expected += value * value;
-      }
-      CHECK(std::isfinite(expected));
-      const auto error = std::abs(static_cast<long double>(squares(type, bytes)) - expected);
-      // All terms are positive: each addition rounds by half a unit at most.
-      const auto bound = static_cast<long double>(count) * expected *
-          static_cast<long double>(std::numeric_limits<double>::epsilon());
-      CHECK(error <= bound);
-    }
-  }
-}
-
 TEST(squaresAreAddedInOneOrder) {
   for (const ElementType type : kTypes) {
     for (const std::size_t count : kCounts) {
@@ -257,7 +238,3 @@ TEST(squaresOfPartsOfElementsAreRefused) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -370,26 +370,6 @@ TEST(theSquaresMayArriveBeforeAnyGather) {
   }
 }
 
-TEST(whatTheNormsWaitForGoesFirst) {
-  EngineOptions options;
-  options.creditBytes = 64; // one slice at a time
-  Lonely lonely(options, true);
-  lonely.engine->tensorReady(kSquaresTensor);
-  lonely.engine->tensorReady(kBack);
-  std::vector<SliceKey> order;
-  while (order.size() < 5) {
-    for (auto& [slice, done] : lonely.transport->take(1)) { // the squares come with another one
-      order.push_back(slice);
-      if (slice == kSumOfBack) {
-        lonely.engine->tensorReady(kFront);
-      }
-      done(nullptr);
-    }
-  }
-  CHECK_EQUAL(
-      order, std::vector<SliceKey>{kSumOfBack, kSumOfFront, kSquares, kPartsOfFront, kPartsOfBack});
-}
-
 TEST(aFailureBetweenTheHalvesWakesWhoWaits) {
   enum class Fails { kGather, kSquares, kNextIssue };
   for (const Fails what : {Fails::kGather, Fails::kSquares, Fails::kNextIssue}) {
@@ -547,28 +527,6 @@ TEST(aTensorIsEnqueuedWithTheLastOfItsSlices) {
   }
 }
 
-TEST(severalModelsTravelAtOnce) {
-  for (const Setting& setting : kSettings) {
-    if (setting.policy == Policy::kPlanned) {
-      continue; // a plan covers one model
-    }
-    EngineOptions options;
-    options.agreement = setting.agreement;
-    options.policy = setting.policy;
-    options.creditBytes = 2 * kSliceBytes;
-    Job job(3, options);
-    job.addModelEverywhere(0, kNetwork, kSliceBytes);
-    job.addModelEverywhere(4, kTwo, kSliceBytes);
-    // Two threads a rank, as with two optimizers in two threads.
-    test::onThreads(6, [&](int thread) {
-      std::mt19937 random(static_cast<unsigned>(thread));
-      for (int step = 0; step < 15; ++step) {
-        job.step(thread / 2, thread % 2 == 0 ? 0 : 4, step, random);
-      }
-    });
-  }
-}
-
 TEST(threadsThatBeginInOppositeOrderTrainTheirModels) {
   // Even ranks register and train the first model first, odd ranks the second one.
   for (const Setting& setting : kSettings) {
@@ -699,47 +657,6 @@ TEST(aSecondModelEndsThePlanWhereverTheRanksAre) {
   }
 }
 
-TEST(aRankMayRegisterItsModelLate) {
-  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
-    for (const Rank late : {0, 1}) {
-      EngineOptions options;
-      options.agreement = kind;
-      Job job(2, options);
-      const Rank early = 1 - late;
-      job.addModel(early, 0, kTwo, 64);
-      std::ranges::fill(job.values(early, {0, 0}), 1.0F);
-      job.ready(early, {0, 0});
-      CHECK_EQUAL(job.engine(early).stages(0), std::vector<std::uint8_t>{1, 0});
-      job.addModel(late, 0, kTwo, 64);
-      std::ranges::fill(job.values(late, {0, 0}), 2.0F);
-      job.ready(late, {0, 0});
-      test::onThreads(2, [&](int rank) {
-        job.wait(rank, {0, 0});
-        CHECK_EQUAL(job.values(rank, {0, 0})[15], 3.0F);
-      });
-    }
-  }
-}
-
-TEST(creditIsNeverExceededAndGivenBackSliceBySlice) {
-  EngineOptions options;
-  options.creditBytes = 64;
-  Lonely lonely(options);
-  lonely.engine->tensorReady({0, 1});
-  lonely.engine->tensorReady({0, 0});
-  std::vector<SliceKey> order;
-  for (int i = 0; i < 2; ++i) {
-    const auto held = lonely.transport->take(1);
-    CHECK_EQUAL(held.size(), 1U);
-    order.push_back(held[0].first);
-    held[0].second(nullptr);
-  }
-  CHECK(lonely.engine->wait({0, 0}, Clock::now() + kForever));
-  CHECK(lonely.engine->wait({0, 1}, Clock::now() + kForever));
-  std::ranges::sort(order, {}, &SliceKey::index);
-  CHECK_EQUAL(order, std::vector<SliceKey>{{0, 0}, {0, 1}});
-}
-
 TEST(aRankThatDiesIsNamedToAllOthers) {
   for (const Rank victim : {0, 1, 2}) {
     Job job(3);
@@ -857,17 +774,6 @@ TEST(aRankThatIsLateItselfSaysSo) {
   for (const std::string& text : allFail(job, {0, 1, 2}, {0, 1})) {
     CHECK_CONTAINS(text, "rank 2 waits for the all-reduce of 'back'");
     CHECK_CONTAINS(text, "'front' has not been produced on rank 2");
-  }
-}
-
-TEST(aTensorMissingInASharedSliceIsNamed) {
-  Job job(2, withTimeout(kShortTimeout));
-  job.addModelEverywhere(0, {{"front", 32, 0}, {"back", 32, 0}}, 64);
-  for (const Rank rank : {0, 1}) {
-    job.ready(rank, {0, 0});
-  }
-  for (const std::string& text : allFail(job, {0, 1}, {0, 0})) {
-    CHECK_CONTAINS(text, "'back' has not been produced on ranks 0, 1");
   }
 }
 
@@ -1436,7 +1342,3 @@ TEST(theFirstSliceTravelsAlone) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -101,14 +101,6 @@ TEST(arrivalOrderLetsNothingOvertake) {
       Log{"fc[0]", "fc[1]", "conv2", "conv1", "-"});
 }
 
-TEST(whatIsInFlightCannotBeOvertaken) {
-  // Credit of two slices: both halves of fc are issued at tick 0, so conv1 comes third.
-  Scheduler scheduler(Policy::kPriority, 2 * kUnit);
-  scheduler.addModel(0, network());
-  CHECK_EQUAL(
-      runLink(scheduler, {{0, 2}, {1, 1}, {1, 0}}, 4), Log{"fc[0]", "fc[1]", "conv1", "conv2"});
-}
-
 TEST(thePlanIsFollowedAndWaitedFor) {
   // tick     0      1      2      3      4      5
   // ready    conv1  fc            conv2                plan: conv2 fc[1] conv1 fc[0]
@@ -121,61 +113,6 @@ TEST(thePlanIsFollowedAndWaitedFor) {
   // Round and round: the next step starts at the plan's head.
   CHECK_EQUAL(
       runLink(scheduler, {{0, 0}, {0, 1}, {0, 2}}, 4), Log{"conv2", "fc[1]", "conv1", "fc[0]"});
-}
-
-TEST(aSharedSliceWaitsForAllItsTensorsAndCompletesThemTogether) {
-  Scheduler scheduler(Policy::kPriority, kUnit);
-  scheduler.addModel(0, layoutOf({{"a", 16, 0}, {"b", 16, 0}, {"c", 32, 0}}));
-  CHECK_EQUAL(scheduler.tensorReady({0, 2}), Keys{});
-  CHECK_EQUAL(scheduler.tensorReady({0, 0}), Keys{});
-  CHECK_EQUAL(scheduler.tensorReady({0, 1}), Keys{{0, 0}});
-  CHECK(scheduler.isReady({0, 0}));
-  CHECK_EQUAL(nextAll(scheduler), Keys{}); // ready, but not offered yet
-  scheduler.offer({0, 0});
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}});
-  CHECK_EQUAL(scheduler.sliceDone({0, 0}), Tensors{{0, 0}, {0, 1}, {0, 2}});
-  CHECK(scheduler.idle(0));
-}
-
-TEST(aLargeTensorIsCompleteWithItsLastSlice) {
-  Scheduler scheduler(Policy::kPriority, 8 * kUnit);
-  scheduler.addModel(0, layoutOf({{"a", 3 * kUnit, 0}}));
-  readyAndOffer(scheduler, {0, 0});
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}, {0, 1}, {0, 2}});
-  CHECK_EQUAL(scheduler.sliceDone({0, 2}), Tensors{});
-  CHECK_EQUAL(scheduler.sliceDone({0, 0}), Tensors{});
-  CHECK(scheduler.isPending({0, 0}));
-  CHECK_EQUAL(scheduler.sliceDone({0, 1}), Tensors{{0, 0}});
-  CHECK(!scheduler.isPending({0, 0}));
-}
-
-TEST(theHeadWaitsForCreditAndNothingSmallerPasses) {
-  // Otherwise a stream of small slices could starve a large urgent one.
-  Scheduler scheduler(Policy::kPriority, kUnit + 16);
-  scheduler.addModel(0, layoutOf({{"first", kUnit, 0}, {"last", 16, 0}, {"big", 2 * kUnit, 0}}));
-  readyAndOffer(scheduler, {0, 2});
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 2}}); // 16 bytes of credit are left
-  readyAndOffer(scheduler, {0, 1});
-  readyAndOffer(scheduler, {0, 0});
-  CHECK_EQUAL(nextAll(scheduler), Keys{}); // 'last' would fit, 'first' is more urgent
-  CHECK_EQUAL(scheduler.inFlightBytes(), kUnit);
-  scheduler.sliceDone({0, 2});
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}, {0, 1}});
-  CHECK_EQUAL(scheduler.inFlightBytes(), scheduler.creditBytes());
-}
-
-TEST(modelsShareTheCreditAndInterleaveByPlace) {
-  Scheduler scheduler(Policy::kPriority, 3 * kUnit);
-  scheduler.addModel(0, network());
-  scheduler.addModel(5, network());
-  for (const ModelId model : {5U, 0U}) {
-    for (const TensorId tensor : {2U, 1U, 0U}) {
-      readyAndOffer(scheduler, {model, tensor});
-    }
-  }
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}, {5, 0}, {0, 1}});
-  CHECK_EQUAL(scheduler.sliceDone({5, 0}), Tensors{{5, 0}});
-  CHECK_EQUAL(nextAll(scheduler), Keys{{5, 1}});
 }
 
 TEST(creditAndPolicyCanChangeBetweenSteps) {
@@ -239,17 +176,6 @@ TEST(aFollowerTakesOnlyWhatIsReadyAndFits) {
   CHECK(scheduler.take({0, 0}));
 }
 
-TEST(aTensorComesBackStepAfterStep) {
-  Scheduler scheduler(Policy::kPriority, kUnit);
-  scheduler.addModel(0, layoutOf({{"a", 16, 0}}));
-  for (std::uint32_t step = 1; step <= 3; ++step) {
-    readyAndOffer(scheduler, {0, 0});
-    CHECK_EQUAL(scheduler.readyCount({0, 0}), step);
-    CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}});
-    CHECK_EQUAL(scheduler.sliceDone({0, 0}), Tensors{{0, 0}});
-  }
-}
-
 TEST(aModelLeavesWhenItIsIdleAndItsIdCanBeUsedAgain) {
   Scheduler scheduler(Policy::kPriority, kUnit);
   scheduler.addModel(0, network());
@@ -262,70 +188,6 @@ TEST(aModelLeavesWhenItIsIdleAndItsIdCanBeUsedAgain) {
   scheduler.addModel(0, layoutOf({{"other", 16, 0}}));
   readyAndOffer(scheduler, {0, 0});
   CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}});
-}
-
-TEST(aGatherWaitsForItsSumAndTheSquaresForAllSums) {
-  Scheduler scheduler(Policy::kPriority, 8 * kUnit);
-  scheduler.addModel(0, splitNetwork());
-  CHECK_EQUAL(scheduler.tensorReady({0, kSquares}), Keys{});
-  CHECK_EQUAL(scheduler.tensorReady({0, 2}), Keys{{0, 3}, {0, 4}});
-  CHECK_EQUAL(scheduler.becameReady(), Keys{{0, 3}, {0, 4}});
-  CHECK_EQUAL(scheduler.tensorReady({0, 0}), Keys{{0, 1}});
-  CHECK_EQUAL(scheduler.tensorReady({0, 1}), Keys{{0, 2}});
-  for (const SliceIndex later : {0U, 5U, 6U, 7U, 8U}) {
-    CHECK(!scheduler.isReady({0, later}));
-    CHECK(!scheduler.take({0, later}));
-  }
-  for (const SliceIndex sum : {3U, 1U, 2U}) {
-    CHECK(scheduler.take({0, sum}));
-    CHECK(!scheduler.isReady({0, sum + 4})); // in flight is not done
-    CHECK_EQUAL(scheduler.sliceDone({0, sum}), Tensors{});
-    CHECK_EQUAL(scheduler.becameReady(), Keys{{0, sum + 4}});
-    CHECK(scheduler.isReady({0, sum + 4}));
-  }
-  CHECK(scheduler.take({0, 4}));
-  CHECK_EQUAL(scheduler.sliceDone({0, 4}), Tensors{});
-  CHECK_EQUAL(scheduler.becameReady(), Keys{{0, 8}, {0, 0}});
-  // fc has two gathers. The squares are a tensor of their own.
-  for (const SliceIndex slice : {7U, 0U, 8U, 5U, 6U}) {
-    CHECK(scheduler.take({0, slice}));
-  }
-  CHECK_EQUAL(scheduler.sliceDone({0, 7}), Tensors{});
-  CHECK_EQUAL(scheduler.sliceDone({0, 0}), Tensors{{0, kSquares}});
-  CHECK_EQUAL(scheduler.sliceDone({0, 8}), Tensors{{0, 2}});
-  CHECK(!scheduler.idle(0));
-  CHECK_EQUAL(scheduler.sliceDone({0, 6}), Tensors{{0, 1}});
-  CHECK_EQUAL(scheduler.sliceDone({0, 5}), Tensors{{0, 0}});
-  CHECK_EQUAL(scheduler.becameReady(), Keys{});
-  CHECK(scheduler.idle(0));
-  CHECK_EQUAL(scheduler.inFlightBytes(), 0);
-}
-
-TEST(squaresWaitForTheirTensorToo) {
-  Scheduler scheduler(Policy::kPriority, 8 * kUnit);
-  scheduler.addModel(
-      0, std::make_shared<SliceLayout>(std::vector<TensorSpec>{{"a", 16, 0}}, kUnit, true, true));
-  scheduler.tensorReady({0, 0});
-  CHECK(scheduler.take({0, 1}));
-  scheduler.sliceDone({0, 1});
-  CHECK_EQUAL(scheduler.becameReady(), Keys{{0, 2}});
-  CHECK(!scheduler.isReady({0, 0}));
-  CHECK_EQUAL(scheduler.tensorReady({0, 1}), Keys{{0, 0}});
-}
-
-TEST(tensorsThatShareASliceShareBothHalves) {
-  Scheduler scheduler(Policy::kPriority, kUnit);
-  scheduler.addModel(
-      0,
-      std::make_shared<SliceLayout>(
-          std::vector<TensorSpec>{{"a", 16, 0}, {"b", 32, 0}}, kUnit, true, true));
-  CHECK_EQUAL(scheduler.tensorReady({0, 1}), Keys{});
-  CHECK_EQUAL(scheduler.tensorReady({0, 0}), Keys{{0, 1}});
-  CHECK(scheduler.take({0, 1}));
-  CHECK_EQUAL(scheduler.sliceDone({0, 1}), Tensors{});
-  CHECK_EQUAL(scheduler.becameReady(), Keys{{0, 2}});
-  CHECK(scheduler.take({0, 2}));
-  CHECK_EQUAL(scheduler.sliceDone({0, 2}), Tensors{{0, 0}, {0, 1}});
 }
 
 TEST(sumsOvertakeGathersAndTheSquaresOvertakeAll) {
@@ -341,72 +203,6 @@ TEST(sumsOvertakeGathersAndTheSquaresOvertakeAll) {
             "parts of conv1", "parts of conv2", "parts of fc[0]", "parts of fc[1]", "-"});
     CHECK(scheduler.idle(0));
   }
-}
-
-TEST(theLinkDoesNotIdleUntilTheLastSum) {
-  // A gather goes when nothing more urgent is ready.
-  Scheduler scheduler(Policy::kPriority, kUnit);
-  scheduler.addModel(0, splitNetwork());
-  CHECK_EQUAL(
-      runLink(scheduler, {{0, kSquares}, {0, 1}, {4, 2}, {5, 0}}, 11),
-      Log{"sum of conv2", "parts of conv2", "-", "-", "sum of fc[0]", "sum of conv1",
-          "sum of fc[1]", "squares", "parts of conv1", "parts of fc[0]", "parts of fc[1]"});
-}
-
-TEST(arrivalOrderTakesHalvesAsTheyBecomeReady) {
-  Scheduler scheduler(Policy::kArrival, kUnit);
-  scheduler.addModel(0, splitNetwork());
-  for (int step = 0; step < 2; ++step) {
-    CHECK_EQUAL(
-        runLink(scheduler, {{0, kSquares}, {0, 2}, {1, 1}, {1, 0}}, 10),
-        Log{"sum of fc[0]", "sum of fc[1]", "parts of fc[0]", "sum of conv2", "sum of conv1",
-            "parts of fc[1]", "parts of conv2", "parts of conv1", "squares", "-"});
-  }
-}
-
-TEST(aPlanOfHalvesIsFollowedAndWaitedFor) {
-  // conv2 comes at tick 3: meanwhile the gathers of fc could go, but it is not their turn.
-  Scheduler scheduler(Policy::kPlanned, kUnit);
-  scheduler.addModel(0, splitNetwork(), {4, 3, 2, 7, 1, 0, 5, 6, 8});
-  for (int step = 0; step < 2; ++step) {
-    CHECK_EQUAL(
-        runLink(scheduler, {{0, kSquares}, {0, 2}, {0, 0}, {3, 1}}, 11),
-        Log{"sum of fc[1]", "sum of fc[0]", "-", "sum of conv2", "parts of fc[0]", "sum of conv1",
-            "squares", "parts of conv1", "parts of conv2", "parts of fc[1]", "-"});
-  }
-}
-
-TEST(eachHalfTakesItsCreditAndReturnsIt) {
-  Scheduler scheduler(Policy::kPriority, 2 * kUnit);
-  scheduler.addModel(0, splitNetwork());
-  readyAndOffer(scheduler, {0, kSquares});
-  readyAndOffer(scheduler, {0, 2});
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 3}, {0, 4}});
-  CHECK_EQUAL(scheduler.inFlightBytes(), 2 * kUnit);
-  scheduler.sliceDone({0, 3});
-  offer(scheduler, scheduler.becameReady());
-  readyAndOffer(scheduler, {0, 0});
-  readyAndOffer(scheduler, {0, 1});
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 1}}); // the gather of fc[0] waits
-  scheduler.sliceDone({0, 1});
-  offer(scheduler, scheduler.becameReady());
-  scheduler.sliceDone({0, 4});
-  offer(scheduler, scheduler.becameReady());
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 2}, {0, 5}});
-  scheduler.sliceDone({0, 2});
-  offer(scheduler, scheduler.becameReady());
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}, {0, 6}}); // squares go beside what is in flight
-  CHECK_EQUAL(scheduler.inFlightBytes(), 2 * kUnit);
-  scheduler.sliceDone({0, 0});
-  CHECK_EQUAL(scheduler.inFlightBytes(), 2 * kUnit);
-  CHECK_EQUAL(nextAll(scheduler), Keys{});
-  scheduler.sliceDone({0, 5});
-  scheduler.sliceDone({0, 6});
-  CHECK_EQUAL(nextAll(scheduler), Keys{{0, 7}, {0, 8}});
-  scheduler.sliceDone({0, 7});
-  scheduler.sliceDone({0, 8});
-  CHECK_EQUAL(scheduler.inFlightBytes(), 0);
-  CHECK(scheduler.idle(0));
 }
 
 TEST(aSplitModelStaysUntilBothHalvesAndTheSquaresAreDone) {
@@ -458,39 +254,6 @@ TEST(aGradientOfTheNextStepWaitsForTheSquaresOfThisOne) {
     CHECK_EQUAL(scheduler.sliceDone({0, 0}), Tensors{{0, 1}});
     CHECK_EQUAL(scheduler.readyCount({0, 0}), static_cast<std::uint32_t>(step + 1));
   }
-}
-
-TEST(splitAndWholeModelsShareTheCredit) {
-  Scheduler scheduler(Policy::kPriority, kUnit);
-  scheduler.addModel(0, splitNetwork());
-  scheduler.addModel(1, network());
-  readyAndOffer(scheduler, {0, kSquares});
-  Keys issued;
-  for (const TensorId tensor : {2U, 1U, 0U}) {
-    readyAndOffer(scheduler, {0, tensor});
-    readyAndOffer(scheduler, {1, tensor});
-  }
-  while (const auto slice = scheduler.next()) {
-    issued.push_back(*slice);
-    scheduler.sliceDone(*slice);
-    offer(scheduler, scheduler.becameReady());
-  }
-  CHECK_EQUAL(
-      issued,
-      Keys{
-          {1, 0},
-          {0, 1},
-          {1, 1},
-          {0, 2},
-          {1, 2},
-          {0, 3},
-          {1, 3},
-          {0, 4},
-          {0, 0},
-          {0, 5},
-          {0, 6},
-          {0, 7},
-          {0, 8}});
 }
 
 TEST(mistakesOfTheUserAreNamed) {
@@ -552,7 +315,3 @@ TEST(mistakesOfOursAreCaught) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -64,17 +64,6 @@ TEST(partsAreAsEqualAsAlignmentAllows) {
   CHECK_EQUAL(picture(layout), Lines{"a[0] 0@0+256", "a[1] 0@256+144"});
 }
 
-TEST(aSliceSizeThatIsNoMultipleOfTheAlignmentIsNeverExceeded) {
-  const SliceLayout layout({{"a", 208, 0}}, 100);
-  CHECK_EQUAL(
-      picture(layout), Lines{"a[0] 0@0+64", "a[1] 0@64+64", "a[2] 0@128+64", "a[3] 0@192+16"});
-}
-
-TEST(aTensorOfExactlyTheSliceSizeIsNotCut) {
-  const SliceLayout layout({{"a", 64, 0}, {"b", 64, 0}}, 64);
-  CHECK_EQUAL(picture(layout), Lines{"a 0@0+64", "b 0@64+64"});
-}
-
 TEST(whatIsConsumedFirstDoesNotWaitForMuchElse) {
   // Slices of 1024: the first may take 128 bytes, and later ones what lies before them.
   std::vector<TensorSpec> tensors;
@@ -89,11 +78,6 @@ TEST(whatIsConsumedFirstDoesNotWaitForMuchElse) {
           "t16..t31 0@1024+1024", "t32..t39 0@2048+512"});
 }
 
-TEST(aTensorThatFitsASliceIsNotCutAtTheFrontEither) {
-  const SliceLayout layout({{"a", 960, 0}, {"b", 64, 0}, {"c", 64, 0}}, 1024);
-  CHECK_EQUAL(picture(layout), Lines{"a 0@0+960", "b..c 0@960+128"});
-}
-
 TEST(withoutASmallFrontSlicesAreFilledFromTheEnd) {
   //   a 16 | b 32 | c 32 | big 272 | d 16 | e 48      slices of 128
   const std::vector<TensorSpec> tensors = {{"a", 16, 0},    {"b", 32, 0}, {"c", 32, 0},
@@ -106,82 +90,6 @@ TEST(withoutASmallFrontSlicesAreFilledFromTheEnd) {
           "d..e 0@352+64"});
   const SliceLayout small({{"a", 32, 0}, {"b", 32, 0}, {"c", 48, 0}}, 80, /*smallFront=*/false);
   CHECK_EQUAL(picture(small), Lines{"a 0@0+32", "b..c 0@32+80"});
-}
-
-TEST(oneElementIsOneSlice) {
-  const SliceLayout layout({{"a", 16, 0}}, 1 << 20);
-  CHECK_EQUAL(picture(layout), Lines{"a 0@0+16"});
-}
-
-TEST(consumptionOrderRunsThroughAllBuffers) {
-  // float32 tensors in buffer 0, float16 ones in buffer 1; d joins b across c.
-  const SliceLayout layout(
-      {{"a", 128, 0}, {"b", 32, 1}, {"c", 64, 0}, {"d", 32, 1}, {"e", 16, 0}}, 64);
-  CHECK_EQUAL(
-      picture(layout),
-      Lines{"a[0] 0@0+64", "a[1] 0@64+64", "b..d 1@0+64", "c 0@128+64", "e 0@192+16"});
-  CHECK_EQUAL(list(layout.tensorsOf(2)), std::vector<TensorId>{1, 3});
-  CHECK_EQUAL(layout.bufferBytes(), std::vector<ByteCount>{208, 64});
-}
-
-TEST(aModelWithoutTensorsHasNoSlices) {
-  const SliceLayout layout({}, 64);
-  CHECK_EQUAL(layout.slices().size(), 0U);
-  CHECK_EQUAL(layout.largestSliceBytes(), 0);
-}
-
-TEST(aSplitLayoutSendsEverySliceTwiceAndTheSquaresBetween) {
-  //   a 128 | b 16 | c 48      slices of 64: a[0], a[1] and b..c, hence four squares
-  const SliceLayout layout({{"a", 128, 0}, {"b", 16, 0}, {"c", 48, 0}}, 64, true, kSplit);
-  CHECK_EQUAL(
-      picture(layout),
-      Lines{
-          "squares 1@0+32", "sum of a[0] 0@0+64", "sum of a[1] 0@64+64", "sum of b..c 0@128+64",
-          "parts of a[0] 0@0+64", "parts of a[1] 0@64+64", "parts of b..c 0@128+64"});
-  CHECK(layout.isSplit());
-  CHECK_EQUAL(layout.pairs(), 3U);
-  CHECK_EQUAL(layout.tensors().size(), 4U);
-  CHECK_EQUAL(layout.squaresTensor(), 3U);
-  CHECK_EQUAL(list(layout.slicesOf(0)), std::vector<SliceIndex>{1, 2, 4, 5});
-  CHECK_EQUAL(list(layout.slicesOf(2)), std::vector<SliceIndex>{3, 6});
-  CHECK_EQUAL(list(layout.slicesOf(3)), std::vector<SliceIndex>{SliceLayout::kSquares});
-  CHECK_EQUAL(list(layout.tensorsOf(SliceLayout::kSquares)), std::vector<TensorId>{3});
-  CHECK_EQUAL(layout.bufferBytes(), std::vector<ByteCount>{192, 32});
-  CHECK_EQUAL(layout.squaredTensors(), std::vector<TensorId>{0, 0, 1, 2});
-}
-
-TEST(bothHalvesCoverWhatTheWholeSliceDid) {
-  for (const bool smallFront : {true, false}) {
-    for (const ByteCount bytes : {64, 80, 128, 200, 1024}) {
-      const SliceLayout whole(kMixed, bytes, smallFront);
-      const SliceLayout split(kMixed, bytes, smallFront, kSplit);
-      const SliceIndex pairs = split.pairs();
-      CHECK_EQUAL(std::size_t{pairs}, whole.slices().size());
-      CHECK_EQUAL(split.slices().size(), 1U + 2 * pairs);
-      for (SliceIndex i = 0; i < pairs; ++i) {
-        const Slice& expected = whole.slices()[i];
-        const SliceIndex sum = 1 + i;
-        for (const SliceIndex half : {sum, split.gatherOf(sum)}) {
-          const Slice& slice = split.slices()[half];
-          CHECK_EQUAL(slice.buffer, expected.buffer);
-          CHECK_EQUAL(slice.offsetBytes, expected.offsetBytes);
-          CHECK_EQUAL(slice.sizeBytes, expected.sizeBytes);
-          CHECK_EQUAL(slice.firstTensor, expected.firstTensor);
-          CHECK_EQUAL(slice.lastTensor, expected.lastTensor);
-          CHECK_EQUAL(list(split.tensorsOf(half)), list(whole.tensorsOf(i)));
-        }
-        CHECK(split.slices()[sum].operation == Operation::kReduceScatter);
-        CHECK(split.slices()[split.gatherOf(sum)].operation == Operation::kAllGather);
-        CHECK_EQUAL(split.sliceName(sum), "sum of " + whole.sliceName(i));
-        CHECK_EQUAL(split.sliceName(split.gatherOf(sum)), "parts of " + whole.sliceName(i));
-      }
-      CHECK(split.slices()[SliceLayout::kSquares].operation == Operation::kAllReduce);
-      CHECK(whole.slices().back().operation == Operation::kAllReduce);
-      for (TensorId tensor = 0; tensor < kMixed.size(); ++tensor) {
-        CHECK_EQUAL(split.tensorOffset(tensor), whole.tensorOffset(tensor));
-      }
-    }
-  }
 }
 
 TEST(everySquareHasItsPlace) {
@@ -206,31 +114,6 @@ TEST(everySquareHasItsPlace) {
   }
 }
 
-TEST(maximaAreBehindTheSquares) {
-  for (const bool sharded : {false, true}) {
-    for (const ByteCount bytes : {64, 128, 1024}) {
-      const SliceLayout without(kMixed, bytes, true, kSplit, sharded);
-      CHECK_EQUAL(without.maximaRanks(), 0U);
-      for (const std::uint32_t ranks : {2U, 3U, 64U}) {
-        const SliceLayout layout(kMixed, bytes, true, kSplit, sharded, ranks);
-        CHECK_EQUAL(layout.maximaRanks(), ranks);
-        // Nothing else is different.
-        CHECK_EQUAL(layout.squaredTensors(), without.squaredTensors());
-        CHECK_EQUAL(layout.slices().size(), without.slices().size());
-        CHECK_EQUAL(layout.isSharded(), sharded);
-        CHECK_EQUAL(layout.largestSliceBytes(), without.largestSliceBytes());
-        std::size_t place = layout.squaredTensors().size() * (sharded ? 2 : 1);
-        for (Rank rank = 0; rank < static_cast<Rank>(ranks); ++rank) {
-          CHECK_EQUAL(layout.firstMaximum(rank), place);
-          place += kMixed.size();
-        }
-        CHECK_EQUAL(layout.bufferBytes().back(), static_cast<ByteCount>((place + 1) / 2 * 16));
-        CHECK_EQUAL(layout.slices()[SliceLayout::kSquares].sizeBytes, layout.bufferBytes().back());
-      }
-    }
-  }
-}
-
 TEST(namesInASplitLayoutAreUnique) {
   for (const ByteCount bytes : {64, 128, 1024}) {
     Tensors tensors = kMixed;
@@ -242,22 +125,6 @@ TEST(namesInASplitLayoutAreUnique) {
     }
     CHECK_EQUAL(names.size(), layout.slices().size());
   }
-}
-
-TEST(squaresTakeNoCreditHoweverManyTheyAre) {
-  // Three slices of four tensors each: twelve squares are larger than a slice.
-  Tensors tensors;
-  for (int i = 0; i < 12; ++i) {
-    tensors.push_back({concat("t", i), 16, 0});
-  }
-  const SliceLayout layout(tensors, 64, true, kSplit);
-  CHECK_EQUAL(layout.slices()[SliceLayout::kSquares].sizeBytes, 96);
-  CHECK_EQUAL(layout.creditBytes(SliceLayout::kSquares), 0);
-  CHECK_EQUAL(layout.largestSliceBytes(), 64);
-  for (SliceIndex slice = 1; slice < layout.slices().size(); ++slice) {
-    CHECK_EQUAL(layout.creditBytes(slice), 64);
-  }
-  CHECK_EQUAL(SliceLayout(tensors, 64).creditBytes(0), 64);
 }
 
 TEST(aWholeOrEmptyLayoutHasNoSquares) {
@@ -301,7 +168,3 @@ TEST(aSliceKeyFitsOneWord) {
 }
 
 } // namespace hvd_order
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -16,7 +16,7 @@ from helpers.property_cases import Choices, cases, choices, slice_sizes, tensor_
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from hvd_order._native._core import Agreement, AgreementKind, Policy, SliceLayout
+from hvd_order._native._core import AgreementKind, Policy
 
 ANY_ORDER = [
     (AgreementKind.LEADER, Policy.PRIORITY),
@@ -123,13 +123,3 @@ def test_requests_to_be_heard_climb_the_tree(
 @given(work=workloads((0,)), chance=choices())
 def test_all_ranks_follow_the_plan(work: Workload, chance: Choices) -> None:
     World(AgreementKind.PLANNED, Policy.PLANNED, work, chance).run()
-
-
-@pytest.mark.parametrize("kind", [AgreementKind.LEADER, AgreementKind.NEGOTIATED])
-def test_one_rank_decides_alone(kind: AgreementKind) -> None:
-    # The smallest world: one rank, one tensor of one element, one step.
-    rank = Agreement(kind, 0, 1, Policy.PRIORITY, 64)
-    rank.add_model(0, SliceLayout([("t", 16, 0)], 64))
-    assert rank.tensor_ready(0, 0) == [(0, 0)]
-    assert rank.decide() == ([(0, 0)], [])
-    assert rank.slice_done(0, 0) == [(0, 0)]
