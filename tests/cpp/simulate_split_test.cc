@@ -193,22 +193,6 @@ TEST(aGatherThatComesBeforeTheNormIsHeld) {
   }
 }
 
-TEST(equalRanksOfASplitStepNeedNotAllBeSimulated) {
-  const Workload workload = chain(unevenLayers(12));
-  for (const AgreementKind agreement : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
-    Scenario s = clippedScenario(kUnit, true);
-    s.creditBytes = 6 * kUnit;
-    s.slowness = {1, 1, 1.25, 1};
-    s.agreement = agreement;
-    s.controlLatencyS = 0.125;
-    const Result few = simulate(workload, s);
-    CHECK(sameTimes(few, simulate(workload, s)));
-    CHECK_EQUAL(few.devices.size(), 2U);
-    s.everyRank = true;
-    CHECK(sameTimes(few, simulate(workload, s)));
-  }
-}
-
 TEST(aPlanOfHalvesIsFollowed) {
   const Workload workload = chain({{1, 2, 4 * kUnit}, {1, 2, 4 * kUnit}});
   Scenario s = clippedScenario(4 * kUnit, true);
@@ -246,7 +230,3 @@ TEST(whatCannotBeClippedOrSplitIsSaid) {
 }
 
 } // namespace hvd_order::simulate
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -188,45 +188,6 @@ TEST(ringAndTreeFollowTheirFormulas) {
   CHECK_NEAR(simulate(workload, s).endS, 7.5e-3);
 }
 
-// Buckets as in DDP, by formula: bucket k starts when its last gradient is ready and the one before
-// has gone: c(k) = max(c(k-1), ready(k)) + alpha + bytes(k) beta (MG-WFBP, arXiv 1912.09268).
-TEST(bucketsInOrderOfArrivalFollowTheFormula) {
-  const std::vector<Layer> layers = unevenLayers(23);
-  const ByteCount first = kUnit;
-  const ByteCount bucket = 5 * kUnit;
-  const Workload plain = chain(layers);
-  const Workload workload = plain.merged(plain.buckets(first, bucket));
-  AllReduceCost cost = plainLink();
-  cost.latencyS = 0.25;
-  cost.lanes = 1;
-  Scenario s = scenario(100 * kUnit, 1000 * kUnit, cost);
-  s.policy = Policy::kArrival;
-  s.crossIteration = false;
-  const Result result = simulate(workload, s);
-  double now = 0;
-  for (const Layer& layer : layers) {
-    now += layer.forwardS;
-  }
-  double linkFree = 0;
-  ByteCount filled = 0;
-  ByteCount limit = first;
-  std::size_t buckets = 0;
-  for (std::size_t i = layers.size(); i-- > 0;) {
-    now += layers[i].backwardS;
-    filled += layers[i].bytes;
-    if (filled >= limit || i == 0) {
-      linkFree = std::max(linkFree, now) + 0.25 + static_cast<double>(filled) / kUnit;
-      filled = 0;
-      limit = bucket;
-      ++buckets;
-    }
-  }
-  CHECK_EQUAL(workload.parameters().size(), buckets);
-  for (const double step : result.stepS) {
-    CHECK_NEAR(step, std::max(now, linkFree));
-  }
-}
-
 TEST(bucketsAreCountedByBuffer) {
   std::vector<Op> ops = {{.name = "all", .seconds = 1, .reads = {0, 1, 2}, .produces = {0, 1, 2}}};
   const Workload workload(std::move(ops), {{"a", 16, 1, 0}, {"b", 32, 2, 1}, {"c", 64, 4, 0}});
@@ -298,23 +259,6 @@ TEST(anOpMayAwaitSumsOfItsOwnStep) {
       {{"w", 3 * kUnit}});
   const Result result = simulate(workload, scenario(kUnit, kUnit));
   CHECK_NEAR(result.stepS.back(), 2 + 3 + 1);
-}
-
-TEST(theSameTwice) {
-  const Workload workload = chain(unevenLayers(40));
-  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
-    Scenario s = scenario(2 * kUnit, 6 * kUnit);
-    s.slowness = {1.0, 1.1, 1.0, 0.9};
-    s.agreement = kind;
-    s.controlLatencyS = 0.01;
-    const Result once = simulate(workload, s);
-    const Result again = simulate(workload, s);
-    CHECK(sameTimes(once, again));
-    for (std::size_t i = 0; i < once.slices.size(); ++i) {
-      CHECK_EQUAL(once.slices[i].issuedS, again.slices[i].issuedS);
-      CHECK_EQUAL(once.slices[i].finishedS, again.slices[i].finishedS);
-    }
-  }
 }
 
 TEST(equalRanksNeedNotAllBeSimulated) {
@@ -409,25 +353,6 @@ TEST(messagesOfEachRankAreCounted) {
   }
 }
 
-TEST(ranksOfOneSpeedShareADeviceWhileEachAgrees) {
-  const Workload workload = chain(unevenLayers(20));
-  for (const AgreementKind kind : {AgreementKind::kLeader, AgreementKind::kNegotiated}) {
-    Scenario s = scenario(2 * kUnit, 6 * kUnit);
-    s.slowness = {1, 1, 1.2, 1, 1, 1, 1.2, 1, 1, 1, 1};
-    s.agreement = kind;
-    s.controlLatencyS = 0.02;
-    s.controlSendS = 0.01;
-    s.fanOut = 3;
-    s.everyAgreement = true;
-    const Result few = simulate(workload, s);
-    s.everyRank = true;
-    const Result all = simulate(workload, s);
-    CHECK_EQUAL(few.devices.size(), 2U);
-    CHECK_EQUAL(all.devices.size(), 11U);
-    CHECK(sameTimes(few, all));
-  }
-}
-
 TEST(aRankThatIsAlwaysLateCostsItsOwnTimeOnly) {
   // Ten layers like each other and one behind them whose gradient, ready first, takes the link for
   // 24 s. Alone, the late rank needs 39.6 s a step. Each of the ten gradients is ready 0.4 to 4 s
@@ -460,60 +385,6 @@ TEST(stragglersSlowEverybodyDown) {
     s.slowness = {
         1, 2, 1}; // a leader's decision has long come; a report takes its way there and back
     CHECK_NEAR(simulate(workload, s).stepS.back(), kind == AgreementKind::kLeader ? 5.0 : 5.5);
-  }
-}
-
-TEST(creditAndBytesAreKept) {
-  const Workload workload = chain(unevenLayers(31));
-  ByteCount total = 0;
-  const auto layout = layoutOf(workload, 3 * kUnit);
-  for (const Slice& slice : layout->slices()) {
-    total += slice.sizeBytes;
-  }
-  for (const ByteCount credit : {3, 5, 8}) {
-    AllReduceCost cost = plainLink();
-    cost.latencyS = 0.1;
-    cost.sentPerByte = 1.5;
-    Scenario s = scenario(3 * kUnit, credit * kUnit, cost);
-    s.recorded = s.steps;
-    s.slowness = {1, 1.2};
-    s.controlLatencyS = 0.05;
-    const Result result = simulate(workload, s);
-    CHECK_NEAR(result.sentBytes, 1.5 * static_cast<double>(total) * s.steps);
-    CHECK_NEAR(result.links[0].busyS, static_cast<double>(total) / kUnit * s.steps);
-    double busy = 0;
-    for (const Interval& interval : result.links[0].busy) {
-      busy += interval.endS - interval.beginS;
-    }
-    CHECK_NEAR(busy, result.links[0].busyS);
-    const std::size_t slices = layout->slices().size();
-    CHECK_EQUAL(result.slices.size(), slices * s.steps);
-    for (const SliceRecord& at : result.slices) {
-      CHECK(at.readyS <= at.issuedS && at.issuedS < at.startedS && at.startedS < at.finishedS);
-      ByteCount inFlight = 0;
-      for (std::size_t i = 0; i < result.slices.size(); ++i) {
-        const SliceRecord& other = result.slices[i];
-        if (other.issuedS <= at.issuedS && at.issuedS < other.finishedS) {
-          inFlight += layout->slices()[i % slices].sizeBytes;
-        }
-      }
-      CHECK(inFlight <= credit * kUnit);
-    }
-  }
-}
-
-TEST(neverFasterThanComputationOrLink) {
-  for (const Policy policy : {Policy::kPriority, Policy::kArrival}) {
-    const Workload workload = chain(unevenLayers(27));
-    Scenario s = scenario(2 * kUnit, 4 * kUnit);
-    s.policy = policy;
-    const Result result = simulate(workload, s);
-    double all = 0;
-    for (const double step : result.stepS) {
-      all += step;
-    }
-    CHECK(all >= result.devices[0].busyS[0] - kEps);
-    CHECK(result.endS >= result.links[0].busyS - kEps);
   }
 }
 
@@ -568,26 +439,6 @@ TEST(slicesGoToServersInTurn) {
   s.network = network;
   s.creditBytes = kUnit;
   CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 1 + 1 + 1);
-}
-
-// TicTac's setting: pulls begin with the step, in an order, and overlap its forward pass.
-TEST(pullsOfTheNextStepHaveAnOrder) {
-  const Workload workload = chain({{1, 1, kUnit}, {1, 1, kUnit}, {1, 1, kUnit}});
-  Scenario s = scenario(kUnit, kUnit);
-  s.slowness = {1};
-  ServerNetwork network{
-      .workerBytesPerS = kUnit,
-      .serverBytesPerS = kUnit,
-      .pull = Pull::kNextStep,
-      .pullCreditBytes = kUnit};
-  s.network = network;
-  // Pulls at 0, 1, 2; forward 1-2, 2-3, 3-4; backward 4-7; pushes from 5, 6 and 7, the last
-  // until 8.
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 8);
-  network.pullPolicy = Policy::kPlanned;
-  network.pullPlan = {2, 1, 0};
-  s.network = network;
-  CHECK_NEAR(simulate(workload, s).stepS.back(), 10); // forward from 3
 }
 
 TEST(aStandstillNamesWhatWaits) {
@@ -664,7 +515,3 @@ TEST(mistakesAreNamed) {
 }
 
 } // namespace hvd_order::simulate
-
-int main(int argc, char** argv) {
-  return hvd_order::test::runAll(argc, argv);
-}

@@ -350,17 +350,17 @@ def test_fine_slices_in_halves_come_to_the_clipped_bound(chain: Chain, pace: flo
 
 
 @cases(100)
-@given(chains(), st.integers(1, 6), st.sampled_from([0.0, 0.25]))
-def test_ddp_follows_its_formula(chain: Chain, units: int, latency_s: float) -> None:
+@given(chains(), st.integers(1, 6), st.integers(1, 6), st.sampled_from([0.0, 0.25]))
+def test_ddp_follows_its_formula(chain: Chain, first: int, units: int, latency_s: float) -> None:
     # c(k) = max(c(k-1), ready(k)) + latency + bytes(k) * beta: MG-WFBP, arXiv 1912.09268.
-    work, schedule = ddp(chain.workload(), units * UNIT, units * UNIT)
+    work, schedule = ddp(chain.workload(), units * UNIT, first * UNIT)
     link = AllReduce(latency_s, 1 / UNIT, lanes=1)
-    now, free, filled = sum(chain.forward_s), 0.0, 0
+    now, free, filled, limit = sum(chain.forward_s), 0.0, 0, first * UNIT
     for i in reversed(range(len(chain.size_bytes))):
         now += chain.backward_s[i]
         filled += chain.size_bytes[i]
-        if filled >= units * UNIT or i == 0:
+        if filled >= limit or i == 0:
             free = max(free, now) + latency_s + filled / UNIT
-            filled = 0
+            filled, limit = 0, units * UNIT
     result = simulate(work, link, schedule, steps=3)
     assert result.step_s == pytest.approx([max(now, free)] * 3)
