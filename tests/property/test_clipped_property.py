@@ -36,20 +36,6 @@ def compute_s(chain: Chain) -> float:
 
 
 @cases(200)
-@given(chain=chains(), barrier_s=seconds, where=st.integers(0, 7), more_s=seconds)
-def test_no_bound_falls_when_a_layer_has_more_to_send(
-    chain: Chain, barrier_s: float, where: int, more_s: float
-) -> None:
-    forward_s, backward_s, wire_s = chain
-    more = [each_s + more_s * (i == where) for i, each_s in enumerate(wire_s)]
-    for bound in (clipped_chain_optimum_s, late_gather_chain_s):
-        before_s = bound(forward_s, backward_s, wire_s, barrier_s)
-        assert bound(forward_s, backward_s, more, barrier_s) >= before_s - LITTLE
-    before_s = unsplit_clipped_chain_s(forward_s, backward_s, wire_s)
-    assert unsplit_clipped_chain_s(forward_s, backward_s, more) >= before_s - LITTLE
-
-
-@cases(200)
 @given(chain=chains(), barrier_s=seconds)
 def test_splitting_is_never_slower_and_clipping_never_faster(
     chain: Chain, barrier_s: float
@@ -61,15 +47,6 @@ def test_splitting_is_never_slower_and_clipping_never_faster(
     assert clipped_s >= max(compute_s(chain), math.fsum(chain[2])) - LITTLE
     with_barrier_s = clipped_chain_optimum_s(*chain, barrier_s)
     assert clipped_s - LITTLE <= with_barrier_s <= clipped_s + barrier_s + LITTLE
-
-
-@cases(100)
-@given(chain=chains())
-def test_what_has_nothing_to_send_only_computes(chain: Chain) -> None:
-    forward_s, backward_s, wire_s = chain
-    nothing = [0.0] * len(wire_s)
-    for bound in (clipped_chain_optimum_s, late_gather_chain_s, unsplit_clipped_chain_s):
-        assert math.isclose(bound(forward_s, backward_s, nothing), compute_s(chain), abs_tol=LITTLE)
 
 
 @cases(200)

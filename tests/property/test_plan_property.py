@@ -17,7 +17,7 @@ from hvd_order.planning.graph.graph import Graph, Op, Parameter
 from hvd_order.planning.orders.due_date import due_date, max_lateness_s
 from hvd_order.planning.orders.registry import ORDERS, SLICINGS, order, slices
 from hvd_order.planning.orders.tac import tac
-from hvd_order.planning.steps.efficiency import Span, busy_s, overlap_of
+from hvd_order.planning.steps.efficiency import overlap_of
 from hvd_order.planning.steps.execution import execute, pull_order, pull_overlap
 from hvd_order.planning.steps.program import steady_step_s
 
@@ -150,13 +150,3 @@ def test_every_gradient_is_sent_once(graph: Graph, link: LinkModel, policy: str)
             sent[part.parameter] += part.size_bytes
     for parameter, producers in zip(graph.parameters, graph.producers, strict=True):
         assert sent[parameter.name] == (parameter.size_bytes if producers else 0)
-
-
-@cases(150)
-@given(intervals=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=8))
-def test_a_union_counts_every_moment_once(intervals: list[tuple[int, int]]) -> None:
-    spans = [(begin, begin + length) for begin, length in intervals]
-    moments = {t for begin, end in spans for t in range(begin, end)}
-    assert busy_s(spans) == len(moments)
-    if spans:
-        assert overlap_of([Span("one", "x", *span) for span in spans]).busiest_s == len(moments)

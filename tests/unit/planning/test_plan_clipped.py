@@ -7,7 +7,6 @@ import random
 import pytest
 from helpers.oracles.exhaustive_clipped import Gathers, best_clipped_step_s
 
-from hvd_order.planning.bounds.bound import chain_optimum_s
 from hvd_order.planning.bounds.clipped_bound import (
     clipped_chain_optimum_s,
     late_gather_chain_s,
@@ -52,39 +51,3 @@ def test_the_exhaustive_search_can_find_more_than_one_answer() -> None:
     # device    b1  b0  b0  b0  b0  b0              f0  f1
     # link           s   s   s   s   g   g   g   g
     assert best_clipped_step_s([1, 1], [5, 1], [0, 4], gathers="before the norm") == 6 + 5
-
-
-def test_gathers_begin_while_the_backward_pass_leaves_the_link_idle() -> None:
-    # 4 s of scatter and 4 of gather within a backward pass of 10; late, the gather is waited for,
-    # and that is worse than not to split.
-    times = ([1.0, 1.0], [10.0, 1.0], [0.0, 8.0])
-    assert clipped_chain_optimum_s(*times) == 13.0
-    assert unsplit_clipped_chain_s(*times) == 13.0
-    assert late_gather_chain_s(*times) == 16.0
-
-
-def test_clipping_costs_nothing_where_gathers_hide_behind_the_forward_pass() -> None:
-    count = 1000
-    times = ([1 / count] * count, [2 / count] * count, [3 / count] * count)
-    assert chain_optimum_s(*times) == pytest.approx(3.0, rel=0.01)
-    assert clipped_chain_optimum_s(*times) == pytest.approx(3.0, rel=0.01)
-    assert late_gather_chain_s(*times) == pytest.approx(3.5, rel=0.01)
-    assert unsplit_clipped_chain_s(*times) == pytest.approx(4.0, rel=0.01)
-
-
-def test_a_layer_without_bytes_waits_for_the_norm() -> None:
-    # The last layer's 6 s of scatter outlast the backward pass of 3 s after its release by 3 s.
-    assert clipped_chain_optimum_s([2.0, 1.0], [3.0, 1.0], [0.0, 12.0]) == 4 + 3 + 6 + 1
-    assert clipped_chain_optimum_s([7.0, 1.0], [3.0, 1.0], [0.0, 12.0]) == 4 + 3 + 7 + 1
-
-
-def test_the_exchange_of_the_norm_is_waited_for_where_nothing_else_is() -> None:
-    assert clipped_chain_optimum_s([1.0], [2.0], [0.0], barrier_s=0.5) == 3.5
-    assert clipped_chain_optimum_s([1.0], [2.0], [4.0], barrier_s=0.5) == 7.0  # beside the gather
-    assert late_gather_chain_s([1.0], [2.0], [4.0], barrier_s=0.5) == 7.5
-
-
-def test_a_model_without_layers_takes_no_time() -> None:
-    assert clipped_chain_optimum_s([], [], []) == 0.0
-    assert late_gather_chain_s([], [], []) == 0.0
-    assert unsplit_clipped_chain_s([], [], []) == 0.0

@@ -128,23 +128,6 @@ def changed(document: Any, path: list[Any], value: Any) -> str:
         (["ops", 1, "reads"], [3], "op 1 ('fc.grad') has \"reads\": [3]; expected names"),
         (["ops", 2, "phase"], "sideways", "expected one of forward, backward, update"),
         (["ops", 2, "name"], "fc", "the op 'fc' is listed 2 times"),
-    ],
-)
-def test_mistakes_in_a_file_are_named(
-    tmp_path: Path, path: list[Any], value: Any, message: str
-) -> None:
-    file = tmp_path / "broken.json"
-    example().write(file)
-    file.write_text(changed(json.loads(file.read_text()), path, value))
-    with pytest.raises(InvalidUsage) as raised:
-        read_profile(file)
-    assert message in str(raised.value)
-    assert str(file) in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
         (["servers"], 7, '"servers": 7; expected an object'),
         (["servers", "servers"], 0, "0 servers and 3 workers; expected 1 or more"),
         (["servers", "mode"], "late", "'late'; expected one of sync, async"),
@@ -157,39 +140,35 @@ def test_mistakes_in_a_file_are_named(
         (["servers", "worker_end"], None, '"servers" lacks "worker_end"'),
         (["servers", "step_s"], [0.1, "soon"], '"step_s" of "servers" has [0.1, \'soon\']'),
         (["servers", "step_s"], [-0.1], "expected times in seconds"),
+        (["servers", "strategy", "between_s"], -1.0, "-1.0 s; expected a time, not negative"),
+        (
+            ["servers", "strategy", "fetch_orders"],
+            [["fc.bias", "fc.weight"]],
+            "not all numbers of parameters",
+        ),
+        (
+            ["servers", "strategy", "fetch_orders"],
+            [[0, 1], [0]],
+            "an order of 1 fetches; expected each of the numbers 0",
+        ),
+        (
+            ["servers", "strategy", "fetch_orders"],
+            [[1, 1]],
+            "an order of 2 fetches; expected each of the numbers 0 to 1",
+        ),
+        (["servers", "strategy", "colour"], "red", 'unknown fields: "colour"'),
     ],
 )
-def test_mistakes_about_servers_are_named(
-    tmp_path: Path, path: list[Any], value: Any, message: str
-) -> None:
-    file = tmp_path / "broken.json"
-    with_servers().write(file)
-    file.write_text(changed(json.loads(file.read_text()), path, value))
-    with pytest.raises(InvalidUsage) as raised:
-        read_profile(file)
-    assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (["between_s"], -1.0, "-1.0 s; expected a time, not negative"),
-        (["fetch_orders"], [["fc.bias", "fc.weight"]], "not all numbers of parameters"),
-        (["fetch_orders"], [[0, 1], [0]], "an order of 1 fetches; expected each of the numbers 0"),
-        (["fetch_orders"], [[1, 1]], "an order of 2 fetches; expected each of the numbers 0 to 1"),
-        (["colour"], "red", 'unknown fields: "colour"'),
-    ],
-)
-def test_mistakes_about_a_strategy_are_named(
+def test_mistakes_in_a_file_are_named(
     tmp_path: Path, path: list[Any], value: Any, message: str
 ) -> None:
     file = tmp_path / "broken.json"
     of_strategy().write(file)
-    content = changed(json.loads(file.read_text()), ["servers", "strategy", *path], value)
-    file.write_text(content)
+    file.write_text(changed(json.loads(file.read_text()), path, value))
     with pytest.raises(InvalidUsage) as raised:
         read_profile(file)
     assert message in str(raised.value)
+    assert str(file) in str(raised.value)
 
 
 def test_a_profile_without_servers_is_a_file_for_older_versions_too(tmp_path: Path) -> None:

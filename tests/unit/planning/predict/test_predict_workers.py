@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hvd_order._native import _core
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.busy_union import LinkUse
-from hvd_order.planning.files.profile import Profile, Timing, read_profile
+from hvd_order.planning.files.profile import Profile, Timing
 from hvd_order.planning.graph.graph import Graph, Op, Parameter
 from hvd_order.planning.predict.workers.calibration import calibrate, measured_cluster
 from hvd_order.planning.predict.workers.closed_forms import (
@@ -136,16 +136,6 @@ def test_a_step_by_hand(asked: tuple[int, int, int], way: Transmission, step_s: 
     assert run(step, way).step_ends_s[0] == [step_s, 2 * step_s, 3 * step_s]
 
 
-def test_a_trace_by_hand() -> None:
-    """V6: when each op ends, with turns of one byte."""
-    step, place = three_parameters((3, 2, 1))
-    ends = run(step, Transmission("window", window_bytes=1)).op_ends_s[0]
-    assert {name: ends[at] for name, at in place.items()} == {
-        "r1": 3, "r3": 4, "f1": 5, "r2": 6, "f2": 8, "f3": 10, "b3": 11, "b2": 12, "b1": 13,
-        "g3": 13, "g1": 15, "g2": 17,
-    }  # fmt: skip
-
-
 def plain_step(seconds: list[float]) -> _core.SampledStep:
     """Pull two bytes, compute, push two bytes."""
     ops = [("r", PULL, [], 0, 0, 0), ("c", COMPUTE, [0], 0, 0, 0), ("g", PUSH, [1], 0, 0, 0)]
@@ -219,13 +209,6 @@ def test_varied_steps_agree_with_mean_value_analysis(workers: int) -> None:
     assert rate(found) == pytest.approx(exact, rel=0.02)
 
 
-def test_constant_steps_are_wrong_by_up_to_two_times() -> None:
-    """Why steps are sampled: with constant durations, begun together, workers lock step."""
-    exact = mean_value_analysis(4.0, (2.0, 2.0), 8)[-1]
-    locked = run(plain_step([4.0]), policy("fifo"), workers=8, steps=200)
-    assert rate(locked) < 0.55 * exact
-
-
 def test_synchronous_workers_wait_for_the_slowest() -> None:
     """Pushes of a step are applied together, so all workers take the slow one's time."""
     sync = {"sync": True, "step_end": _core.SampledStepEnd.UPDATED, "steps": 5}
@@ -290,54 +273,6 @@ def test_no_link_carries_more_than_it_can(
         assert max(pulled, pushed) <= found.end_s + 1e-6
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 6), st.integers(1, 3), st.integers(0, 8), st.booleans(), st.floats(0.0, 2.0),
-    st.integers(0, 2**32),
-)  # fmt: skip
-def test_a_delay_bound_holds_and_costs_no_link_anything(
-    workers: int, servers: int, bound: int, aggregates: bool, update_s: float, seed: int
-) -> None:
-    """No applied update is later than the bound; what is not sent needs no time on a link."""
-    draw = random.Random(seed)
-    step, _ = three_parameters((3, 2, 1))
-    options: dict[str, Any] = {
-        "workers": workers, "servers": servers, "seed": seed, "steps": 8,
-        "spread_s": 10 * draw.random(), "server_of": [draw.randrange(servers) for _ in range(3)],
-        "step_end": _core.SampledStepEnd.COMPUTED, "pulls_are_answers": True,
-        "update_seconds": update_s, "delay_bound": bound, "aggregates": aggregates,
-    }  # fmt: skip
-    found = run(step, Transmission("priority"), **options)
-    assert found.step_ends_s == run(step, Transmission("priority"), **options).step_ends_s
-    assert found.longest_delay <= bound
-    # Of two updates of a tensor at a time, one is the other's delay.
-    assert workers > 1 or (found.late_updates, found.longest_delay) == (0, 0)
-    assert found.aggregated_updates == 0 or (aggregates and servers > 1 and workers > 1)
-    begun = sum(len(each) + 1 for each in found.step_ends_s)
-    assert found.late_updates <= 3 * begun
-    for busy in (*found.pull_busy_s, *found.push_busy_s, *found.update_busy_s):
-        assert busy <= found.end_s + update_s + 1e-6
-
-
-def test_helpers_relieve_a_server_with_a_full_link() -> None:
-    """One server owns all that travels. Its link is full, and with helpers less than half so."""
-    step = WorkerStep.from_profile(profile(seconds=1e-3), slice_bytes=20_000)
-    owned = [0] * len(step.tensor_bytes)
-    options: dict[str, Any] = {
-        "workers": 8, "servers": 4, "server_of": owned, "worker_bytes_per_s": 1e8,
-        "server_bytes_per_s": 1e8, "steps": 40, "spread_s": 0.1, "pulls_are_answers": True,
-        "step_end": _core.SampledStepEnd.COMPUTED, "delay_bound": 100,
-    }  # fmt: skip
-    way = Transmission("priority")
-    alone = run(step.native, way, **options)
-    helped = run(step.native, way, **options, aggregates=True)
-    assert alone.late_updates == helped.late_updates == 0
-    assert helped.aggregated_updates > 0.5 * 8 * 40 * len(owned)
-    assert alone.push_busy_s[0] > 0.9 * alone.end_s
-    assert helped.push_busy_s[0] < 0.5 * helped.end_s
-    assert min(helped.push_busy_s[1:]) > 0.1 * helped.end_s
-
-
 # ---- the formulas ----
 
 
@@ -380,15 +315,6 @@ def profile(runs: int = 20, seconds: float = 4e-3, spread: float = 0.2) -> Profi
         for op in ops
     }
     return Profile("two layers", {}, parameters, ops, timings)
-
-
-def test_a_profile_keeps_single_steps(tmp_path: Any) -> None:
-    """What is written comes back, step by step."""
-    mine = profile()
-    mine.write(tmp_path / "p.json")
-    again = read_profile(tmp_path / "p.json")
-    assert again.timings == mine.timings
-    assert len(again.timings["f1"].seconds) == 20
 
 
 def test_more_workers_bring_more_until_the_link_is_full() -> None:
@@ -760,14 +686,6 @@ def test_the_report_says_what_a_delay_bound_drops(
     assert "were added up by helpers" in out
     _, out, _ = predicted(profile(), tmp_path, capsys, *eight)
     assert "added up" not in out
-
-
-def test_a_truncated_profile_is_named(tmp_path: Any) -> None:
-    mine = tmp_path / "p.json"
-    profile().write(mine)
-    mine.write_text(mine.read_text()[:400])
-    with pytest.raises(InvalidUsage, match="not JSON"):
-        read_profile(mine)
 
 
 def test_an_order_changes_what_a_step_takes() -> None:
