@@ -45,11 +45,6 @@ def received(
 # ---- the union ----
 
 
-def test_a_union_counts_what_overlaps_once() -> None:
-    assert busy_ns([]) == 0
-    assert busy_ns([(10, 20), (15, 25), (40, 41), (18, 19)]) == 16
-
-
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20))))
 def test_a_union_is_what_counting_moments_gives(pairs: list[tuple[int, int]]) -> None:
     intervals = [(begin, begin + length) for begin, length in pairs]
