@@ -75,7 +75,8 @@ class Fault:
 
     @staticmethod
     def fits(plan: JobPlan) -> bool:
-        raise NotImplementedError
+        """Whether such a job can have it."""
+        return True
 
     @classmethod
     def draw(cls, numbers: random.Random, plan: JobPlan, earliest_step: int) -> Fault:

@@ -111,10 +111,6 @@ class ClockJump(Fault):
             return f"it needs a C++ compiler, and there is no {_compiler()}"
         return None
 
-    @staticmethod
-    def fits(plan: JobPlan) -> bool:
-        return True
-
     @classmethod
     def draw(cls, numbers: random.Random, plan: JobPlan, earliest_step: int) -> Fault:
         moment = draw_moment(numbers, plan.ranks, ("init", *RUNNING), earliest_step)

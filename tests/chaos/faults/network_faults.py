@@ -83,10 +83,6 @@ class Slow(Fault):
         self.host, self.rate_mbit, self.length_s = host, rate_mbit, length_s
         self.must = GOES_ON
 
-    @staticmethod
-    def fits(plan: JobPlan) -> bool:
-        return True
-
     @classmethod
     def draw(cls, numbers: random.Random, plan: JobPlan, earliest_step: int) -> Fault:
         moment = draw_moment(numbers, plan.ranks, ("init", *RUNNING), earliest_step)

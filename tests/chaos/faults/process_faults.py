@@ -32,10 +32,6 @@ class _Loss(OnRole):
         if role.startswith("server") and plan.replicas and moment.phase == "steady":
             self.must = GOES_ON
 
-    @staticmethod
-    def fits(plan: JobPlan) -> bool:
-        return True
-
     @classmethod
     def draw(cls, numbers: random.Random, plan: JobPlan, earliest_step: int) -> Fault:
         phases = RUNNING if plan.kind == "elastic" else cls.phases
@@ -141,10 +137,6 @@ class Pause(OnRole):
         super().__init__(moment, role)
         self.length_s = length_s
         self.must = GOES_ON
-
-    @staticmethod
-    def fits(plan: JobPlan) -> bool:
-        return True
 
     @classmethod
     def draw(cls, numbers: random.Random, plan: JobPlan, earliest_step: int) -> Fault:
