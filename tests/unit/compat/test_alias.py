@@ -125,15 +125,6 @@ def test_an_unmodified_program_runs_with_the_variable_alone(trap: Path, tmp_path
     assert json.loads(done.stdout) == FACTS
 
 
-def test_one_import_does_the_same(trap: Path, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import hvd_order.alias\n" + PROGRAM)
-    run = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
-    done = python(run, path=trap)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == FACTS
-
-
 def test_every_module_of_the_table_exists_and_others_say_why_not() -> None:
     program = """
         import hvd_order.alias, hvd_order.alias, importlib, json, sys

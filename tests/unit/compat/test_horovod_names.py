@@ -12,80 +12,51 @@ import pytest
 
 import hvd_order.torch as hvd
 
+_SET = "process_set=global_process_set"
+_SCALES = "prescale_factor=1.0, postscale_factor=1.0"
+_REDUCE = f"tensor, average=None, name=None, op=None, {_SCALES}, {_SET}"
+_COMPRESSED = _REDUCE.replace("name=None, ", "name=None, compression=Compression.none, ")
+_SCATTER = f"tensor, name=None, compression=Compression.none, op=Average, {_SET}, {_SCALES}"
+_SCATTER_ASYNC = _SCATTER.replace("compression=Compression.none, ", "")
+_BROADCAST = f"tensor, root_rank, name=None, {_SET}"
 SIGNATURES = {
     "DistributedOptimizer": (
         "optimizer, named_parameters=None, compression=Compression.none, "
         "backward_passes_per_step=1, op=Average, gradient_predivide_factor=1.0, "
-        "num_groups=0, groups=None, sparse_as_dense=False, process_set=global_process_set"
+        f"num_groups=0, groups=None, sparse_as_dense=False, {_SET}"
     ),
     "add_process_set": "process_set",
-    "allgather": "tensor, name=None, process_set=global_process_set",
-    "allgather_async": "tensor, name=None, process_set=global_process_set",
+    "allgather": f"tensor, name=None, {_SET}",
     "allgather_object": "obj, name=None",
-    "allreduce": (
-        "tensor, average=None, name=None, compression=Compression.none, op=None, "
-        "prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set"
-    ),
-    "allreduce_": (
-        "tensor, average=None, name=None, op=None, prescale_factor=1.0, "
-        "postscale_factor=1.0, process_set=global_process_set"
-    ),
-    "allreduce_async": (
-        "tensor, average=None, name=None, op=None, prescale_factor=1.0, "
-        "postscale_factor=1.0, process_set=global_process_set"
-    ),
-    "allreduce_async_": (
-        "tensor, average=None, name=None, op=None, prescale_factor=1.0, "
-        "postscale_factor=1.0, process_set=global_process_set"
-    ),
-    "alltoall": "tensor, splits=None, name=None, process_set=global_process_set",
-    "alltoall_async": "tensor, splits=None, name=None, process_set=global_process_set",
-    "barrier": "process_set=global_process_set",
-    "broadcast": "tensor, root_rank, name=None, process_set=global_process_set",
-    "broadcast_": "tensor, root_rank, name=None, process_set=global_process_set",
-    "broadcast_async": "tensor, root_rank, name=None, process_set=global_process_set",
-    "broadcast_async_": "tensor, root_rank, name=None, process_set=global_process_set",
-    "broadcast_object": "obj, root_rank=0, name=None, process_set=global_process_set",
+    "allreduce": _COMPRESSED,
+    "allreduce_": _REDUCE,
+    "allreduce_async": _REDUCE,
+    "allreduce_async_": _REDUCE,
+    "alltoall": f"tensor, splits=None, name=None, {_SET}",
+    "alltoall_async": f"tensor, splits=None, name=None, {_SET}",
+    "allgather_async": f"tensor, name=None, {_SET}",
+    "barrier": _SET,
+    "broadcast": _BROADCAST,
+    "broadcast_": _BROADCAST,
+    "broadcast_async": _BROADCAST,
+    "broadcast_async_": _BROADCAST,
+    "broadcast_object": f"obj, root_rank=0, name=None, {_SET}",
     "broadcast_optimizer_state": "optimizer, root_rank, model=None",
     "broadcast_parameters": "params, root_rank",
-    "grouped_allgather": "tensors, name=None, process_set=global_process_set",
-    "grouped_allgather_async": "tensors, name=None, process_set=global_process_set",
-    "grouped_allreduce": (
-        "tensors, average=None, name=None, compression=Compression.none, op=None, "
-        "prescale_factor=1.0, postscale_factor=1.0, process_set=global_process_set"
-    ),
-    "grouped_allreduce_": (
-        "tensors, average=None, name=None, op=None, prescale_factor=1.0, "
-        "postscale_factor=1.0, process_set=global_process_set"
-    ),
-    "grouped_allreduce_async": (
-        "tensors, average=None, name=None, op=None, prescale_factor=1.0, "
-        "postscale_factor=1.0, process_set=global_process_set"
-    ),
-    "grouped_allreduce_async_": (
-        "tensors, average=None, name=None, op=None, prescale_factor=1.0, "
-        "postscale_factor=1.0, process_set=global_process_set"
-    ),
-    "grouped_reducescatter": (
-        "tensors, name=None, compression=Compression.none, op=Average, "
-        "process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0"
-    ),
-    "grouped_reducescatter_async": (
-        "tensors, name=None, op=Average, process_set=global_process_set, "
-        "prescale_factor=1.0, postscale_factor=1.0"
-    ),
+    "grouped_allgather": f"tensors, name=None, {_SET}",
+    "grouped_allgather_async": f"tensors, name=None, {_SET}",
+    "grouped_allreduce": _COMPRESSED.replace("tensor", "tensors"),
+    "grouped_allreduce_": _REDUCE.replace("tensor", "tensors"),
+    "grouped_allreduce_async": _REDUCE.replace("tensor", "tensors"),
+    "grouped_allreduce_async_": _REDUCE.replace("tensor", "tensors"),
+    "grouped_reducescatter": _SCATTER.replace("tensor", "tensors"),
+    "grouped_reducescatter_async": _SCATTER_ASYNC.replace("tensor", "tensors"),
     "join": "device=-1",
     "poll": "handle",
-    "reducescatter": (
-        "tensor, name=None, compression=Compression.none, op=Average, "
-        "process_set=global_process_set, prescale_factor=1.0, postscale_factor=1.0"
-    ),
-    "reducescatter_async": (
-        "tensor, name=None, op=Average, process_set=global_process_set, prescale_factor=1.0, "
-        "postscale_factor=1.0"
-    ),
+    "reducescatter": _SCATTER,
+    "reducescatter_async": _SCATTER_ASYNC,
     "remove_process_set": "process_set",
-    "sparse_allreduce_async": "tensor, name, op, process_set=global_process_set",
+    "sparse_allreduce_async": f"tensor, name, op, {_SET}",
     "synchronize": "handle",
 }
 """Of every function of horovod.torch that has arguments."""

@@ -306,30 +306,40 @@ class KeepsView(KeepsList):
         self.all = [p.detach().view(-1) for p in self.all]  # type: ignore[misc]
 
 
-class CountsInGroup(Plain):
-    hvd_order_separable = True
+def before(act: Callable[[Any], object]) -> type[Plain]:
+    """A class that does something before each step."""
 
-    def step(self, closure: Any = None) -> None:
-        self.param_groups[0]["count"] = self.param_groups[0].get("count", 0) + 1
-        super().step()
+    class Mine(Plain):
+        hvd_order_separable = True
+        count = 0
 
+        def step(self, closure: Any = None) -> None:
+            act(self)
+            super().step()
 
-class CountsInAttribute(Plain):
-    hvd_order_separable = True
-    count = 0
-
-    def step(self, closure: Any = None) -> None:
-        self.count += 1
-        super().step()
+    return Mine
 
 
-class CountsInState(Plain):
-    hvd_order_separable = True
+def count_in_group(optimizer: Plain) -> None:
+    group = optimizer.param_groups[0]
+    group["count"] = group.get("count", 0) + 1
 
-    def step(self, closure: Any = None) -> None:
-        counter: Any = self.state["all"]  # type: ignore[index]
-        counter["steps"] = counter.get("steps", 0) + 1
-        super().step()
+
+def count_in_attribute(optimizer: Any) -> None:
+    optimizer.count += 1
+
+
+def count_in_state(optimizer: Plain) -> None:
+    counter: Any = optimizer.state["all"]  # type: ignore[index]
+    counter["steps"] = counter.get("steps", 0) + 1
+
+
+def clip(optimizer: Plain) -> None:
+    nn.utils.clip_grad_norm_([p for p, _ in optimizer.each()], 1e9)
+
+
+def complain(optimizer: Plain) -> None:
+    raise RuntimeError("no toys, please")
 
 
 class CountsInClosure(Plain):
@@ -349,37 +359,12 @@ class CountsInClosure(Plain):
         super().step()
 
 
-class Draws(Plain):
-    hvd_order_separable = True
-
-    def step(self, closure: Any = None) -> None:
-        torch.rand(1)
-        super().step()
-
-
-class DrawsFromPython(Plain):
-    hvd_order_separable = True
-
-    def step(self, closure: Any = None) -> None:
-        random.random()
-        super().step()
-
-
 class HasGenerator(Plain):
     hvd_order_separable = True
 
     def __init__(self, params: Any) -> None:
         super().__init__(params)
         self.numbers = torch.Generator()
-
-
-class Clips(Plain):
-    hvd_order_separable = True
-    limit = 1e9
-
-    def step(self, closure: Any = None) -> None:
-        nn.utils.clip_grad_norm_([p for p, _ in self.each()], self.limit)
-        super().step()
 
 
 class Skips(Plain):
@@ -390,28 +375,21 @@ class Skips(Plain):
             super().step()
 
 
-class Raises(Plain):
-    hvd_order_separable = True
-
-    def step(self, closure: Any = None) -> None:
-        raise RuntimeError("no toys, please")
-
-
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         (KeepsList, "outside of its groups (attribute 'all'"),
         (KeepsView, "outside of its groups (attribute 'all'"),
-        (CountsInGroup, "writes into its parameter groups"),
-        (CountsInAttribute, "attribute 'count' changed with every part"),
-        (CountsInState, "state that belongs to no parameter"),
+        (before(count_in_group), "writes into its parameter groups"),
+        (before(count_in_attribute), "attribute 'count' changed with every part"),
+        (before(count_in_state), "state that belongs to no parameter"),
         (CountsInClosure, "a function of it keeps a list"),
-        (Draws, "random numbers"),
-        (DrawsFromPython, "random numbers"),
+        (before(lambda _: torch.rand(1)), "random numbers"),
+        (before(lambda _: random.random()), "random numbers"),
         (HasGenerator, "random generator (attribute 'numbers')"),
-        (Clips, "other weights than all at once"),
+        (before(clip), "other weights than all at once"),
         (Skips, "other weights than all at once"),
-        (Raises, "no toys, please"),
+        (before(complain), "no toys, please"),
     ],
 )
 def test_a_declaration_that_is_wrong(kind: type[Plain], said: str) -> None:
