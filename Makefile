@@ -146,7 +146,7 @@ dev: $(DEV_STAMP) $(TENSORFLOW_STAMP) $(CUDA_STAMP)
 	@$(MAKE) --no-print-directory build
 
 demo: build
-	@"$(BIN)/python" benchmarks/demo/main.py $(if $(QUICK),--quick)
+	@"$(BIN)/python" -m benchmarks.tools.demo $(if $(QUICK),--quick)
 
 # Strict: a broken link, or a page that the navigation lacks, is an error.
 docs: $(DOCS_STAMP)
@@ -168,7 +168,7 @@ bench: build
 
 # Page, pictures and the README's table, from the data files alone.
 results: $(DEV_STAMP)
-	@"$(BIN)/python" benchmarks/results_page/main.py
+	@"$(BIN)/python" -m benchmarks.results_page
 
 # Horovod is no dependency; tests and benchmarks that compare with it skip or say so without it.
 horovod: build

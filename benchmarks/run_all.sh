@@ -10,122 +10,122 @@ wanted=("$@")
 failed=()
 known=()
 
-# record FILE SCRIPT OPTION...: runs a benchmark into benchmarks/results/FILE.json.
+# record FILE MODULE OPTION...: runs a benchmark into benchmarks/results/FILE.json.
 record() {
-  local file=$1 script=$2
+  local file=$1 module=$2
   shift 2
   known+=("$file")
   [ "${#wanted[@]}" = 0 ] || [[ " ${wanted[*]} " == *" $file "* ]] || return 0
   printf '\n==== %s\n' "$file"
-  PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" "$python" "benchmarks/$script.py" "$@" \
+  PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" "$python" -m "benchmarks.$module" "$@" \
     --out "benchmarks/results/$file.json" || failed+=("$file")
 }
 
 untuned=(--env HVD_ORDER_TUNE=0)
-record side_by_side-resnet50 side_by_side/main --models resnet50 \
+record side_by_side-resnet50 torch.side_by_side --models resnet50 \
   --systems ddp_tuned horovod hvd_order hvd_order_planned --rounds 3
-record side_by_side-densenet121 side_by_side/main --models densenet121 \
+record side_by_side-densenet121 torch.side_by_side --models densenet121 \
   --systems ddp_tuned horovod hvd_order hvd_order_planned --rounds 3
-record side_by_side-resnet50-4 side_by_side/main --models resnet50 --hosts 4 \
+record side_by_side-resnet50-4 torch.side_by_side --models resnet50 --hosts 4 \
   --systems ddp_tuned hvd_order --rounds 2
-record side_by_side-vgg16 side_by_side/main --models vgg16 --rate-mbit 2000 \
+record side_by_side-vgg16 torch.side_by_side --models vgg16 --rate-mbit 2000 \
   --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
-record side_by_side-gpt2_small side_by_side/main --models gpt2_small --rate-mbit 2000 \
+record side_by_side-gpt2_small torch.side_by_side --models gpt2_small --rate-mbit 2000 \
   --systems ddp_tuned hvd_order --rounds 2 "${untuned[@]}"
-record side_by_side-large side_by_side/main --models vgg16 gpt2_small dlrm \
+record side_by_side-large torch.side_by_side --models vgg16 gpt2_small dlrm \
   --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
-record side_by_side-bert_large side_by_side/main --models bert_large \
+record side_by_side-bert_large torch.side_by_side --models bert_large \
   --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
-record side_by_side-ratios side_by_side/main --models resnet50 --ratio 0.25 0.5 2 4 \
+record side_by_side-ratios torch.side_by_side --models resnet50 --ratio 0.25 0.5 2 4 \
   --systems ddp_tuned hvd_order --buckets-mib 2 5 10 --rounds 2
-record side_by_side-control side_by_side/main --models parallel resnet50_by_kernels \
+record side_by_side-control torch.side_by_side --models parallel resnet50_by_kernels \
   --systems ddp_tuned hvd_order --buckets-mib 2 5 10 --rounds 2
-record side_by_side-slow side_by_side/main --models resnet50 --rate-mbit 100 \
+record side_by_side-slow torch.side_by_side --models resnet50 --rate-mbit 100 \
   --systems ddp_tuned hvd_order --buckets-mib 5 10 --rounds 2 --steps 3 "${untuned[@]}"
-record side_by_side-resnet50-8 side_by_side/main --models resnet50 --hosts 8 --rate-mbit 200 \
+record side_by_side-resnet50-8 torch.side_by_side --models resnet50 --hosts 8 --rate-mbit 200 \
   --systems ddp hvd_order --rounds 2 --steps 3 "${untuned[@]}"
 for model in resnet50 densenet121; do
-  record "side_by_side-clip-$model" side_by_side/main --models "$model" --clip \
+  record "side_by_side-clip-$model" torch.side_by_side --models "$model" --clip \
     --systems ddp_tuned hvd_order --rounds 3
 done
 for model in gpt2_small bert_large; do
-  record "side_by_side-clip-$model" side_by_side/main --models "$model" --clip \
+  record "side_by_side-clip-$model" torch.side_by_side --models "$model" --clip \
     --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
 done
-record side_by_side-clip-densenet121-bound side_by_side/main --models densenet121 --clip \
+record side_by_side-clip-densenet121-bound torch.side_by_side --models densenet121 --clip \
   --systems no_waiting no_waiting_halves ddp_tuned hvd_order --rounds 3
-record side_by_side-clip-resnet50-4 side_by_side/main --models resnet50 --hosts 4 --clip \
+record side_by_side-clip-resnet50-4 torch.side_by_side --models resnet50 --hosts 4 --clip \
   --systems no_waiting no_waiting_halves ddp_tuned hvd_order --rounds 2
-record side_by_side-clip-densenet121-4 side_by_side/main --models densenet121 --hosts 4 --clip \
+record side_by_side-clip-densenet121-4 torch.side_by_side --models densenet121 --hosts 4 --clip \
   --systems no_waiting_halves ddp_tuned hvd_order --rounds 2
-record side_by_side-clip-gpt2_small-4 side_by_side/main --models gpt2_small --hosts 4 --clip \
+record side_by_side-clip-gpt2_small-4 torch.side_by_side --models gpt2_small --hosts 4 --clip \
   --systems ddp_tuned hvd_order --buckets-mib 10 50 --rounds 2 --steps 3 "${untuned[@]}"
-record sharded-resnet50-4 sharded/main
-record side_by_side-real side_by_side/main --models small_cnn demo_gpt \
+record sharded-resnet50-4 torch.sharded
+record side_by_side-real torch.side_by_side --models small_cnn demo_gpt \
   --systems ddp_tuned hvd_order --rounds 12
-record side_by_side-resnet50-bound side_by_side/main --models resnet50 \
+record side_by_side-resnet50-bound torch.side_by_side --models resnet50 \
   --systems no_waiting ddp_tuned hvd_order --rounds 4
-record side_by_side-densenet121-bound side_by_side/main --models densenet121 \
+record side_by_side-densenet121-bound torch.side_by_side --models densenet121 \
   --systems no_waiting ddp_tuned hvd_order --rounds 4
-record side_by_side-densenet121-2000 side_by_side/main --models densenet121 --rate-mbit 2000 \
+record side_by_side-densenet121-2000 torch.side_by_side --models densenet121 --rate-mbit 2000 \
   --systems no_waiting ddp_tuned hvd_order --rounds 4
 both=(--systems ddp hvd_order)
-record one_host-small one_host/main --ranks 2 4 8 "${both[@]}" --rounds 60 --steps 60
-record one_host-many one_host/main --ranks 16 32 "${both[@]}" --rounds 12 --steps 20
-record one_host-demo_gpt one_host/main --model demo_gpt --ranks 2 "${both[@]}" --rounds 60 --steps 10
-record one_host-small_cnn one_host/main --model small_cnn --ranks 2 "${both[@]}" --rounds 60 --steps 10
+record one_host-small torch.one_host --ranks 2 4 8 "${both[@]}" --rounds 60 --steps 60
+record one_host-many torch.one_host --ranks 16 32 "${both[@]}" --rounds 12 --steps 20
+record one_host-demo_gpt torch.one_host --model demo_gpt --ranks 2 "${both[@]}" --rounds 60 --steps 10
+record one_host-small_cnn torch.one_host --model small_cnn --ranks 2 "${both[@]}" --rounds 60 --steps 10
 if "$python" -c "import tensorflow" 2> /dev/null; then
-  record side_by_side-tensorflow side_by_side/main --framework tensorflow --models resnet50 --rounds 2
-  record prediction-strategy prediction/strategy --models resnet50
-  record prediction-strategy-acks prediction/strategy --models resnet50 --acks-first --steps 30
+  record side_by_side-tensorflow torch.side_by_side --framework tensorflow --models resnet50 --rounds 2
+  record prediction-strategy planning.prediction.strategy --models resnet50
+  record prediction-strategy-acks planning.prediction.strategy --models resnet50 --acks-first --steps 30
 else
   echo "left out: TensorFlow is not installed"
 fi
-record device_wait device_wait/main --layer-ms 8 --elements 262144
-record overhead overhead/main
+record device_wait engine.device_wait --layer-ms 8 --elements 262144
+record overhead torch.overhead
 file=overhead-per_parameter
 known+=("$file")
 if [ "${#wanted[@]}" = 0 ] || [[ " ${wanted[*]} " == *" $file "* ]]; then
   printf '\n==== %s\n' "$file"
-  "$python" -m hvd_order.tools.cli run -np 2 "$python" benchmarks/overhead/per_parameter.py \
+  "$python" -m hvd_order.tools.cli run -np 2 "$python" -m benchmarks.torch.per_parameter \
     --out "benchmarks/results/$file.json" || failed+=("$file")
 fi
-record throughput throughput/main --credit-mib 32
-record agreement agreement/main --ranks 2
+record throughput engine.throughput --credit-mib 32
+record agreement engine.agreement --ranks 2
 if "$python" -c "import tensorflow, mpi4py" 2> /dev/null; then
-  record backends backends/main
+  record backends backends.main
 else
   echo "left out: TensorFlow or mpi4py is not installed"
 fi
-record hosts hosts/main
-record scheduler_events scheduler_events/main
-record scale scale/main
-record planning planning/main
-record simulate simulate/main
-record simulate-predict simulate/predict
-record prediction prediction/main --models resnet50
-record prediction-bounded prediction/main --models resnet50 --modes bounded
-record prediction-models prediction/main --models densenet121 gpt2_small
-record prediction-rate prediction/main --models resnet50 densenet121 gpt2_small --rates-mbit 250
-record prediction-sync prediction/main --models resnet50 densenet121 gpt2_small --modes sync
-record prediction-sync-rate prediction/main --models resnet50 densenet121 gpt2_small --modes sync \
+record hosts hosts.main
+record scheduler_events engine.scheduler_events
+record scale engine.scale
+record planning planning.orders
+record simulate planning.simulator_speed
+record simulate-predict planning.predicted_steps
+record prediction planning.prediction --models resnet50
+record prediction-bounded planning.prediction --models resnet50 --modes bounded
+record prediction-models planning.prediction --models densenet121 gpt2_small
+record prediction-rate planning.prediction --models resnet50 densenet121 gpt2_small --rates-mbit 250
+record prediction-sync planning.prediction --models resnet50 densenet121 gpt2_small --modes sync
+record prediction-sync-rate planning.prediction --models resnet50 densenet121 gpt2_small --modes sync \
   --rates-mbit 250
-record prediction-allreduce prediction/main --models resnet50 densenet121 gpt2_small \
+record prediction-allreduce planning.prediction --models resnet50 densenet121 gpt2_small \
   --modes allreduce --steps 24
-record prediction-queue prediction/main --models resnet50 --modes sync --queue-ms 50
-record prediction-speed prediction/speed
-record prediction-public prediction/public
-record parameter_server-order parameter_server/main --only ordered raw --rounds 6 --steps 8
-record parameter_server-straggler parameter_server/main --only straggler --stragglers 1
-record parameter_server-elastic parameter_server/main --only elastic --events 10
-record elastic elastic/main
-record cluster-optimum cluster/optimum
-record cluster-utility cluster/utility
-record cluster-scale cluster/scale
-record cluster-workload6 cluster/workload6
-record cluster-order cluster/order
-record cluster-order-alike cluster/order --alike
-record cluster-fidelity cluster/fidelity --scale 3 --limit 1200
+record prediction-queue planning.prediction --models resnet50 --modes sync --queue-ms 50
+record prediction-speed planning.prediction.speed
+record prediction-public planning.prediction.public
+record parameter_server-order servers --only ordered raw --rounds 6 --steps 8
+record parameter_server-straggler servers --only straggler --stragglers 1
+record parameter_server-elastic servers --only elastic --events 10
+record elastic torch.elastic
+record cluster-optimum cluster.optimum
+record cluster-utility cluster.utility
+record cluster-scale cluster.scale
+record cluster-workload6 cluster.workload6
+record cluster-order cluster.order
+record cluster-order-alike cluster.order --alike
+record cluster-fidelity cluster.fidelity --scale 3 --limit 1200
 
 for file in "${wanted[@]}"; do
   [[ " ${known[*]} " == *" $file "* ]] || failed+=("$file (no such file)")

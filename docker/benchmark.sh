@@ -13,4 +13,4 @@ fi
 export GLOO_SOCKET_IFNAME="$interface" NCCL_SOCKET_IFNAME="$interface"
 exec torchrun --nnodes="${NODES:-2}" --node-rank="$NODE" --nproc-per-node="${RANKS:-1}" \
   --master-addr=node0 --master-port=29500 \
-  benchmarks/nodes/main.py --out /results/result.json ${BENCHMARK:-} "$@"
+  benchmarks/torch/nodes.py --out /results/result.json ${BENCHMARK:-} "$@"

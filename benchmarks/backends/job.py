@@ -6,11 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
-from commands import step_s
-from tensorflow_worker import Worker
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import hvd_order.keras as hvd
+from benchmarks.runner.commands import step_s
+from benchmarks.runner.tensorflow_worker import Worker
 from hvd_order.tensorflow import allgather_object
 
 

@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.environment import describe, environment
-from common.record import add_out_option, settings_of, write_record
-from common.summary import paired_ratio
-from common.turns import turns
-from hosts import EmulatedHosts, why_not
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.hosts import EmulatedHosts, why_not
+from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.records.summary import paired_ratio
+from benchmarks.runner.turns import turns
 
 _JOB = Path(__file__).with_name("job.py")
 _LIMIT_S = 300

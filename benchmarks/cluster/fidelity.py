@@ -23,11 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.environment import ROOT, describe, environment
-from common.record import add_out_option, settings_of, write_record
-from common.report import table
-
+from benchmarks.runner.records.environment import ROOT, describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.records.report import table
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machine, Machines
 from hvd_order.cluster.model.placement import Placement

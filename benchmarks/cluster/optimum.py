@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-from common.environment import describe, environment
-from common.record import add_out_option, settings_of, write_record
 from helpers.oracles.small_cluster import compare_with_optimum
+
+from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 1.0)
 

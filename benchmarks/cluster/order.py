@@ -5,19 +5,14 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "side_by_side"))
-from common.environment import describe, environment
-from common.record import add_out_option, settings_of, write_record
-from common.summary import paired_ratio
-from profiles import PROFILES
-
+from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.records.summary import paired_ratio
+from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.cluster.links.between import Between, sharing_of
 from hvd_order.cluster.links.cassini import shifts_of
 from hvd_order.cluster.links.jobs import LinkJob

@@ -9,12 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.environment import describe, environment
-from common.record import add_out_option, settings_of, write_record
-
+from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
 from hvd_order.cluster.model.speed import TableSpeed

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.environment import describe, environment
-from common.record import add_out_option, settings_of, write_record
-
+from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from hvd_order.cluster.policies.registry import Known, policy
 from hvd_order.cluster.simulate.simulator import Rules, simulate
 from hvd_order.cluster.workloads.random_jobs import Ranges, paper_machines, random_jobs

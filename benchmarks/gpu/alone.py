@@ -8,9 +8,9 @@ import time
 import torch
 import torch.distributed as dist
 from busy import Busy
-from common.ranks import finish
 from finding import Finding
 
+from benchmarks.runner.ranks import finish
 from hvd_order._native import _torch as native
 
 _BUSY_S = 0.3

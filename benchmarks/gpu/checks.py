@@ -14,7 +14,6 @@ import steps
 import torch
 from alone import check_issue_cost, check_readiness
 from arrays import check_arrays
-from common.device_waits import WAITS
 from death import check_death
 from driver import check_driver
 from finding import Finding
@@ -22,6 +21,8 @@ from hooks import check_hooks
 from kernels import check_bandwidth, check_kernels
 from split import SPLIT, check_sharded, check_split
 from together import check_final_data, check_training
+
+from benchmarks.runner.device_waits import WAITS
 
 
 def _only(found: Mapping[str, Finding]) -> Finding:

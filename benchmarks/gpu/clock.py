@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 import torch
-from common.ranks import finish
+
+from benchmarks.runner.ranks import finish
 
 
 def device_seconds(work: Callable[[], None], device: torch.device) -> float:

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from common.ranks import finish
 from finding import Finding
+
+from benchmarks.runner.ranks import finish
 
 _CALLS = 500  # fewer than a queue of launches holds
 

@@ -8,11 +8,11 @@ from math import nan
 
 import torch
 import torch.distributed as dist
-from common.ranks import finish
 from finding import Finding
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_order.torch as hvd
+from benchmarks.runner.ranks import finish
 
 _LAYERS = 150  # a weight and a bias each
 _ROUNDS = 30

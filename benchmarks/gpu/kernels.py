@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 from clock import device_seconds
-from common.ranks import finish
 from finding import Finding
 from torch import Tensor
 
+from benchmarks.runner.ranks import finish
 from hvd_order._native import _torch as native
 from hvd_order.torch.kernels import kernels_for
 

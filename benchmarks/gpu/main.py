@@ -20,12 +20,12 @@ import torch
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 from busy import open_device
 from checks import CHECKS, Check, backend_of, variables_of, why_not
-from common.environment import describe, environment
-from common.ranks import WORKER_OPTION, run_ranks
-from common.record import add_out_option, settings_of, write_record
 from finding import Finding
 
 import hvd_order.torch as hvd
+from benchmarks.runner.ranks import WORKER_OPTION, run_ranks
+from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from hvd_order.engine.job import process
 from hvd_order.torch.kernels import use_kernels
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
-from common.ranks import finish, slowest
 from finding import Finding
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_order.torch as hvd
+from benchmarks.runner.ranks import finish, slowest
 from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
 _WARM_UP = 6

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 
 import torch
 from busy import Busy
-from common.ranks import finish, new_host
 from finding import Finding
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 import hvd_order.torch as hvd
+from benchmarks.runner.ranks import finish, new_host
 from hvd_order._native import _torch as native
 from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common.environment import describe, environment
-from common.record import add_out_option, settings_of, write_record
-
-from hosts.emulated import EmulatedHosts
-from hosts.link_rate import PAYLOAD_SHARE, received_mbit
-from hosts.namespaces import HostsUnavailable
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.hosts.emulated import EmulatedHosts
+from benchmarks.hosts.link_rate import PAYLOAD_SHARE, received_mbit
+from benchmarks.hosts.namespaces import HostsUnavailable
+from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 
 _LOOK_S = 0.02  # between two looks whether a rank has ended
 _CHECK_S = 2.0  # of traffic in each measurement

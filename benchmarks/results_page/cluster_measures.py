@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 
-from results_page.documents import Document, Documents
-from results_page.figure import Figure
-from results_page.measures import Measure
+from benchmarks.results_page.documents import Document, Documents
+from benchmarks.results_page.figure import Figure
+from benchmarks.results_page.measures import Measure
 
 _FIFO = "fifo, 100000 jobs"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.schema import problems
+from benchmarks.runner.records.schema import problems
 
 FOLDER = Path(__file__).resolve().parents[1] / "results"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from results_page.documents import Document
+from benchmarks.results_page.documents import Document
 
 MET, MISSED, OPEN = "met", "**missed**", "not to be told apart"
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from common.summary import Ratio, median_interval, paired_ratio
-from hosts import QUEUE_MS
-
-from results_page.documents import Document, Documents, is_by_hand
-from results_page.figure import Figure
+from benchmarks.hosts import QUEUE_MS
+from benchmarks.results_page.documents import Document, Documents, is_by_hand
+from benchmarks.results_page.figure import Figure
+from benchmarks.runner.records.summary import Ratio, median_interval, paired_ratio
 
 Measure = Callable[[Documents], "Figure | None"]
 

@@ -6,8 +6,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from results_page.documents import Documents
-from results_page.measures import CellOf
+from benchmarks.results_page.documents import Documents
+from benchmarks.results_page.measures import CellOf
 
 BEGIN = "<!-- made by `make results` -->"
 END = "<!-- end of what `make results` makes -->"

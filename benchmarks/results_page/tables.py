@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from results_page.documents import Document
-from results_page.measures import last_outcomes, queues_of
+from benchmarks.results_page.documents import Document
+from benchmarks.results_page.measures import last_outcomes, queues_of
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from results_page.cluster_measures import (
+from benchmarks.results_page.cluster_measures import (
     completion,
     fidelity,
     fifo_jobs_per_s,
@@ -12,8 +12,8 @@ from results_page.cluster_measures import (
     over_oasis,
     seconds_a_job,
 )
-from results_page.figure import Bound
-from results_page.measures import (
+from benchmarks.results_page.figure import Bound
+from benchmarks.results_page.measures import (
     CellOf,
     Measure,
     agreement_ratio,
@@ -70,7 +70,7 @@ _CLIPPED = (("resnet50", 2, 1.05), ("gpt2_small", 2, 1.05), ("bert_large", 2, 1.
             ("densenet121", 2, 1.08), ("resnet50", 4, 1.05), ("gpt2_small", 4, 1.05),
             ("densenet121", 4, 1.08))  # fmt: skip
 
-# What another program found with the volume of a ring (benchmarks/prediction).
+# What another program found with the volume of a ring (benchmarks/planning/prediction).
 _OF_A_RING = {"imagenet": 0.081, "cifar10": 0.099, "deepspeech2": 0.153, "yolov3": 0.36,
               "bert": 0.46, "ncf": 0.61}  # fmt: skip
 

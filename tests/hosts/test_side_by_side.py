@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "side_by_side")]
+sys.path.insert(0, str(ROOT))
 
-from hosts import why_not  # noqa: E402
-from profiles import PROFILES  # noqa: E402
+from benchmarks.hosts import why_not  # noqa: E402
+from benchmarks.runner.workloads.profiles import PROFILES  # noqa: E402
 
 PARAMETERS = {  # as published, in millions
     "resnet50": 25.557, "vgg16": 138.358, "densenet121": 7.979, "gpt2_small": 124.440,

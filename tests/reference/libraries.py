@@ -59,7 +59,7 @@ def _environment(library: str, size: int) -> Iterator[Any]:
 
 
 def _horovod_workers() -> Any:
-    path = REPOSITORY / "benchmarks" / "common" / "horovod_workers.py"
+    path = REPOSITORY / "benchmarks" / "runner" / "horovod_workers.py"
     spec = importlib.util.spec_from_file_location("horovod_workers", path)
     assert spec is not None
     assert spec.loader is not None

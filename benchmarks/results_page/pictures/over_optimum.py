@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.summary import median_interval
 from matplotlib import pyplot as plt
 from matplotlib.patches import Patch
 
-from results_page.documents import Documents, is_by_hand
-from results_page.pictures.style import COLOURS, NAMES, save
+from benchmarks.results_page.documents import Documents, is_by_hand
+from benchmarks.results_page.pictures.style import COLOURS, NAMES, save
+from benchmarks.runner.records.summary import median_interval
 
 _IN_A_ROW = 7
 

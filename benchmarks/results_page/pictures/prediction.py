@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib import pyplot as plt
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from results_page.documents import Documents
-from results_page.pictures.style import COLOURS, save
+from benchmarks.results_page.documents import Documents
+from benchmarks.results_page.pictures.style import COLOURS, save
 
 _KINDS = {"ddp": ("DDP", "ddp", "s"), "hvd_order": ("hvd_order", "hvd_order", "o")}
 

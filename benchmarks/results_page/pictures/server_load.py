@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 
-from results_page.documents import Documents
-from results_page.pictures.style import save
+from benchmarks.results_page.documents import Documents
+from benchmarks.results_page.pictures.style import save
 
 
 def draw_elastic(documents: Documents, path: Path) -> bool:

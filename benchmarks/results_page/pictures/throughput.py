@@ -6,9 +6,9 @@ from pathlib import Path
 
 from matplotlib import pyplot as plt
 
-from results_page.documents import Documents
-from results_page.measures import throughput_cells
-from results_page.pictures.style import save
+from benchmarks.results_page.documents import Documents
+from benchmarks.results_page.measures import throughput_cells
+from benchmarks.results_page.pictures.style import save
 
 _MODES = {
     "async": ("asynchronous", "C0", "o"),

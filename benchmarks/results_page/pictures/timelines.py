@@ -8,8 +8,8 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 
-from results_page.documents import Documents
-from results_page.pictures.style import NAMES, save
+from benchmarks.results_page.documents import Documents
+from benchmarks.results_page.pictures.style import NAMES, save
 
 _MODELS = ("densenet121", "resnet50")  # the first that is on file; its step is the shortest
 

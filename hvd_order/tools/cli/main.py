@@ -141,23 +141,25 @@ def _timeline(parsed: argparse.Namespace) -> int:
 def _bench(arguments: Sequence[str]) -> int:
     # Benchmarks are no part of the installed package: they need the checkout and its peers.
     roots = (Path(__file__).parents[3], Path.cwd())
-    folder = next((f for root in roots if (f := root / "benchmarks/nodes").exists()), None)
-    if folder is None:
+    root = next((each for each in roots if (each / "benchmarks/torch").exists()), None)
+    if root is None:
         sys.stderr.write(
             "hvd-order: bench needs the benchmarks of the source tree; run it in a checkout\n"
         )
         return 2
-    emulated, real = folder.parent / "side_by_side/main.py", folder / "main.py"
+    emulated, real = "benchmarks.torch.side_by_side", "benchmarks.torch.nodes"
+    env = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     if any(a in ("-h", "--help") for a in arguments):
         forms = {"Models of measured durations on emulated hosts:": emulated,
                  "Real models, with -np, -H or --emulated-hosts:": real}  # fmt: skip
-        for title, script in forms.items():
-            command = [sys.executable, str(script), "--help"]
-            text = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
+        for title, module in forms.items():
+            command = [sys.executable, "-m", module, "--help"]
+            text = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True).stdout
             sys.stdout.write(f"{title}\n\n{text}\n")
         return 0
     on_nodes = any(a == "-np" or a.startswith(("-H", "--emulated-hosts")) for a in arguments)
-    return subprocess.run([sys.executable, real if on_nodes else emulated, *arguments]).returncode
+    module = real if on_nodes else emulated
+    return subprocess.run([sys.executable, "-m", module, *arguments], env=env).returncode
 
 
 def _demo(arguments: Sequence[str]) -> int:

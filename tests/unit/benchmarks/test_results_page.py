@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT))
 
-from common.schema import problems  # noqa: E402
-from results_page.documents import FOLDER, Document, Documents, InvalidResult  # noqa: E402
-from results_page.figure import MET, MISSED, OPEN  # noqa: E402
-from results_page.main import PAGE, README, pictures_on_file  # noqa: E402
-from results_page.measures import (  # noqa: E402
+from benchmarks.results_page.__main__ import PAGE, README, pictures_on_file  # noqa: E402
+from benchmarks.results_page.documents import FOLDER, Document, Documents, InvalidResult  # noqa: E402
+from benchmarks.results_page.figure import MET, MISSED, OPEN  # noqa: E402
+from benchmarks.results_page.measures import (  # noqa: E402
     CellOf,
     over_optimum,
     ratio_over_bounds,
     throughput_error,
 )
-from results_page.page import page  # noqa: E402
-from results_page.readme_table import readme_with_table  # noqa: E402
-from results_page.targets import TARGETS  # noqa: E402
+from benchmarks.results_page.page import page  # noqa: E402
+from benchmarks.results_page.readme_table import readme_with_table  # noqa: E402
+from benchmarks.results_page.targets import TARGETS  # noqa: E402
+from benchmarks.runner.records.schema import problems  # noqa: E402
 
 FILES = sorted(FOLDER.glob("*.json"))
 

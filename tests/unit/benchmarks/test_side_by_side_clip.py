@@ -10,11 +10,11 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[3]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "benchmarks" / "side_by_side")]
+sys.path.insert(0, str(ROOT))
 
-from cell_bounds import clipped_optimum_s, layer_s, optimum_s  # noqa: E402
-from systems import SYSTEMS, local  # noqa: E402
-from weights import same_weights  # noqa: E402
+from benchmarks.runner.cell_bounds import clipped_optimum_s, layer_s, optimum_s  # noqa: E402
+from benchmarks.runner.systems import SYSTEMS, local  # noqa: E402
+from benchmarks.runner.weights import same_weights  # noqa: E402
 
 EVENTS = [
     ("a", "forward", 0.0, 1.0), ("b", "forward", 1.0, 2.0),

@@ -1,0 +1,156 @@
+"""Which order agreement is best, and by how much? See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from typing import Any
+
+import torch
+
+from benchmarks.engine.agreement.decisions import IN_FLIGHT, SLICE_BYTES, measure_decisions
+from benchmarks.engine.agreement.steps import STRAGGLERS, measure_steps
+from benchmarks.runner.ranks import WORKER_OPTION, run_as_rank, run_ranks
+from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.records.report import table
+from benchmarks.runner.records.summary import Summary, paired_ratio
+from hvd_order.engine.job import process
+from hvd_order.tools.demo.gpt import GptConfig
+
+AGREEMENTS = ("leader", "negotiated", "planned")
+
+
+def main() -> None:
+    options = _options()
+    if options.worker:
+        run_as_rank(lambda device: measure(options, device), options.worker, "cpu")
+        return
+    found = environment()
+    print(describe(found))
+    results = {str(size): run_ranks(size, sys.argv[1:]) for size in options.ranks}
+    show_decisions(results)
+    show_steps(options, results)
+    write_record("agreement", found, settings_of(options), {"ranks": results},
+                 {"ranks": {size: summary_of(result) for size, result in results.items()}},
+                 options.out)  # fmt: skip
+    if not all(part["right"] for result in results.values() for part in result.values()):
+        raise SystemExit("FAIL: wrong sums")
+
+
+def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    group = process.current().new_group("plain")
+    return {
+        "decisions": measure_decisions(options, group),
+        "steps": measure_steps(options, group),
+    }
+
+
+def summary_of(result: dict[str, Any]) -> dict[str, Any]:
+    """Rates over plain c10d's, and steps over the fluid bound."""
+    decisions = result["decisions"]["seconds"]
+    return {
+        "rate_over_plain": {
+            name: paired_ratio(decisions["plain"], seconds).to_json()
+            for name, seconds in decisions.items()
+            if name != "plain"
+        },
+        "step_over_bound": {
+            straggler: {
+                name: paired_ratio(seconds, measured["fluid_s"]).to_json()
+                for name, seconds in measured["seconds"].items()
+            }
+            for straggler, measured in result["steps"]["stragglers"].items()
+        },
+    }
+
+
+def show_decisions(results: dict[str, Any]) -> None:
+    rows = []
+    for size, result in results.items():
+        part = result["decisions"]
+        for name, seconds in part["seconds"].items():
+            summary = Summary.of([1e6 * s / part["slices"] for s in seconds])
+            rows.append(
+                [
+                    size,
+                    name,
+                    f"{1e6 / summary.median:,.0f}",
+                    f"{summary.minimum:.1f}",
+                    f"{summary.median:.1f}",
+                    f"{summary.p99:.1f}",
+                    paired_ratio(part["seconds"]["plain"], seconds) if name != "plain" else 1,
+                    "right" if part["right"] else "WRONG",
+                ]
+            )
+    print(f"\nDecisions: slices of {SLICE_BYTES} bytes, {IN_FLIGHT} in flight; "
+          "plain is c10d without any agreement\n")  # fmt: skip
+    header = ["ranks", "agreement", "slices/s", "min us", "median us", "p99 us"]
+    print(table([*header, "rate / plain [95 %]", "sums"], rows))
+
+
+def show_steps(options: argparse.Namespace, results: dict[str, Any]) -> None:
+    rows = []
+    for size, result in results.items():
+        part = result["steps"]
+        print(
+            f"\nSteps on {size} ranks: {part['tensors']} tensors, {part['bytes'] / 1e6:.1f} MB in "
+            f"{part['slices']} slices; saturated all-reduce {1e3 * part['wire_s']:.2f} ms, compute "
+            f"{1e3 * part['compute_s']:.2f} ms, one after the other "
+            f"{1e3 * part['serial_s']:.2f} ms"
+        )
+        for straggler in STRAGGLERS:
+            measured = part["stragglers"][straggler]
+            for name, seconds in measured["seconds"].items():
+                summary = Summary.of([1e3 * s for s in seconds])
+                added = [1e3 * (s - b) for s, b in zip(seconds, measured["fluid_s"], strict=True)]
+                rows.append(
+                    [
+                        size,
+                        straggler,
+                        name,
+                        f"{summary.minimum:.2f}",
+                        f"{summary.median:.2f}",
+                        f"{summary.p99:.2f}",
+                        f"{statistics.median(added):+.2f}",
+                        paired_ratio(seconds, measured["fluid_s"]),
+                        f"{_efficiency(summary.median / 1e3, part):.2f}"
+                        if straggler == "none"
+                        else "",
+                        "right" if part["right"] else "WRONG",
+                    ]
+                )
+    print(f"\n{options.steps} steps a turn, {options.rounds} rounds after {options.warm_up} of "
+          "warm-up; late rank: who has one gradient a step late by "
+          f"{options.late:g} of the compute time\n")  # fmt: skip
+    header = ["ranks", "late rank", "agreement", "min ms", "median ms", "p99 ms"]
+    print(table([*header, "over bound ms", "x bound [95 %]", "E", "sums"], rows) + "\n")
+
+
+def _efficiency(step_s: float, part: dict[str, Any]) -> float:
+    """E = (U - m) / (U - L): 1 is full overlap, 0 none."""
+    upper = part["serial_s"]
+    lower = max(part["wire_s"], part["compute_s"])
+    return float((upper - step_s) / (upper - lower))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--warm-up", type=int, default=2)
+    parser.add_argument("--agreements", nargs="+", choices=AGREEMENTS, default=AGREEMENTS)
+    parser.add_argument("--slices", type=int, default=1000, help="in the first question")
+    parser.add_argument("--steps", type=int, default=8, help="of a turn, in the second question")
+    parser.add_argument("--compute", type=float, default=1.0, help="compute time / transfer time")
+    parser.add_argument("--late", type=float, default=0.3, help="delay / compute time")
+    parser.add_argument("--layers", type=int, default=GptConfig.layers)
+    parser.add_argument("--width", type=int, default=GptConfig.width)
+    add_out_option(parser)
+    parser.add_argument(WORKER_OPTION, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""What the benchmarks of predicted throughput have in common: the table, the summary."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.runner.records.report import table
+
+_FORMS = ("mean_value", "bound", "fitted")
+_HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
+           "bound", "fitted")  # fmt: skip
+
+
+def row(cell: dict[str, Any]) -> list[str]:
+    """A cell as a row of the table."""
+    forms = [cell[name] for name in _FORMS]
+    return [
+        cell["model"], f"{cell['rate_mbit']:g}", cell["mode"], str(cell["workers"]),
+        f"{cell['measured']:.3f}", f"{cell['predicted']:.3f}", f"{cell['error']:+.1%}",
+        *("-" if x is None else f"{x:.3f}" for x in forms),
+    ]  # fmt: skip
+
+
+def summary_of(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Absolute relative errors: of the prediction, and the median of each closed form."""
+    errors = sorted(abs(cell["error"]) for cell in cells)
+    return {
+        "median_error": statistics.median(errors),
+        "p90_error": errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+        "worst_error": errors[-1],
+        "baselines": {
+            name: statistics.median(abs(c[name] / c["measured"] - 1) for c in cells
+                                    if c[name] is not None)
+            for name in _FORMS
+            if any(c[name] is not None for c in cells)
+        },
+    }  # fmt: skip
+
+
+def show(cells: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Prints the table and the summary."""
+    print("\n" + table(_HEADER, [row(cell) for cell in cells]))
+    print(
+        f"\nmedian error {summary['median_error']:.1%}, 90 % {summary['p90_error']:.1%}, "
+        f"worst {summary['worst_error']:.1%}"
+    )
+    print("median errors of the closed forms:", summary["baselines"])

@@ -1,0 +1,223 @@
+"""Does the profile of one worker tell the throughput of TensorFlow's own servers? See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hosts import add_queue_options, queues, why_not
+from benchmarks.planning.prediction.cells import row, show, summary_of
+from benchmarks.planning.prediction.model import layers_of
+from benchmarks.planning.prediction.strategy_cluster import StrategyCluster
+from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.workloads.profiles import PROFILES, Profile
+from hvd_order.planning.files.profile import read_profile
+from hvd_order.planning.predict.workers.closed_forms import mean_value_analysis, upper_bound
+from hvd_order.planning.predict.workers.fit import fit_optimus_async
+from hvd_order.planning.predict.workers.throughput import (
+    Cluster,
+    predict_servers,
+    rate_while_all_train,
+)
+from hvd_order.planning.predict.workers.transmission import POLICIES
+from hvd_order.planning.predict.workers.worker_step import WorkerStep
+
+_WARM_UP = 4
+_COMPUTE = 3.0  # computation of a step over one worker's transfer, one way
+_PAYLOAD = 0.956 / 8  # bytes of TCP's payload for each bit of the link
+_BARE = 12  # times that each bare fetch and push runs
+_BARE_WARM_UP = 2
+# A model has one Nth of its parameters, and links are slow: eight processes share two cores, and
+# what they do beside sleeping should stay little of a step.
+_SHRINK = {"resnet50": 16, "densenet121": 4, "gpt2_small": 64}
+
+
+def main() -> int:
+    options = _options()
+    if reason := why_not():
+        print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
+        return 2
+    found = environment()
+    print(describe(found) + "\n", flush=True)
+    cells: list[dict[str, Any]] = []
+    alone: list[dict[str, Any]] = []
+    for name in options.models:
+        for one, some in _of_model(name, options):
+            alone.append(one)
+            cells += some
+    summary = summary_of(cells)
+    show(cells, summary)
+    words = [f"{one['model']} {one['rate_mbit']:g} {one['error']:+.1%}" for one in alone]
+    print(f"\none worker, which was profiled: {', '.join(words)}")
+    raw = {"strategy_cells": cells, "alone": alone}
+    del options.keep
+    write_record("prediction", found, settings_of(options), raw, summary, options.out)
+    return 0
+
+
+def _of_model(
+    name: str, options: argparse.Namespace
+) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
+    """One worker profiled, the others predicted and measured; at each rate."""
+    shrink = options.shrink or _SHRINK.get(name, 8)
+    size = PROFILES[name]().size_bytes / shrink
+    models = {
+        mbit: layers_of(name, shrink, _COMPUTE * size / (1e6 * mbit * _PAYLOAD))
+        for mbit in options.rates_mbit
+    }
+    known = _profiled(models, options)
+    measured: dict[tuple[float, int, int], float] = {}
+    ends: dict[tuple[float, int, int], list[list[float]]] = {}
+    for servers in options.servers:
+        for workers in options.workers:
+            with _cluster(workers, servers, models, options) as cluster:
+                for mbit, model in models.items():
+                    cluster.set_rate(mbit)
+                    cluster.set_layers(_seconds(model))
+                    key = mbit, workers, servers
+                    ends[key] = cluster.run(_WARM_UP + options.steps)
+                    measured[key] = rate_while_all_train(ends[key], _WARM_UP)
+    found = []
+    for mbit, one in known.items():
+        step, link = one["step"], one["cluster"]
+        think_s = statistics.fmean(step.compute_s)
+        mine = {key[1:]: each for key, each in measured.items() if key[0] == mbit}
+        few = sorted(mine)[:2]
+        fitted = fit_optimus_async([(*key, mine[key]) for key in few])
+        cells = []
+        for (workers, servers), steps_per_s in mine.items():
+            predicted = predict_servers(step, link, workers, servers)
+            stations = [sum(step.tensor_bytes) / link.worker_bytes_per_s / servers] * 2
+            cells.append({
+                "model": name, "rate_mbit": mbit,
+                "mode": "async" if servers == 1 else f"async, {servers} servers",
+                "workers": workers, "servers": servers,
+                "measured": steps_per_s, "predicted": predicted.steps_per_s,
+                "interval": [predicted.low, predicted.high],
+                "error": predicted.steps_per_s / steps_per_s - 1,
+                "mean_value": mean_value_analysis(think_s, stations, workers)[-1],
+                "bound": upper_bound(think_s, stations, workers),
+                "fitted": None if (workers, servers) in few
+                else fitted.steps_per_s(workers, servers),
+                "ends": ends[mbit, workers, servers],
+            })  # fmt: skip
+            print(" ".join(row(cells[-1])), flush=True)
+        predicted = predict_servers(step, link, 1, 1)
+        alone = {
+            "model": name, "rate_mbit": mbit, "measured": one["measured"],
+            "predicted": predicted.steps_per_s,
+            "error": predicted.steps_per_s / one["measured"] - 1, "compute_s": think_s,
+            "bare": one["bare"], "link_bytes_per_s": link.worker_bytes_per_s, "knows": one["knows"],
+        }  # fmt: skip
+        found.append((alone, cells))
+    return found
+
+
+def _cluster(
+    workers: int, servers: int, models: dict[float, Profile], options: argparse.Namespace
+) -> StrategyCluster:
+    mbit, model = next(iter(models.items()))
+    layers = [layer.tensors for layer in model.layers]
+    return StrategyCluster(workers, servers, layers, mbit, **queues(options))
+
+
+def _seconds(model: Profile) -> list[float]:
+    layers = model.layers
+    return [one.forward_s for one in layers] + [one.backward_s for one in reversed(layers)]
+
+
+def _profiled(
+    models: dict[float, Profile], options: argparse.Namespace
+) -> dict[float, dict[str, Any]]:
+    """One worker and one server at each rate: the step, the cluster, and what they are from."""
+    found = {}
+    with _cluster(1, 1, models, options) as cluster:
+        for mbit, model in models.items():
+            cluster.set_rate(mbit)
+            cluster.set_layers(_seconds(model))
+            with tempfile.TemporaryDirectory(prefix="hvd_order_strategy_") as folder:
+                place = Path(folder)
+                cluster.run(_WARM_UP)
+                for worker in cluster.workers:
+                    worker.ask("begins")
+                traces = cluster.trace(place / "steps", "run", steps=options.profiled)
+                began = cluster.workers[0].ask("begins")
+                file = str(place / "profile.json")
+                cluster.coordinator.ask("profile", worker=traces[0], servers=traces[1],
+                                        model=model.name, file=file)  # fmt: skip
+                profile = read_profile(file)
+                if options.keep:
+                    kept = Path(options.keep)
+                    kept.mkdir(parents=True, exist_ok=True)
+                    profile.write(kept / f"{model.name}-{mbit:g}.json")
+                times, _ = cluster.trace(place / "bare", "bare", times=_BARE)
+                bare = cluster.coordinator.ask("bare_times", worker=times)
+            costs = profile.servers
+            assert costs is not None
+            assert costs.strategy is not None
+            step = WorkerStep.from_profile(profile, fetch_orders=costs.strategy.fetch_orders)
+            link, knows = _link(bare, costs.strategy.between_s)
+            link = replace(link, update_s=costs.update.seconds,
+                           update_s_per_byte=costs.update.seconds_per_byte)  # fmt: skip
+            print(model.name, f"{mbit:g}", knows, flush=True)
+            found[mbit] = {
+                "step": step, "cluster": link, "bare": bare, "knows": knows,
+                "measured": rate_while_all_train([began], _WARM_UP),
+            }  # fmt: skip
+    return found
+
+
+def _link(bare: dict[str, dict[str, Any]], between_s: float) -> tuple[Cluster, dict[str, float]]:
+    """What fetches and pushes without a step tell of the link and of its ends.
+
+    One tensor of one number tells the latency; small tensors, the time that an end takes for a
+    tensor; large ones, the bandwidth.
+    """
+    ways = {}
+    knows = {"between_s": between_s}
+    for way in ("fetch", "push"):
+        seconds = {
+            name: statistics.median(bare[f"{way} {name}"]["seconds"][_BARE_WARM_UP:])
+            for name in ("tiny", "small", "large")
+        }
+        small, large = bare[f"{way} small"], bare[f"{way} large"]
+        tensor_s = max(0.0, seconds["small"] - seconds["tiny"]) / small["tensors"]
+        bytes_per_s = large["bytes"] / (seconds["large"] - seconds["tiny"])
+        ways[way] = (seconds["tiny"], tensor_s, bytes_per_s)
+        knows.update({f"{way}_latency_s": seconds["tiny"], f"{way}_tensor_s": tensor_s,
+                      f"{way}_bytes_per_s": bytes_per_s})  # fmt: skip
+    bytes_per_s = max(each[2] for each in ways.values())
+    turns = POLICIES["round_robin"]
+    asks_s = ways["fetch"][0]
+    fetch = replace(turns, latency_s=asks_s + between_s, receive_s=ways["fetch"][1])
+    # A push begins with a fetch of the number that it sends.
+    ends_s = max(0.0, ways["push"][0] - asks_s)
+    push = replace(turns, latency_s=ends_s, receive_s=ways["push"][1])
+    cluster = Cluster(bytes_per_s, pull=fetch, push=push, pulls="request", step_end="updated",
+                      placement="in_turn")  # fmt: skip
+    return cluster, knows
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition(" See")[0] if __doc__ else None)
+    parser.add_argument("--models", nargs="+", choices=sorted(PROFILES), default=list(_SHRINK))
+    parser.add_argument("--rates-mbit", nargs="+", type=float, default=[400.0, 200.0])
+    parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 6])
+    parser.add_argument("--servers", nargs="+", type=int, default=[1])
+    parser.add_argument("--shrink", type=int, help="a model has 1/N of its parameters")
+    parser.add_argument("--steps", type=int, default=14, help="measured steps of each worker")
+    parser.add_argument("--profiled", type=int, default=43, help="steps of the profile")
+    add_queue_options(parser)
+    parser.add_argument("--keep", metavar="FOLDER", help="keep the profiles there")
+    add_out_option(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""One cell of the comparison: a model on some hosts at one rate, every system in turns."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.runner.cell_bounds import ClipBounds, clipped_optimum_s, layer_s, optimum_s
+from benchmarks.runner.commands import step_s
+from benchmarks.runner.fleet import Fleet
+from benchmarks.runner.planned import write_plan
+from benchmarks.runner.records.summary import Ratio, paired_ratio
+from benchmarks.runner.turns import turns
+from benchmarks.runner.weights import same_weights
+from benchmarks.runner.workloads.workloads import size_bytes
+from hvd_order.planning.steps.efficiency import Overlap
+
+DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
+"""Of these "tuned" DDP takes the best; its own default is 25."""
+_TUNING_STEPS = 3
+# DDP lays its buckets out anew after the first step, hvd_order learns in two.
+_FIRST_STEPS = 3
+_WARM_UP = 2
+_WIRE_ROUNDS = 3
+_NOT_TOGETHER = ("local", "no_waiting", "no_waiting_halves")  # their ranks train by themselves
+# Of a model's size on each rank: weights, gradients, buffers; hvd_order's are there twice for a
+# moment, when it has learnt the order.
+_COPIES = 4
+
+
+class MemoryIsShort(RuntimeError):  # noqa: N818  (says what happened)
+    """More systems at once than memory holds: the kernel would drop and read back pages of code."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured.
+
+    Attributes:
+        ratio: computation over communication, both alone; None where the model computes for real.
+        rate_mbit: of each host's link, both ways.
+        steps: measured steps of a system in each round.
+        late: the last rank computes for so many times as long as the others.
+        clip: all gradients are clipped to this global norm in every step; None: they are not.
+    """
+
+    model: str
+    hosts: int
+    rate_mbit: float
+    ratio: float | None
+    rounds: int = 3
+    steps: int = 5
+    late: float = 1.0
+    clip: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The model, and what is unusual about how it is trained."""
+        late = f", late {self.late:g}" if self.late != 1 else ""
+        return self.model + late + ("" if self.clip is None else ", clipped")
+
+    @property
+    def clip_options(self) -> dict[str, float]:
+        """For systems.py."""
+        return {} if self.clip is None else {"max_norm": self.clip}
+
+
+@dataclass
+class Measured:
+    """One system in one cell.
+
+    Attributes:
+        seconds: every measured step, from when the last rank has ended one until the last has
+            ended the next, round by round.
+        cpu_s: processor time a step, all ranks together.
+        sent_bytes: that left the busiest host, a step.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    sent_bytes: list[float] = field(default_factory=list)
+    note: str = ""
+
+    @property
+    def step_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+@dataclass
+class CellResult:
+    """What was found.
+
+    Attributes:
+        wire_s: a saturated all-reduce of all gradients.
+        optimum_s: from the measured local step and wire time: of
+            hvd_order/planning/bounds/bound.py, with clipping that of clipped_bound.py.
+        recorded: one step of each system, see worker.py.
+        same_weights: all systems ended with the same parameters, and so did all ranks (weights.py).
+        clip_bounds: None without clipping.
+    """
+
+    setting: Setting
+    size_bytes: int
+    wire_s: float
+    optimum_s: float
+    systems: dict[str, Measured]
+    recorded: dict[str, Any]
+    same_weights: bool
+    clip_bounds: ClipBounds | None = None
+
+    @property
+    def local_s(self) -> float:
+        return self.systems["local"].step_s
+
+    @property
+    def ratio(self) -> float:
+        """Computation over communication, as intended or else as measured."""
+        return self.setting.ratio or self.local_s / self.wire_s
+
+    def overlap(self, system: str) -> Overlap:
+        """The system's step beside what device and link need alone; E and S follow from it."""
+        work = (self.local_s, self.wire_s)
+        return Overlap(self.systems[system].step_s, sum(work), max(work))
+
+    def utilisation(self, system: str) -> float:
+        """Share of the link's nominal rate that was used."""
+        measured = self.systems[system]
+        bits = 8 * statistics.median(measured.sent_bytes)
+        return bits / (measured.step_s * self.setting.rate_mbit * 1e6)
+
+    def against(self, system: str, other: str) -> Ratio:
+        """Step times of ``system`` over those of ``other``, paired by their place in the run."""
+        return paired_ratio(self.systems[system].seconds, self.systems[other].seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def summary(self) -> dict[str, Any]:
+        """Medians, and what follows from them."""
+        return {
+            "model": self.setting.model,
+            "clip": self.setting.clip,
+            "local_s": self.local_s,
+            "wire_s": self.wire_s,
+            "optimum_s": self.optimum_s,
+            "clip_bounds": None if self.clip_bounds is None else asdict(self.clip_bounds),
+            "same_weights": self.same_weights,
+            "systems": {
+                name: {
+                    "step_s": measured.step_s,
+                    "over_optimum": measured.step_s / self.optimum_s,
+                    "efficiency": self.overlap(name).efficiency,
+                    "link_use": self.utilisation(name),
+                    "cpu_s": sum(measured.cpu_s) / len(measured.cpu_s),
+                }
+                for name, measured in self.systems.items()
+                if name != "local"
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A system in the comparison.
+
+    Attributes:
+        name: in tables; "ddp_tuned" is DDP with the best bucket found.
+        system: as in systems.py.
+        fleet: its ranks, which it may share with others.
+        options: for systems.py.
+        buckets_mib: of which "ddp_tuned" takes the best.
+    """
+
+    name: str
+    system: str
+    fleet: Fleet
+    options: dict[str, Any] = field(default_factory=dict)
+    buckets_mib: Sequence[float] = DDP_BUCKETS_MIB
+
+
+def run_cell(
+    torch_fleet: Fleet,
+    contestants: Sequence[Contestant],
+    setting: Setting,
+    tell: Callable[[str], None],
+    local_fleet: Fleet | None = None,
+) -> CellResult:
+    """Measures every system in turns.
+
+    Args:
+        torch_fleet: measures the wire time, and what no other fleet does.
+        tell: takes a line about what is going on.
+        local_fleet: makes the local steps; None: the same.
+
+    Raises:
+        MemoryIsShort: before a system is built that does not fit beside the others.
+    """
+    total_bytes = size_bytes(setting.model)
+    wire = _wire(torch_fleet, total_bytes)
+    compute_s = [(setting.ratio or 0.0) * statistics.median(wire)] * setting.hosts
+    compute_s[-1] *= setting.late
+    jobs: dict[str, Fleet] = {}
+    results: dict[str, Measured] = {}
+    for one in (Contestant("local", "local", local_fleet or torch_fleet), *contestants):
+        name, fleet = one.name, one.fleet
+        extra = {**one.options, **setting.clip_options}
+        _check_memory(name, setting, total_bytes)
+        if name == "ddp_tuned":
+            extra["bucket_mib"] = _best_bucket(torch_fleet, one, setting, compute_s, tell)
+        elif name == "hvd_order_planned":
+            tell("plan")
+            local = (local_fleet or torch_fleet)("record", job="local", warm_up=_WARM_UP)[0]
+            times = layer_s(local["layers"], local["step_s"])
+            with fleet.awake():
+                path = Path(extra["env"]["HVD_ORDER_PLAN"])
+                write_plan(fleet, setting.model, times, path, setting.clip is not None)
+        results[name] = Measured()
+        tell(f"build {name}")
+        with fleet.awake():
+            layer_bytes = fleet("build", job=name, system=one.system, model=setting.model,
+                                compute_s=compute_s, options=extra)[0]  # fmt: skip
+            results[name].note = fleet("settle", job=name, at_least=_FIRST_STEPS)[0]
+        jobs[name] = fleet
+    for number, name in turns(list(results), setting.rounds):
+        tell(f"round {number + 1} of {setting.rounds}: {name}")
+        if name == "local":
+            wire += _wire(torch_fleet, total_bytes)
+        with jobs[name].awake():
+            answers = jobs[name]("steps", job=name, count=setting.steps, warm_up=_WARM_UP)
+        measured = results[name]
+        measured.seconds += step_s(answers)
+        measured.cpu_s.append(sum(a["cpu_s"] for a in answers))
+        measured.sent_bytes.append(max(a["sent_bytes"] for a in answers))
+    recorded = {}
+    weights = {}
+    for name, fleet in jobs.items():
+        with fleet.awake():
+            recorded[name] = fleet("record", job=name, warm_up=_WARM_UP)[0]
+            if name not in _NOT_TOGETHER:
+                weights[name] = fleet("weights", job=name)
+            fleet("drop", job=name)
+    wire_s = statistics.median(wire)
+    found = (recorded["local"]["layers"], layer_bytes, results["local"].step_s, wire_s)
+    if setting.clip is None:
+        best_s, clip_bounds = optimum_s(*found), None
+    else:
+        best_s, clip_bounds = clipped_optimum_s(*found)
+    same = same_weights(weights, setting.clip is not None)
+    return CellResult(setting, total_bytes, wire_s, best_s, results, recorded, same, clip_bounds)
+
+
+def _check_memory(name: str, setting: Setting, total_bytes: int) -> None:
+    need = _COPIES * setting.hosts * total_bytes
+    available = psutil.virtual_memory().available
+    if available < need:
+        raise MemoryIsShort(
+            f"{setting.model}, {setting.hosts} hosts: {name} needs about {need / 1e9:.1f} GB, and "
+            f"{available / 1e9:.1f} GB are left beside the systems before it; compare fewer at once"
+        )
+
+
+def _wire(fleet: Fleet, size_bytes: int) -> list[float]:
+    answers = fleet("wire", size_bytes=size_bytes, rounds=_WIRE_ROUNDS)
+    return [max(seconds) for seconds in zip(*answers, strict=True)]
+
+
+def _best_bucket(
+    fleet: Fleet,
+    one: Contestant,
+    setting: Setting,
+    compute_s: list[float],
+    tell: Callable[[str], None],
+) -> float:
+    best = (float("inf"), 25.0)
+    for bucket_mib in one.buckets_mib:
+        tell(f"tune DDP: buckets of {bucket_mib:g} MiB")
+        fleet("build", job="trial", system="ddp", model=setting.model, compute_s=compute_s,
+              options={"bucket_mib": bucket_mib, **setting.clip_options})  # fmt: skip
+        answers = fleet("steps", job="trial", count=_TUNING_STEPS, warm_up=_FIRST_STEPS)
+        fleet("drop", job="trial")
+        best = min(best, (statistics.median(step_s(answers)), bucket_mib))
+    return best[1]

@@ -1,0 +1,85 @@
+"""What is trained: a model, its batch and a way back to the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.runner.workloads.emulated_device import EmulatedModel, model_input
+from benchmarks.runner.workloads.profiles import PROFILES
+from benchmarks.runner.workloads.real_models import REAL_MODELS
+from benchmarks.runner.workloads.recorder import Recorder
+
+MODELS = [*PROFILES, *REAL_MODELS]
+
+
+@dataclass
+class Workload:
+    """A model on one rank.
+
+    Attributes:
+        model: maps a batch to a loss, through a chain of children.
+        reset: gives all parameters the values they began with.
+    """
+
+    model: torch.nn.Module
+    batch: Callable[[], torch.Tensor]
+    recorder: Recorder
+    reset: Callable[[], None]
+
+    def layer_bytes(self) -> list[int]:
+        """Size of the parameters of each child; what several read counts for the first."""
+        seen: set[torch.nn.Parameter] = set()
+        sizes = []
+        for child in self.model.children():
+            mine = set(child.parameters()) - seen
+            sizes.append(sum(parameter.nbytes for parameter in mine))
+            seen |= mine
+        return sizes
+
+
+def is_real(name: str) -> bool:
+    """Whether the model computes, instead of sleeping as long as it is told to."""
+    return name in REAL_MODELS
+
+
+def build(
+    name: str, rank: int, compute_s: float, beside: Iterable[torch.nn.Module] = ()
+) -> Workload:
+    """The model of that name.
+
+    Args:
+        rank: ranks have different data.
+        compute_s: of forward and backward; real models take their time.
+        beside: models of this name that train in other turns; emulated ones share the memory of
+            gradients, as an allocator would reuse it.
+    """
+    torch.manual_seed(0)
+    if not is_real(name):
+        like = next((m for m in beside if isinstance(m, EmulatedModel)), None)
+        emulated = EmulatedModel(PROFILES[name]().scaled_to(compute_s), rank, like)
+
+        def zero() -> None:
+            with torch.no_grad():
+                for parameter in emulated.parameters():
+                    parameter.zero_()
+
+        return Workload(emulated, model_input, emulated.recorder, zero)
+    model, data = REAL_MODELS[name](rank)
+    first = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def restore() -> None:
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), first, strict=True):
+                parameter.copy_(value)
+
+    return Workload(model, lambda: data, model.recorder, restore)
+
+
+def size_bytes(name: str) -> int:
+    """Of all gradients of a model."""
+    if not is_real(name):
+        return PROFILES[name]().size_bytes
+    return sum(build(name, 0, 0.0).layer_bytes())

@@ -1,0 +1,113 @@
+"""From an empty container without a compiler to two ranks that train: how long does each step take?
+
+See README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from helpers.environments.installed import TRAIN, weights_in  # noqa: E402
+from helpers.environments.podman import Podman, pip_mounts  # noqa: E402
+
+from benchmarks.runner.records.environment import describe, environment  # noqa: E402
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record  # noqa: E402
+
+_BIN = "/env/bin"
+
+
+def main() -> None:
+    """Measures every step in a new container, some times."""
+    options = _options()
+    if not options.wheel.is_file():
+        raise SystemExit(f"error: there is no {options.wheel}; `make wheels` writes to dist")
+    if shutil.which("podman") is None or os.geteuid() != 0:
+        raise SystemExit("error: needs podman and root")
+    found = environment()
+    print(describe(found) + "\n")
+    with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
+        podman = Podman(Path(folder))
+        mounts = [
+            *pip_mounts(Path(folder)),
+            "-v", f"{options.wheel.resolve().parent}:/dist:ro", "-v", f"{TRAIN}:/train.py:ro",
+        ]  # fmt: skip
+        runs = [_run(podman, options, mounts) for _ in range(options.runs)]
+    seconds = {name: [run[name] for run in runs] for name in runs[0]}
+    for name, each in seconds.items():
+        low, high = min(each), max(each)
+        print(f"{statistics.median(each):8.1f} s  ({low:.1f} to {high:.1f})  {name}")
+    wheel_mb = options.wheel.stat().st_size / 1e6
+    print(f"{options.wheel.name}: {wheel_mb:.1f} MB")
+    write_record(
+        "install", found, {**settings_of(options), "wheel": options.wheel.name},
+        {"seconds": seconds, "wheel_mb": wheel_mb},
+        {name: statistics.median(each) for name, each in seconds.items()}, options.out,
+    )  # fmt: skip
+
+
+def _run(podman: Podman, options: argparse.Namespace, mounts: list[str]) -> dict[str, float]:
+    """Seconds of each step in one new container."""
+    container = podman.run(
+        "run", "--detach", "--network=host", "--pull=never", *mounts, options.base,
+        "sleep", "infinity",
+    ).strip()  # fmt: skip
+    seconds: dict[str, float] = {}
+    said: dict[str, str] = {}
+
+    def step(name: str, command: str) -> None:
+        started = time.monotonic()
+        said[name] = podman.run("exec", container, "sh", "-ec", command)
+        seconds[name] = time.monotonic() - started
+
+    pip = f"{_BIN}/pip install --quiet --no-cache-dir"
+    try:
+        step("Debian's Python",
+             "apt-get -qq update && apt-get -qq install --yes --no-install-recommends "
+             "ca-certificates python3 python3-venv")  # fmt: skip
+        step("PyTorch", f"python3 -m venv /env && {pip} {options.torch}")
+        step("wheel", f"{pip} /dist/{options.wheel.name}")
+        for compiler in ("cc", "g++", "nvcc"):
+            podman.run("exec", container, "which", compiler, code=1)
+        step("doctor", f"{_BIN}/hvd-order doctor")
+        step("one process", f"{_BIN}/python /train.py")
+        step("two ranks", f"{_BIN}/hvd-order run -np 2 {_BIN}/python /train.py")
+    finally:
+        podman.run("rm", "--force", "--time=0", container)
+    _check_equal(said["one process"], said["two ranks"])
+    return seconds
+
+
+def _check_equal(one: str, two: str) -> None:
+    """Two ranks must have trained as one process did."""
+    pairs: list[Any] = list(zip(weights_in(one), weights_in(two), strict=True))
+    apart = max(abs(a - b) for a, b in pairs)
+    if apart > 1e-6:
+        raise SystemExit(f"error: the weights of two ranks are {apart:g} from one process's")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("wheel", type=Path, metavar="WHEEL", help="of `make wheels`")
+    parser.add_argument("--base", default="debian:bookworm-slim",
+                        help="image with apt, pulled before; its Python must be the wheel's "
+                        "(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--torch", default="torch==2.13.0",
+                        help="what pip installs (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--runs", type=int, default=3, help="new containers (default: %(default)s)")
+    add_out_option(parser)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

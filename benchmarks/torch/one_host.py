@@ -1,0 +1,174 @@
+"""Many ranks on one machine: what is left where processors are short? See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+from benchmarks.runner.commands import step_s
+from benchmarks.runner.fleet import Fleet
+from benchmarks.runner.ports import free_port
+from benchmarks.runner.records.environment import ROOT, commit_of, describe, environment
+from benchmarks.runner.records.record import add_out_option, settings_of, write_record
+from benchmarks.runner.records.report import table
+from benchmarks.runner.records.summary import paired_ratio
+from benchmarks.runner.turns import turns
+from benchmarks.runner.workloads.real_models import REAL_MODELS
+
+_WARM_UP = 3
+SYSTEMS: dict[str, dict[str, str]] = {
+    "ddp": {},
+    "hvd_order": {},
+    "before": {},
+    "untuned": {"HVD_ORDER_TUNE": "0"},
+    "one_slice": {"HVD_ORDER_SLICE_BYTES": "25MiB", "HVD_ORDER_CREDIT_BYTES": "50MiB"},
+    "one_slice_at_once": {
+        "HVD_ORDER_SLICE_BYTES": "25MiB",
+        "HVD_ORDER_CREDIT_BYTES": "50MiB",
+        "HVD_ORDER_CROSS_ITERATION": "0",
+    },
+    "bypass": {
+        "HVD_ORDER_SLICE_BYTES": "25MiB",
+        "HVD_ORDER_CREDIT_BYTES": "1GiB",
+        "HVD_ORDER_CROSS_ITERATION": "0",
+        "HVD_ORDER_AGREEMENT": "planned",
+        "HVD_ORDER_POLICY": "arrival",
+    },
+}
+"""Knobs by system."""
+
+
+class OneHost:
+    """Stands in for the emulated hosts: every rank is a process of this machine, over loopback."""
+
+    def popen(self, rank: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Starts a rank."""
+        return subprocess.Popen(command, **options)
+
+
+def main() -> None:
+    options = _options()
+    found = environment()
+    print(describe(found) + "\n", flush=True)
+    raw, summaries = [], []
+    with tempfile.NamedTemporaryFile(
+        "w+", prefix="hvd_order_bench_", suffix=".log", delete=False
+    ) as log:
+        for size in options.ranks:
+            measured = _measure(size, options, log)
+            raw.append({"ranks": size, "systems": measured})
+            summaries.append({"ranks": size, "systems": _summary(measured)})
+            print(_table(size, summaries[-1]["systems"]), flush=True)
+    settings = settings_of(options)
+    if options.before:
+        settings["before"] = commit_of(options.before)[0]
+    write_record("one_host", found, settings, {"rows": raw}, {"rows": summaries}, options.out)
+
+
+def _measure(size: int, options: argparse.Namespace, log: TextIO) -> dict[str, Any]:
+    """Every system's steps, in turns; each has ranks of its own, asleep in the others' turns."""
+    with contextlib.ExitStack() as stack:
+        fleets: dict[str, Fleet] = {}
+        notes: dict[str, str] = {}
+        for name in options.systems:
+            tree = options.before.resolve() if name == "before" else ROOT
+            fleet = Fleet(
+                OneHost(),
+                "torch", log, _environments(size), restless=True, tree=tree,
+            )  # fmt: skip
+            stack.callback(fleet.close)
+            fleets[name] = fleet
+            fleet("build", job=name, system="ddp" if name == "ddp" else "hvd_order",
+                  model=options.model, compute_s=[0.0] * size,
+                  options={} if name == "ddp" else {"env": SYSTEMS[name]})  # fmt: skip
+            notes[name] = fleet("settle", job=name, at_least=options.settle)[0]
+            fleet.sleep()
+        measured: dict[str, Any] = {
+            name: {"note": notes[name], "seconds": [], "cpu_s": [], "switches": [], "messages": []}
+            for name in fleets
+        }
+        for _, name in turns(list(fleets), options.rounds):
+            with fleets[name].awake():
+                answers = fleets[name]("steps", job=name, count=options.steps, warm_up=_WARM_UP)
+            one = measured[name]
+            one["seconds"].append(step_s(answers))
+            one["cpu_s"].append(sum(answer["cpu_s"] for answer in answers))
+            one["switches"].append(sum(answer["switches"] for answer in answers))
+            one["messages"].append(sum(answer["messages"] for answer in answers))
+            one["threads"] = [answer["threads"] for answer in answers]
+        return measured
+
+
+def _environments(size: int) -> list[dict[str, str]]:
+    port = str(free_port())
+    return [
+        {
+            "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
+        }
+        for rank in range(size)
+    ]  # fmt: skip
+
+
+def _summary(measured: dict[str, Any]) -> dict[str, Any]:
+    """Medians, and the ratio of the medians of turns to DDP's, paired by turn."""
+    turn_s = {name: [median(turn) for turn in one["seconds"]] for name, one in measured.items()}
+    return {
+        name: {
+            "step_s": median(turn_s[name]),
+            "over_ddp": paired_ratio(turn_s[name], turn_s["ddp"]).to_json(),
+            "cpu_s": median(one["cpu_s"]),
+            "switches": median(one["switches"]),
+            "messages": median(one["messages"]),
+            "threads": one["threads"],
+            "note": one["note"],
+        }
+        for name, one in measured.items()
+    }
+
+
+def _table(size: int, systems: dict[str, Any]) -> str:
+    rows = []
+    for name, one in systems.items():
+        ratio = one["over_ddp"]
+        rows.append([
+            size, name, f"{1e3 * one['step_s']:.1f}",
+            f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]",
+            f"{1e3 * one['cpu_s'] / size:.1f}", f"{one['switches'] / size:.0f}",
+            f"{one['messages']:.0f}",
+            f"{one['threads'][0]} / {one['threads'][-1]}", one["note"],
+        ])  # fmt: skip
+    return table(
+        ["ranks", "system", "step ms", "/ DDP", "CPU ms a rank", "switches a rank", "messages",
+         "threads of rank 0 / last", "settings"], rows,
+    )  # fmt: skip
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument("--model", choices=list(REAL_MODELS), default="linear8")
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS),
+                        default=["ddp", "hvd_order"])  # fmt: skip
+    parser.add_argument("--rounds", type=int, default=8, help="turns of each system")
+    parser.add_argument("--steps", type=int, default=30, help="measured steps in each turn")
+    parser.add_argument("--settle", type=int, default=5, help="least number of steps before")
+    parser.add_argument("--before", type=Path, metavar="TREE", help="checkout for 'before'")
+    add_out_option(parser)
+    options = parser.parse_args()
+    if "ddp" not in options.systems:
+        parser.error("the ratios are to DDP: name ddp among --systems")
+    if ("before" in options.systems) != (options.before is not None):
+        parser.error("'before' and --before go together")
+    return options
+
+
+if __name__ == "__main__":
+    main()
