@@ -92,11 +92,6 @@ if [ "${#wanted[@]}" = 0 ] || [[ " ${wanted[*]} " == *" $file "* ]]; then
 fi
 record throughput engine.throughput --credit-mib 32
 record agreement engine.agreement --ranks 2
-if "$python" -c "import tensorflow, mpi4py" 2> /dev/null; then
-  record backends backends.main
-else
-  echo "left out: TensorFlow or mpi4py is not installed"
-fi
 record hosts hosts.main
 record scheduler_events engine.scheduler_events
 record scale engine.scale

@@ -375,14 +375,6 @@ def published_error(application: str, split: str, form: str) -> Measure:
     return measure
 
 
-def backends(documents: Documents) -> Figure | None:
-    document = documents.newest("backends", "seconds")
-    if document is None:
-        return None
-    seconds = document.raw["seconds"]
-    return _ratio(paired_ratio(seconds["c10d"], seconds["mpi"]), document)
-
-
 def link_share(documents: Documents) -> Figure | None:
     """The slowest link's rate over what TCP can carry."""
     document = documents.newest("hosts", "received_mbit")

@@ -18,7 +18,6 @@ from benchmarks.results_page.measures import (
     Measure,
     agreement_ratio,
     agreement_share,
-    backends,
     balance_gain,
     cost_ratio,
     device_wait,
@@ -179,7 +178,6 @@ TARGETS = [
             ("as installed", "L1 with the settings that trials choose", Bound(1.03)),
         )
     ),
-    Target("backends", "torch.distributed / MPI under TensorFlow", backends, None),
     Target("hosts", "slowest link / what TCP can carry, 1 Gbit/s", link_share,
            Bound(0.99, at_most=False), "2026-11-21"),
     Target("simulate", "1,000 steps of BERT-large, leader, s",
