@@ -166,7 +166,7 @@ bench: build
 	"$(BIN)/cmake" --build $(CMAKE_DIR) --target cpp_benchmarks
 	PATH="$(abspath $(BIN)):$$PATH" bash benchmarks/run_all.sh
 
-# Page, pictures and the README's table, from the data files alone.
+# Pages, pictures and the tables of README.md and HISTORY.md, from the data files alone.
 results: $(DEV_STAMP)
 	@"$(BIN)/python" -m benchmarks.results_page
 

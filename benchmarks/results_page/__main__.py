@@ -1,11 +1,11 @@
-"""Makes RESULTS.md, its pictures and the README's table from benchmarks/results: `make results`."""
+"""`make results`: pages, tables and pictures from benchmarks/results."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from benchmarks.results_page.documents import FOLDER, Documents
-from benchmarks.results_page.page import page
+from benchmarks.results_page.page import history_with_block, page, runs_page
 from benchmarks.results_page.pictures import (
     over_optimum,
     prediction,
@@ -20,35 +20,40 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "benchmarks" / "RESULTS.md"
 README = ROOT / "README.md"
 
-PICTURES = (
-    ("side_by_side", "over_optimum.png", over_optimum.draw),
-    ("side_by_side", "timelines.png", timelines.draw),
-    ("simulate", "prediction.png", prediction.draw),
-    ("prediction", "throughput.png", throughput.draw),
-    ("parameter_server", "server_load.png", server_load.draw_elastic),
-    ("parameter_server", "rebalance.png", server_load.draw_rebalance),
-)
+HISTORY = ROOT / "benchmarks" / "HISTORY.md"
+RUNS = FOLDER / "RUNS.md"
+PICTURES = {
+    "over_optimum.png": over_optimum.draw,
+    "timelines.png": timelines.draw,
+    "prediction.png": prediction.draw,
+    "throughput.png": throughput.draw,
+    "server_load.png": server_load.draw_elastic,
+    "rebalance.png": server_load.draw_rebalance,
+}
 
 
-def pictures_on_file(folder: Path = FOLDER) -> dict[str, list[str]]:
-    """By benchmark, the pictures that exist, relative to the page."""
-    found: dict[str, list[str]] = {}
-    for benchmark, name, _ in PICTURES:
-        if (folder / name).exists():
-            found.setdefault(benchmark, []).append(f"results/{name}")
-    return found
+def pages() -> dict[Path, str]:
+    """What each file that is made here has to be, from the data and the pictures on file."""
+    documents = Documents.read()
+    pictures = [f"results/{name}" for name in PICTURES if (FOLDER / name).exists()]
+    return {
+        PAGE: page(documents, TARGETS, pictures),
+        RUNS: runs_page(documents),
+        HISTORY: history_with_block(HISTORY.read_text("utf-8"), documents, TARGETS),
+        README: readme_with_table(README.read_text("utf-8"), documents),
+    }
 
 
 def main() -> None:
     documents = Documents.read()
-    for _, name, draw in PICTURES:
+    for name, draw in PICTURES.items():
         if draw(documents, FOLDER / name):
             print(f"benchmarks/results/{name}")
         else:
             (FOLDER / name).unlink(missing_ok=True)
-    PAGE.write_text(page(documents, TARGETS, pictures_on_file()), "utf-8")
-    README.write_text(readme_with_table(README.read_text("utf-8"), documents), "utf-8")
-    print("benchmarks/RESULTS.md, README.md")
+    for path, text in pages().items():
+        path.write_text(text, "utf-8")
+        print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

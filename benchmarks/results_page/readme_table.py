@@ -8,9 +8,9 @@ from typing import Any
 
 from benchmarks.results_page.documents import Documents
 from benchmarks.results_page.measures import CellOf
+from benchmarks.results_page.page import replaced
+from benchmarks.results_page.tables import table
 
-BEGIN = "<!-- made by `make results` -->"
-END = "<!-- end of what `make results` makes -->"
 _WORDS = ("none", "one", "two", "three", "four", "five", "six")
 _TUNED, _DEFAULT = "best of five", "default 25 MiB"
 _HEADER = ("model, hosts, network", "DDP", "DDP's buckets", "Horovod", "hvd_order", "optimum",
@@ -45,22 +45,13 @@ _ROWS = [
 
 
 def readme_with_table(readme: str, documents: Documents) -> str:
-    """The README with the block between the two marks made anew.
-
-    Raises:
-        ValueError: a mark is missing.
-    """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"README.md lacks the line {BEGIN if not begin else END!r}")
-    return f"{before}{BEGIN}\n{_table(documents)}\n\n{END}{after}"
+    """The README with the block between the two marks made anew."""
+    return replaced(readme, _table(documents))
 
 
 def _table(documents: Documents) -> str:
-    rows = [_HEADER, ["---"] * len(_HEADER)]
-    rows += [[row.text, *_bold(_figures(documents, row))] for row in _ROWS]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rows = [[row.text, *_bold(_figures(documents, row))] for row in _ROWS]
+    return "\n".join(table(rows, _HEADER))
 
 
 def _figures(documents: Documents, row: _Row) -> tuple[str, ...]:

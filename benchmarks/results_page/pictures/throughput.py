@@ -24,7 +24,7 @@ def draw(documents: Documents, path: Path) -> bool:
     Returns:
         Whether there was data.
     """
-    cells = [cell for cell, _ in throughput_cells(documents)]
+    cells = [cell for cell, _ in throughput_cells(documents.of("prediction"))]
     if not cells:
         return False
     numbers = sorted({cell["workers"] for cell in cells})

@@ -13,17 +13,23 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.results_page.__main__ import PAGE, README, pictures_on_file  # noqa: E402
-from benchmarks.results_page.documents import FOLDER, Document, Documents, InvalidResult  # noqa: E402
-from benchmarks.results_page.figure import MET, MISSED, OPEN  # noqa: E402
+from benchmarks.results_page.__main__ import pages  # noqa: E402
+from benchmarks.results_page.documents import (  # noqa: E402
+    FOLDER,
+    Document,
+    Documents,
+    InvalidResult,
+)
+from benchmarks.results_page.figure import MET, MISSED, OPEN, Figure  # noqa: E402
 from benchmarks.results_page.measures import (  # noqa: E402
     CellOf,
-    over_optimum,
-    ratio_over_bounds,
+    Find,
+    median,
+    newest,
+    over_bounds,
     throughput_error,
 )
-from benchmarks.results_page.page import page  # noqa: E402
-from benchmarks.results_page.readme_table import readme_with_table  # noqa: E402
+from benchmarks.results_page.page import history_with_block, page  # noqa: E402
 from benchmarks.results_page.targets import TARGETS  # noqa: E402
 from benchmarks.runner.records.schema import problems  # noqa: E402
 
@@ -51,20 +57,20 @@ def overhead_file(ratio: float, spread: float = 0.001) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def row(text: str, content: dict[str, Any] | None) -> list[str]:
-    """The cells of a target's row on the page made from one file, or from none."""
-    documents = Documents([] if content is None else [Document("overhead.json", content)])
-    (line,) = [
-        line for line in page(documents, TARGETS, {}).splitlines() if line.startswith(f"| {text} |")
-    ]
+def row(text: str, written: str) -> list[str]:
+    """The cells of a target's row on a page."""
+    (line,) = [line for line in written.splitlines() if line.startswith(f"| {text} |")]
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_page_is_made_from_the_committed_data() -> None:
-    documents = Documents.read()
-    assert page(documents, TARGETS, pictures_on_file()) == PAGE.read_text("utf-8"), "make results"
-    readme = README.read_text("utf-8")
-    assert readme_with_table(readme, documents) == readme, "make results"
+def test_the_pages_are_made_from_the_committed_data() -> None:
+    for path, text in pages().items():
+        assert text == path.read_text("utf-8"), f"make results: {path.name}"
+
+
+def test_the_page_of_results_is_short() -> None:
+    (text,) = [text for path, text in pages().items() if path.name == "RESULTS.md"]
+    assert text.count("\n") <= 200
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -78,16 +84,36 @@ def test_each_data_file_is_valid(path: Path) -> None:
     ids=["met", "missed", "open"],
 )
 def test_the_verdict_follows_from_the_data(ratio: float, spread: float, verdict: str) -> None:
-    cells = row("one rank: step / plain optimizer", overhead_file(ratio, spread))
+    documents = Documents([Document("overhead.json", overhead_file(ratio, spread))])
+    written = page(documents, TARGETS)
+    cells = row("one rank: step / plain optimizer", written)
     assert cells[1] == "at most 1.01"
     assert float(cells[2]) == pytest.approx(ratio)
     assert cells[4] == verdict
-    assert cells[5:] == ["0123456", "A", "[overhead](results/overhead.json)"]
+    assert cells[5:] == ["0123456", "[overhead](results/overhead.json)"]
+    assert ("* one rank: step / plain optimizer: " in written) == (verdict == MISSED)
 
 
-def test_a_target_without_data_keeps_its_row() -> None:
-    cells = row("one rank: step / plain optimizer", None)
-    assert cells[2] == "not run since 2026-11-21, see [HISTORY.md](HISTORY.md)"
+def test_what_another_machine_measured_goes_to_the_history() -> None:
+    old, new = overhead_file(1.0), overhead_file(1.0)
+    new |= {
+        "benchmark": "planning", "date": "2026-02-02T03:04:05+00:00",
+        "raw": {"seconds": {"tic": [0.01] * 7}}, "machine": {**old["machine"], "cpu": "another"},
+    }  # fmt: skip
+    documents = Documents([Document("overhead.json", old), Document("planning.json", new)])
+    written = page(documents, TARGETS)
+    assert row("TIC on ResNet-152's graph, s", written)[4] == MET
+    assert "one rank" not in written
+    marks = "<!-- made by `make results` -->\n<!-- end of what `make results` makes -->"
+    history = history_with_block(f"before\n{marks}\nafter", documents, TARGETS)
+    assert history.startswith("before\n")
+    assert history.endswith("\nafter")
+    assert row("one rank: step / plain optimizer", history)[-1] == "B"
+    assert "TIC" not in history.split("No data on file")[0]
+
+
+def figure_of(find: Find, *documents: Document) -> Figure | None:
+    return newest(find)(documents)
 
 
 def clipped_cell() -> dict[str, Any]:
@@ -107,14 +133,15 @@ def test_a_clipped_cell_is_compared_with_its_own_bounds_alone() -> None:
         "benchmark": "side_by_side",
         "raw": {"cells": [clipped_cell()]},
     }
-    documents = Documents([Document("side_by_side-clip.json", content)])
+    document = Document("side_by_side-clip.json", content)
+    ours, theirs = (f"systems/{name}/seconds" for name in ("hvd_order", "ddp_tuned"))
     clipped = CellOf("resnet50", clipped=True)
-    assert over_optimum(CellOf("resnet50"))(documents) is None
-    over = over_optimum(clipped)(documents)
+    assert figure_of(median(ours, CellOf("resnet50"), per="optimum_s"), document) is None
+    over = figure_of(median(ours, clipped, per="optimum_s"), document)
     assert over is not None
     assert over.value == pytest.approx(1.2)
     # DDP takes 1.25 times hvd_order's step, as the bounds promise
-    ratio = ratio_over_bounds(clipped, "hvd_order", "ddp_tuned")(documents)
+    ratio = figure_of(over_bounds(ours, theirs, clipped), document)
     assert ratio is not None
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.0, 1.0, 1.0))
 
@@ -129,7 +156,7 @@ def test_of_a_predicted_cell_the_newest_run_counts() -> None:
         return Document(f"{date}.json", {**content, "raw": {"cells": cells}})
 
     documents = Documents([run("2026-01-01", {2: 0.01, 8: -0.5}), run("2026-01-02", {8: 0.02})])
-    worst = throughput_error(1.0)(documents)
+    worst = throughput_error(1.0)(documents.of("prediction"))
     assert worst is not None
     assert worst.value == 0.02
 
@@ -139,8 +166,9 @@ def test_a_run_whose_slices_were_set_by_hand_stands_for_nothing() -> None:
         **overhead_file(1.0), "benchmark": "side_by_side", "raw": {"cells": [clipped_cell()]},
         "settings": {"env": ["HVD_ORDER_SLICE_BYTES=1089536"]},
     }  # fmt: skip
-    documents = Documents([Document("side_by_side-clip-before.json", content)])
-    assert over_optimum(CellOf("resnet50", clipped=True))(documents) is None
+    document = Document("side_by_side-clip-before.json", content)
+    find = median("systems/hvd_order/seconds", CellOf("resnet50", clipped=True))
+    assert figure_of(find, document) is None
 
 
 @pytest.mark.parametrize(
