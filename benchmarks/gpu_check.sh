@@ -2,10 +2,11 @@
 # Everything that needs a CUDA GPU, in at most ten minutes: bash benchmarks/gpu_check.sh
 #
 # One GPU is enough; what needs two is skipped with a line. Builds first, with `make build` where
-# packages can be installed, else with the PyTorch, cmake, ninja and pybind11 of $PYTHON. One line
-# PASS, FAIL or SKIP a check; exit status 0 when nothing failed (also when there is no GPU).
+# packages can be installed, else with the PyTorch, cmake, ninja and pybind11 of $PYTHON. Then the
+# tests of tests/gpu run, and benchmarks/engine/gpu measures. One line PASS, FAIL or SKIP each; exit
+# status 0 when nothing failed (also when there is no GPU).
 # Settings: PYTHON (default python3), FULL=1 (also the benchmarks overhead and throughput).
-# Arguments go to benchmarks/gpu/main.py: --check NAME, --minutes N.
+# Arguments go to pytest: -k kernels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -37,10 +38,16 @@ grep -i "kernels for CUDA" "$log" || true
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 failed=0
-"$python" benchmarks/gpu/main.py "$@" || failed=1
+if "$python" -m pytest -q -m gpu tests/gpu "$@"; then
+  echo "PASS  tests/gpu"
+else
+  echo "FAIL  tests/gpu"
+  failed=1
+fi
+"$python" -m benchmarks.engine.gpu || failed=1
 if [ "${FULL:-0}" = 1 ]; then
-  for benchmark in overhead throughput; do
-    if "$python" "benchmarks/$benchmark/main.py" --device cuda; then
+  for benchmark in torch.overhead engine.throughput; do
+    if "$python" -m "benchmarks.$benchmark" --device cuda; then
       echo "PASS  benchmark $benchmark: ran, results right"
     else
       echo "FAIL  benchmark $benchmark"

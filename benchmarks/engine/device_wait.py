@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+from helpers.device.device_waits import WAITS
 from helpers.device.test_device import NAME, groups, load
 
 import hvd_order.torch as hvd
-from benchmarks.runner.device_waits import WAITS
 from benchmarks.runner.ranks import WORKER_OPTION, run_as_rank, run_ranks, slowest
 from benchmarks.runner.records.environment import describe, environment
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record

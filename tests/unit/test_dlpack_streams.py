@@ -1,6 +1,6 @@
 """Streams in DLPack's protocol, with memory of the CPU that says it is CUDA's.
 
-benchmarks/gpu has the same with cupy, and tests/multiproc/device with a device that has streams.
+tests/gpu has the same with cupy, and tests/multiproc/device with a device that has streams.
 """
 
 from __future__ import annotations

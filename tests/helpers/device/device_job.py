@@ -12,11 +12,11 @@ from pathlib import Path
 
 from helpers.ranks import Completed, run_script
 
-__all__ = ["run_on_device"]
+__all__ = ["build", "run_on_device"]
 
 
 @functools.cache
-def _build() -> None:
+def build() -> None:
     """Builds the device in another process: here it would be a device for all tests."""
     command = [sys.executable, "-c", "from helpers.device.test_device import load; load()"]
     subprocess.run(command, check=True, cwd=Path(__file__).resolve().parents[2])
@@ -90,7 +90,7 @@ def run_on_device(
     The names of `_START` above are defined there. Trials are off, so that updates are deferred
     from the third step on.
     """
-    _build()
+    build()
     settings = {"HVD_ORDER_TUNE": "0", "HVD_ORDER_TIMEOUT": "20", **(env or {})}
     script = f"KERNELS = {kernels}\n" + _START + textwrap.dedent(body)
     ended = run_script(ranks, script, env=settings, timeout=timeout)

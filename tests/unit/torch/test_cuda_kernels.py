@@ -1,4 +1,4 @@
-"""The kernels for CUDA as far as a machine without a GPU shows them; benchmarks/gpu runs them."""
+"""The kernels for CUDA as far as a machine without a GPU shows them; tests/gpu runs them."""
 
 from __future__ import annotations
 

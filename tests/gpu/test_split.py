@@ -6,17 +6,18 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
 import torch
-from finding import Finding
-from together import compare_ranks
+from gpu.on_device import CUDA, run
+from gpu.test_two_ranks import compare_ranks
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import hvd_order.torch as hvd
 from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
-SPLIT = {"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "16384"}
-"""Variables of a run: small slices, so that many are in flight."""
+_VARIABLES = {"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "16384"}
+"""Small slices, so that many are in flight."""
 _CONFIG = GptConfig(vocabulary=64, context=16, layers=2, heads=2, width=32)
 _STEPS = 12
 _TOLERANCE = 1e-6  # relative, in float64
@@ -35,45 +36,44 @@ _OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], Optimizer]] = {
 }
 
 
-def check_split(device: torch.device) -> Finding:
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_gradients_are_clipped_and_unscaled_between_the_halves(device: str, backend: str) -> None:
+    run(clips_between_the_halves, device, ranks=2, backend=backend, env=_VARIABLES)
+
+
+@pytest.mark.parametrize("device", [CUDA])
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_sharded_state_trains_the_same_weights(device: str, backend: str) -> None:
+    run(shards_alike, device, ranks=2, backend=backend, env=_VARIABLES)
+
+
+def clips_between_the_halves(device: torch.device) -> None:
     """Two ranks that clip and unscale unchanged, beside one process."""
-    largest, cases = 0.0, 0
     for optimizer in ("SGD", "AdamW fused"):
         for clip in _CLIPS:
-            largest = max(largest, _error(device, optimizer, clip))
-            cases += 1
+            _compare(device, optimizer, clip)
     if device.type in ("cuda", "cpu"):  # torch.amp knows no others
-        largest = max(largest, _error(device, "SGD", "norm", scaled=True))
-        cases += 1
-    return _finding(cases, largest)
+        _compare(device, "SGD", "norm", scaled=True)
 
 
-def check_sharded(device: torch.device) -> Finding:
+def shards_alike(device: torch.device) -> None:
     """The same with sharded optimizer state; bfloat16 weights are equal on all ranks."""
-    largest, cases = 0.0, 0
     for optimizer in _OPTIMIZERS:
         for clip in ("norm", "infinity norm"):
-            largest = max(largest, _error(device, optimizer, clip, sharded=True))
-            cases += 1
+            _compare(device, optimizer, clip, sharded=True)
     if device.type in ("cuda", "cpu"):  # the test device has no layer norm of bfloat16
         narrow = _train(device, "SGD", "norm", dtype=torch.bfloat16, sharded=True)
         compare_ranks(narrow, "bfloat16")
         wide = _train(device, "SGD", "norm", dtype=torch.float32, distributed=False)
         off = max(float((a.float() - b).abs().max()) for a, b in zip(narrow, wide, strict=True))
         assert off < _NARROW_TOLERANCE, f"bfloat16 weights are {off:g} off those of float32"
-        cases += 1
-    return _finding(cases, largest)
 
 
-def _finding(cases: int, largest: float) -> Finding:
-    text = f"{cases} cases, largest relative difference {largest:.1e} (at most {_TOLERANCE:g})"
-    return Finding(text, {"largest_difference": largest})
-
-
-def _error(
+def _compare(
     device: torch.device, optimizer: str, clip: str, scaled: bool = False, sharded: bool = False
-) -> float:
-    """Largest difference to one process, relative to each parameter's largest element."""
+) -> None:
+    """Beside one process, relative to each parameter's largest element."""
     ours = _train(device, optimizer, clip, scaled=scaled, sharded=sharded)
     alone = _train(device, optimizer, clip, scaled=scaled, distributed=False)
     case = f"{optimizer}, {clip}{', scaled' if scaled else ''}{', sharded' if sharded else ''}"
@@ -82,7 +82,6 @@ def _error(
     )
     assert error <= _TOLERANCE, f"{case}: {error:g} off one process"
     compare_ranks(ours, case)
-    return error
 
 
 def _train(

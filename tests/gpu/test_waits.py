@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
-from finding import Finding
+from gpu.on_device import DEVICES, run
+from helpers.device.device_waits import WAITS
 from torch import nn
 
 import hvd_order.torch as hvd
 
-DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+_VARIABLES = {"HVD_ORDER_TUNE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _STEPS = 25
 
 
-def train_plain(device: torch.device) -> Finding:
-    """Trains, and tells the weights' digest."""
-    return _train(device, hvd.Compression.none)
+@pytest.mark.long  # a minute or more on the test device
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("compression", ["none", "bf16_ef"])
+def test_the_weights_are_the_same_however_the_device_is_waited_for(
+    device: str, compression: str
+) -> None:
+    digests = {
+        name: run(weights_digest, device, compression, ranks=2, backend="fastest",
+                  env={**_VARIABLES, **way})
+        for name, way in WAITS.items()
+    }  # fmt: skip
+    assert len(set(digests.values())) == 1, digests
 
 
-def train_narrow(device: torch.device) -> Finding:
-    """The same with sums in bfloat16, error feedback and clipping."""
-    return _train(device, hvd.Compression.bf16_ef)
-
-
-def _train(device: torch.device, compression: Any) -> Finding:
+def weights_digest(device: torch.device, compression_name: str) -> str:
+    """Trains, and tells the weights' digest; bf16_ef with clipping."""
+    compression: Any = getattr(hvd.Compression, compression_name)
     torch.use_deterministic_algorithms(True, warn_only=device.type != "cuda")
     torch.manual_seed(5)
     width = 256
@@ -53,13 +61,4 @@ def _train(device: torch.device, compression: Any) -> Finding:
     for parameter in model.parameters():
         digest.update(parameter.detach().cpu().numpy().tobytes())
     assert len(set(hvd.allgather_object(digest.hexdigest()))) == 1, "the ranks' weights differ"
-    return Finding(digest.hexdigest())
-
-
-def judge(found: Mapping[str, Finding]) -> Finding:
-    """All ways to wait gave the same weights."""
-    digests = {name: one.text for name, one in found.items()}
-    if len(set(digests.values())) > 1:
-        shown = ", ".join(f"{name} {digest[:8]}" for name, digest in digests.items())
-        return Finding("", {}, f"the weights differ, by their digests: {shown}")
-    return Finding(f"weights after {_STEPS} steps equal to the bit: {', '.join(digests)}")
+    return digest.hexdigest()

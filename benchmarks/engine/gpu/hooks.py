@@ -8,10 +8,10 @@ from math import nan
 
 import torch
 import torch.distributed as dist
-from finding import Finding
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_order.torch as hvd
+from benchmarks.engine.gpu.finding import Finding
 from benchmarks.runner.ranks import finish
 
 _LAYERS = 150  # a weight and a bias each

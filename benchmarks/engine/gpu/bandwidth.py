@@ -1,4 +1,4 @@
-"""The kernels that pack gradients and unpack sums: the CPU's bits, and the memory's bandwidth."""
+"""The bandwidth of the kernels that pack gradients and unpack sums."""
 
 from __future__ import annotations
 
@@ -6,81 +6,25 @@ import functools
 from collections.abc import Callable, Sequence
 
 import torch
-from clock import device_seconds
-from finding import Finding
+from helpers.device.opened import require_kernels
 from torch import Tensor
 
+from benchmarks.engine.gpu.clock import device_seconds
+from benchmarks.engine.gpu.finding import Finding
 from benchmarks.runner.ranks import finish
 from hvd_order._native import _torch as native
-from hvd_order.torch.kernels import kernels_for
 
-_NARROW = (torch.bfloat16, torch.float16)
 _MIB = 2**20
 _CACHE_BYTES = 512 * _MIB  # of all buffers together: far more than a device's cache holds
 _SMALL = 200  # gradients in a slice
 _SHARE = 0.85  # of the rate of a copy, for slices of 64 MiB and more
 
 
-def check_kernels(device: torch.device) -> Finding:
-    """The numbers of the CPU, bit for bit: special values, several pieces, odd lengths."""
-    _require_kernels(device)
-    cases = 0
-    for dtype in _NARROW:
-        for scale in (1.0, 0.5, 1 / 3):
-            for pieces in (_special(dtype).split(1_000_003), _odd_lengths()):
-                _compare(pieces, dtype, scale, device)
-                cases += 1
-    return Finding(f"{cases} cases equal the CPU's numbers to the bit", {"cases": cases})
-
-
-def _require_kernels(device: torch.device) -> None:
-    if device.type == "cuda":
-        assert not (why_not := kernels_for("cuda").why_not), f"there are no kernels: {why_not}"
-
-
-def _special(dtype: torch.dtype) -> Tensor:
-    """Every value of 16 bits as float32, the neighbours of each, and ties between two of them."""
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).float()
-    bits = every.view(torch.int32)
-    half = 2 ** (15 if dtype == torch.bfloat16 else 12)
-    return torch.cat([bits + off for off in (0, 1, -1, half, half + 1)]).view(torch.float32)
-
-
-def _odd_lengths() -> list[Tensor]:
-    random = torch.Generator().manual_seed(1)
-    lengths = [1, 3, 7, 8, 9, 255, 4095, 4096, 4097, 65_537]
-    # Views with an odd start: their addresses are not those of an allocation.
-    return [torch.randn(n + 1, generator=random)[1:] for n in lengths for _ in range(20)]
-
-
-def _compare(pieces: Sequence[Tensor], dtype: torch.dtype, scale: float, on: torch.device) -> None:
-    def results(device: torch.device) -> list[Tensor]:
-        gradients = [piece.to(device, copy=True) for piece in pieces]
-        places = [torch.empty(len(piece), dtype=dtype, device=device) for piece in pieces]
-        residuals = [torch.full_like(gradient, 1e-3) for gradient in gradients]
-        native.pack(gradients, places, scale, residuals)
-        plain = [torch.empty_like(place) for place in places]
-        native.pack(gradients, plain, scale)
-        back = [torch.empty_like(gradient) for gradient in gradients]
-        squares = native.unpack(places, back, scale, squares=True)
-        assert all(square is not None for square in squares)
-        found = [*places, *residuals, *plain, *back, *(s for s in squares if s is not None)]
-        return [each.cpu() for each in found]
-
-    here, there = results(torch.device("cpu")), results(on)
-    for number, (a, b) in enumerate(zip(here, there, strict=True)):
-        same = (a == b) & (a.signbit() == b.signbit()) | a.isnan() & b.isnan()
-        assert same.all(), (
-            f"{dtype}, scale {scale:g}, result {number}: {int((~same).sum())} of {len(a)} elements "
-            f"differ from the CPU's"
-        )
-
-
 def check_bandwidth(
     device: torch.device, sizes_mib: Sequence[int] = (1, 4, 16, 64, 256)
 ) -> Finding:
     """Rates of copy, scale, cast, cast with feedback, unpack and packing of small gradients."""
-    _require_kernels(device)
+    require_kernels(device)
     figures: dict[str, float] = {}
     sizes = sizes_mib if device.type == "cuda" else sizes_mib[:2]
     largest = max(sizes)

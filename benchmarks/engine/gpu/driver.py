@@ -8,8 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from finding import Finding
 
+from benchmarks.engine.gpu.finding import Finding
 from benchmarks.runner.ranks import finish
 
 _CALLS = 500  # fewer than a queue of launches holds

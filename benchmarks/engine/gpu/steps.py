@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
-from finding import Finding
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_order.torch as hvd
+from benchmarks.engine.gpu.finding import Finding
 from benchmarks.runner.ranks import finish, slowest
 from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import pytest
 import torch
-from busy import Busy
-from finding import Finding
+from gpu.on_device import CUDA, run
+from helpers.device.opened import Busy
 
 import hvd_order.array as arrays
 import hvd_order.torch as hvd
@@ -15,7 +16,13 @@ import hvd_order.torch as hvd
 _ROUNDS = 20
 
 
-def check_arrays(device: torch.device) -> Finding:
+@pytest.mark.parametrize("device", [CUDA])
+def test_sums_of_arrays_on_a_stream_of_cupys_own(device: str) -> None:
+    pytest.importorskip("cupy", reason="cupy is not installed")
+    run(sums_arrays, device, ranks=2, backend="fastest")
+
+
+def sums_arrays(device: torch.device) -> None:
     """A sum sees what cupy's stream writes last before the call, and nothing of what follows."""
     cupy: Any = importlib.import_module("cupy")
     size, rank = hvd.size(), hvd.rank()
@@ -33,4 +40,3 @@ def check_arrays(device: torch.device) -> Finding:
             found = arrays.synchronize(handle)
             wrong = int((found != expected * (number + 1)).sum())
             assert wrong == 0, f"round {number}: {wrong} of {array.size} elements are wrong"
-    return Finding(f"{_ROUNDS} rounds right, cupy {cupy.__version__}")
