@@ -91,6 +91,8 @@ if [ "${#wanted[@]}" = 0 ] || [[ " ${wanted[*]} " == *" $file "* ]]; then
     --out "benchmarks/results/$file.json" || failed+=("$file")
 fi
 record throughput engine.throughput --credit-mib 32
+record throughput-decisions engine.throughput --slice-mib 0.00390625 --total-mib 3.90625 \
+  --credit-mib 0.015625
 record agreement engine.agreement --ranks 2
 record hosts hosts.main
 record scheduler_events engine.scheduler_events

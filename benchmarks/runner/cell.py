@@ -15,9 +15,9 @@ from benchmarks.runner.commands import step_s
 from benchmarks.runner.fleet import Fleet
 from benchmarks.runner.planned import write_plan
 from benchmarks.runner.records.summary import Ratio, paired_ratio
-from benchmarks.runner.turns import turns
+from benchmarks.runner.turns import Measured, measure_in_turns
 from benchmarks.runner.weights import same_weights
-from benchmarks.runner.workloads.workloads import size_bytes
+from benchmarks.runner.workloads.build import size_bytes
 from hvd_order.planning.steps.efficiency import Overlap
 
 DDP_BUCKETS_MIB = (1.0, 2.0, 5.0, 10.0, 50.0)
@@ -71,27 +71,6 @@ class Setting:
 
 
 @dataclass
-class Measured:
-    """One system in one cell.
-
-    Attributes:
-        seconds: every measured step, from when the last rank has ended one until the last has
-            ended the next, round by round.
-        cpu_s: processor time a step, all ranks together.
-        sent_bytes: that left the busiest host, a step.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
-    sent_bytes: list[float] = field(default_factory=list)
-    note: str = ""
-
-    @property
-    def step_s(self) -> float:
-        return statistics.median(self.seconds)
-
-
-@dataclass
 class CellResult:
     """What was found.
 
@@ -138,7 +117,7 @@ class CellResult:
         return paired_ratio(self.systems[system].seconds, self.systems[other].seconds)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "systems": {name: m.to_json() for name, m in self.systems.items()}}
 
     def summary(self) -> dict[str, Any]:
         """Medians, and what follows from them."""
@@ -226,16 +205,13 @@ def run_cell(
                                 compute_s=compute_s, options=extra)[0]  # fmt: skip
             results[name].note = fleet("settle", job=name, at_least=_FIRST_STEPS)[0]
         jobs[name] = fleet
-    for number, name in turns(list(results), setting.rounds):
+
+    def before(number: int, name: str) -> None:
         tell(f"round {number + 1} of {setting.rounds}: {name}")
         if name == "local":
-            wire += _wire(torch_fleet, total_bytes)
-        with jobs[name].awake():
-            answers = jobs[name]("steps", job=name, count=setting.steps, warm_up=_WARM_UP)
-        measured = results[name]
-        measured.seconds += step_s(answers)
-        measured.cpu_s.append(sum(a["cpu_s"] for a in answers))
-        measured.sent_bytes.append(max(a["sent_bytes"] for a in answers))
+            wire.extend(_wire(torch_fleet, total_bytes))
+
+    measure_in_turns(jobs, results, setting.rounds, setting.steps, _WARM_UP, before)
     recorded = {}
     weights = {}
     for name, fleet in jobs.items():

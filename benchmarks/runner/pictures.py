@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from benchmarks.runner.cell import CellResult
+if TYPE_CHECKING:
+    from benchmarks.runner.cell import CellResult
 
 
-def draw_bars(cells: list[CellResult], path: Path) -> None:
-    """Step time over optimum, a group of bars for each cell."""
-    names = _names(cells)
-    figure, axes = plt.subplots(figsize=(max(6.0, 1.2 * len(cells) + 3), 4))
+def draw_bars(groups: Mapping[str, Mapping[str, float]], label: str, path: Path) -> None:
+    """A group of bars for each cell, a bar for each system; 1 is the best that can be."""
+    names = list(dict.fromkeys(name for bars in groups.values() for name in bars))
+    figure, axes = plt.subplots(figsize=(max(6.0, 1.2 * len(groups) + 3), 4))
     width = 0.8 / len(names)
     for i, name in enumerate(names):
-        places = [k + i * width for k, cell in enumerate(cells) if name in cell.systems]
-        values = [c.systems[name].step_s / c.optimum_s for c in cells if name in c.systems]
-        axes.bar(places, values, width, label=name)
+        places = [k + i * width for k, bars in enumerate(groups.values()) if name in bars]
+        heights = [bars[name] for bars in groups.values() if name in bars]
+        axes.bar_label(axes.bar(places, heights, width, label=name), fmt="%.2f", fontsize=7)
     axes.axhline(1.0, color="black", linewidth=1)
-    axes.set_xticks(
-        [k + 0.4 - width / 2 for k in range(len(cells))],
-        [f"{c.setting.label}\n{c.setting.hosts} x {c.setting.rate_mbit:g} Mbit/s\n"
-         f"ratio {c.ratio:.3g}" for c in cells], fontsize=7,
-    )  # fmt: skip
-    axes.set_ylabel("step time / optimum")
+    axes.set_xticks([k + 0.4 - width / 2 for k in range(len(groups))], list(groups), fontsize=7)
+    axes.set_ylabel(label)
+    axes.margins(y=0.15)
     axes.legend(fontsize=8)
-    _save(figure, path)
-
-
-def draw_efficiency(cells: list[CellResult], path: Path) -> None:
-    """E over the ratio of computation to communication, one line for each system and model."""
-    figure, axes = plt.subplots(figsize=(6, 4))
-    for model in dict.fromkeys(cell.setting.model for cell in cells):
-        for i, name in enumerate(_names(cells)):
-            points = sorted(
-                (c.ratio, c.overlap(name).efficiency)
-                for c in cells
-                if c.setting.model == model and name in c.systems
-            )
-            axes.plot(*zip(*points, strict=True), "o-", color=f"C{i}", label=f"{model}: {name}")
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("computation / communication")
-    axes.set_ylabel("scheduling efficiency E")
-    axes.legend(fontsize=7)
     _save(figure, path)
 
 
@@ -78,10 +59,6 @@ def _draw_step(axes: Any, recorded: dict[str, Any], rate_mbit: float) -> None:
     axes.axvline(recorded["step_s"], color="black", linewidth=1)
     axes.set_yticks([])
     axes.set_ylim(0, 2)
-
-
-def _names(cells: list[CellResult]) -> list[str]:
-    return [n for n in dict.fromkeys(n for c in cells for n in c.systems) if n != "local"]
 
 
 def _save(figure: Any, path: Path) -> None:

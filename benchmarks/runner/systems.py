@@ -1,29 +1,33 @@
-"""The systems under comparison: how each makes a model train in parallel.
+"""The systems under comparison: how each makes a workload train in parallel.
 
-All get the same model and plain SGD; each is used as its own documentation says. ``max_norm`` is
-that of clipping by the global norm; None: gradients are not clipped.
+All get the same workload; each is used as its own documentation says.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from benchmarks.runner.language_loops import LanguageLoop
+from benchmarks.runner.workloads.workload import Workload
 
-_LEARNING_RATE = 1e-2
 _SLICE_BYTES = 1 << 20
+
+
+def _nothing() -> None:
+    """There is nothing to do."""
 
 
 @dataclass
 class Trainer:
-    """One system with its model.
+    """One system with its workload.
 
     Attributes:
         step: forward, backward, update; returns when the next step may begin.
@@ -32,86 +36,93 @@ class Trainer:
         close: gives back what the system holds.
         note: what a reader of the results has to know, once the system has settled.
         messages: messages of the order agreement that this rank has sent since the last call.
-        state_bytes: of optimizer state and master copies on this rank, where a loop counts them.
+        state_bytes: of optimizer state and master copies on this rank.
     """
 
     step: Callable[[], None]
-    finish: Callable[[], None]
+    finish: Callable[[], None] = _nothing
     settled: Callable[[], bool] = lambda: True
-    close: Callable[[], None] = lambda: None
+    close: Callable[[], None] = _nothing
     note: Callable[[], str] = lambda: ""
     messages: Callable[[], int] = lambda: 0
     state_bytes: Callable[[], int] = lambda: 0
 
 
-def _sgd(model: torch.nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE, foreach=True)
+def _trainer(
+    work: Workload,
+    forward: nn.Module,
+    optimizer: Any,
+    masters: Sequence[torch.Tensor] = (),
+    before_clip: Callable[[], None] = _nothing,
+    update: Callable[[], None] | None = None,
+    **more: Any,
+) -> Trainer:
+    """The loop that all systems share.
 
+    Args:
+        forward: the model, as the system wraps it.
+        masters: float32 copies of the weights, which the optimizer updates, if the loop keeps any.
+        before_clip: what a system asks for before gradients are clipped.
+        update: in place of ``optimizer.step``.
+    """
+    weights = list(work.model.parameters())
+    device = weights[0].device.type
+    scaler = torch.amp.GradScaler(device, init_scale=256.0) if work.scaled else None
 
-def _loop(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Callable[[], torch.Tensor],
-    max_norm: float | None,
-) -> Callable[[], None]:
     def step() -> None:
-        optimizer.zero_grad()
-        model(batch()).sum().backward()
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-        optimizer.step()
+        (work.model if masters else optimizer).zero_grad()
+        with torch.autocast(device, torch.bfloat16) if work.autocast else contextlib.nullcontext():
+            loss = forward(work.batch()).sum()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        for master, weight in zip(masters, weights, strict=bool(masters)):
+            assert weight.grad is not None
+            master.grad = weight.grad.float()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if work.max_norm is not None:
+            before_clip()
+            nn.utils.clip_grad_norm_(masters or forward.parameters(), work.max_norm)
+        if scaler is not None:
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            (update or optimizer.step)()
+        if masters:
+            with torch.no_grad():
+                torch._foreach_copy_(weights, list(masters))
 
-    return step
+    def state_bytes() -> int:
+        state = [
+            value.nbytes
+            for values in optimizer.state.values()
+            for value in values.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        return sum(state) + sum(master.nbytes for master in masters)
+
+    return Trainer(step, **{"state_bytes": state_bytes, **more})
 
 
-def _nothing() -> None:
-    """There is nothing to finish."""
+def _optimizer(work: Workload) -> torch.optim.Optimizer:
+    return work.optimizer(list(work.model.parameters()))
 
 
-def local(
-    model: torch.nn.Module,
-    batch: Callable[[], torch.Tensor],
-    max_norm: float | None = None,
-    **_: Any,
-) -> Trainer:
+def local(work: Workload) -> Trainer:
     """No communication."""
-    return Trainer(_loop(model, _sgd(model), batch, max_norm), _nothing)
+    return _trainer(work, work.model, _optimizer(work))
 
 
-def no_waiting(
-    model: torch.nn.Module,
-    batch: Callable[[], torch.Tensor],
-    max_norm: float | None = None,
-    **_: Any,
-) -> Trainer:
+def no_waiting(work: Workload) -> Trainer:
     """The local step beside as many bytes as its gradients have, for which nothing waits.
 
     No system that moves these bytes on this machine can be faster: what it takes longer than the
     optimum is the price of sharing cores with the network.
     """
-    step = _loop(model, _sgd(model), batch, max_norm)
-    reduce = saturated_all_reduce(sum(p.numel() * p.element_size() for p in model.parameters()))
-    travelling: list[Callable[[], None]] = []
-
-    def step_beside() -> None:
-        travelling.append(reduce())
-        step()
-        if len(travelling) > 1:  # the link never idles between steps
-            travelling.pop(0)()
-
-    def finish() -> None:
-        while travelling:
-            travelling.pop(0)()
-
-    return Trainer(step_beside, finish)
+    reduce = saturated_all_reduce(sum(p.nbytes for p in work.model.parameters()))
+    return _beside(local(work).step, reduce)
 
 
-def no_waiting_halves(
-    model: torch.nn.Module,
-    batch: Callable[[], torch.Tensor],
-    max_norm: float | None = None,
-    **_: Any,
-) -> Trainer:
+def no_waiting_halves(work: Workload) -> Trainer:
     """As `no_waiting`, with the bytes in slices and halves, as split all-reduces send them."""
     import hvd_order.torch as hvd
     from hvd_order._native import _torch as native
@@ -121,75 +132,76 @@ def no_waiting_halves(
     hvd.init()
     host = engine_host(0, range(hvd.size()))
     choose_half_forms(host, torch.device("cpu"))
-    size_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    size_bytes = sum(p.nbytes for p in work.model.parameters())
     pieces = list(torch.zeros(size_bytes // 4).split(_SLICE_BYTES // 4))
-    step = _loop(model, _sgd(model), batch, max_norm)
     thread = ThreadPoolExecutor(1)
-    travelling: list[Future[None]] = []
 
     def travel() -> None:
         for half in (native.Operation.REDUCE_SCATTER, native.Operation.ALL_GATHER):
             host.transport.time_stream(pieces, 2, half)
 
-    def step_beside() -> None:
-        travelling.append(thread.submit(travel))
+    def begin() -> Callable[[], None]:
+        travelling: Future[None] = thread.submit(travel)
+        return lambda: travelling.result()
+
+    return _beside(local(work).step, begin, close=hvd.shutdown)
+
+
+def _beside(
+    step: Callable[[], None], begin: Callable[[], Callable[[], None]], **more: Any
+) -> Trainer:
+    """A step beside a transfer; ``begin`` starts one and returns what waits for its end."""
+    travelling: list[Callable[[], None]] = []
+
+    def both() -> None:
+        travelling.append(begin())
         step()
         if len(travelling) > 1:  # the link never idles between steps
-            travelling.pop(0).result()
+            travelling.pop(0)()
 
     def finish() -> None:
         while travelling:
-            travelling.pop(0).result()
+            travelling.pop(0)()
 
-    return Trainer(step_beside, finish, close=hvd.shutdown)
-
-
-def ddp(
-    model: torch.nn.Module,
-    batch: Callable[[], torch.Tensor],
-    bucket_mib: float = 25,
-    max_norm: float | None = None,
-    **_: Any,
-) -> Trainer:
-    parallel = torch.nn.parallel.DistributedDataParallel(
-        model, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True
-    )
-    loop = _loop(parallel, _sgd(parallel), batch, max_norm)
-    return Trainer(loop, _nothing, note=lambda: f"{bucket_mib:g} MiB")
+    return Trainer(both, finish, **more)
 
 
-def fsdp2(
-    model: torch.nn.Module,
-    batch: Callable[[], torch.Tensor],
-    max_norm: float | None = None,
-    **_: Any,
-) -> Trainer:
+def ddp(work: Workload, bucket_mib: float = 25) -> Trainer:
+    """DistributedDataParallel; the loop keeps master copies, as mixed-precision trainers do."""
+    weights = list(work.model.parameters())
+    device = weights[0].device
+    masters = [weight.detach().float() for weight in weights] if work.masters else []
+    parallel = nn.parallel.DistributedDataParallel(
+        work.model, device_ids=[device] if device.type == "cuda" else None,
+        bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True,
+    )  # fmt: skip
+    optimizer = work.optimizer(masters or weights)
+    return _trainer(work, parallel, optimizer, masters, note=lambda: f"{bucket_mib:g} MiB")
+
+
+def fsdp2(work: Workload) -> Trainer:
     """Parameters stay gathered between forward and backward: the fastest setting."""
     from torch.distributed.fsdp import fully_shard
 
-    for layer in model.children():
-        fully_shard(layer, reshard_after_forward=False)
-    fully_shard(model, reshard_after_forward=False)
-    return Trainer(_loop(model, _sgd(model), batch, max_norm), _nothing)
+    for block in work.blocks or work.model.children():
+        if any(True for _ in block.parameters()):
+            fully_shard(block, reshard_after_forward=False)
+    fully_shard(work.model, reshard_after_forward=False)
+    return _trainer(work, work.model, _optimizer(work))
 
 
-def hvd_order(
-    model: torch.nn.Module,
-    batch: Callable[[], torch.Tensor],
-    env: dict[str, str] | None = None,
-    max_norm: float | None = None,
-    **_: Any,
-) -> Trainer:
-    """Joins the process group that exists; ``env`` sets its knobs."""
-    for name in [name for name in os.environ if name.startswith("HVD_ORDER_")]:
-        del os.environ[name]
-    os.environ.update(env or {})
+def hvd_order(work: Workload, env: dict[str, str] | None = None, sharded: bool = False) -> Trainer:
+    """Joins the process group that exists; ``env`` are its knobs, None: those that are set."""
+    if env is not None:
+        for name in [name for name in os.environ if name.startswith("HVD_ORDER_")]:
+            del os.environ[name]
+        os.environ.update(env)
     import hvd_order.torch as hvd
     from hvd_order.engine import engine_host
 
     hvd.init()
     optimizer: Any = hvd.DistributedOptimizer(
-        _sgd(model), named_parameters=model.named_parameters()
+        _optimizer(work), named_parameters=work.model.named_parameters(), sharded=sharded
     )
     host = engine_host.running_host()
     assert host is not None
@@ -197,54 +209,48 @@ def hvd_order(
     def note() -> str:
         settings = host.slice_settings
         in_flight = settings.credit_bytes // settings.slice_bytes
-        awaited = "" if getattr(settings, "cross_iteration", True) else ", awaited in step()"
+        awaited = "" if settings.cross_iteration else ", awaited in step()"
         return (
             f"{settings.slice_bytes >> 10} KiB x {in_flight}, {settings.policy}, "
             f"{host.agreement}{awaited}"
         )
 
-    def messages() -> int:
-        # Checkouts from before it could be counted give none.
-        return host.engine.take_counts()[0] if hasattr(host.engine, "take_counts") else 0
+    def close() -> None:
+        optimizer.flush()
+        hvd.shutdown()
 
-    return Trainer(
-        _loop(model, optimizer, batch, max_norm), optimizer.flush, lambda: host.settled,
-        hvd.shutdown, note, messages,
+    more: dict[str, Any] = {}
+    if sharded:
+        shards = optimizer._hvd_exchange.shards
+        more["state_bytes"] = lambda: int(shards.size_bytes)
+    return _trainer(
+        work, work.model, optimizer, finish=optimizer.flush, settled=lambda: host.settled,
+        close=close, note=note, messages=lambda: host.engine.take_counts()[0], **more,
     )  # fmt: skip
 
 
-def horovod(
-    model: torch.nn.Module,
-    batch: Callable[[], torch.Tensor],
-    max_norm: float | None = None,
-    **_: Any,
-) -> Trainer:
+def sharded(work: Workload, env: dict[str, str] | None = None) -> Trainer:
+    """hvd_order with sharded optimizer state, which keeps its own master copies."""
+    return hvd_order(work, env, sharded=True)
+
+
+def horovod(work: Workload) -> Trainer:
+    """Horovod's optimizer."""
     import horovod.torch as hvd
 
-    optimizer = hvd.DistributedOptimizer(_sgd(model), named_parameters=model.named_parameters())
-    if max_norm is None:
-        return Trainer(_loop(model, optimizer, batch, None), _nothing)
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(
+        _optimizer(work), named_parameters=work.model.named_parameters()
+    )
+    if work.max_norm is None:
+        return _trainer(work, work.model, optimizer)
 
-    def step() -> None:
-        optimizer.zero_grad()
-        model(batch()).sum().backward()
-        optimizer.synchronize()  # Horovod's documentation asks for these two around clipping
-        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    def update() -> None:
         with optimizer.skip_synchronize():
             optimizer.step()
 
-    return Trainer(step, _nothing)
-
-
-def language_loop(
-    model: torch.nn.Module,
-    batch: Callable[[], torch.Tensor],
-    max_norm: float,
-    loop: dict[str, Any],
-) -> Trainer:
-    """See language_loops.py; ``loop`` has the options."""
-    made = LanguageLoop(model, batch, max_norm=max_norm, **loop)
-    return Trainer(made.step, made.finish, made.settled, made.close, state_bytes=made.state_bytes)
+    # Horovod's documentation asks for these two around clipping.
+    return _trainer(work, work.model, optimizer, before_clip=optimizer.synchronize, update=update)
 
 
 SYSTEMS: dict[str, Callable[..., Trainer]] = {
@@ -254,8 +260,8 @@ SYSTEMS: dict[str, Callable[..., Trainer]] = {
     "ddp": ddp,
     "fsdp2": fsdp2,
     "hvd_order": hvd_order,
+    "sharded": sharded,
     "horovod": horovod,
-    "language_loop": language_loop,
 }
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.runner.commands import cpu_s, sent_bytes, serve, switches, threads
 from benchmarks.runner.systems import SYSTEMS, Trainer, saturated_all_reduce
-from benchmarks.runner.workloads.workloads import Workload, build
+from benchmarks.runner.workloads.build import build
+from benchmarks.runner.workloads.emulated_device import make_bfloat16
+from benchmarks.runner.workloads.workload import Workload, adamw
 
 _SAMPLE_S = 0.01
 
@@ -79,6 +81,8 @@ class Worker:
 
         Args:
             compute_s: of a step, by rank.
+            options: of the workload, "max_norm", "adamw", "bfloat16" and "scaled"; others are the
+                system's.
 
         Returns:
             The model's layer_bytes().
@@ -87,7 +91,14 @@ class Worker:
         beside = [other.work.model for other in self._jobs.values()]
         work = build(model, self._rank, compute_s[self._rank], beside)
         layer_bytes = work.layer_bytes()
-        trainer = SYSTEMS[system](work.model, work.batch, **options)
+        narrow = options.pop("bfloat16", False)
+        if narrow:
+            make_bfloat16(work.model)
+        work = replace(
+            work, max_norm=options.pop("max_norm", None), scaled=options.pop("scaled", False),
+            optimizer=adamw if options.pop("adamw", False) else work.optimizer, masters=narrow,
+        )  # fmt: skip
+        trainer = SYSTEMS[system](work, **options)
         self._jobs[job] = Job(trainer, work)
         return layer_bytes
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runner.ports import free_port
+from benchmarks.runner.places import free_port
 from hvd_order.launch.jobs.torch_agent import serve_store
 from hvd_order.servers.access.secret import new_secret
 from hvd_order.servers.worker.connections import MeetingPoint

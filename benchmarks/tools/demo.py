@@ -8,12 +8,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from benchmarks.hosts import EmulatedHosts, why_not
 from benchmarks.runner.cell import CellResult, Contestant, MemoryIsShort, Setting, run_cell
-from benchmarks.runner.fleet import Fleet, RankFailed
+from benchmarks.runner.fleet import RankFailed
 from benchmarks.runner.pictures import draw_steps
+from benchmarks.runner.places import Place, emulated_hosts
 from benchmarks.runner.records.environment import environment
 from benchmarks.runner.records.record import settings_of, write_record
 from hvd_order.planning.report.progress import ProgressBar
@@ -43,10 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with (
             (options.out / "ranks.log").open("w+") as log,
-            EmulatedHosts(count=2, rate_mbit=_RATE_MBIT) as hosts,
+            emulated_hosts(2, _RATE_MBIT, log) as place,
         ):
-            same = _compare(hosts, options, log)
-            code, alike = _train(hosts, options)
+            same = _compare(place, options)
+            assert isinstance(place.hosts, EmulatedHosts)
+            code, alike = _train(place.hosts, options)
     except (RankFailed, MemoryIsShort) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 # ------------------------------------------------------------------------------------ comparison
 
 
-def _compare(hosts: EmulatedHosts, options: argparse.Namespace, log: TextIO) -> bool:
+def _compare(place: Place, options: argparse.Namespace) -> bool:
     """Measures both systems in turns, prints the table and draws one step of each."""
     setting = Setting(
         options.model, 2, _RATE_MBIT, 1.0, rounds=1 if options.quick else 2,
@@ -72,23 +73,16 @@ def _compare(hosts: EmulatedHosts, options: argparse.Namespace, log: TextIO) -> 
         "sleep for\n   their time on an accelerator; computation takes as long as communication.\n",
         flush=True,
     )
-    ranks = [hosts.rank_environment(rank) for rank in range(2)]
-    own = str(int(ranks[0]["MASTER_PORT"]) + 300)
-    fleets = []
-    try:
-        fleets.append(Fleet(hosts, "torch", log, ranks))
-        fleets.append(Fleet(hosts, "torch", log, [{**e, "MASTER_PORT": own} for e in ranks], True))
-        fleets[1].sleep()
-        contestants = [Contestant("ddp", "ddp", fleets[0]),
-                       Contestant("hvd_order", "hvd_order", fleets[1])]  # fmt: skip
-        # Building each of local steps, DDP and hvd_order, and every turn of each.
-        progress = ProgressBar(4 + 3 * setting.rounds, sys.stdout)
-        cell = run_cell(fleets[0], contestants, setting, _told(progress))
-        progress.advance("done")
-        progress.close()
-    finally:
-        for fleet in fleets:
-            fleet.close()
+    first = place.fleet(restless=False)
+    contestants = [Contestant("ddp", "ddp", first),
+                   Contestant("hvd_order", "hvd_order", place.fleet())]  # fmt: skip
+    # Building each of local steps, DDP and hvd_order, and every turn of each.
+    progress = ProgressBar(4 + 3 * setting.rounds, sys.stdout)
+    cell = run_cell(first, contestants, setting, _told(progress))
+    progress.advance("done")
+    progress.close()
+    for one in contestants:
+        one.fleet.close()
     print("\n".join(["", *_table(cell), "", _won(cell)]), flush=True)
     draw_steps(cell, options.out / "steps.png")
     write_record("demo", environment(), settings_of(options), {"cells": [cell.to_json()]},

@@ -18,13 +18,15 @@ import torch.distributed as dist
 from benchmarks.hosts import EmulatedHosts, HostsUnavailable
 from benchmarks.runner.records.environment import ROOT, describe, environment
 from benchmarks.runner.records.record import settings_of, write_record
+from benchmarks.runner.systems import SYSTEMS, Trainer
 from benchmarks.runner.turns import turns
 from benchmarks.runner.workloads.trained import WORKLOADS, build
 from benchmarks.torch.nodes_measure import link_gbit, on_all_ranks, profiled_exposed, seconds_a_step
-from benchmarks.torch.nodes_report import draw, summarize, text
-from benchmarks.torch.nodes_systems import SYSTEMS, TUNED_BUCKETS_MIB, Trainer, ddp, local
+from benchmarks.torch.nodes_report import summarize, text
 
 _WARM_UP = 5
+_COMPARED = ("ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order")
+_TUNED_BUCKETS_MIB = (1, 5, 25, 100)  # what `ddp_tuned` tries; it takes the fastest
 _OF_EMULATED = {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
 
@@ -58,7 +60,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--models", nargs="+", choices=sorted(WORKLOADS), default=["resnet50"])
     parser.add_argument(
-        "--systems", nargs="+", choices=list(SYSTEMS), default=["ddp", "ddp_tuned", "hvd_order"]
+        "--systems", nargs="+", choices=_COMPARED, default=["ddp", "ddp_tuned", "hvd_order"]
     )
     parser.add_argument("--batch", type=int, metavar="N", help="samples a rank (default: by model)")
     parser.add_argument(
@@ -141,7 +143,11 @@ def _rank(options: argparse.Namespace) -> int:
             options.out,
         )
         options.out.with_suffix(".md").write_text(text(summaries, rate, size), "utf-8")
-        draw(summaries, options.out.with_suffix(".png"))
+        from benchmarks.runner.pictures import draw_bars  # matplotlib is not on every node
+
+        bars = {one["model"]: {name: s["over_local"] for name, s in one["systems"].items()}
+                for one in summaries}  # fmt: skip
+        draw_bars(bars, "step / step without communication", options.out.with_suffix(".png"))
     dist.barrier()
     dist.destroy_process_group()
     return 0
@@ -173,24 +179,25 @@ def _compare(
         if rank == 0:
             print(f"{model}: {text}", file=sys.stderr, flush=True)
 
-    def make(system: Any, **settings: Any) -> Trainer:
-        made: Trainer = system(build(model, device, rank, options.batch), autocast, **settings)
+    def make(system: str, **settings: Any) -> Trainer:
+        work = build(model, device, rank, options.batch, autocast)
+        made = SYSTEMS[system.removesuffix("_tuned")](work, **settings)
         for _ in range(_WARM_UP):
             made.step()
         return made
 
-    trainers = {"local": make(local)}
+    trainers = {"local": make("local")}
     for name in options.systems:
         settings = {}
         if name == "ddp_tuned":
             times = {}
-            for bucket_mib in TUNED_BUCKETS_MIB:
-                tried = make(ddp, bucket_mib=bucket_mib)
+            for bucket_mib in _TUNED_BUCKETS_MIB:
+                tried = make(name, bucket_mib=bucket_mib)
                 times[bucket_mib] = seconds_a_step(tried.step, options.steps, device)
                 del tried
                 gc.collect()
             settings = {"bucket_mib": min(times, key=lambda mib: times[mib])}
-        trainers[name] = make(SYSTEMS[name], **settings)
+        trainers[name] = make(name, **settings)
         done = 0
         while done < options.settle and not on_all_ranks(trainers[name].settled(), device):
             for _ in range(10):
@@ -202,13 +209,13 @@ def _compare(
         say(f"round {turn + 1} of {options.rounds}, {name}")
         trainer = trainers[name]
         trainer.step()  # the first one after another system's turn
-        steps[name].append(seconds_a_step(trainer.step, options.steps, device, trainer.flush))
+        steps[name].append(seconds_a_step(trainer.step, options.steps, device, trainer.finish))
     say("profiles")
     systems = {
         name: {
             "steps": steps[name],
             "profiled_exposed_s": profiled_exposed(
-                trainers[name].step, device, trainers[name].flush
+                trainers[name].step, device, trainers[name].finish
             ),
             "note": trainers[name].note(),
         }

@@ -1,9 +1,8 @@
-"""The comparison as table, verdict and picture."""
+"""The comparison as table and verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -83,32 +82,3 @@ def text(summaries: Sequence[Mapping[str, Any]], link_gbit: float, size: int) ->
 
 def _milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{1e3 * seconds:.1f}"
-
-
-def draw(summaries: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Step time over the step without communication, a group of bars for each model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    names = list(dict.fromkeys(name for one in summaries for name in one["systems"]))
-    figure, axes = plt.subplots(figsize=(max(5.0, 1.5 * len(summaries) + 3), 3.5))
-    width = 0.8 / len(names)
-    for i, name in enumerate(names):
-        places = [k + i * width for k, one in enumerate(summaries) if name in one["systems"]]
-        heights = [
-            one["systems"][name]["over_local"] for one in summaries if name in one["systems"]
-        ]
-        bars = axes.bar(places, heights, width, label=name)
-        axes.bar_label(bars, fmt="%.2f", fontsize=7)
-    axes.axhline(1.0, color="black", linewidth=1)
-    axes.set_xticks(
-        [k + 0.4 - width / 2 for k in range(len(summaries))], [one["model"] for one in summaries]
-    )
-    axes.set_ylabel("step / step without communication")
-    axes.margins(y=0.15)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    plt.close(figure)

@@ -3,53 +3,36 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import subprocess
-import tempfile
-from collections.abc import Sequence
+import sys
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any, TextIO
+from typing import Any
 
-from benchmarks.runner.commands import step_s
-from benchmarks.runner.fleet import Fleet
-from benchmarks.runner.ports import free_port
+from benchmarks.runner.places import this_host
 from benchmarks.runner.records.environment import ROOT, commit_of, describe, environment
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import paired_ratio
-from benchmarks.runner.turns import turns
+from benchmarks.runner.turns import Measured, measure_in_turns
 from benchmarks.runner.workloads.real_models import REAL_MODELS
 
 _WARM_UP = 3
+_ONE_SLICE = {"HVD_ORDER_SLICE_BYTES": "25MiB", "HVD_ORDER_CREDIT_BYTES": "50MiB"}
 SYSTEMS: dict[str, dict[str, str]] = {
     "ddp": {},
     "hvd_order": {},
     "before": {},
     "untuned": {"HVD_ORDER_TUNE": "0"},
-    "one_slice": {"HVD_ORDER_SLICE_BYTES": "25MiB", "HVD_ORDER_CREDIT_BYTES": "50MiB"},
-    "one_slice_at_once": {
-        "HVD_ORDER_SLICE_BYTES": "25MiB",
-        "HVD_ORDER_CREDIT_BYTES": "50MiB",
-        "HVD_ORDER_CROSS_ITERATION": "0",
-    },
+    "one_slice": _ONE_SLICE,
+    "one_slice_at_once": {**_ONE_SLICE, "HVD_ORDER_CROSS_ITERATION": "0"},
     "bypass": {
-        "HVD_ORDER_SLICE_BYTES": "25MiB",
-        "HVD_ORDER_CREDIT_BYTES": "1GiB",
-        "HVD_ORDER_CROSS_ITERATION": "0",
-        "HVD_ORDER_AGREEMENT": "planned",
+        "HVD_ORDER_SLICE_BYTES": "25MiB", "HVD_ORDER_CREDIT_BYTES": "1GiB",
+        "HVD_ORDER_CROSS_ITERATION": "0", "HVD_ORDER_AGREEMENT": "planned",
         "HVD_ORDER_POLICY": "arrival",
     },
-}
+}  # fmt: skip
 """Knobs by system."""
-
-
-class OneHost:
-    """Stands in for the emulated hosts: every rank is a process of this machine, over loopback."""
-
-    def popen(self, rank: int, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Starts a rank."""
-        return subprocess.Popen(command, **options)
 
 
 def main() -> None:
@@ -57,78 +40,49 @@ def main() -> None:
     found = environment()
     print(describe(found) + "\n", flush=True)
     raw, summaries = [], []
-    with tempfile.NamedTemporaryFile(
-        "w+", prefix="hvd_order_bench_", suffix=".log", delete=False
-    ) as log:
-        for size in options.ranks:
-            measured = _measure(size, options, log)
-            raw.append({"ranks": size, "systems": measured})
-            summaries.append({"ranks": size, "systems": _summary(measured)})
-            print(_table(size, summaries[-1]["systems"]), flush=True)
+    for size in options.ranks:
+        measured = _measure(size, options)
+        systems = {}
+        for name, one in measured.items():
+            systems[name] = {**asdict(one), "seconds": one.turns}
+            del systems[name]["turns"], systems[name]["sent_bytes"]
+        raw.append({"ranks": size, "systems": systems})
+        summaries.append({"ranks": size, "systems": _summary(measured)})
+        print(_table(size, summaries[-1]["systems"]), flush=True)
     settings = settings_of(options)
     if options.before:
         settings["before"] = commit_of(options.before)[0]
     write_record("one_host", found, settings, {"rows": raw}, {"rows": summaries}, options.out)
 
 
-def _measure(size: int, options: argparse.Namespace, log: TextIO) -> dict[str, Any]:
+def _measure(size: int, options: argparse.Namespace) -> dict[str, Measured]:
     """Every system's steps, in turns; each has ranks of its own, asleep in the others' turns."""
-    with contextlib.ExitStack() as stack:
-        fleets: dict[str, Fleet] = {}
-        notes: dict[str, str] = {}
+    with this_host(size) as place:
+        jobs, measured = {}, {}
         for name in options.systems:
             tree = options.before.resolve() if name == "before" else ROOT
-            fleet = Fleet(
-                OneHost(),
-                "torch", log, _environments(size), restless=True, tree=tree,
-            )  # fmt: skip
-            stack.callback(fleet.close)
-            fleets[name] = fleet
-            fleet("build", job=name, system="ddp" if name == "ddp" else "hvd_order",
-                  model=options.model, compute_s=[0.0] * size,
-                  options={} if name == "ddp" else {"env": SYSTEMS[name]})  # fmt: skip
-            notes[name] = fleet("settle", job=name, at_least=options.settle)[0]
-            fleet.sleep()
-        measured: dict[str, Any] = {
-            name: {"note": notes[name], "seconds": [], "cpu_s": [], "switches": [], "messages": []}
-            for name in fleets
-        }
-        for _, name in turns(list(fleets), options.rounds):
-            with fleets[name].awake():
-                answers = fleets[name]("steps", job=name, count=options.steps, warm_up=_WARM_UP)
-            one = measured[name]
-            one["seconds"].append(step_s(answers))
-            one["cpu_s"].append(sum(answer["cpu_s"] for answer in answers))
-            one["switches"].append(sum(answer["switches"] for answer in answers))
-            one["messages"].append(sum(answer["messages"] for answer in answers))
-            one["threads"] = [answer["threads"] for answer in answers]
+            jobs[name] = fleet = place.fleet(tree=tree)
+            with fleet.awake():
+                fleet("build", job=name, system="ddp" if name == "ddp" else "hvd_order",
+                      model=options.model, compute_s=[0.0] * size,
+                      options={} if name == "ddp" else {"env": SYSTEMS[name]})  # fmt: skip
+                measured[name] = Measured(fleet("settle", job=name, at_least=options.settle)[0])
+        measure_in_turns(jobs, measured, options.rounds, options.steps, _WARM_UP)
         return measured
 
 
-def _environments(size: int) -> list[dict[str, str]]:
-    port = str(free_port())
-    return [
-        {
-            "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo",
-        }
-        for rank in range(size)
-    ]  # fmt: skip
-
-
-def _summary(measured: dict[str, Any]) -> dict[str, Any]:
+def _summary(measured: dict[str, Measured]) -> dict[str, Any]:
     """Medians, and the ratio of the medians of turns to DDP's, paired by turn."""
-    turn_s = {name: [median(turn) for turn in one["seconds"]] for name, one in measured.items()}
+    turn_s = {name: [median(turn) for turn in one.turns] for name, one in measured.items()}
     return {
         name: {
             "step_s": median(turn_s[name]),
             "over_ddp": paired_ratio(turn_s[name], turn_s["ddp"]).to_json(),
-            "cpu_s": median(one["cpu_s"]),
-            "switches": median(one["switches"]),
-            "messages": median(one["messages"]),
-            "threads": one["threads"],
-            "note": one["note"],
+            "cpu_s": median(one.cpu_s),
+            "switches": median(one.switches),
+            "messages": median(one.messages),
+            "threads": one.threads,
+            "note": one.note,
         }
         for name, one in measured.items()
     }
@@ -171,4 +125,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,87 +3,64 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
-import tempfile
-from typing import Any, TextIO
+from typing import Any
 
-from benchmarks.hosts import EmulatedHosts
-from benchmarks.runner.commands import step_s
-from benchmarks.runner.fleet import Fleet
+from benchmarks.runner.places import emulated_hosts
 from benchmarks.runner.records.environment import describe, environment
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import paired_ratio
-from benchmarks.runner.turns import turns
-from benchmarks.runner.workloads.workloads import size_bytes
+from benchmarks.runner.turns import Measured, measure_in_turns
+from benchmarks.runner.workloads.build import size_bytes
 
 _FIRST_STEPS = 4
 _WARM_UP = 2
-_NORM = 1.0
-SYSTEMS: dict[str, dict[str, Any]] = {
-    "ddp": {"system": "ddp"},
-    "hvd_order": {"system": "hvd_order"},
-    "hvd_order, scaled": {"system": "hvd_order", "scaler": True},
-    "sharded": {"system": "sharded"},
-    "ddp, bfloat16": {"system": "ddp", "bfloat16": True},
-    "sharded, bfloat16": {"system": "sharded", "bfloat16": True},
+_LOOP = {"max_norm": 1.0, "adamw": True}
+_ENV = {"env": {"HVD_ORDER_TUNE": "0"}}
+SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddp": ("ddp", {}),
+    "hvd_order": ("hvd_order", _ENV),
+    "hvd_order, scaled": ("hvd_order", {**_ENV, "scaled": True}),
+    "sharded": ("sharded", _ENV),
+    "ddp, bfloat16": ("ddp", {"bfloat16": True}),
+    "sharded, bfloat16": ("sharded", {**_ENV, "bfloat16": True}),
 }
-"""Options of each loop (language_loops.py)."""
+"""The system of each, and what its loop has beside AdamW and clipping."""
 
 
 def main() -> None:
     options = _options()
     found = environment()
     print(describe(found) + "\n", flush=True)
-    with tempfile.NamedTemporaryFile(
-        "w+", prefix="hvd_order_bench_", suffix=".log", delete=False
-    ) as log:
-        measured = _measure(options, log)
+    measured = _measure(options)
     summary = _summary(measured)
     print(_table(summary))
     write_record("sharded", found, settings_of(options), measured, summary, options.out)
 
 
-def _measure(options: argparse.Namespace, log: TextIO) -> dict[str, Any]:
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
     """Every system's steps, in turns; each has ranks of its own, asleep in the others' turns."""
-    with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(EmulatedHosts(count=options.hosts, rate_mbit=options.rate_mbit))
-        ranks = [hosts.rank_environment(rank) for rank in range(options.hosts)]
-        first = Fleet(hosts, "torch", log, ranks, restless=True)
-        stack.callback(first.close)
-        wire_s = statistics.median(
-            max(seconds)
-            for seconds in zip(
-                *first("wire", size_bytes=size_bytes(options.model), rounds=3), strict=True
-            )
-        )
-        first.sleep()
-        fleets: dict[str, Fleet] = {}
-        measured: dict[str, Any] = {}
-        for number, name in enumerate(options.systems, start=1):
-            port = str(int(ranks[0]["MASTER_PORT"]) + 100 * number)
-            env = [{**each, "MASTER_PORT": port} for each in ranks]
-            fleet = Fleet(hosts, "torch", log, env, restless=True)
-            stack.callback(fleet.close)
-            loop = {"bfloat16": False, "scaler": False, "bucket_mib": options.bucket_mib,
-                    "env": {"HVD_ORDER_TUNE": "0"}, **SYSTEMS[name]}  # fmt: skip
-            fleet("build", job=name, system="language_loop", model=options.model,
-                  compute_s=[options.ratio * wire_s] * options.hosts,
-                  options={"max_norm": _NORM, "loop": loop})  # fmt: skip
-            fleet("settle", job=name, at_least=_FIRST_STEPS)
-            state = fleet("state_bytes", job=name)
-            fleet.sleep()
-            fleets[name] = fleet
-            measured[name] = {"seconds": [], "cpu_s": [], "sent_bytes": [], "state_bytes": state}
-        for _, name in turns(list(fleets), options.rounds):
-            with fleets[name].awake():
-                answers = fleets[name]("steps", job=name, count=options.steps, warm_up=_WARM_UP)
-            one = measured[name]
-            one["seconds"] += step_s(answers)
-            one["cpu_s"].append(sum(answer["cpu_s"] for answer in answers))
-            one["sent_bytes"].append(max(answer["sent_bytes"] for answer in answers))
-        return {"wire_s": wire_s, "systems": measured}
+    with emulated_hosts(options.hosts, options.rate_mbit) as place:
+        first = place.fleet()
+        with first.awake():
+            times = first("wire", size_bytes=size_bytes(options.model), rounds=3)
+        wire_s = statistics.median(max(seconds) for seconds in zip(*times, strict=True))
+        jobs, measured, state = {}, {}, {}
+        for name in options.systems:
+            system, own = SYSTEMS[name]
+            bucket = {"bucket_mib": options.bucket_mib} if system == "ddp" else {}
+            jobs[name] = fleet = place.fleet()
+            with fleet.awake():
+                fleet("build", job=name, system=system, model=options.model,
+                      compute_s=[options.ratio * wire_s] * options.hosts,
+                      options={**_LOOP, **bucket, **own})  # fmt: skip
+                measured[name] = Measured(fleet("settle", job=name, at_least=_FIRST_STEPS)[0])
+                state[name] = fleet("state_bytes", job=name)
+        measure_in_turns(jobs, measured, options.rounds, options.steps, _WARM_UP)
+    systems = {name: {**one.to_json(), "state_bytes": state[name]}
+               for name, one in measured.items()}  # fmt: skip
+    return {"wire_s": wire_s, "systems": systems}
 
 
 def _summary(measured: dict[str, Any]) -> dict[str, Any]:

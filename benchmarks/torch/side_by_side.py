@@ -6,13 +6,12 @@ import argparse
 import contextlib
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from benchmarks.hosts import EmulatedHosts, why_not
 from benchmarks.runner.cell import (
@@ -25,8 +24,8 @@ from benchmarks.runner.cell import (
 )
 from benchmarks.runner.cell_bounds import ClipBounds
 from benchmarks.runner.fleet import Fleet, RankFailed
-from benchmarks.runner.horovod_workers import horovod_env
-from benchmarks.runner.pictures import draw_bars, draw_efficiency, draw_steps
+from benchmarks.runner.pictures import draw_bars, draw_steps
+from benchmarks.runner.places import Place, emulated_hosts
 from benchmarks.runner.records.environment import ROOT, commit_of, describe, environment
 from benchmarks.runner.records.record import (
     DEFAULT_FOLDER,
@@ -35,7 +34,7 @@ from benchmarks.runner.records.record import (
     write_record,
 )
 from benchmarks.runner.records.report import table
-from benchmarks.runner.workloads.workloads import MODELS, is_real
+from benchmarks.runner.workloads.build import MODELS, is_real
 
 SYSTEMS = {
     "torch": ["no_waiting", "no_waiting_halves", "ddp", "ddp_tuned", "fsdp2", "horovod",
@@ -89,31 +88,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_group(
     count: int, rate_mbit: float, settings: list[Setting], options: argparse.Namespace
-) -> Any:
+) -> Iterator[CellResult]:
     """All cells that share their hosts; yields each as it is done."""
-    with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(EmulatedHosts(count=count, rate_mbit=rate_mbit))
-        log = stack.enter_context(
-            tempfile.NamedTemporaryFile(
-                "w+", prefix="hvd_order_bench_", suffix=".log", delete=False
-            )
-        )
-
-        def start(
-            peer: str, env: Sequence[dict[str, str]], restless: bool = False, tree: Path = ROOT
-        ) -> Fleet:
-            fleet = Fleet(hosts, peer, log, env, restless, tree)
-            stack.callback(fleet.close)
-            return fleet
-
-        ranks = [hosts.rank_environment(rank) for rank in range(count)]
-        torch_fleet = start("torch", ranks)
+    with emulated_hosts(count, rate_mbit) as place, contextlib.ExitStack() as stack:
+        torch_fleet = place.fleet(restless=False)
         local_fleet = torch_fleet
         if options.framework == "tensorflow":
-            contestants = _tensorflow(hosts, ranks, options, stack, start, log)
+            contestants = _tensorflow(place, options)
             local_fleet = next(c.fleet for c in contestants if c.name == "hvd_order")
         else:
-            contestants = _torch(hosts, ranks, options, stack, start, log, torch_fleet)
+            contestants = _torch(place, options, stack, torch_fleet)
         for setting in settings:
 
             def tell(text: str, setting: Setting = setting) -> None:
@@ -129,132 +113,67 @@ def _run_group(
 
 
 def _torch(
-    hosts: EmulatedHosts,
-    ranks: list[dict[str, str]],
-    options: argparse.Namespace,
-    stack: contextlib.ExitStack,
-    start: Callable[..., Fleet],
-    log: TextIO,
-    torch_fleet: Fleet,
+    place: Place, options: argparse.Namespace, stack: contextlib.ExitStack, torch_fleet: Fleet
 ) -> list[Contestant]:
     """PyTorch's systems that were asked for, with their ranks."""
-
-    def another(port: int, tree: Path = ROOT) -> Fleet:
-        own = str(int(ranks[0]["MASTER_PORT"]) + port)
-        env = [{**env, "MASTER_PORT": own} for env in ranks]
-        fleet = start("torch", env, restless=True, tree=tree)
-        fleet.sleep()
-        return fleet
-
     knobs = dict(pair.split("=", 1) for pair in options.env)
+
+    def ours(name: str, more: Mapping[str, str] | None = None, tree: Path = ROOT) -> Contestant:
+        # Knobs are read once a process, so each has ranks of its own.
+        fleet = place.fleet(tree=tree)
+        return Contestant(name, "hvd_order", fleet, {"env": {**knobs, **(more or {})}})
+
     contestants = []
     for name in options.systems:
         if name == "horovod":
-            fleet = _horovod(hosts, "horovod", {}, stack, start, log)
-            contestants.append(Contestant(name, name, fleet))
+            contestants.append(Contestant(name, name, place.horovod_fleet("horovod", {})))
         elif name == "hvd_order":
-            contestants.append(Contestant(name, name, another(300), {"env": knobs}))
+            contestants.append(ours(name))
         elif name == "no_waiting_halves":
-            contestants.append(Contestant(name, name, another(500)))
+            contestants.append(Contestant(name, name, place.fleet()))
         elif name == "hvd_order_on_horovod":
-            env = {**knobs, "HVD_ORDER_TRANSPORT": "horovod"}
-            contestants.append(Contestant(name, "hvd_order", another(100), {"env": env}))
+            contestants.append(ours(name, {"HVD_ORDER_TRANSPORT": "horovod"}))
         elif name == "hvd_order_planned":
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hvd_order_plan_"))
-            env = {**knobs, "HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}
-            contestants.append(Contestant(name, "hvd_order", another(200), {"env": env}))
+            contestants.append(ours(name, {"HVD_ORDER_PLAN": str(Path(folder) / "plan.json")}))
         else:
             contestants.append(Contestant(name, name.removesuffix("_tuned"), torch_fleet,
                                           buckets_mib=options.buckets_mib))  # fmt: skip
     if options.before:
-        fleet = another(400, options.before.resolve())
-        contestants.append(Contestant("before", "hvd_order", fleet, {"env": knobs}))
-    for i, point in enumerate(options.sweep, start=1):
-        # Knobs are read once a process, so each point has ranks of its own.
+        contestants.append(ours("before", tree=options.before.resolve()))
+    for point in options.sweep:
         slice_bytes, _, credit_bytes = point.partition("/")
         sizes = {"HVD_ORDER_SLICE_BYTES": slice_bytes, "HVD_ORDER_CREDIT_BYTES": credit_bytes}
-        contestants.append(Contestant(point, "hvd_order", another(i), {"env": {**knobs, **sizes}}))
+        contestants.append(ours(point, sizes))
     return contestants
 
 
-def _tensorflow(
-    hosts: EmulatedHosts,
-    ranks: list[dict[str, str]],
-    options: argparse.Namespace,
-    stack: contextlib.ExitStack,
-    start: Callable[..., Fleet],
-    log: TextIO,
-) -> list[Contestant]:
+def _tensorflow(place: Place, options: argparse.Namespace) -> list[Contestant]:
     """TensorFlow's systems that were asked for, with their ranks."""
+    assert isinstance(place.hosts, EmulatedHosts)
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-    own = {**quiet, "MASTER_PORT": str(int(ranks[0]["MASTER_PORT"]) + 300)}
+    workers = [f"{address}:12345" for address in place.hosts.addresses]
     contestants = []
     for name in options.systems:
+        knobs: dict[str, Any] = {}
         if name == "horovod":
-            fleet = _horovod(hosts, "tensorflow_horovod", quiet, stack, start, log)
-            contestants.append(Contestant(name, name, fleet))
+            fleet = place.horovod_fleet("tensorflow_horovod", quiet)
         elif name == "mirrored":
-            workers = [f"{address}:12345" for address in hosts.addresses]
-            fleet = start("tensorflow_mirrored", [
+            fleet = place.fleet("tensorflow_mirrored", restless=False, extra=[
                 {
-                    **env, **quiet,
+                    **quiet,
                     "TF_CONFIG": json.dumps({
                         "cluster": {"worker": workers}, "task": {"type": "worker", "index": rank},
                     }),
                 }
-                for rank, env in enumerate(ranks)
+                for rank in range(len(workers))
             ])  # fmt: skip
-            contestants.append(Contestant(name, name, fleet))
         else:
-            knobs = dict(pair.split("=", 1) for pair in options.env)
-            fleet = start("tensorflow_hvd_order", [{**env, **own} for env in ranks])
-            contestants.append(Contestant(name, name, fleet, {"env": knobs}))
+            knobs = {"env": dict(pair.split("=", 1) for pair in options.env)}
+            extra = [quiet] * len(workers)
+            fleet = place.fleet("tensorflow_hvd_order", restless=False, extra=extra)
+        contestants.append(Contestant(name, name, fleet, knobs))
     return contestants
-
-
-def _horovod(
-    hosts: EmulatedHosts,
-    peer: str,
-    extra: dict[str, str],
-    stack: contextlib.ExitStack,
-    start: Callable[..., Fleet],
-    log: TextIO,
-) -> Fleet:
-    """Ranks of Horovod; they sleep."""
-    port = int(stack.enter_context(_rendezvous(hosts, log)))
-    count = len(hosts.names)
-    fleet = start(peer, [
-        {
-            **horovod_env(hosts.addresses[0], port, rank, count, hosts.names[rank], "eth0"),
-            "RANK": str(rank),
-            "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600",  # it is stopped for long
-            "GLOO_SOCKET_IFNAME": "eth0",  # whose bytes are counted
-            **extra,
-        }
-        for rank in range(count)
-    ], restless=True)  # fmt: skip
-    fleet.sleep()
-    return fleet
-
-
-@contextlib.contextmanager
-def _rendezvous(hosts: EmulatedHosts, log: TextIO) -> Iterator[str]:
-    """Horovod's meeting point, on the first host; its port."""
-    server = hosts.popen(
-        0, [sys.executable, "-m", "hvd_order.launch.horovod_rendezvous",
-            "--hosts", ",".join(f"{name}:1" for name in hosts.names)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-    )  # fmt: skip
-    assert server.stdin is not None
-    assert server.stdout is not None
-    port = server.stdout.readline()
-    if not port:
-        raise RankFailed(f"Horovod's rendezvous did not start; see {log.name}")
-    try:
-        yield port
-    finally:
-        server.stdin.close()
-        server.wait(30)
 
 
 def _table(cells: list[CellResult], header: bool = True) -> str:
@@ -305,10 +224,20 @@ def _write(found: dict[str, Any], cells: list[CellResult], options: argparse.Nam
         options.out or DEFAULT_FOLDER / f"{name}.json",
     )  # fmt: skip
     folder = DEFAULT_FOLDER
-    draw_bars(cells, folder / f"{name}_bars.png")
-    draw_efficiency(cells, folder / f"{name}_efficiency.png")
+    draw_bars(_bars(cells), "step time / optimum", folder / f"{name}_bars.png")
     draw_steps(cells[0], folder / f"{name}_step.png")
     print(f"pictures: out/results/{name}_*.png")
+
+
+def _bars(cells: list[CellResult]) -> dict[str, dict[str, float]]:
+    """Step time over optimum, by cell and system."""
+    return {
+        f"{c.setting.label}\n{c.setting.hosts} x {c.setting.rate_mbit:g} Mbit/s\n"
+        f"ratio {c.ratio:.3g}": {
+            name: one.step_s / c.optimum_s for name, one in c.systems.items() if name != "local"
+        }
+        for c in cells
+    }
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

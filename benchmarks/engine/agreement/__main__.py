@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine.agreement.decisions import IN_FLIGHT, SLICE_BYTES, measure_decisions
 from benchmarks.engine.agreement.steps import STRAGGLERS, measure_steps
 from benchmarks.runner.ranks import WORKER_OPTION, run_as_rank, run_ranks
 from benchmarks.runner.records.environment import describe, environment
@@ -30,7 +29,6 @@ def main() -> None:
     found = environment()
     print(describe(found))
     results = {str(size): run_ranks(size, sys.argv[1:]) for size in options.ranks}
-    show_decisions(results)
     show_steps(options, results)
     write_record("agreement", found, settings_of(options), {"ranks": results},
                  {"ranks": {size: summary_of(result) for size, result in results.items()}},
@@ -40,22 +38,12 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    group = process.current().new_group("plain")
-    return {
-        "decisions": measure_decisions(options, group),
-        "steps": measure_steps(options, group),
-    }
+    return {"steps": measure_steps(options, process.current().new_group("plain"))}
 
 
 def summary_of(result: dict[str, Any]) -> dict[str, Any]:
-    """Rates over plain c10d's, and steps over the fluid bound."""
-    decisions = result["decisions"]["seconds"]
+    """Steps over the fluid bound."""
     return {
-        "rate_over_plain": {
-            name: paired_ratio(decisions["plain"], seconds).to_json()
-            for name, seconds in decisions.items()
-            if name != "plain"
-        },
         "step_over_bound": {
             straggler: {
                 name: paired_ratio(seconds, measured["fluid_s"]).to_json()
@@ -64,30 +52,6 @@ def summary_of(result: dict[str, Any]) -> dict[str, Any]:
             for straggler, measured in result["steps"]["stragglers"].items()
         },
     }
-
-
-def show_decisions(results: dict[str, Any]) -> None:
-    rows = []
-    for size, result in results.items():
-        part = result["decisions"]
-        for name, seconds in part["seconds"].items():
-            summary = Summary.of([1e6 * s / part["slices"] for s in seconds])
-            rows.append(
-                [
-                    size,
-                    name,
-                    f"{1e6 / summary.median:,.0f}",
-                    f"{summary.minimum:.1f}",
-                    f"{summary.median:.1f}",
-                    f"{summary.p99:.1f}",
-                    paired_ratio(part["seconds"]["plain"], seconds) if name != "plain" else 1,
-                    "right" if part["right"] else "WRONG",
-                ]
-            )
-    print(f"\nDecisions: slices of {SLICE_BYTES} bytes, {IN_FLIGHT} in flight; "
-          "plain is c10d without any agreement\n")  # fmt: skip
-    header = ["ranks", "agreement", "slices/s", "min us", "median us", "p99 us"]
-    print(table([*header, "rate / plain [95 %]", "sums"], rows))
 
 
 def show_steps(options: argparse.Namespace, results: dict[str, Any]) -> None:
@@ -141,8 +105,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--agreements", nargs="+", choices=AGREEMENTS, default=AGREEMENTS)
-    parser.add_argument("--slices", type=int, default=1000, help="in the first question")
-    parser.add_argument("--steps", type=int, default=8, help="of a turn, in the second question")
+    parser.add_argument("--steps", type=int, default=8, help="of a turn")
     parser.add_argument("--compute", type=float, default=1.0, help="compute time / transfer time")
     parser.add_argument("--late", type=float, default=0.3, help="delay / compute time")
     parser.add_argument("--layers", type=int, default=GptConfig.layers)

@@ -113,3 +113,11 @@ class EmulatedModel(torch.nn.Sequential):
 
 def model_input() -> torch.Tensor:
     return torch.ones(1, requires_grad=True)
+
+
+def make_bfloat16(model: torch.nn.Module) -> None:
+    """Weights and gradients of 16 bits."""
+    model.bfloat16()
+    for layer in model.children():
+        if isinstance(layer, EmulatedLayer):
+            layer.gradients = [gradient.bfloat16() for gradient in layer.gradients]

@@ -7,38 +7,24 @@ need neither library and suit a CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.runner.workloads.workload import Workload
 from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
 
-@dataclass(frozen=True)
-class Workload:
-    """A model and how it is trained.
-
-    Attributes:
-        model: maps a batch to its loss.
-        batch: of one rank.
-        optimizer: makes the optimizer that the model is usually trained with.
-        clip_norm: largest norm of all gradients together; None: they are not clipped.
-    """
-
-    model: nn.Module
-    batch: Any
-    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-    clip_norm: float | None = None
-
-
-def build(name: str, device: torch.device, rank: int, batch_size: int | None) -> Workload:
+def build(
+    name: str, device: torch.device, rank: int, batch_size: int | None, autocast: bool
+) -> Workload:
     """A workload by name, with the same weights on all ranks and other data on each.
 
     Args:
         batch_size: samples a rank; None: what fits most accelerators.
+        autocast: computes in bfloat16.
 
     Raises:
         SystemExit: the library that has the model is not installed.
@@ -52,13 +38,11 @@ def build(name: str, device: torch.device, rank: int, batch_size: int | None) ->
         raise SystemExit(
             f"{name} needs {error.name}; install it with: pip install {error.name}"
         ) from None
-    move = torch.utils._pytree.tree_map
-    return Workload(
-        work.model.to(device),
-        move(lambda t: t.to(device), work.batch),
-        work.optimizer,
-        work.clip_norm,
-    )
+    work.model.to(device)
+    batch = torch.utils._pytree.tree_map(lambda tensor: tensor.to(device), work.batch())
+    lists = [module for module in work.model.modules() if isinstance(module, nn.ModuleList)]
+    blocks = max(lists, key=len) if lists else next(work.model.children()).children()
+    return replace(work, batch=lambda: batch, blocks=list(blocks), autocast=autocast)
 
 
 class _Images(nn.Module):
@@ -108,7 +92,9 @@ def _vision(name: str) -> Callable[[int, torch.Generator], Workload]:
 
         images = torch.randn(size, 3, 224, 224, generator=generator, device="cpu")
         labels = torch.randint(1000, (size,), generator=generator, device="cpu")
-        return Workload(_Images(torchvision.models.get_model(name)), (images, labels), _momentum)
+        return Workload(
+            _Images(torchvision.models.get_model(name)), lambda: (images, labels), _momentum
+        )
 
     return make
 
@@ -124,7 +110,7 @@ def _language(
         tokens = torch.randint(
             config.vocab_size, (size, context), generator=generator, device="cpu"
         )
-        return Workload(_Tokens(model), tokens, _adamw, clip_norm=1.0)
+        return Workload(_Tokens(model), lambda: tokens, _adamw, max_norm=1.0)
 
     return make
 
@@ -138,7 +124,7 @@ def _small_cnn(size: int, generator: torch.Generator) -> Workload:
     layers += [nn.Flatten(), nn.Linear(512 * 4 * 4, 512), nn.ReLU(), nn.Linear(512, 10)]
     images = torch.randn(size, 3, 32, 32, generator=generator, device="cpu")
     labels = torch.randint(10, (size,), generator=generator, device="cpu")
-    return Workload(_Images(nn.Sequential(*layers)), (images, labels), _momentum)
+    return Workload(_Images(nn.Sequential(*layers)), lambda: (images, labels), _momentum)
 
 
 def _demo_gpt(size: int, generator: torch.Generator) -> Workload:
@@ -146,7 +132,7 @@ def _demo_gpt(size: int, generator: torch.Generator) -> Workload:
     text = torch.randint(
         config.vocabulary, (size, config.context + 1), generator=generator, device="cpu"
     )
-    return Workload(_DemoGpt(), text, _adamw, clip_norm=1.0)
+    return Workload(_DemoGpt(), lambda: text, _adamw, max_norm=1.0)
 
 
 WORKLOADS: dict[str, tuple[Callable[[int, torch.Generator], Workload], int]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 
@@ -13,8 +12,9 @@ ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.runner.cell_bounds import clipped_optimum_s, layer_s, optimum_s  # noqa: E402
-from benchmarks.runner.systems import SYSTEMS, local  # noqa: E402
+from benchmarks.runner.systems import local  # noqa: E402
 from benchmarks.runner.weights import same_weights  # noqa: E402
+from benchmarks.runner.workloads.workload import Workload  # noqa: E402
 
 EVENTS = [
     ("a", "forward", 0.0, 1.0), ("b", "forward", 1.0, 2.0),
@@ -26,7 +26,7 @@ def step_of(max_norm: float | None) -> torch.Tensor:
     """What one local step adds to four weights, whose gradients are all 10."""
     model = torch.nn.Linear(4, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
-    local(model, lambda: torch.full((1, 4), 10.0), max_norm=max_norm).step()
+    local(Workload(model, lambda: torch.full((1, 4), 10.0), max_norm=max_norm)).step()
     return model.weight.detach()
 
 
@@ -36,9 +36,12 @@ def test_the_local_step_clips_by_the_global_norm() -> None:
     torch.testing.assert_close(step_of(1000.0), plain)
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_no_system_leaves_out_clipping(name: str) -> None:
-    assert "max_norm" in inspect.signature(SYSTEMS[name]).parameters
+def test_a_loop_with_a_scaler_unscales_before_it_clips() -> None:
+    model = torch.nn.Linear(4, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    work = Workload(model, lambda: torch.full((1, 4), 10.0), max_norm=1.0, scaled=True)
+    local(work).step()
+    torch.testing.assert_close(model.weight.detach(), step_of(1.0))
 
 
 def test_the_whole_local_step_is_spread_over_the_layers() -> None:

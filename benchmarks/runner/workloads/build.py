@@ -1,43 +1,17 @@
-"""What is trained: a model, its batch and a way back to the start."""
+"""The models of the side-by-side benchmark, by name: emulated ones, and small ones that compute."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import torch
 
 from benchmarks.runner.workloads.emulated_device import EmulatedModel, model_input
 from benchmarks.runner.workloads.profiles import PROFILES
 from benchmarks.runner.workloads.real_models import REAL_MODELS
-from benchmarks.runner.workloads.recorder import Recorder
+from benchmarks.runner.workloads.workload import Workload
 
 MODELS = [*PROFILES, *REAL_MODELS]
-
-
-@dataclass
-class Workload:
-    """A model on one rank.
-
-    Attributes:
-        model: maps a batch to a loss, through a chain of children.
-        reset: gives all parameters the values they began with.
-    """
-
-    model: torch.nn.Module
-    batch: Callable[[], torch.Tensor]
-    recorder: Recorder
-    reset: Callable[[], None]
-
-    def layer_bytes(self) -> list[int]:
-        """Size of the parameters of each child; what several read counts for the first."""
-        seen: set[torch.nn.Parameter] = set()
-        sizes = []
-        for child in self.model.children():
-            mine = set(child.parameters()) - seen
-            sizes.append(sum(parameter.nbytes for parameter in mine))
-            seen |= mine
-        return sizes
 
 
 def is_real(name: str) -> bool:
@@ -66,7 +40,7 @@ def build(
                 for parameter in emulated.parameters():
                     parameter.zero_()
 
-        return Workload(emulated, model_input, emulated.recorder, zero)
+        return Workload(emulated, model_input, recorder=emulated.recorder, reset=zero)
     model, data = REAL_MODELS[name](rank)
     first = [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -75,7 +49,7 @@ def build(
             for parameter, value in zip(model.parameters(), first, strict=True):
                 parameter.copy_(value)
 
-    return Workload(model, lambda: data, model.recorder, restore)
+    return Workload(model, lambda: data, recorder=model.recorder, reset=restore)
 
 
 def size_bytes(name: str) -> int:

@@ -1,1 +1,0 @@
-"""What all benchmarks share: turns, statistics, environment, starting ranks, reports."""
