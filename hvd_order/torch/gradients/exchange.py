@@ -30,7 +30,6 @@ from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.job import activity
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.engine.requests.step_log import StepLogs
-from hvd_order.servers.worker.server_update import ServerUpdate
 from hvd_order.torch.gradients import clipping, conflicts, misuse
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
@@ -45,12 +44,11 @@ from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.in_flight import Factor
 from hvd_order.torch.parameters.read_guard import Guard, hand_to
 from hvd_order.torch.rank_check.check import RankCheck
-from hvd_order.torch.shards import elementwise
-from hvd_order.torch.shards.model_shards import ModelShards, NamedGather
-from hvd_order.torch.shards.shard_update import take_answers
-from hvd_order.torch.updates import clean_room, overlap, partial_step
+from hvd_order.torch.shards.model_shards import ModelShards
+from hvd_order.torch.sums.sum_use import SumUse
+from hvd_order.torch.updates import clean_room, overlap
 from hvd_order.torch.updates.overlap import Overlap, OverlapReport
-from hvd_order.torch.updates.separability import Verdict, separability, tell
+from hvd_order.torch.updates.separability import Verdict
 
 __all__: list[str] = []
 
@@ -68,56 +66,39 @@ class GradientExchange:
     def __init__(
         self,
         optimizer: Optimizer,
-        step: partial_step.InnerStep,
+        verdict: Verdict,
         entries: Sequence[ParameterEntry],
         frozen: Sequence[ParameterEntry],
         channel: ModelChannel,
         transfer: GradientTransfer,
         steps: StepLogs,
         passes: int,
-        server_update: ServerUpdate | None = None,
-        separable: bool | None = None,
-        gather: NamedGather | None = None,
     ) -> None:
         """Collective: registers the model on every rank.
 
         Args:
+            verdict: whether updates may be deferred.
             entries: the trainable parameters.
             frozen: the other parameters, which may become trainable later.
             channel: of the model.
             steps: log of the exchange's actions, for joined ranks.
             passes: backward passes whose gradients add up before they are exchanged.
-            server_update: set if servers update; ``step`` is then its step.
-            separable: the user's statement whether updates may be deferred.
-            gather: set if each rank updates its shards, whose state it then gathers.
-
-        Raises:
-            InvalidUsage: the optimizer, the gradients or the transport cannot be sharded.
         """
-        self._server_update = transfer.model.server_update = server_update
         self._optimizer = weakref.ref(optimizer)
-        self._inner_step = step
+        self._use = transfer.model.use
         self._channel = channel
         self._host = host = channel.host
         self._transfer = transfer
         self._steps = steps
         self._log = steps.open(channel.key, self)
         self._lock = threading.RLock()
-        self.separability = Verdict(False, False, overlap.SWITCHED_OFF)
-        if host.job.config.cross_iteration or gather is not None:
-            self.separability = separability(optimizer, type(optimizer), separable)
-            if host.rank == 0:
-                tell(self.separability)
-        if gather is not None:
-            elementwise.require(optimizer, type(optimizer), step, self.separability)
-            transfer.model.shards = ModelShards(optimizer, step, channel, gather, entries)
-            step = self._inner_step = take_answers
+        self.separability = verdict
         self._sender = transfer.model.sender
         self._table = EntryTable(passes)
         enter = _enter(weakref.ref(self))
-        self._warm_up = WarmUp(channel, transfer, enter, self.separability.separable)
+        self._warm_up = WarmUp(channel, transfer, enter, verdict.separable)
         self._gradients = StepGradients(host, transfer, self._table, self._warm_up, self._log)
-        self._updates = DeferredUpdates(self._lock, step, transfer, self._table)
+        self._updates = DeferredUpdates(self._lock, self._use.step, transfer, self._table)
         self._guard = ExchangeGuard(
             self._lock, self._table, transfer, self._warm_up, self._gradients, self._updates,
             enter,
@@ -241,24 +222,18 @@ class GradientExchange:
         if unfrozen or not self._transfer.model.put_in_place(self._table.entries):
             self._take_in(unfrozen)
         self._gradients.begin()
-        self._transfer.model.begin_step()
 
     # ---- synchronize, step, flush -------------------------------------------------------------
 
     def synchronize(self) -> None:
         """Finishes all gradients of this step; without any, applies deferred updates."""
-        self._guard.refuse_on_servers()
         with self._lock:
-            if self._shards is not None:
-                if self._gradients.fresh:
-                    self.flush()
-                else:
-                    self._gradients.show_shards(self._guard)
-                return
             if self._gradients.fresh and not self._gradients.set_by_hand():
                 self.flush()
             elif not self._gradients.synchronized:
-                self._finish_step()
+                if self._gradients.fresh:
+                    self._begin_step()
+                self._use.synchronize(self._gradients, self._guard)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Finishes the gradients and clips them by the norm of all."""
@@ -266,8 +241,7 @@ class GradientExchange:
             in_flight = self._clip_in_flight(max_norm)
             if in_flight is not None:
                 return in_flight
-            if self._shards is not None:
-                misuse.refuse_reads_of_shards()
+            self._use.check_may_read(self._gradients.fresh)
             # Whoever reads a gradient, to change it, finishes it.
             untouched = {entry for entry in self._table.entries if not entry.finished}
             self._transfer.adds_squares = True
@@ -310,21 +284,20 @@ class GradientExchange:
             optimizer = self._optimizer()
             assert optimizer is not None
             self._transfer.streams.follow()
-            if self._server_update is not None:
-                self._server_update.check()
+            self._use.check_step()
             if self._gradients.broken and self._gradients.cleared_by_owner():
                 self._gradients.give_up()  # and this rank has no gradients of the next one
             if self._gradients.fresh:  # no gradient here; other ranks may wait for zeros
                 self._begin_step()
             self._gradients.check_hooks()
             self._gradients.close()
-            if self._shards is not None:
-                self._gradients.update_shards(optimizer, self._guard)
-            reason = self._why_at_once(optimizer)
-            if reason is None and self._shards is None:
-                self._gradients.send_the_rest(self._guard)
-                if self._gradients.replaced():
-                    reason = overlap.GRADIENTS_REPLACED
+            self._gradients.send_the_rest(self._guard)
+            has_run = self._use.update(
+                optimizer, self._transfer.model, self._gradients, self._transfer.streams
+            )
+            reason = self._why_at_once(optimizer, has_run)
+            if reason is None and self._gradients.replaced():
+                reason = overlap.GRADIENTS_REPLACED
             if reason is None:
                 self._gradients.finish_sparse()
                 at_once = self._updates.put_off(optimizer, self._guard)
@@ -333,15 +306,18 @@ class GradientExchange:
                     self._gradients.finish(self._guard)
                 self._gradients.disarm()
                 with timeline.span("update", "update"):
-                    self._inner_step(optimizer)
+                    self._use.step(optimizer)
                 at_once = dict.fromkeys(self._table.entries, reason)
-            self._gradients.drop_shards()
+            self._use.end_step(self._table.entries)
             self._end_step(at_once)
         return loss
 
-    def _why_at_once(self, optimizer: Optimizer) -> str | None:
+    def _why_at_once(self, optimizer: Optimizer, has_run: bool) -> str | None:
         """Why this ``step()`` makes the whole update at once; None: the update may wait for its
         readers.
+
+        Args:
+            has_run: the optimizer has run.
         """
         if not self.separability.separable:
             return self.separability.reason
@@ -360,7 +336,7 @@ class GradientExchange:
                 return overlap.no_maxima(why_no_maxima)
             return overlap.GRADIENTS_READ
         # These attributes belong to this call and are gone after it.
-        if self._shards is None and getattr(optimizer, "found_inf", None) is not None:
+        if not has_run and getattr(optimizer, "found_inf", None) is not None:
             return overlap.SCALED
         inside = clean_room.inside_of(self._device_types)
         return None if inside is None else overlap.called_inside(inside)
@@ -380,7 +356,7 @@ class GradientExchange:
         self.flush()
         optimizer = self._optimizer()
         assert optimizer is not None
-        loss = self._inner_step(optimizer, synchronized_closure)
+        loss = self._use.step(optimizer, synchronized_closure)
         with self._lock:
             self._end_step(dict.fromkeys(self._table.entries, overlap.CLOSURE))
         return loss
@@ -411,11 +387,7 @@ class GradientExchange:
         """
         with self._lock:
             self.flush()
-            self._transfer.model.fetch()
-
-    @property
-    def _shards(self) -> ModelShards | None:
-        return self._transfer.model.shards
+            self._use.fetch()
 
     @property
     def shards(self) -> ModelShards | None:
@@ -424,26 +396,18 @@ class GradientExchange:
         Applies every deferred update.
         """
         self.flush()
-        return self._shards
+        return self._use.shards
 
     @property
-    def is_sharded(self) -> bool:
-        """Whether each rank has its shards of the optimizer's state."""
-        return self._shards is not None
-
-    @property
-    def on_servers(self) -> bool:
-        """Whether servers have the optimizer's state."""
-        return self._transfer.model.on_servers
+    def use(self) -> SumUse:
+        """What the sums of gradients are used for."""
+        return self._use
 
     # ---- join ---------------------------------------------------------------------------------
 
     def prepare_to_join(self) -> None:
         """Finishes this rank's step; the other ranks have its gradients, or will get zeros."""
-        if self._shards is not None:
-            raise InvalidUsage(
-                "join() cannot be used with sharded=True: the other ranks need this rank's shards"
-            )
+        self._use.check_may_join()
         with self._lock:
             self.flush()
             if self._gradients.fresh or self._gradients.synchronized:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.step_gradients import StepGradients
@@ -128,8 +127,7 @@ class ExchangeGuard:
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients."""
         with self._lock:
-            if self._transfer.model.shards is not None:
-                misuse.refuse_reads_of_shards()
+            self._transfer.model.use.check_may_read(self._gradients.fresh)
             wanted = {id(gradient) for gradient in gradients}
             entries = [entry for entry in self._table.entries if id(entry.gradient) in wanted]
             outstanding = [entry for entry in entries if entry.update_pending]
@@ -141,19 +139,10 @@ class ExchangeGuard:
                 self._gradients.release()
                 self._transfer.finish(entries)
             elif not self._gradients.fresh and not self._gradients.synchronized:
-                self.refuse_on_servers()
                 self._gradients.finish(self)
             if not self._gradients.stay_armed:
                 for entry in entries:
                     disarm_gradient(entry.gradient)
-
-    def refuse_on_servers(self) -> None:
-        """Raises if there will be no gradient to read: servers answer with parameters."""
-        if self._transfer.model.on_servers and not self._gradients.fresh:
-            raise InvalidUsage(
-                "gradients cannot be read between backward() and step(): the servers apply them as "
-                "they come. To clip or unscale them set HVD_ORDER_PS_UPDATE=worker"
-            )
 
     def _check_all_sent(self, read: Sequence[ParameterEntry]) -> None:
         """Raises instead of waiting for gradients that the waiting backward pass has yet to

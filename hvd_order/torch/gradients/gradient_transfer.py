@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch.optim import Optimizer
 
 from hvd_order._native import _torch as native
 from hvd_order.base.errors import InvalidUsage
@@ -30,10 +29,10 @@ from hvd_order.torch.parameters.read_guard import (
     arm_gradient,
     disarm_gradient,
 )
+from hvd_order.torch.sums.arrivals import ENDED, UNDER_WAY
+from hvd_order.torch.sums.sum_use import SumUse
 
 __all__: list[str] = []
-
-_ENDED, _UNDER_WAY = int(native.Stage.ENDED), int(native.Stage.UNDER_WAY)
 
 
 class GradientTransfer:
@@ -48,6 +47,7 @@ class GradientTransfer:
     def __init__(
         self,
         channel: ModelChannel,
+        use: SumUse,
         compression: type[Compressor],
         prescale: float,
         postscale: float,
@@ -58,12 +58,14 @@ class GradientTransfer:
 
         Args:
             channel: of the model.
+            use: what the sums are used for.
             prescale: factor for each rank's gradient before the sum.
             postscale: factor for the sum.
             sparse_as_dense: exchange sparse gradients as dense ones.
             process_set: the process set of the engine.
         """
-        self.model = RegisteredModel(channel, compression, prescale)
+        self.model = RegisteredModel(channel, use, compression, prescale)
+        self._use = use
         self._channel = channel
         self._compression = compression
         self._prescale = prescale
@@ -103,8 +105,7 @@ class GradientTransfer:
             misuse.refuse_graph(entry.name)
         if gradient.is_sparse:
             if not self._sparse_as_dense:
-                if self.model.shards is not None:
-                    misuse.refuse_sparse_shards(entry.name)
+                self._use.check_may_be_sparse(entry.name)
                 self._leave_to_sparse(entry, warm_up)
                 return
             gradient, reach = gradient.to_dense(), native.GradientReach.ALONE
@@ -148,12 +149,9 @@ class GradientTransfer:
             InvalidUsage: the program has the gradient, and no rank will have its sum to put there.
         """
         if reach == native.GradientReach.HELD:
-            if self.model.shards is not None:
-                misuse.refuse_kept_shards(entry.name)
-            if self.model.on_servers:
-                misuse.refuse_kept_on_servers(entry.name)
+            self._use.check_may_keep(entry.name)
             return True
-        if self.model.shards is not None or self.model.on_servers:
+        if not self._use.is_readable:
             return False
         is_made_now = entry.fresh and self.model.sender.in_backward
         return reach == native.GradientReach.SHARED and not is_made_now
@@ -197,7 +195,7 @@ class GradientTransfer:
             entry.wire.zero_()
             # Below zero, whatever the other ranks add.
             entry.use_flag.fill_(-2 * self._channel.host.size if given_up else 0)
-        self.model.hand_over(entry)
+        self.model.gradients.announce(entry)
 
     # ---- in -----------------------------------------------------------------------------------
 
@@ -218,7 +216,8 @@ class GradientTransfer:
 
         On devices the home streams wait and work; the host goes on.
         """
-        stages = self.model.stages()
+        arriving = self.model.arriving
+        stages = arriving.stages()
         arrived: list[ParameterEntry] = []
         absent = []
         # Readers on other threads find each gradient in flight until it is complete.
@@ -230,13 +229,13 @@ class GradientTransfer:
             for entry in entries:
                 if entry.finished or not entry.sent:
                     continue
-                if entry.placed and stages[entry.tensor] != _ENDED:
-                    if stages[entry.tensor] == _UNDER_WAY:  # the host waits: not with idle hands
+                if entry.placed and stages[entry.tensor] != ENDED:
+                    if stages[entry.tensor] == UNDER_WAY:  # the host waits: not with idle hands
                         self._complete(arrived, stay_armed, given_up)
                         arrived.clear()
                     with timeline.span("wait", entry.name):
-                        self.model.wait(entry)
-                    stages = self.model.stages()  # neighbours in its slice have come, too
+                        arriving.wait(entry)
+                    stages = arriving.stages()  # neighbours in its slice have come, too
                 if entry.sparse:
                     entry.finished = True
                 elif entry.absent:
@@ -245,7 +244,7 @@ class GradientTransfer:
                     arrived.append(entry)
             if absent:
                 for entry, used in zip(absent, self.model.used(absent), strict=True):
-                    entry.used = used or self.model.on_servers
+                    entry.used = used
                     arrived.append(entry)
             self._complete(arrived, stay_armed, given_up)
 
@@ -269,7 +268,7 @@ class GradientTransfer:
 
     def _maximum(self, entry: ParameterEntry) -> torch.Tensor | None:
         """The infinity norm of a gradient, which has the bits of that of the elements."""
-        if entry.finished and self.model.shards is None:
+        if entry.finished and self._use.is_readable:
             of_elements: torch.Tensor = torch.linalg.vector_norm(entry.gradient, math.inf)
             return of_elements
         norm = self.model.norms(math.inf, self._postscale, entry.gradient.dtype)[entry.tensor]
@@ -283,7 +282,7 @@ class GradientTransfer:
 
     def _norm(self, entry: ParameterEntry) -> torch.Tensor | None:
         """The 2-norm of a gradient."""
-        of_elements = entry.finished and self.model.shards is None
+        of_elements = entry.finished and self._use.is_readable
         if not entry.changes and not of_elements and not self._is_rounded:
             return self.model.norms(2.0, self._postscale, entry.gradient.dtype)[entry.tensor]
         after = norms.after_changes(entry, *self._exact_norm(entry))
@@ -301,7 +300,7 @@ class GradientTransfer:
     def _exact_norm(self, entry: ParameterEntry) -> tuple[torch.Tensor, float, bool]:
         """The 2-norm of a sum, and what the gradient is after it, for the functions of norms.py."""
         of_sums = self.model.norms(2.0, self._postscale, torch.float64)
-        return of_sums[entry.tensor], self._postscale, self.model.shards is None
+        return of_sums[entry.tensor], self._postscale, self._use.is_readable
 
     def are_finite(self, entries: Sequence[ParameterEntry]) -> torch.Tensor | None:
         """Whether all elements of gradients are finite; None: it is not known without them.
@@ -310,7 +309,7 @@ class GradientTransfer:
         """
         found: list[torch.Tensor] = []
         for entry in entries:
-            if entry.finished and self.model.shards is None:
+            if entry.finished and self._use.is_readable:
                 found.append(entry.gradient.isfinite().all())
                 continue
             largest = self._maximum(entry) if self.model.has_norms(math.inf) else None
@@ -347,41 +346,28 @@ class GradientTransfer:
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of host or device."""
-        stages = self.model.stages()
-        return lambda entry: entry.finished or stages[entry.tensor] == _ENDED
+        stages = self.model.arriving.stages()
+        return lambda entry: entry.finished or stages[entry.tensor] == ENDED
 
     def can_be_taken(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of the host."""
-        taken = self.model.can_be_taken()
+        taken = self.model.arriving.can_be_taken()
         return lambda entry: entry.finished or taken(entry)
-
-    def find_used(self, entries: Sequence[ParameterEntry]) -> list[ParameterEntry]:
-        """The parameters that only other ranks have used; all entries have been sent."""
-        absent = [entry for entry in entries if entry.absent]
-        if absent:
-            self.model.find_used(absent)
-        return [entry for entry in absent if entry.used]
-
-    def update_shards(self, optimizer: Optimizer, entries: Sequence[ParameterEntry]) -> None:
-        """Updates this rank's shards as their sums arrive; from now on parameters arrive."""
-        with torch._C.DisableTorchFunctionSubclass(), native.OnHomeStreams(self.streams):
-            self.model.update_shards(optimizer, entries, self._postscale)
 
     def _complete(
         self, entries: Sequence[ParameterEntry], stay_armed: bool, given_up: bool
     ) -> None:
         """Puts sums that have arrived into ``.grad``."""
-        if not given_up and not self.model.on_servers:
+        if not given_up and self._use.returns_sums:
             lacking = native.find_given_up(entries)
             if lacking >= 0:
                 self._refuse_given_up(entries[lacking])
-        if self.model.shards is not None:
-            # No gradient: half a sum, or a parameter. Uses of it still call the guard.
-            for entry in entries:
-                if self.model.has_answers:
-                    entry.unlock_gradient()  # the parameter is copied from there
-                entry.finished = True
-            return
+        if self._use.are_gradients(entries):
+            self._make_gradients(entries, stay_armed)
+        for entry in entries:
+            entry.finished = True
+
+    def _make_gradients(self, entries: Sequence[ParameterEntry], stay_armed: bool) -> None:
         native.unlock_gradients(entries)
         try:
             apart = [entry for entry in entries if not entry.on_wire and entry.used]
@@ -404,8 +390,6 @@ class GradientTransfer:
             if not stay_armed:
                 for entry in entries:
                     disarm_gradient(entry.gradient)
-        for entry in entries:
-            entry.finished = True
 
     def _refuse_given_up(self, entry: ParameterEntry) -> None:
         error = misuse.given_up_elsewhere(entry.name, self._channel.host.job.rank)

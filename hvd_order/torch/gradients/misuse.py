@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
@@ -91,38 +90,10 @@ def refuse_converted(entry: ParameterEntry) -> NoReturn:
     )
 
 
-def refuse_resized(entries: Sequence[ParameterEntry], what: str) -> None:
-    """Refuses parameters of another shape where others keep state of the old one."""
-    for entry in entries:
-        if entry.gradient.shape != entry.parameter.shape:
-            raise InvalidUsage(
-                f"parameter '{entry.name}' had the shape {tuple(entry.gradient.shape)} and has "
-                f"{tuple(entry.parameter.shape)} now: with {what} the optimizer's state of a "
-                "parameter is not on this rank alone, and keeps its shape. Make a new optimizer"
-            )
-
-
 def check_passes(passes: int) -> None:
     """Raises ValueError for an invalid ``backward_passes_per_step``."""
     if passes < 1:
         raise ValueError(f"backward_passes_per_step must be at least 1, got {passes}")
-
-
-def refuse_sparse(names: Sequence[str]) -> None:
-    """Refuses sparse gradients: servers that update support dense ones only."""
-    if names:
-        raise InvalidUsage(
-            f"the gradient of '{names[0]}' is sparse, which servers cannot apply; pass "
-            "sparse_as_dense=True to DistributedOptimizer or set HVD_ORDER_PS_UPDATE=worker"
-        )
-
-
-def refuse_sparse_shards(name: str) -> None:
-    """Refuses a sparse gradient: shards are ranges of dense ones."""
-    raise InvalidUsage(
-        f"the gradient of '{name}' is sparse, which sharded=True cannot divide; pass "
-        "sparse_as_dense=True to DistributedOptimizer as well"
-    )
 
 
 def given_up_elsewhere(name: str, rank: int) -> InvalidUsage:
@@ -146,60 +117,6 @@ def refuse_graph(name: str) -> None:
     )
 
 
-def refuse_kept_shards(name: str) -> None:
-    """Refuses a gradient that the program reaches without the parameter."""
-    raise InvalidUsage(
-        f"the program keeps the gradient of '{name}', or a tensor or array of the same memory "
-        "(flat gradients), but with sharded=True a rank has the sums of its shards only. Set .grad "
-        "to None before backward(), or leave sharded out"
-    )
-
-
-def refuse_kept_on_servers(name: str) -> None:
-    """Refuses a gradient that the program reaches without the parameter."""
-    raise InvalidUsage(
-        f"the program keeps the gradient of '{name}', or a tensor or array of the same memory "
-        "(flat gradients), but servers answer with parameters. Set .grad to None before "
-        "backward(), or set HVD_ORDER_PS_UPDATE=worker"
-    )
-
-
-def refuse_reads_of_shards() -> None:
-    """Refuses a use of a gradient's elements."""
-    raise InvalidUsage(
-        "with sharded=True a rank has the sums of its shards only, so gradients cannot be read or "
-        "changed element by element between backward() and step(), nor later. clip_grad_norm_, "
-        "clip_grad_value_, norms of order 2 and infinity, get_total_norm and GradScaler work. To "
-        "read gradients, leave sharded out"
-    )
-
-
-def refuse_maxima_of_shards(why: str) -> None:
-    """Refuses an infinity norm that does not arrive with the squares."""
-    raise InvalidUsage(
-        f"with sharded=True the infinity norm of gradients is not known here: {why}. Read one on "
-        "every rank in the first two steps as well, clip by the norm of order 2, or leave sharded "
-        "out"
-    )
-
-
-def refuse_clipped_without(name: str, rank: int) -> None:
-    """Refuses norms or changes that left out a gradient which only other ranks have."""
-    raise InvalidUsage(
-        f"parameter '{name}' has no gradient on rank {rank}, but on other ranks, so gradients were "
-        "clipped or unscaled without it here: with sharded=True call optimizer.synchronize() after "
-        "backward(), which gives it one"
-    )
-
-
-def refuse_replaced_shards() -> None:
-    """Refuses gradients that the program has replaced."""
-    raise InvalidUsage(
-        "with sharded=True the sums of gradients cannot be replaced by other tensors, or by None, "
-        "between backward() and step(); leave sharded out"
-    )
-
-
 def check_sharded(uncompressed: bool, comm_is_allreduce: bool, is_adasum: bool) -> None:
     """Refuses what sharded optimizer state cannot be combined with."""
     if is_adasum:
@@ -211,20 +128,6 @@ def check_sharded(uncompressed: bool, comm_is_allreduce: bool, is_adasum: bool) 
         )
     if not comm_is_allreduce:
         raise InvalidUsage("sharded=True needs all-reduces: parameter servers have the state")
-
-
-def check_server_update(uncompressed: bool, no_postscale: bool) -> None:
-    """Refuses work on gradients after the sum, since servers answer with parameters."""
-    if not uncompressed:
-        raise InvalidUsage(
-            "compression is for gradients, but with HVD_ORDER_PS_UPDATE=server parameters come "
-            "back; drop it or set HVD_ORDER_PS_UPDATE=worker"
-        )
-    if not no_postscale:
-        raise InvalidUsage(
-            "gradient_predivide_factor scales sums, but with HVD_ORDER_PS_UPDATE=server parameters "
-            "come back; drop it or set HVD_ORDER_PS_UPDATE=worker"
-        )
 
 
 def check_has_shards(is_sharded: bool) -> None:

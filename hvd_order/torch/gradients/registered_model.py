@@ -6,10 +6,9 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch.optim import Optimizer
 
 from hvd_order._native import _torch as native
 from hvd_order.base.errors import HvdOrderError
@@ -19,22 +18,19 @@ from hvd_order.engine import registration, static_plan, timeline
 from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.model_channel import ModelChannel
-from hvd_order.servers.worker.server_update import ServerUpdate
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.devices import synchronize
-from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
 from hvd_order.torch.gradients.norms import in_type
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
-from hvd_order.torch.shards.model_shards import ModelShards, require_halves
+from hvd_order.torch.sums.arrivals import Arrivals
+from hvd_order.torch.sums.sum_use import SumUse
 
 __all__: list[str] = []
 
 _log = logging.getLogger("hvd_order")
-_SERVERS = "HVD_ORDER_PS_UPDATE=server"
 _ENQUEUED = native.Stage.ENQUEUED
-_ENDED, _UNDER_WAY = int(native.Stage.ENDED), int(native.Stage.UNDER_WAY)
 
 
 class RegisteredModel:
@@ -43,16 +39,19 @@ class RegisteredModel:
     Dropping it removes the model from the engine; nothing of the model may be in flight then.
 
     Attributes:
+        use: what the sums are used for.
         sender: sends gradients that need no special treatment.
-        server_update: set if parameter servers update.
-        shards: set if each rank updates its shards.
+        entries: by TensorId.
+        gradients: the sums.
+        parameters: what follows them where sums travel in halves.
+        arriving: what the update takes: the one or the other.
         read_by_norm: whether in the last step the program read the norms of gradients before
             ``step()``, and no elements.
         reads_maxima: whether the program has ever read an infinity norm there.
     """
 
     def __init__(
-        self, channel: ModelChannel, compression: type[Compressor], prescale: float
+        self, channel: ModelChannel, use: SumUse, compression: type[Compressor], prescale: float
     ) -> None:
         """Starts without a registration.
 
@@ -65,6 +64,7 @@ class RegisteredModel:
             host.engine, host.transport, host.copier, prescale,
             in_flight_class=InFlightGradient, guard_attribute=GUARD,
         )  # fmt: skip
+        self.use = use
         self._channel = channel
         self._host = host
         self._compression = compression
@@ -72,21 +72,18 @@ class RegisteredModel:
         self._alone = False
         self._forget: weakref.finalize[..., RegisteredModel] | None = None
         self._buffers: GradientBuffers
-        self._in_order: list[ParameterEntry] = []
-        self.server_update: ServerUpdate | None = None
-        self.shards: ModelShards | None = None
+        self.entries: Sequence[ParameterEntry] = []
+        self.gradients: Arrivals
+        self.parameters: Arrivals
+        self.arriving: Arrivals
         self.read_by_norm = False
         self.reads_maxima = False
         self._split = False
         self._with_maxima = False  # where all-reduces are split, and maxima fit
-        self._answered = False  # shards are updated: what arrives in this step are parameters
         # Of this step, by order.
         self._norms: dict[tuple[float, torch.dtype], Sequence[torch.Tensor]] = {}
-        self._awaited = (
-            _ENQUEUED if host.job.config.device_wait == "enqueued" else native.Stage.ENDED
-        )
 
-    def register(self, entries: Sequence[ParameterEntry], observed: bool, on_servers: bool) -> None:
+    def register(self, entries: Sequence[ParameterEntry], observed: bool) -> None:
         """Lays out the gradients of ``entries`` in the given order, that of rank 0, on all ranks.
 
         Collective, in the engine's turn. Nothing may be in flight.
@@ -94,34 +91,27 @@ class RegisteredModel:
         Args:
             entries: in consumption order, as far as it is known.
             observed: the entries hold the times of a real step, from which a plan can be made.
-            on_servers: servers that can update the parameters do so from now on.
 
         Raises:
             ModelMismatch: the ranks have different parameters.
-            InvalidUsage: shards of parameters that came later cannot be summed.
+            InvalidUsage: parameters that came later have no use here.
         """
-        if self.shards is not None:
-            require_halves([entry.parameter for entry in entries])
-        if self._forget is not None and (self.shards is not None or self.on_servers):
-            misuse.refuse_resized(self._in_order, "sharded=True" if self.shards else _SERVERS)
+        self.use.check_entries(entries, self.entries)
         self._give_back()
         self._host.free_id(self._model)
-        if self.server_update is not None:
-            self.server_update.active = on_servers
         agreed = registration.agree(
             self._channel,
             [(s.name, tuple(s.parameter.shape), _kind(s.parameter)) for s in entries],
         )
-        self._in_order = [entries[i] for i in agreed.order]
-        # The sums of shards cannot be completed, so at first there are maxima whatever is read.
-        self._agree_on_maxima(self.reads_maxima or (self.shards is not None and not observed))
+        self.entries = [entries[i] for i in agreed.order]
+        # Sums in halves cannot be completed, so at first there are maxima whatever is read.
+        self._agree_on_maxima(self.reads_maxima or (self.use.in_halves and not observed))
         settings = self._host.slice_settings
         self._buffers = GradientBuffers(
-            self._in_order, self._compression, settings.slice_bytes, settings.small_front,
-            sharded=self.shards is not None, maxima_ranks=self._maxima_ranks,
+            self.entries, self._compression, settings.slice_bytes, settings.small_front,
+            sharded=self.use.in_halves, maxima_ranks=self._maxima_ranks,
         )  # fmt: skip
-        if self.shards is not None:
-            self.shards.move(self._in_order, self._buffers.flat, self._buffers.layout)
+        self.use.lay_out(self.entries, self._buffers.flat, self._buffers.layout, observed)
         if self._split and self._buffers.can_be_split:
             self._buffers.recut(
                 settings.slice_bytes, settings.small_front, True, self._maxima_ranks
@@ -193,7 +183,7 @@ class RegisteredModel:
     @property
     def maxima_fit(self) -> bool:
         """Whether the maxima of this model on all ranks are few enough."""
-        needed = self._host.size * len(self._in_order) * torch.float64.itemsize
+        needed = self._host.size * len(self.entries) * torch.float64.itemsize
         return needed <= MOST_MAXIMA_BYTES
 
     @property
@@ -219,7 +209,7 @@ class RegisteredModel:
             return None
         if not self.maxima_fit:
             return (
-                f"with {len(self._in_order)} gradients and {self._host.size} ranks its parts take "
+                f"with {len(self.entries)} gradients and {self._host.size} ranks its parts take "
                 f"more than {MOST_MAXIMA_BYTES >> 20} MiB"
             )
         if self.is_split:
@@ -257,7 +247,7 @@ class RegisteredModel:
             return "the back end of torch.distributed has no reduce-scatter or no all-gather"
         if not self._buffers.can_be_split:
             return "gradients are on several devices, or not floating-point numbers"
-        if not all(entry.casts or entry.on_wire for entry in self._in_order):
+        if not all(entry.casts or entry.on_wire for entry in self.entries):
             return "the compression is not a cast to 16 bits"
         return None
 
@@ -277,7 +267,7 @@ class RegisteredModel:
             self._add([])
             return
         layout = self._buffers.layout
-        if self.shards is not None:  # what all wait for first, then what is needed first
+        if self.use.in_halves:  # what all wait for first, then what is needed first
             self._add(static_plan.arrival_plan(layout))
             return
         plan = None if issue_order is None else static_plan.by_name(layout, issue_order)
@@ -292,48 +282,36 @@ class RegisteredModel:
         self._add(plan)
 
     def _add(self, plan: list[int]) -> None:
-        update = self.server_update
-        parameters = [] if update is None else update.parameters(self._in_order)
         self._norms.clear()
-        self._host.add_model(
-            self._model, self._buffers.layout, self._buffers.registered, plan, parameters
-        )
-        if update is not None:
-            update.begin(self._model, self._in_order)
+        buffers, layout = self._buffers.registered, self._buffers.layout
+        groups = self.use.update_groups(self.entries)
+        self._host.add_model(self._model, layout, buffers, plan, groups)
+        self.gradients = self.arriving = Arrivals(self._host, self._model, 0)
+        if self.use.in_halves:
+            self.parameters = Arrivals(self._host, self._model, layout.parameter_of(0))
+        self.use.registered(self._model, self.entries)
         self._forget = weakref.finalize(
             self, _forget, self._host, self._model, self._buffers.devices
         )
         self._forget.atexit = False
 
-    @property
-    def on_servers(self) -> bool:
-        """Whether servers update, so that the answers are parameters."""
-        return self.server_update is not None and self.server_update.active
-
-    def fetch(self) -> None:
-        """Fetches parameters and state from servers that update; nothing may be in flight."""
-        if self.server_update is not None and self._forget is not None:
-            self.server_update.fetch(self._model, self._in_order)
-
     def _give_back(self) -> None:
-        """Ends the registration; state on servers returns to the optimizer. Collective in that
-        case.
+        """Ends the registration; state that others have returns to the optimizer. Collective in
+        that case.
         """
-        if self.on_servers:
-            self._channel.gather("the end of pushes", None)  # no rank pushes any more
-            self.fetch()
         if self._forget is not None:
+            self.use.before_end()
             self._settle()
             self._take_ready_times()
         self._remove()
 
     def begin_step(self) -> None:
         """Prepares for the first gradient of a step."""
-        if self.server_update is not None:
-            self.server_update.begin_step(self._model)
+        self.raise_use_flags()
+        self.use.begin_step(self.entries)
+        self.arriving = self.gradients
         if self.is_split:
             self._norms.clear()
-            self._answered = False
 
     def begin_sending(self) -> None:
         """Prepares for the first gradient of a step that is sent, on this rank and all others."""
@@ -381,14 +359,14 @@ class RegisteredModel:
     def _take_ready_times(self) -> None:
         """Keeps when the last gradients came, for the plan of the next registration."""
         times = self._host.engine.ready_times(self._model)
-        for entry, ready_s in zip(self._in_order, times, strict=False):  # also of the squares
+        for entry, ready_s in zip(self.entries, times, strict=False):  # also of the squares
             if ready_s > 0:  # a gradient has come since the registration
                 entry.ready_s = ready_s
 
     def _settle(self) -> None:
         """Waits until no device works on the buffers."""
-        for entry in self._in_order:
-            self._wait_for_arrival(entry)
+        for entry in self.entries:
+            self.arriving.wait_on_host(entry)
         if self.is_split:
             self._wait_for_squares()
         for device in self._buffers.devices:
@@ -399,7 +377,7 @@ class RegisteredModel:
         link = self._host.known_link
         plan = static_plan.replay(
             self._buffers.layout,
-            [entry.ready_s for entry in self._in_order],
+            [entry.ready_s for entry in self.entries],
             self._pace() if link is None else link,
             self._host.slice_settings,
         )
@@ -413,8 +391,8 @@ class RegisteredModel:
         self._add(static_plan.arrival_plan(self._buffers.layout))
         pace = static_plan.seconds_per_byte(
             self._buffers.layout,
-            ready=lambda tensor: self.hand_over(self._in_order[tensor]),
-            wait=lambda tensor: self._wait_for_arrival(self._in_order[tensor]),
+            ready=lambda tensor: self.gradients.announce(self.entries[tensor]),
+            wait=lambda tensor: self.gradients.wait_on_host(self.entries[tensor]),
         )
         self._remove()
         return LinkModel(0.0, 0.0, pace)
@@ -444,94 +422,25 @@ class RegisteredModel:
         """Leaves the last gradient to the program if that has taken it: another one comes."""
         self._buffers.leave_to_program(entry)
 
-    def hand_over(self, entry: ParameterEntry) -> None:
-        """Reports to the engine that the gradient is ready in ``entry.wire``."""
-        native.tensor_ready(
-            self._host.engine, self._host.transport, self._model, entry.tensor, entry.wire
-        )
-
-    def find_used(self, absent: Sequence[ParameterEntry]) -> None:
-        """Finds which parameters other ranks have used, once the first halves are done."""
-        self._wait_for_squares()
-        used = self._buffers.used()
-        for entry in absent:
-            entry.used = used[entry.tensor]
-
-    def update_shards(
-        self, optimizer: Optimizer, entries: Sequence[ParameterEntry], factor: float
-    ) -> None:
-        """Updates this rank's shards as their sums arrive, and sends the parameters.
-
-        Args:
-            entries: all, each of which has been sent, with what is known of their use.
-            factor: of all sums.
-        """
-        assert self.shards is not None
-        pending = sorted(entries, key=lambda entry: entry.tensor)
-        while pending:
-            taken = self.can_be_taken()
-            due = [entry for entry in pending if taken(entry)]
-            if not due:  # about the one that comes first
-                with timeline.span("wait", pending[-1].name):
-                    self.wait(pending[-1])
-                continue
-            for entry in due:
-                self.wait(entry)
-            with timeline.span("update", "update", tensors=len(due)):
-                self.shards.update(optimizer, due, factor)
-            for entry in due:
-                native.tensor_ready(
-                    self._host.engine, self._host.transport, self._model,
-                    self._buffers.layout.parameter_of(entry.tensor), entry.wire,
-                )  # fmt: skip
-            pending = [entry for entry in pending if not taken(entry)]
-        self._answered = True
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether shards are updated: what arrives in this step are parameters."""
-        return self._answered
-
-    def wait(self, entry: ParameterEntry) -> None:
-        """Waits for the sum of a gradient, or for a parameter once shards are updated.
-
-        Raises the engine's failure.
-
-        On a device only the current stream waits; the host waits until the sum is enqueued.
-        """
-        if not entry.on_device or self._awaited is not _ENQUEUED:
-            self._wait_for_arrival(entry)
-        else:
-            tensor = self._first_tensor + entry.tensor
-            self._host.engine.wait(self._model, tensor, _ENQUEUED)
-            self._host.transport.order_behind_sums(self._model, tensor, entry.wire.device)
-
-    def _wait_for_arrival(self, entry: ParameterEntry) -> None:
-        self._host.engine.wait(self._model, self._first_tensor + entry.tensor)
-
-    @property
-    def _first_tensor(self) -> int:
-        return self._buffers.layout.parameter_of(0) if self._answered else 0
-
-    def stages(self) -> bytes:
-        """The stage of each gradient at this moment, by TensorId: values of `native.Stage`.
-
-        Once shards are updated, of each parameter.
-        """
-        self._host.copier.release()
-        return self._host.engine.stages(self._model)[self._first_tensor :]
-
-    def can_be_taken(self) -> Callable[[ParameterEntry], bool]:
-        """A test whether `wait` for a gradient would block the host."""
-        stages = self.stages()
-        if self._awaited is _ENQUEUED:
-            return lambda entry: stages[entry.tensor] != _UNDER_WAY
-        return lambda entry: stages[entry.tensor] == _ENDED
+    def find_used(self) -> list[ParameterEntry]:
+        """Finds the parameters that only other ranks have used, once the first halves are done."""
+        absent = [entry for entry in self.entries if entry.absent]
+        if absent:
+            self._wait_for_squares()
+            used = self._buffers.used()
+            for entry in absent:
+                entry.used = used[entry.tensor]
+        return [entry for entry in absent if entry.used]
 
     def used(self, entries: Sequence[ParameterEntry]) -> list[bool]:
-        """Waits for the sums of the entries; returns for each whether any rank had a gradient."""
+        """Waits for the sums of the entries; returns for each whether any rank had a gradient.
+
+        Whoever answers with parameters tells nothing of that.
+        """
         for entry in entries:
-            self._wait_for_arrival(entry)
+            self.arriving.wait_on_host(entry)
+        if not self.use.returns_sums:
+            return [True] * len(entries)
         return [value > 0 for value in native.read_use_flags([e.use_flag for e in entries])]
 
 

@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch.optim import Optimizer
 
 from hvd_order._native import _torch as native
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.requests.step_log import StepLog
-from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.entry import ParameterEntry
@@ -60,6 +58,7 @@ class StepGradients:
         self._opened: Opened | None = None
         self._host = host
         self._transfer = transfer
+        self._use = transfer.model.use
         self._table = table
         self._warm_up = warm_up
         self._log = log
@@ -76,11 +75,7 @@ class StepGradients:
     def begin(self) -> None:
         """Begins a step: its first gradient has arrived, or there will be none."""
         self._begun_at = self._host.steps
-        self._transfer.model.raise_use_flags()
-        if self._transfer.model.shards is not None:  # armed since the step before
-            for entry in self._table.entries:
-                entry.unlock_gradient()
-                disarm_gradient(entry.gradient)
+        self._transfer.model.begin_step()
         self.fresh = False
 
     def begin_pass(self) -> None:
@@ -192,15 +187,14 @@ class StepGradients:
         """Whether uses of gradients may leave them as they are: between ``backward()`` and
         ``step()``.
         """
-        if self.fresh or self.in_backward or self._transfer.model.on_servers:
+        if self.fresh or self.in_backward or not self._use.returns_sums:
             return False
         return not self.synchronized or self._transfer.model.is_split
 
     @property
     def stay_armed(self) -> bool:
         """Whether gradients are complete, and their norms still come from the sums of squares."""
-        model = self._transfer.model
-        return self.synchronized and model.is_split and model.shards is None
+        return self.synchronized and self._transfer.model.is_split and self._use.is_readable
 
     def disarm(self) -> None:
         """Makes complete gradients ordinary tensors."""
@@ -243,8 +237,8 @@ class StepGradients:
         model = self._transfer.model
         self.asked_for_maxima = model.reads_maxima = True
         why_not = model.why_no_maxima()
-        if model.shards is not None and why_not is not None:
-            misuse.refuse_maxima_of_shards(why_not)
+        if why_not is not None:
+            self._use.check_may_lack_maxima(why_not)
         return model.maxima_fit
 
     def close(self) -> None:
@@ -289,33 +283,12 @@ class StepGradients:
             self.touched = True
         return True
 
-    def show_shards(self, guard: Guard) -> None:
+    def show_all(self, guard: Guard) -> None:
         """Sends the rest, and gives every parameter that any rank used a gradient in flight."""
         self.send_the_rest(guard)
-        for entry in self._transfer.find_used(self._table.entries):
+        for entry in self._transfer.model.find_used():
             entry.parameter.grad = entry.gradient
             arm_gradient(entry.gradient, guard)
-
-    def update_shards(self, optimizer: Optimizer, guard: Guard) -> None:
-        """Sends the rest and updates this rank's shards."""
-        self.send_the_rest(guard)
-        if self.replaced():
-            misuse.refuse_replaced_shards()
-        for entry in self._transfer.find_used(self._table.entries):
-            # What has clipped here did not see it, and did elsewhere.
-            if self.touched and entry.parameter.grad is None:
-                misuse.refuse_clipped_without(entry.name, self._host.job.rank)
-        self._transfer.update_shards(optimizer, self._table.entries)
-
-    def drop_shards(self) -> None:
-        """Sets ``.grad`` to None: what its memory has, or will have, is no gradient."""
-        if self._transfer.model.shards is None:
-            return
-        with torch._C.DisableTorchFunctionSubclass():
-            for entry in self._table.entries:
-                if entry.parameter.grad is entry.gradient:  # else it is that of a next pass
-                    entry.parameter.grad = None
-                entry.cleared = True
 
     def finish(self, guard: Guard) -> None:
         """Sends the rest and waits until all sums are in ``.grad``."""
@@ -365,7 +338,7 @@ class StepGradients:
         """Waits for the sent gradients of a step that will not come, and resets the step."""
         self._sender.release()
         self._transfer.finish(self._table.entries, given_up=True)
-        self.drop_shards()
+        self._use.end_step(self._table.entries)
         self.reset()
 
     def give_up(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.planning.files.plan_file import Plan
-from hvd_order.torch.gradients import followed_plan, misuse
+from hvd_order.torch.gradients import followed_plan
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.tuning import Tuning
 from hvd_order.torch.parameters.compiled_regions import Enter
@@ -68,16 +68,14 @@ class WarmUp:
         for entry in entries:
             entry.deferrable = False
             entry.size_bytes = entry.parameter.nbytes  # may have another shape or dtype
-        self._register(entries, on_servers=False)
+        self._register(entries)
 
-    def _register(self, order: Sequence[ParameterEntry], on_servers: bool) -> None:
+    def _register(self, order: Sequence[ParameterEntry]) -> None:
         for entry in order:
             entry.placed = not entry.sparse
         dense = [entry for entry in order if entry.placed]
         with self._channel.turn():
-            self._transfer.model.register(
-                dense, observed=self.order.complete, on_servers=on_servers
-            )
+            self._transfer.model.register(dense, observed=self.order.complete)
         self._in_use = list(order)
 
     # ---- reads --------------------------------------------------------------------------------
@@ -169,8 +167,6 @@ class WarmUp:
         unseen = [entry for entry in entries if not entry.deferrable]
         seen = [entry for entry in self.order.seen if entry.deferrable]
         plan = followed_plan.fitting(self._host, entries)
-        if self._transfer.model.server_update is not None:
-            misuse.refuse_sparse([entry.name for entry in entries if entry.sparse])
         order = followed_plan.in_order(plan, unseen, seen)
         self.order.take(order)
         with self._channel.turn():
@@ -185,10 +181,10 @@ class WarmUp:
         """Registers the order, and begins to choose settings. Collective, in the engine's turn."""
         model = self._transfer.model
         device = entries[0].parameter.device
-        if model.shards is not None:
+        if model.use.in_halves:
             model.use_advised_settings(device)
-        self._register(order, on_servers=True)
-        if model.shards is not None:
+        self._register(order)
+        if model.use.in_halves:
             return
         # One engine has one credit: with several optimizers, the first one's choice holds for all.
         if model.alone and not self._host.tuned:
@@ -212,6 +208,6 @@ class WarmUp:
         is_other = wishes[0][0]  # rank 0's order holds for all ranks
         if is_other or all(lacks for _, lacks in wishes):
             flush()
-            self._register(self.order.estimate if is_other else self._in_use, on_servers=True)
+            self._register(self.order.estimate if is_other else self._in_use)
         if is_other:
             _log.info("parameters are read in another order than in step 2: it is taken")

@@ -20,7 +20,6 @@ from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.engine.process_sets import ProcessSet, global_process_set, require_registered
 from hvd_order.engine.requests.queues import negotiation
 from hvd_order.engine.requests.reduce_ops import Adasum, Average, ReduceOp, Sum
-from hvd_order.servers.worker.server_update import ServerUpdate
 from hvd_order.torch.collectives.compression import Compression, Compressor
 from hvd_order.torch.collectives.functions import allgather_object
 from hvd_order.torch.gradients import misuse, sparse
@@ -30,8 +29,11 @@ from hvd_order.torch.gradients.misuse import check_passes
 from hvd_order.torch.optimizer import adasum_optimizer
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards import sharded_dict
-from hvd_order.torch.updates import optimizer_class, partial_step
+from hvd_order.torch.sums.shard_sums import ShardSums
+from hvd_order.torch.sums.sum_use import USES, SumUse
+from hvd_order.torch.updates import optimizer_class, overlap, partial_step
 from hvd_order.torch.updates.overlap import OverlapReport
+from hvd_order.torch.updates.separability import Verdict, separability, tell
 
 __all__ = ["DistributedOptimizer"]
 
@@ -189,11 +191,7 @@ class _Distributed:
                 )
             load(state_dict)
             return
-        if self._hvd_exchange.on_servers:
-            raise InvalidUsage(
-                "the parameter servers have this optimizer's state; load a checkpoint before "
-                "training begins, or set HVD_ORDER_PS_UPDATE=worker"
-            )
+        self._hvd_exchange.use.check_may_load()
         shards = self._hvd_exchange.shards
         if shards is None:
             load(state_dict)
@@ -367,26 +365,33 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         assert ranks is not None  # there are other ranks, or servers
         ranks.steps.check_nobody_joined("a DistributedOptimizer is made")
         host = engine_host.engine_host(number, process_set.ranks, comm)
-        server_update = None
-        if host.servers is not None and job.config.ps_update == "server":
-            misuse.check_server_update(compression is Compression.none, postscale == 1.0)
-            server_update = ServerUpdate(optimizer, step, type(optimizer), host)
-            step = server_update.step
         channel = ModelChannel(host, ranks.steps.next_key(number, _names_if_threaded(entries)))
+        trainable = [entry for entry in entries if entry.parameter.requires_grad]
+        verdict = Verdict(False, False, overlap.SWITCHED_OFF)
+        if job.config.cross_iteration or sharded:
+            verdict = separability(optimizer, type(optimizer), separable)
+            if host.rank == 0:
+                tell(verdict)
+        if sharded:
+            gather = partial(allgather_object, process_set=process_set)
+            use: SumUse = ShardSums(optimizer, step, verdict, channel, gather, trainable, postscale)
+        elif host.servers is not None and job.config.ps_update == "server":
+            use = USES.find("ps")(
+                optimizer, step, channel, compression is not Compression.none, postscale
+            )
+        else:
+            use = SumUse(step)
         exchange = GradientExchange(
             optimizer,
-            step,
-            [entry for entry in entries if entry.parameter.requires_grad],
+            verdict,
+            trainable,
             [entry for entry in entries if not entry.parameter.requires_grad],
             channel,
             GradientTransfer(
-                channel, compression, prescale, postscale, sparse_as_dense, process_set
+                channel, use, compression, prescale, postscale, sparse_as_dense, process_set
             ),
             ranks.steps,
             backward_passes_per_step,
-            server_update,
-            separable,
-            partial(allgather_object, process_set=process_set) if sharded else None,
         )
     optimizer_class.give_methods(optimizer, _Distributed)
     cast("Any", optimizer)._hvd_exchange = exchange

@@ -71,7 +71,7 @@ class _NoExchange:
     def __init__(self, job: Job, exchange: GradientExchange) -> None:
         self._job = job
         self._exchange = exchange
-        self.on_servers = exchange.on_servers
+        self.use = exchange.use
 
     def step(self, closure: Any = None) -> NoReturn:
         """Raises: the child is not a rank and has no other ranks to average with."""
@@ -100,14 +100,14 @@ class _NoExchange:
         """Does nothing, like `flush`."""
 
     def fetch_state(self) -> None:
-        """Raises if servers have the state."""
-        if self.on_servers:
-            self._refuse("optimizer.state_dict(), whose state the parameter servers have,")
+        """Raises if others have the state."""
+        if self.use.state_owner is not None:
+            self._refuse(f"optimizer.state_dict(), whose state {self.use.state_owner} have,")
 
     @property
     def shards(self) -> None:
         """None: this process has the whole state. Raises if other ranks have parts of it."""
-        if self._exchange.is_sharded:
+        if self.use.shards is not None:
             self._refuse("the state of an optimizer with sharded=True")
 
     @property

@@ -1,0 +1,1 @@
+"""The sums of gradients: how they arrive, and what they are used for."""
