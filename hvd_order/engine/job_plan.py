@@ -7,9 +7,9 @@ from typing import Any
 import torch.distributed as dist
 
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.plan.plan_file import Plan, read_plan
 from hvd_order.engine.job import group_collectives
 from hvd_order.engine.job.job import Job
-from hvd_order.planning.files.plan_file import Plan, read_plan
 
 __all__: list[str] = []
 

@@ -15,9 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from hvd_order._native import _torch as native
-from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.base.link.slice_settings import SliceSettings
-from hvd_order.planning.steps.delivery import transfer_s
 
 __all__: list[str] = []
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import quantiles
 
-__all__ = ["PROBE_BYTES", "LinkModel", "measured_link"]
+__all__ = ["PROBE_BYTES", "LinkModel", "measured_link", "transfer_s"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,11 @@ _SMALL = (16, 128 * 1024)  # slices, bytes of each
 _LARGE = (4, 2**20)
 PROBE_BYTES = _LARGE[0] * _LARGE[1]
 """Memory that the measurement of a transport needs."""
+
+
+def transfer_s(size_bytes: int, link: LinkModel) -> float:
+    """Time that a message occupies the link: cost of a message plus its bytes."""
+    return link.slice_cost_s + size_bytes * link.seconds_per_byte
 
 
 def measured_link(time_stream: Callable[[list[int]], float]) -> LinkModel:

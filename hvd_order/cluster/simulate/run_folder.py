@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+from hvd_order.base.document import Fields, read_document, write_document
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Amounts, Machines
 from hvd_order.cluster.simulate.outcome import JOB_COLUMNS, Outcome
-from hvd_order.planning.files.document import Fields, read_document, write_document
 
 __all__ = ["RunFolder", "RunWriter"]
 

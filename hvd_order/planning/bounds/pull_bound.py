@@ -10,10 +10,9 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.graph import Graph, members
 from hvd_order.planning.orders.search import exact_order, pull_step_s
-from hvd_order.planning.steps.delivery import transfer_s
 
 __all__ = ["PullBound", "pull_bound"]
 

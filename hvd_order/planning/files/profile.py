@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
+from hvd_order.base.document import Fields, read_document, write_document
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
-from hvd_order.planning.files.document import Fields, read_document, write_document
+from hvd_order.base.plan.parameter import parameter_from
 from hvd_order.planning.files.profiled_servers import costs_from, document_of
 from hvd_order.planning.graph.graph import Graph, Op, Parameter, Phase
 from hvd_order.servers.costs import ServerCosts
@@ -27,7 +28,6 @@ __all__ = [
     "Profile",
     "Timing",
     "middle",
-    "parameter_from",
     "read_profile",
 ]
 
@@ -235,14 +235,6 @@ def _profile(top: Fields) -> Profile:
         clock,
         servers,
     )
-
-
-def parameter_from(content: Any, place: str) -> Parameter:
-    """Parses a parameter; ``place`` is its place in the file, for messages."""
-    fields = Fields(content, f"parameter {place}")
-    parameter = Parameter(fields.take("name", str), fields.take("size_bytes", int))
-    fields.end()
-    return parameter
 
 
 def _op(content: Any, number: int) -> tuple[Op, Timing]:

@@ -6,9 +6,9 @@ import math
 from dataclasses import asdict
 from typing import Any
 
+from hvd_order.base.document import Fields
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.busy_union import LinkUse
-from hvd_order.planning.files.document import Fields
 from hvd_order.servers.costs import Cost, ServerCosts, StrategySteps
 
 __all__ = ["costs_from", "document_of"]

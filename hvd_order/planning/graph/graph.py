@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,18 +16,11 @@ from itertools import compress, count
 from typing import Literal
 
 from hvd_order.base.errors import InvalidUsage
+from hvd_order.base.plan.parameter import Parameter, check_parameters, check_unique
 
 __all__ = ["Graph", "Op", "Parameter", "Phase", "bits", "members"]
 
 Phase = Literal["forward", "backward", "update"]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A tensor that workers pull, or whose gradient they reduce."""
-
-    name: str
-    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -71,8 +63,8 @@ class Graph:
     ops: tuple[Op, ...]
 
     def __post_init__(self) -> None:
-        _check_unique("parameter", [parameter.name for parameter in self.parameters])
-        _check_unique("op", [op.name for op in self.ops])
+        check_parameters(self.parameters)
+        check_unique("op", [op.name for op in self.ops])
         _check_values(self.parameters, self.ops)
         object.__setattr__(self, "ops", _behind_inputs(self.ops))
 
@@ -144,17 +136,7 @@ def members(mask: int) -> list[int]:
 _TO_BITS = bytes.maketrans(b"01", b"\0\1")
 
 
-def _check_unique(kind: str, names: Sequence[str]) -> None:
-    for name, times in Counter(names).items():
-        if times > 1:
-            raise InvalidUsage(f"the {kind} {name!r} is listed {times} times; names must differ")
-
-
 def _check_values(parameters: Sequence[Parameter], ops: Sequence[Op]) -> None:
-    for parameter in parameters:
-        if parameter.size_bytes < 0:
-            size = parameter.size_bytes
-            raise InvalidUsage(f"the parameter {parameter.name!r} has a size of {size} bytes")
     known_ops = {op.name for op in ops}
     known_parameters = {parameter.name for parameter in parameters}
     for op in ops:

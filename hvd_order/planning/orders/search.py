@@ -29,11 +29,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
-from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.graph import Graph, members
 from hvd_order.planning.graph.priorities import Priorities
 from hvd_order.planning.orders.tac import tac
-from hvd_order.planning.steps.delivery import transfer_s
 from hvd_order.planning.steps.execution import pull_overlap
 
 __all__ = ["exact_order", "pull_step_s", "search"]

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import math
 
-from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.graph import Graph, members
 from hvd_order.planning.graph.priorities import Priorities
 from hvd_order.planning.graph.properties import Outstanding
-from hvd_order.planning.steps.delivery import transfer_s
 
 __all__ = ["tac"]
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.slice_settings import SliceSettings, best_settings
+from hvd_order.base.plan.plan_file import Candidate, Plan
 from hvd_order.planning.bounds.bound import program_optimum_s, step_bound_s
 from hvd_order.planning.bounds.clipped_bound import clipped_program_optimum_s
-from hvd_order.planning.files.plan_file import Candidate, Plan
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.predict.condensed import condensed
 from hvd_order.planning.predict.network import Network

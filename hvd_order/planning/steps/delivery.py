@@ -8,10 +8,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.priorities import Priorities
 
-__all__ = ["LinkQueue", "Transfer", "deliver", "piece_times", "transfer_s"]
+__all__ = ["LinkQueue", "Transfer", "deliver", "piece_times"]
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,6 @@ class Transfer:
     size_bytes: int
     release_s: float
     due_s: float
-
-
-def transfer_s(size_bytes: int, link: LinkModel) -> float:
-    """Time that a message occupies the link: cost of a message plus its bytes."""
-    return link.slice_cost_s + size_bytes * link.seconds_per_byte
 
 
 def piece_times(size_bytes: int, link: LinkModel, slice_bytes: int | None) -> list[float]:

@@ -15,9 +15,8 @@ import heapq
 import random
 from collections.abc import Mapping, Sequence
 
-from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.graph import Graph
-from hvd_order.planning.steps.delivery import transfer_s
 from hvd_order.planning.steps.efficiency import Overlap, Span, overlap_of
 
 __all__ = ["CHANNEL", "execute", "pull_order", "pull_overlap"]

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hvd_order.base.plan.plan_file import Confirmed, Plan
 from hvd_order.engine.engine_host import EngineHost
-from hvd_order.planning.files.plan_file import Confirmed, Plan
 from hvd_order.torch.parameters.entry import ParameterEntry
 
 __all__: list[str] = []

@@ -19,9 +19,9 @@ from hvd_order.base.link.advice import run_line
 from hvd_order.base.link.slice_settings import SliceSettings
 from hvd_order.base.link.tuner import Tuner, candidates, distinct
 from hvd_order.base.link.watch import Drift, Watch
+from hvd_order.base.plan.plan_file import Confirmed, Plan
 from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.model_channel import ModelChannel
-from hvd_order.planning.files.plan_file import Confirmed, Plan
 from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients import followed_plan
 from hvd_order.torch.gradients.registered_model import RegisteredModel

@@ -6,8 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from hvd_order.base.plan.plan_file import Plan
 from hvd_order.engine.model_channel import ModelChannel
-from hvd_order.planning.files.plan_file import Plan
 from hvd_order.torch.gradients import followed_plan
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.tuning import Tuning

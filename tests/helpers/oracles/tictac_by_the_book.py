@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.graph import Graph, members
-from hvd_order.planning.steps.delivery import transfer_s
 
 
 @dataclass

@@ -22,9 +22,9 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link import watch
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import AgreementName, SliceSettings
+from hvd_order.base.plan.plan_file import Candidate, Confirmed, Plan, read_plan
 from hvd_order.engine import link_probe
 from hvd_order.engine.engine_host import running_host
-from hvd_order.planning.files.plan_file import Candidate, Confirmed, Plan, read_plan
 from hvd_order.planning.graph.graph import Parameter
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.tune import tune

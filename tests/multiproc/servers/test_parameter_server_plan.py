@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import hvd_order.torch as hvd
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
-from hvd_order.planning.files.plan_file import Candidate, Plan
+from hvd_order.base.plan.plan_file import Candidate, Plan
 from hvd_order.planning.graph.graph import Graph, Op, Parameter
 from hvd_order.planning.orders.registry import order
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings
-from hvd_order.planning.files.plan_file import Candidate, Confirmed, Plan, read_plan
+from hvd_order.base.plan.plan_file import Candidate, Confirmed, Plan, read_plan
 from hvd_order.planning.graph.graph import Parameter
 
 ROOT = Path(__file__).parents[3]

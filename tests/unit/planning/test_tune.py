@@ -10,7 +10,7 @@ import pytest
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
-from hvd_order.planning.files.plan_file import read_plan
+from hvd_order.base.plan.plan_file import read_plan
 from hvd_order.planning.files.profile import MeasuredLink, Profile, Timing
 from hvd_order.planning.graph import synthetic
 from hvd_order.planning.graph.graph import Graph, Op, Parameter

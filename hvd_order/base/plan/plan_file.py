@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
+from hvd_order.base.document import Fields, read_document, write_document
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import AgreementName, SliceSettings
-from hvd_order.planning.files.document import Fields, read_document, write_document
-from hvd_order.planning.files.profile import parameter_from
-from hvd_order.planning.graph.graph import Graph, Parameter
+from hvd_order.base.plan.parameter import Parameter, check_parameters, parameter_from
 
 __all__ = ["VERSION", "Candidate", "Confirmed", "Plan", "read_plan"]
 
@@ -97,7 +96,7 @@ class Plan:
             _check_settings(self.confirmed.slice_settings, '"confirmed"')
             _check_time(self.confirmed.step_s, '"confirmed" has "step_s"')
             _check_ranks(self.confirmed.ranks, '"confirmed"')
-        Graph((*self.parameters, *self.idle), ())  # checks names and sizes
+        check_parameters((*self.parameters, *self.idle))
         listed = self.issue_order or ()
         if len(set(listed)) < len(listed):
             twice = next(name for name in listed if listed.count(name) > 1)
