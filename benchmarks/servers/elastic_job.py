@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import hvd_order.torch as hvd
 from benchmarks.servers.server_load import slices_of_servers
 from hvd_order.engine import engine_host
+from hvd_order.servers.worker.client import require_servers
 
 _WIDTH, _ROWS, _CLASSES = 64, 32, 8
 _LEARNT = 2  # steps in which the model is learnt: servers only sum
@@ -133,9 +134,8 @@ def _host() -> engine_host.EngineHost:
 def whereabouts() -> str:
     """On worker 0, in JSON: servers that have links, and those that own slices."""
     host = _host()
-    assert host.servers is not None
     owned = slices_of_servers()
-    return json.dumps({"servers": sorted(host.servers.transport.servers()),
+    return json.dumps({"servers": sorted(require_servers(host).transport.servers()),
                        "owners": sorted(owned), "owned_slices": owned})  # fmt: skip
 
 
@@ -145,12 +145,11 @@ def audit() -> list[list[int]]:
     The last copies may be on their way for a moment.
     """
     host = _host()
-    assert host.servers is not None
-    assert host.servers.coordinator is not None
-    slices = len(host.servers.transport.places(max(host.models)))
+    assert require_servers(host).coordinator is not None
+    slices = len(require_servers(host).transport.places(max(host.models)))
     deadline = time.monotonic() + _AUDIT_S
     while True:
-        everything = host.servers.coordinator.audit()
+        everything = require_servers(host).coordinator.audit()
         entries = [(server, *entry) for server, held in everything.items() for entry in held]
         newest = max(entry[2] for entry in entries)
         held = [[server, *entry] for server, _, layout, *entry in entries if layout == newest]

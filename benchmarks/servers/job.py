@@ -18,6 +18,7 @@ from benchmarks.runner.workloads.emulated_device import EmulatedModel, model_inp
 from benchmarks.runner.workloads.profiles import PROFILES
 from benchmarks.servers.server_load import slices_of_servers
 from hvd_order.engine import engine_host
+from hvd_order.servers.worker.client import require_servers
 
 
 def raw(job: dict[str, Any]) -> dict[str, Any]:
@@ -61,7 +62,6 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
     optimizer.flush()
     host = engine_host.running_host()
     assert host is not None
-    assert host.servers is not None
     weights = [float(p.detach().double().sum()) for p in model.parameters()]
     same = all(
         torch.equal(weights, each)
@@ -75,7 +75,7 @@ def steps(job: dict[str, Any]) -> dict[str, Any]:
         "slice_settings": [host.slice_settings.slice_bytes, host.slice_settings.credit_bytes],
         "same": same,
         "weights": statistics.fmean(weights),
-        "aggregated_bytes": host.servers.transport.aggregated()[1],
+        "aggregated_bytes": require_servers(host).transport.aggregated()[1],
     }
 
 
@@ -91,13 +91,12 @@ def pulls(job: dict[str, Any]) -> dict[str, Any]:
     optimizer.flush()
     host = engine_host.running_host()
     assert host is not None
-    assert host.servers is not None
     (number,) = host.models
     transfers = inversions = 0
     while transfers < job["transfers"]:
         hvd.barrier()
-        order = host.servers.transport.pull(number, 1, 60.0)
-        owners = [owner for owner, _ in host.servers.transport.places(number)]
+        order = require_servers(host).transport.pull(number, 1, 60.0)
+        owners = [owner for owner, _ in require_servers(host).transport.places(number)]
         transfers += len(order)
         # Lines of different servers are apart: a line is in order or not.
         for server in set(owners):

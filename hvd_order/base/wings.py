@@ -15,6 +15,8 @@ T = TypeVar("T")
 
 # By what is registered, and under which name.
 MODULES = {
+    ("transport", "ps"): "hvd_order.servers.worker.client",
+    ("job service", "servers"): "hvd_order.servers.launch.job_servers",
     ("use of sums", "ps"): "hvd_order.servers.worker.server_update",
 }
 

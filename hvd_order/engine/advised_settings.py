@@ -38,7 +38,7 @@ def advised_settings(
     config = host.job.config
     with channel.common_step("the measurement of the network"):
         link = host.link(device, again)
-    settings = best_settings(link, size_bytes, host.in_flight, host.pushers)
+    settings = best_settings(link, size_bytes, host.choice.in_flight, host.choice.pushers)
     settings = settings.with_settings(config.slice_bytes, config.credit_bytes, config.policy)
     settings = replace(
         settings, agreement=host.first_agreement, cross_iteration=config.cross_iteration

@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from hvd_order._native import _torch as native
@@ -20,11 +19,11 @@ from hvd_order.base.errors import HvdOrderError, InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import SliceSettings, reservation_lead_s
 from hvd_order.base.same_model import name_ranks
-from hvd_order.engine import horovod_library, job_plan, link_probe, live_exchanges
+from hvd_order.engine import job_plan, link_probe, live_exchanges
 from hvd_order.engine.job.job import Job, current, held
 from hvd_order.engine.job.request_errors import common_step
+from hvd_order.engine.transport_choice import choose_transport
 from hvd_order.engine.turns import Turns
-from hvd_order.servers.worker.client import ParameterServers
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +54,7 @@ class EngineHost:
         slice_settings: the settings in use; changed in a turn only.
         turns: turns at what all models share.
         models: the ids that this rank uses or is about to use.
-        servers: parameter servers that sum in place of the ranks; None: there are none.
+        choice: the transport, and how it is used.
     """
 
     def __init__(
@@ -89,18 +88,10 @@ class EngineHost:
         agreement: Agreement = config.agreement or (
             "leader" if self.plan is None else self.plan.agreement
         )
-        self.servers: ParameterServers | None = None
-        self.transport = self._transport(comm)
-        # Horovod accepts new work once a cycle: with two in flight, it would accept one slice at a
-        # time.
-        self.in_flight = 3 if isinstance(self.transport, native.HorovodTransport) else 2
-        # Asynchronous workers have no step in common, so each one's engine runs alone, as its own
-        # leader; so does that of a single worker. Synchronous ones agree on an order, although
-        # servers need none: a slice is complete when all workers have pushed it
-        # (docs/decisions/order-on-servers.md).
-        on_servers = self.process_set == 0 and comm == "ps"
-        alone = on_servers and (job.config.ps_mode == "async" or self.size == 1)
-        if on_servers:
+        self.choice = choice = choose_transport(job, comm, groups, everybody)
+        self.transport = choice.transport
+        alone = choice.alone
+        if not choice.ranks_sum:
             agreement = "leader"
         control = None if alone else native.C10dControl(groups["control"], self.rank, self.size)
         slice_bytes = config.slice_bytes or min(
@@ -136,25 +127,8 @@ class EngineHost:
         self.settled = False  # an optimizer has finished tuning them
         self.layouts: dict[int, native.SliceLayout] = {}
         self._transfers: list[Transfer] = []  # recorded, of layouts that are gone
-        self._join_failures()
+        choice.peer.fails_by(self.engine.fail)
         _in_memory.add(self)
-
-    def _join_failures(self) -> None:
-        """Fails the engine when the coordinator of the servers reports a loss."""
-        if self.servers is not None and self.servers.coordinator is not None:
-            self.servers.coordinator.fail = self.engine.fail
-
-    def _transport(self, comm: Comm) -> native.TorchTransport:
-        """Creates the adapter to the library that carries the gradients. Collective."""
-        # Servers and Horovod exist once, for all ranks; a smaller set uses torch.distributed.
-        if self.process_set == 0 and comm == "ps":
-            self.servers = ParameterServers(self.job, self.registration_group)
-            return self.servers.transport
-        if self.process_set == 0 and horovod_library.chosen(self.job, self.registration_group):
-            patience = _patience(self.job)
-            path = horovod_library.start(self.job, patience, self.registration_group)
-            return native.HorovodTransport(str(path), gpu_on_host=not horovod_library.has_gpu(path))
-        return native.C10dTransport(self._groups["gradients"])
 
     @property
     def known_link(self) -> LinkModel | None:
@@ -168,7 +142,7 @@ class EngineHost:
         in flight.
         """
         if self._link is None or again:
-            self._link = link_probe.measure(self.transport, device, self.in_flight)
+            self._link = link_probe.measure(self.transport, device, self.choice.in_flight)
         return self._link
 
     def retune(self, settings: SliceSettings, model: int) -> None:
@@ -184,9 +158,9 @@ class EngineHost:
         others = [layout for m, layout in self.layouts.items() if m != model]
         largest = max((layout.largest_slice_bytes for layout in others), default=0)
         credit_bytes = max(settings.credit_bytes, largest)
-        lead_s = reservation_lead_s(self._link, settings) if self._link is not None else 0.0
-        if self.servers is not None:
-            lead_s = 0.0
+        lead_s = 0.0
+        if self._link is not None and self.choice.ranks_sum:
+            lead_s = reservation_lead_s(self._link, settings)
         self.engine.retune(
             _native_agreement(settings.agreement), self._policy(settings),
             self._engine_credit(credit_bytes), lead_s,
@@ -216,24 +190,9 @@ class EngineHost:
         self._set_issues_ahead()
 
     def _engine_credit(self, credit_bytes: int) -> int:
-        """Returns the credit of the engine.
-
-        With servers each of them has its own, since their lines are apart: each that the job was
-        started with, because the credit must be the same on all ranks while servers come and go.
-        Asynchronous workers push in orders of their own, so for them only the connections apply
-        order and credit.
-        """
-        if self.servers is None:
-            return credit_bytes
-        if self.job.config.ps_mode == "async":
-            return _ALL_BYTES
-        return credit_bytes * (self.job.config.servers or 1)
-
-    @property
-    def pushers(self) -> int:
-        """Workers that push the same slice to a server at the same time."""
-        together = self.servers is not None and self.job.config.ps_mode == "sync"
-        return self.size if together else 1
+        """Returns the credit of the engine."""
+        credits = self.choice.credits
+        return _ALL_BYTES if credits is None else credit_bytes * credits
 
     @property
     def agreement(self) -> Agreement:
@@ -265,14 +224,9 @@ class EngineHost:
             plan: order of the slices for planned agreement.
             parameters: (elements, group) of each tensor, where servers update.
         """
-        if isinstance(self.transport, native.HorovodTransport):
-            horovod_library.check(buffers)
-        if self.servers is not None:
-            element_bytes = [buffer.element_size() for buffer in buffers]
-            self.servers.prepare(model, layout, element_bytes, parameters)
+        self.choice.peer.prepare(model, layout, buffers, parameters)
         self.transport.set_buffers(model, buffers, layout)
-        if self.servers is not None:
-            self.servers.registered(model)
+        self.choice.peer.registered(model)
         self.engine.add_model(model, layout, plan)
         self.models.add(model)
         self._transfers = self.take_transfers()
@@ -283,8 +237,7 @@ class EngineHost:
         its id.
         """
         self.engine.remove_model(model)
-        if self.servers is not None:
-            self.servers.forget(model)
+        self.choice.peer.forget(model)
         self.transport.remove_buffers(model)
 
     def free_id(self, model: int) -> None:
@@ -299,8 +252,7 @@ class EngineHost:
     def step_taken(self) -> None:
         """Records that an optimizer has taken a step."""
         self.steps += 1
-        if self.servers is not None and self.servers.coordinator is not None:
-            self.servers.coordinator.step_taken()
+        self.choice.peer.step_taken()
 
     def take_id(self, taken_anywhere: set[int]) -> int:
         """Takes the lowest model id that no rank uses, and returns it.
@@ -341,8 +293,7 @@ class EngineHost:
     def close(self) -> None:
         """Notifies the other ranks and stops the engine."""
         self.engine.shutdown()
-        if self.servers is not None:
-            self.servers.close()
+        self.choice.peer.close()
 
     def drop_groups(self) -> None:
         """Destroys the process groups before the shutdown of the job; the engine is closed."""
@@ -355,19 +306,12 @@ def _native_agreement(name: Agreement) -> native.AgreementKind:
     return kind
 
 
-def _patience(job: Job) -> timedelta:
-    """Returns the timeout of the groups: longer than the engine's, which can name the cause of a
-    stall.
-    """
-    return job.config.timeout * 1.25
-
-
 def _new_groups(job: Job, ranks: list[int] | None) -> dict[str, dist.ProcessGroup]:
     """Makes the process groups of an engine. Collective over all ranks of the job.
 
     One group carries objects between ranks, one control messages and one gradients.
     """
-    patience = _patience(job)
+    patience = job.patience
     return {
         "registration": job.new_group("registration", "gloo", patience, ranks),
         "control": job.new_group("control", "gloo", patience, ranks, "messages"),
@@ -404,7 +348,7 @@ class Engines:
         with self._making.setdefault(process_set, threading.Lock()):
             if process_set not in self.hosts:
                 self._make(process_set, range(job.size) if ranks is None else ranks, comm)
-        if comm is not None and (comm == "ps") != (self.hosts[process_set].servers is not None):
+        if comm not in (None, self.hosts[process_set].choice.comm):
             raise InvalidUsage(
                 f"comm={comm!r}, but gradients of another optimizer go the other way; all "
                 "optimizers of a job go one way"

@@ -52,7 +52,7 @@ def choose_half_forms(channel: ModelChannel, device: torch.device) -> bool:
     ):
         return bool(host.has_halves)
     with channel.common_step("the measurement of reduce-scatters and all-gathers"):
-        mine = _times_s(transport, device, host.in_flight)
+        mine = _times_s(transport, device, host.choice.in_flight)
     of_ranks = channel.gather("times of halves", mine)
     forms = {}
     host.has_halves = True

@@ -28,7 +28,7 @@ from hvd_order.launch.hosts import (
 from hvd_order.launch.jobs.driver import Driver, explain
 from hvd_order.launch.jobs.formations import Formation, OnlyFormation, Stopped
 from hvd_order.launch.request import LaunchRequest
-from hvd_order.servers.launch.job_servers import servers_running
+from hvd_order.launch.services import services_of
 
 __all__ = ["LaunchRequest", "run"]
 
@@ -52,7 +52,7 @@ def run(request: LaunchRequest) -> int:
     if _is_only_here(request):
         request = replace(request, env={**_loopback_variables(request), **request.env})
     try:
-        with servers_running(request) as variables:
+        with services_of(request) as variables:
             return _run_workers(replace(request, env={**request.env, **variables}))
     except Stopped as stop:
         return 128 + stop.signal

@@ -267,15 +267,15 @@ def audit(complete: Callable[[dict[int, list[list[int]]]], bool]) -> dict[int, l
     Slices may be on their way to another server for a moment after a step.
     """
     from hvd_order.engine import engine_host
+    from hvd_order.servers.worker.client import require_servers
 
     host = engine_host.running_host()
     assert host is not None
-    assert host.servers is not None
-    assert host.servers.coordinator is not None
+    assert require_servers(host).coordinator is not None
     deadline = time.monotonic() + 10
     while True:
         model = max(host.models)
-        everything = host.servers.coordinator.audit()
+        everything = require_servers(host).coordinator.audit()
         layout = max(entry[1] for held in everything.values() for entry in held)
         mine = {
             server: [entry for entry in held if entry[:2] == [model, layout]]

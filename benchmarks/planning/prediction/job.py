@@ -22,7 +22,7 @@ from hvd_order.engine.engine_host import running_host
 from hvd_order.engine.job import process
 from hvd_order.planning.files.profiled_servers import document_of
 from hvd_order.servers.costs import server_costs
-from hvd_order.servers.worker.client import ParameterServers
+from hvd_order.servers.worker.client import ParameterServers, require_servers, servers_of
 
 
 def main() -> None:
@@ -62,15 +62,14 @@ def main() -> None:
 def _late() -> int:
     """Slices whose update came too late for the delay bound, so far."""
     host = running_host()  # none of one worker alone
-    servers = None if host is None else host.servers
+    servers = None if host is None else servers_of(host)
     return 0 if servers is None else servers.transport.dropped()[0]
 
 
 def _servers() -> ParameterServers:
     host = running_host()
     assert host is not None
-    assert host.servers is not None
-    return host.servers
+    return require_servers(host)
 
 
 def _costs(ends: list[float]) -> dict[str, Any]:

@@ -85,6 +85,13 @@ class Job:
         """Whether there are neither other ranks nor servers; then there are no process groups."""
         return self._maker is None
 
+    @property
+    def patience(self) -> timedelta:
+        """Longest transfer of an engine: longer than its timeout, at which it can name the cause of
+        a stall.
+        """
+        return self.config.timeout * 1.25
+
     def new_group(
         self,
         purpose: str,

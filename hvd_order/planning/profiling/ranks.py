@@ -127,13 +127,13 @@ def _fitted(host: EngineHost, device: torch.device) -> LinkModel:
         return [host.transport.time_stream(slices, in_flight) for _ in range(rounds)]
 
     latency_s = _undisturbed(times(1, _TINY_BYTES, 1, 8 * _ROUNDS))
-    (largest_s,) = times(*_STREAMS[-1], host.in_flight, 1)
+    (largest_s,) = times(*_STREAMS[-1], host.choice.in_flight, 1)
     wanted = min(max(round(_PATIENCE_S / largest_s), _FEWEST_ROUNDS), _ROUNDS)
     rounds: int = broadcast_object(wanted, root_rank=0)  # the same everywhere
     return fit_link(
         latency_s,
         [
-            Stream(size, _undisturbed(times(count, size, host.in_flight, rounds)) / count)
+            Stream(size, _undisturbed(times(count, size, host.choice.in_flight, rounds)) / count)
             for count, size in _STREAMS
         ],
     )

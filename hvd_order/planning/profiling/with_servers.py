@@ -25,7 +25,7 @@ from hvd_order.planning.files.profile import Profile, read_profile
 from hvd_order.planning.profiling.ranks import record_alone
 from hvd_order.planning.profiling.script import Enough, run_script, too_few
 from hvd_order.servers.costs import ServerCosts, ServerTimes, server_costs
-from hvd_order.servers.worker.client import ParameterServers
+from hvd_order.servers.worker.client import ParameterServers, servers_of
 
 __all__ = ["profile_with_servers"]
 
@@ -118,12 +118,13 @@ class _Counter:
 
     def _servers(self) -> ParameterServers:
         host = running_host()
-        if host is None or host.servers is None:
+        servers = None if host is None else servers_of(host)
+        if servers is None:
             raise InvalidUsage(
                 f"{self._script} does not train with parameter servers; it must use "
                 "hvd_order.torch's DistributedOptimizer, without comm='allreduce'"
             )
-        return host.servers
+        return servers
 
     def _sum_up(self, times: Sequence[ServerTimes]) -> ServerCosts:
         job = process.current()

@@ -15,6 +15,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.launch.hosts import interface_address, is_this_host
 from hvd_order.launch.jobs.formations import Stopped
 from hvd_order.launch.request import LaunchRequest
+from hvd_order.launch.services import SERVICES
 from hvd_order.servers.access.secret import new_secret
 from hvd_order.servers.launch.server_processes import ServerProcesses
 from hvd_order.servers.launch.server_starter import ServerStarter
@@ -29,14 +30,11 @@ def servers_running(request: LaunchRequest) -> Iterator[Mapping[str, str]]:
     """Runs the servers of a job, including those requested later; ends them on exit.
 
     Yields:
-        Variables for the workers; empty if the job has no servers.
+        Variables for the workers.
 
     Raises:
         InvalidUsage: an elastic job asks for servers.
     """
-    if request.servers == 0:
-        yield {}
-        return
     if request.elastic is not None:
         raise InvalidUsage("--servers does not go with elastic jobs: the workers' number is fixed")
     from hvd_order.launch.jobs.torch_agent import serve_store
@@ -78,3 +76,6 @@ def _own_address(hosts: set[str], interfaces: Sequence[str]) -> str:
     if all(is_this_host(host) for host in hosts):
         return "127.0.0.1"
     return interface_address(interfaces[0]) if interfaces else socket.getfqdn()
+
+
+SERVICES.register("servers", servers_running)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from hvd_order._native import _torch as native
@@ -15,6 +16,7 @@ from hvd_order.base.config import Config
 from hvd_order.base.errors import HvdOrderError, InvalidUsage
 from hvd_order.base.link.busy_union import ReceivedTimes
 from hvd_order.engine.job import group_collectives
+from hvd_order.engine.transport_choice import CHOICES, TransportChoice, TransportPeer
 from hvd_order.servers.access.secret import load_secret
 from hvd_order.servers.costs import ServerTimes, UpdateTimes
 from hvd_order.servers.process import messages, orders, signs_of_life
@@ -22,14 +24,15 @@ from hvd_order.servers.process.coordinator import Coordinator
 from hvd_order.servers.worker import connections
 
 if TYPE_CHECKING:
+    from hvd_order.engine.engine_host import EngineHost
     from hvd_order.engine.job.job import Job
 
-__all__ = ["ParameterServers"]
+__all__ = ["ParameterServers", "require_servers", "servers_of"]
 
 _log = logging.getLogger("hvd_order")
 
 
-class ParameterServers:
+class ParameterServers(TransportPeer):
     """The connections to all servers, and the transport that uses them.
 
     Attributes:
@@ -128,7 +131,7 @@ class ParameterServers:
         self,
         model: int,
         layout: native.SliceLayout,
-        element_bytes: Sequence[int],
+        buffers: Sequence[torch.Tensor],
         parameters: Sequence[tuple[int, int]],
     ) -> None:
         """Shares which server holds each slice of a model about to be registered. Collective.
@@ -136,12 +139,13 @@ class ParameterServers:
         Args:
             model: id of the model.
             layout: its slices.
-            element_bytes: element size of each gradient buffer.
+            buffers: of its gradients.
             parameters: (elements, group of its update rule) of each tensor, where servers update;
                 else empty.
         """
         places: list[tuple[int, int]] = []
         if self.coordinator is not None:
+            element_bytes = [buffer.element_size() for buffer in buffers]
             places = self.coordinator.place(model, layout, element_bytes)
         places = group_collectives.share_object(places, 0, self._group)
         self.transport.prepare(model, places, list(parameters))
@@ -155,6 +159,18 @@ class ParameterServers:
         """Forgets a removed model."""
         if self.coordinator is not None:
             self.coordinator.forget(model)
+
+    # ---- the job ------------------------------------------------------------------------------
+
+    def step_taken(self) -> None:
+        """Counts the steps of all optimizers, on worker 0."""
+        if self.coordinator is not None:
+            self.coordinator.step_taken()
+
+    def fails_by(self, fail: Callable[[str], None]) -> None:
+        """Takes what ends the job when a server is lost."""
+        if self.coordinator is not None:
+            self.coordinator.fail = fail
 
     # ---- times, for a profile -----------------------------------------------------------------
 
@@ -222,3 +238,41 @@ def _whereabouts(config: Config) -> tuple[int, str]:
             "HVD_ORDER_SERVER_STORE (docs/guides/parameter-server.md)"
         )
     return config.servers, config.server_store
+
+
+def servers_of(host: EngineHost) -> ParameterServers | None:
+    """The servers behind an engine; None if the ranks sum."""
+    peer = host.choice.peer
+    return peer if isinstance(peer, ParameterServers) else None
+
+
+def require_servers(host: EngineHost) -> ParameterServers:
+    """The servers behind an engine that has some."""
+    servers = servers_of(host)
+    assert servers is not None
+    return servers
+
+
+def _choose(job: Job, group: dist.ProcessGroup) -> TransportChoice:
+    config = job.config
+    servers = ParameterServers(job, group)
+    in_step = config.ps_mode == "sync"
+    return TransportChoice(
+        servers.transport,
+        "ps",
+        servers,
+        updates=config.ps_update == "server",
+        # Asynchronous workers have no step in common, so each one's engine runs alone, as its own
+        # leader; so does that of a single worker. Synchronous ones agree on an order, although
+        # servers need none: a slice is complete when all workers have pushed it
+        # (docs/decisions/order-on-servers.md).
+        alone=not in_step or job.size == 1,
+        in_step=in_step,
+        pushers=job.size if in_step else 1,
+        # As many as the job was started with: it must be the same on all ranks while servers come
+        # and go. For asynchronous workers, only the connections apply order and credit.
+        credits=config.servers if in_step else None,
+    )
+
+
+CHOICES.register("ps", _choose)

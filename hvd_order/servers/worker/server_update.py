@@ -17,7 +17,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from hvd_order._native import _torch as native
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine.model_channel import ModelChannel
-from hvd_order.servers.worker.client import ParameterServers
+from hvd_order.servers.worker.client import require_servers
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import Guard
 from hvd_order.torch.sums.sum_use import USES, Step, SumUse, refuse_resized
@@ -64,7 +64,6 @@ class ServerUpdate(SumUse):
         super().__init__(own_step)
         _check_answers(compressed, factor)
         host = channel.host
-        assert host.servers is not None
         base = type(optimizer)
         if base not in _KINDS:
             raise InvalidUsage(
@@ -77,7 +76,7 @@ class ServerUpdate(SumUse):
         self._model = -1
         self._entries: Sequence[ParameterEntry] = ()
         self._kind = _KINDS[base]
-        self._servers: ParameterServers = host.servers
+        self._servers = require_servers(host)
         self._rank = host.rank
         self._timeout_s = host.job.config.timeout.total_seconds()
         self._rules: list[dict[str, Any]] = []

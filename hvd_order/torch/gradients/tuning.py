@@ -96,13 +96,13 @@ class Tuning:
         )
 
     def _allowed(self, settings: SliceSettings) -> SliceSettings:
-        """A plan's settings, overridden by what the user has set and by what servers need.
+        """A plan's settings, overridden by what the user has set and by what the transport needs.
 
         All-reduces are split only where all ranks may split this model's: the plan may have been
         made for a program that clips.
         """
         config = self._host.job.config
-        if config.agreement is not None or self._host.servers is not None:
+        if config.agreement is not None or not self._host.choice.ranks_sum:
             settings = replace(settings, agreement=self._host.first_agreement)
         if not self._advised.split:
             settings = replace(settings, split=False)
@@ -125,7 +125,8 @@ class Tuning:
             if self._plan is None
             else [self._allowed(each.slice_settings) for each in self._plan.candidates]
         )
-        planned = host.servers is None and host.job.config.agreement is None and not host.shared
+        is_free = host.choice.ranks_sum and host.job.config.agreement is None
+        planned = is_free and not host.shared
         others = candidates(self._advised, self._model.size_bytes, planned, self._separable)
         if host.job.config.split == "always" and self._advised.split:
             others = [each for each in others if each.split]

@@ -159,8 +159,8 @@ class WarmUp:
 
     @property
     def _confirms(self) -> bool:
-        """Whether the order may change. A plan fixes it; with servers, ranks are not in step."""
-        return self._host.plan is None and self._host.servers is None
+        """Whether the order may change. A plan fixes it, or the first one if others sum."""
+        return self._host.plan is None and self._host.choice.ranks_sum
 
     def _take_order(self, entries: Sequence[ParameterEntry]) -> None:
         # ``step()`` updates the parameters without a known reader: they are needed first.

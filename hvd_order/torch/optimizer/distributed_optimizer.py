@@ -375,8 +375,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         if sharded:
             gather = partial(allgather_object, process_set=process_set)
             use: SumUse = ShardSums(optimizer, step, verdict, channel, gather, trainable, postscale)
-        elif host.servers is not None and job.config.ps_update == "server":
-            use = USES.find("ps")(
+        elif host.choice.updates:
+            use = USES.find(host.choice.comm)(
                 optimizer, step, channel, compression is not Compression.none, postscale
             )
         else:

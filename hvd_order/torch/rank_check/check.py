@@ -52,7 +52,8 @@ class _Facts:
 class RankCheck:
     """The comparison for one optimizer; the exchange's lock is held in all methods.
 
-    Ranks of asynchronous parameter servers differ by design, and are never compared.
+    Ranks that take no common steps (asynchronous parameter servers) differ by design, and are never
+    compared.
     """
 
     def __init__(self, channel: ModelChannel, optimizer: Optimizer, table: EntryTable) -> None:
@@ -72,7 +73,7 @@ class RankCheck:
         self._table = table
         self._steps = 0
         self._facts: _Facts | None = None  # of the step that goes on, where ranks talk at its end
-        self._talks = not (host.servers is not None and config.ps_mode == "async")
+        self._talks = host.choice.in_step
         self._compares = config.check_ranks and self._talks
         if self._compares:
             settings = channel.gather("its class", optimizer_facts.class_of(optimizer))

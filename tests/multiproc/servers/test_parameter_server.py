@@ -14,6 +14,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 import hvd_order.torch as hvd
 from hvd_order.base.link.slice_settings import best_settings
 from hvd_order.engine.engine_host import running_host
+from hvd_order.servers.worker.client import require_servers
 
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda groups: SGD(groups, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -125,9 +126,8 @@ def body_pulls(env: Mapping[str, str], tensors: int, pulls: int) -> list[list[in
         optimizer.flush()
         host = engine_host.running_host()
         assert host is not None
-        assert host.servers is not None
         (model,) = host.models
-        orders = [host.servers.transport.pull(model, 1, 30.0) for _ in range(pulls)]
+        orders = [require_servers(host).transport.pull(model, 1, 30.0) for _ in range(pulls)]
         hvd.barrier()
         return orders
 

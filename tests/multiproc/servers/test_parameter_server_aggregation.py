@@ -15,6 +15,7 @@ from torch.optim import SGD
 
 import hvd_order.torch as hvd
 from hvd_order.engine.engine_host import running_host
+from hvd_order.servers.worker.client import require_servers
 
 LEARNT = 2  # steps in which servers only sum
 WIDTH = 16384
@@ -61,8 +62,7 @@ def body_aggregated(
         optimizer.flush()
         host = running_host()
         assert host is not None
-        assert host.servers is not None
-        transport = host.servers.transport
+        transport = require_servers(host).transport
         hvd.barrier()
         held = audit(lambda _: True) if rank == 0 else {}
         hvd.barrier()

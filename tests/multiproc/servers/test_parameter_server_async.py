@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam
 
 import hvd_order.torch as hvd
 from hvd_order.engine.engine_host import running_host
+from hvd_order.servers.worker.client import require_servers
 
 LEARNT = 2  # steps in which the model is learnt: servers only sum, in common rounds
 
@@ -155,8 +156,7 @@ def body_delay(env: Mapping[str, str], path: str, ahead: int, turns: int) -> dic
         hvd.barrier()
         host = running_host()
         assert host is not None
-        assert host.servers is not None
-        dropped = host.servers.transport.dropped()
+        dropped = require_servers(host).transport.dropped()
         held = audit(lambda _: True) if rank == 0 else {}
         hvd.barrier()
         return {"dropped": dropped, "audit": held}

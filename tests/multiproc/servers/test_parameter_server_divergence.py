@@ -105,11 +105,11 @@ def _copied(held: Mapping[int, Sequence[Sequence[int]]]) -> bool:
 
 def _check_places() -> None:
     from hvd_order.engine import engine_host
+    from hvd_order.servers.worker.client import require_servers
 
     host = engine_host.running_host()
     assert host is not None
-    assert host.servers is not None
-    assert host.servers.transport.places(max(host.models)) == [(OWNER, REPLICA)]
+    assert require_servers(host).transport.places(max(host.models)) == [(OWNER, REPLICA)]
 
 
 def _take_over(

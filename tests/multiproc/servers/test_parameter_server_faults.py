@@ -114,11 +114,11 @@ def make_adam(groups: Any) -> Adam:
 def settled(servers: int) -> bool:
     """On rank 0: so many servers have links, and each of them slices."""
     from hvd_order.engine import engine_host
+    from hvd_order.servers.worker.client import require_servers
 
     host = engine_host.running_host()
     assert host is not None
-    assert host.servers is not None
-    transport = host.servers.transport
+    transport = require_servers(host).transport
     there = set(transport.servers())
     owners = {owner for owner, _ in transport.places(max(host.models))}
     return len(there) == servers and owners == there

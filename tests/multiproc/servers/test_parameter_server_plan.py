@@ -114,21 +114,21 @@ def body_orders(env: Mapping[str, str], servers: Sequence[int], trace: str) -> d
         optimizer.flush()
         from hvd_order.engine import engine_host
         from hvd_order.servers.process import messages
+        from hvd_order.servers.worker.client import require_servers
 
         host = engine_host.running_host()
         assert host is not None
-        assert host.servers is not None
         (number,) = host.models
         layout = host.layouts[number]
         names = [layout.slice_name(i) for i in range(len(layout.slices))]
-        pulled = [host.servers.transport.pull(number, 1, 30.0) for _ in range(PULLS)]
+        pulled = [require_servers(host).transport.pull(number, 1, 30.0) for _ in range(PULLS)]
         hvd.start_timeline(trace)
         value = loss(4)
         _all(servers, signal.SIGSTOP, "T")
         try:
             for server in range(len(servers)):
                 for _ in range(FILLING):
-                    host.servers.transport.send_control(server, messages.ask("late"))
+                    require_servers(host).transport.send_control(server, messages.ask("late"))
             value.backward()
             optimizer.step()
             hvd.barrier()  # all gradients are with the lines, on both ranks
@@ -136,7 +136,7 @@ def body_orders(env: Mapping[str, str], servers: Sequence[int], trace: str) -> d
             _all(servers, signal.SIGCONT, "RSD")
         optimizer.flush()
         hvd.stop_timeline()
-        owners = [owner for owner, _ in host.servers.transport.places(number)]
+        owners = [owner for owner, _ in require_servers(host).transport.places(number)]
         # The credit, a slice for each server, admits what comes first, whatever its urgency.
         mine = trace.replace("{rank}", str(hvd.rank()))
         answered = _of_step(mine, names, early=len(servers))

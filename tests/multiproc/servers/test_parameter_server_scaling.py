@@ -28,6 +28,7 @@ from hvd_order.servers.process import coordinator
 from hvd_order.servers.scaling.hint import Hint
 from hvd_order.servers.scaling.policy import Decision
 from hvd_order.servers.worker import connections
+from hvd_order.servers.worker.client import require_servers
 
 LIMIT_S = 60
 
@@ -39,8 +40,7 @@ def make_adam(groups: Any) -> Adam:
 def servers_of_job() -> Any:
     host = engine_host.running_host()
     assert host is not None
-    assert host.servers is not None
-    return host.servers
+    return require_servers(host)
 
 
 def train_until(training: Training, over: Any) -> None:
