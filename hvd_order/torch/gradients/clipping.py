@@ -8,8 +8,8 @@ from functools import reduce
 import torch
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from hvd_order.torch.gradients.norms import in_type
 from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.sums.norms import in_type
 
 __all__ = ["clip_grad_norm_"]
 

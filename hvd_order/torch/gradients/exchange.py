@@ -33,6 +33,7 @@ from hvd_order.engine.requests.step_log import StepLogs
 from hvd_order.torch.gradients import clipping, conflicts, misuse
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
 from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
+from hvd_order.torch.gradients.gradient_norms import GradientNorms
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.misuse import ZEROED_IN_FLIGHT
 from hvd_order.torch.gradients.step_gradients import StepGradients
@@ -97,10 +98,14 @@ class GradientExchange:
         self._table = EntryTable(passes)
         enter = _enter(weakref.ref(self))
         self._warm_up = WarmUp(channel, transfer, enter, verdict.separable)
-        self._gradients = StepGradients(host, transfer, self._table, self._warm_up, self._log)
+        self._norms = GradientNorms(transfer.model, self._table, transfer.postscale)
+        self._gradients = StepGradients(
+            host, transfer, self._table, self._norms, self._warm_up, self._log
+        )
         self._updates = DeferredUpdates(self._lock, self._use.step, transfer, self._table)
         self._guard = ExchangeGuard(
-            self._lock, self._table, transfer, self._warm_up, self._gradients, self._updates,
+            self._lock, self._table, transfer, self._warm_up, self._gradients, self._norms,
+            self._updates,
             enter,
         )  # fmt: skip
         self._overlap = Overlap(host.job.rank)
@@ -257,13 +262,14 @@ class GradientExchange:
         entries = self._table.entries
         if any(entry.parameter.grad is not entry.gradient for entry in entries):
             return None
-        norms = self._gradients.norms(entries, 2.0, self._guard)
+        gradients = [entry.gradient for entry in entries]
+        norms = self._guard.norms(gradients, 2.0)
         if norms is None:
             return None
         with torch.no_grad():
             norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
             factor = Factor(clipping.coefficient(norm, max_norm))
-            self._gradients.change(entries, factor, self._guard)
+            self._guard.change(gradients, factor)
         return norm
 
     def _finish_step(self) -> None:
@@ -290,7 +296,7 @@ class GradientExchange:
             if self._gradients.fresh:  # no gradient here; other ranks may wait for zeros
                 self._begin_step()
             self._gradients.check_hooks()
-            self._gradients.close()
+            self._norms.close()
             self._gradients.send_the_rest(self._guard)
             has_run = self._use.update(
                 optimizer, self._transfer.model, self._gradients, self._transfer.streams
@@ -332,7 +338,7 @@ class GradientExchange:
             if self._gradients.read_by_norm and why_whole is not None:
                 return overlap.clipped(why_whole)
             why_no_maxima = self._transfer.model.why_no_maxima()
-            if self._gradients.asked_for_maxima and why_no_maxima is not None:
+            if self._norms.asked_for_maxima and why_no_maxima is not None:
                 return overlap.no_maxima(why_no_maxima)
             return overlap.GRADIENTS_READ
         # These attributes belong to this call and are gone after it.
@@ -482,7 +488,7 @@ class GradientExchange:
             The optimizer, if it still exists.
         """
         _remove(self._hooks)
-        self._gradients.close()
+        self._norms.close()
         self._warm_up.end(self._table.entries)
         for entry in self._table.entries:
             hand_to(entry.parameter, guard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 
@@ -9,6 +10,7 @@ import torch
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
+from hvd_order.torch.gradients.gradient_norms import GradientNorms
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.step_gradients import StepGradients
 from hvd_order.torch.gradients.warm_up import WarmUp
@@ -39,6 +41,7 @@ class ExchangeGuard:
         transfer: GradientTransfer,
         warm_up: WarmUp,
         gradients: StepGradients,
+        norms: GradientNorms,
         updates: DeferredUpdates,
         enter: Enter,
     ) -> None:
@@ -52,6 +55,7 @@ class ExchangeGuard:
         self._transfer = transfer
         self._warm_up = warm_up
         self._gradients = gradients
+        self._norms = norms
         self._updates = updates
         self._regions = CompiledRegions(enter)
 
@@ -87,24 +91,26 @@ class ExchangeGuard:
         """See `Guard`."""
         with self._lock:
             entries = self._on_their_way(gradients)
-            return None if entries is None else self._gradients.norms(entries, order, self)
+            if entries is None or not self._gradients.may_stay_in_flight:
+                return None
+            if order == math.inf and not self._norms.may_have_maxima():
+                return None
+            if not self._gradients.touch(self):
+                return None
+            return self._norms.of(entries, order, opens=not self._gradients.synchronized)
 
     def are_finite(self, gradients: list[torch.Tensor]) -> torch.Tensor | None:
         """See `Guard`."""
         with self._lock, torch.no_grad():
             entries = self._on_their_way(gradients)
-            if entries is None:
+            if entries is None or not self._gradients.touch(self):
                 return None
-            finite = self._gradients.are_finite(entries, self)
-            if finite is None and self._gradients.may_stay_in_flight and self._is_split:
+            finite = self._norms.are_finite(entries)
+            if finite is None and self._transfer.model.is_split:
                 # What follows is noted here, as it is on ranks that have completed them before.
                 self.before_gradient_read(gradients)
-                finite = self._gradients.are_finite(entries, self)
+                finite = self._norms.are_finite(entries)
             return finite
-
-    @property
-    def _is_split(self) -> bool:
-        return self._transfer.model.is_split
 
     def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
         """See `Guard`."""

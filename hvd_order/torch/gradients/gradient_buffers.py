@@ -153,7 +153,7 @@ class GradientBuffers:
         """All buffers that the engine sends, by BufferId."""
         return self.flat if self.squares is None else [*self.flat, self.squares]
 
-    def norms(self, factor: float) -> torch.Tensor:
+    def two_norms(self, factor: float) -> torch.Tensor:
         """The 2-norms of the sums, float64, by TensorId, once the squares have arrived.
 
         Args:

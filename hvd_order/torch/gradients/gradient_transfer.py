@@ -6,8 +6,6 @@ without a gradient sends zeros and a use flag of 0 in its place.
 
 from __future__ import annotations
 
-import math
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -18,11 +16,10 @@ from hvd_order.engine import registration, timeline
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.engine.process_sets import ProcessSet
 from hvd_order.torch.collectives.compression import Compressor
-from hvd_order.torch.gradients import misuse, norms, sparse
+from hvd_order.torch.gradients import misuse, sparse
 from hvd_order.torch.gradients.registered_model import RegisteredModel
 from hvd_order.torch.kernels import use_kernels
 from hvd_order.torch.parameters.entry import ParameterEntry
-from hvd_order.torch.parameters.in_flight import OPEN, Opened
 from hvd_order.torch.parameters.read_guard import (
     Guard,
     InFlightGradient,
@@ -40,6 +37,7 @@ class GradientTransfer:
 
     Attributes:
         model: the registered model of the gradients.
+        postscale: factor for the sums.
         streams: where sums are unpacked and parameters updated.
         adds_squares: whether the squares of sums are added up while they are unpacked.
     """
@@ -69,7 +67,7 @@ class GradientTransfer:
         self._channel = channel
         self._compression = compression
         self._prescale = prescale
-        self._postscale = postscale
+        self.postscale = postscale
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
         self.streams = native.HomeStreams([])
@@ -248,102 +246,6 @@ class GradientTransfer:
                     arrived.append(entry)
             self._complete(arrived, stay_armed, given_up)
 
-    def norms(self, entries: Sequence[ParameterEntry], order: float) -> list[torch.Tensor] | None:
-        """The norms of gradients, 0-d; None where they are not known without the elements.
-
-        Waits for the first halves of all sums of the step.
-
-        Args:
-            order: 2 or infinity.
-        """
-        if not self.model.has_norms(order):
-            return None
-        found: list[torch.Tensor] = []
-        for entry in entries:
-            norm = self._maximum(entry) if order == math.inf else self._norm(entry)
-            if norm is None:
-                return None
-            found.append(norm)
-        return native.own_copies(found)
-
-    def _maximum(self, entry: ParameterEntry) -> torch.Tensor | None:
-        """The infinity norm of a gradient, which has the bits of that of the elements."""
-        if entry.finished and self._use.is_readable:
-            of_elements: torch.Tensor = torch.linalg.vector_norm(entry.gradient, math.inf)
-            return of_elements
-        norm = self.model.norms(math.inf, self._postscale, entry.gradient.dtype)[entry.tensor]
-        # The maximum is the size of an element, and changes as that does.
-        for change in entry.changes:
-            changed = change.of_norm(norm)
-            if changed is None:
-                return None
-            norm = changed.to(norm.dtype)
-        return norm
-
-    def _norm(self, entry: ParameterEntry) -> torch.Tensor | None:
-        """The 2-norm of a gradient."""
-        of_elements = entry.finished and self._use.is_readable
-        if not entry.changes and not of_elements and not self._is_rounded:
-            return self.model.norms(2.0, self._postscale, entry.gradient.dtype)[entry.tensor]
-        after = norms.after_changes(entry, *self._exact_norm(entry))
-        if after is None:
-            return None
-        if of_elements:
-            return norms.of_complete(entry, *after)
-        return norms.in_type(after[0], entry.gradient.dtype)
-
-    @property
-    def _is_rounded(self) -> bool:
-        """Whether even gradients without changes are products."""
-        return self._postscale != 1.0
-
-    def _exact_norm(self, entry: ParameterEntry) -> tuple[torch.Tensor, float, bool]:
-        """The 2-norm of a sum, and what the gradient is after it, for the functions of norms.py."""
-        of_sums = self.model.norms(2.0, self._postscale, torch.float64)
-        return of_sums[entry.tensor], self._postscale, self._use.is_readable
-
-    def are_finite(self, entries: Sequence[ParameterEntry]) -> torch.Tensor | None:
-        """Whether all elements of gradients are finite; None: it is not known without them.
-
-        Waits for the first halves of all sums of the step.
-        """
-        found: list[torch.Tensor] = []
-        for entry in entries:
-            if entry.finished and self._use.is_readable:
-                found.append(entry.gradient.isfinite().all())
-                continue
-            largest = self._maximum(entry) if self.model.has_norms(math.inf) else None
-            finite = (
-                norms.is_finite(entry, *self._exact_norm(entry))
-                if largest is None
-                else largest.isfinite()
-            )
-            if finite is None:
-                return None
-            found.append(finite)
-        return torch.stack(found).all()
-
-    def open(self, entries: Sequence[ParameterEntry], order: float) -> Opened:
-        """Opens gradients whose norms of one order are known to the short way of clipping."""
-        opened = Opened()
-        is_known = order == math.inf or not self._is_rounded
-        with torch._C.DisableTorchFunctionSubclass():
-            known: list[torch.Tensor] = []
-            with_known: list[list[torch.Tensor]] = []
-            for entry in entries:
-                gradient = entry.gradient
-                if type(gradient) is not InFlightGradient:
-                    continue
-                copies: list[torch.Tensor] = []
-                if is_known and not entry.changes:
-                    of_sums = self.model.norms(order, self._postscale, gradient.dtype)
-                    known.append(of_sums[entry.tensor])
-                    with_known.append(copies)
-                setattr(gradient, OPEN, (opened, weakref.ref(entry), order, copies))
-            for copies, copy in zip(with_known, native.own_copies(known), strict=True):
-                copies.append(copy)
-        return opened
-
     def arrived(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of host or device."""
         stages = self.model.arriving.stages()
@@ -377,10 +279,10 @@ class GradientTransfer:
                     entry.gradient.copy_(
                         self._compression.decompress(entry.wire, entry.compression_context)
                     )
-            if self._postscale != 1.0:
+            if self.postscale != 1.0:
                 for entry in entries:
                     if entry.used and not entry.casts:
-                        entry.gradient.mul_(self._postscale)
+                        entry.gradient.mul_(self.postscale)
             for entry in entries:
                 if entry.changes:
                     entry.make_changes()
@@ -402,7 +304,7 @@ class GradientTransfer:
         squares = native.unpack(
             [entry.wire for entry in entries],
             [entry.gradient for entry in entries],
-            self._postscale,
+            self.postscale,
             self.adds_squares,
         )
         for entry, of_it in zip(entries, squares, strict=True):
@@ -424,7 +326,7 @@ class GradientTransfer:
             if entry.sparse:
                 entry.used = sparse.exchange(
                     entry.parameter,
-                    self._prescale * self._postscale,
+                    self._prescale * self.postscale,
                     self._process_set,
                     f"optimizer {self._channel.key}.{entry.name}",
                 )

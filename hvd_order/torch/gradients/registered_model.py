@@ -21,10 +21,10 @@ from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
-from hvd_order.torch.gradients.norms import in_type
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.sums.arrivals import Arrivals
+from hvd_order.torch.sums.norms import in_type
 from hvd_order.torch.sums.sum_use import SumUse
 
 __all__: list[str] = []
@@ -80,8 +80,6 @@ class RegisteredModel:
         self.reads_maxima = False
         self._split = False
         self._with_maxima = False  # where all-reduces are split, and maxima fit
-        # Of this step, by order.
-        self._norms: dict[tuple[float, torch.dtype], Sequence[torch.Tensor]] = {}
 
     def register(self, entries: Sequence[ParameterEntry], observed: bool) -> None:
         """Lays out the gradients of ``entries`` in the given order, that of rank 0, on all ranks.
@@ -198,7 +196,7 @@ class RegisteredModel:
         )
 
     def has_norms(self, order: float) -> bool:
-        """Whether `norms` of this order, 2 or infinity, are known early."""
+        """Whether norms of this order, 2 or infinity, are known early."""
         return self._buffers.has_maxima if order == math.inf else self.is_split
 
     def why_no_maxima(self) -> str | None:
@@ -253,7 +251,7 @@ class RegisteredModel:
 
     @property
     def is_split(self) -> bool:
-        """Whether all-reduces are split, so that `norms` are known early."""
+        """Whether all-reduces are split, so that norms are known early."""
         return self._buffers.squares is not None
 
     def why_whole(self) -> str | None:
@@ -282,7 +280,6 @@ class RegisteredModel:
         self._add(plan)
 
     def _add(self, plan: list[int]) -> None:
-        self._norms.clear()
         buffers, layout = self._buffers.registered, self._buffers.layout
         groups = self.use.update_groups(self.entries)
         self._host.add_model(self._model, layout, buffers, plan, groups)
@@ -310,8 +307,6 @@ class RegisteredModel:
         self.raise_use_flags()
         self.use.begin_step(self.entries)
         self.arriving = self.gradients
-        if self.is_split:
-            self._norms.clear()
 
     def begin_sending(self) -> None:
         """Prepares for the first gradient of a step that is sent, on this rank and all others."""
@@ -326,7 +321,7 @@ class RegisteredModel:
     def _wait_for_squares(self) -> None:
         self._host.engine.wait(self._model, self._buffers.layout.squares_tensor)
 
-    def norms(self, order: float, factor: float, dtype: torch.dtype) -> Sequence[torch.Tensor]:
+    def norms_of_sums(self, order: float, factor: float, dtype: torch.dtype) -> torch.Tensor:
         """Waits until the first half of each sum of this step is done.
 
         Args:
@@ -335,20 +330,15 @@ class RegisteredModel:
             dtype: of the result.
 
         Returns:
-            The norms of the sums, 0-d, by TensorId. They are kept: nobody may change them.
+            The norms of the sums, by TensorId.
         """
-        key = order, dtype
-        if key not in self._norms:
-            self._host.copier.release()
-            with timeline.span("wait", "norms"):
-                self._wait_for_squares()
-            with torch.no_grad():
-                if order == math.inf:
-                    norms = self._buffers.infinity_norms(factor, dtype)
-                else:
-                    norms = in_type(self._buffers.norms(factor), dtype)
-                self._norms[key] = norms.unbind()
-        return self._norms[key]
+        self._host.copier.release()
+        with timeline.span("wait", "norms"):
+            self._wait_for_squares()
+        with torch.no_grad():
+            if order == math.inf:
+                return self._buffers.infinity_norms(factor, dtype)
+            return in_type(self._buffers.two_norms(factor), dtype)
 
     def _remove(self) -> None:
         if self._forget is not None:

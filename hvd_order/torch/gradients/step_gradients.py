@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -11,11 +10,12 @@ from hvd_order._native import _torch as native
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.requests.step_log import StepLog
+from hvd_order.torch.gradients.gradient_norms import GradientNorms
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
-from hvd_order.torch.parameters.in_flight import Change, Opened
+from hvd_order.torch.parameters.in_flight import Change
 from hvd_order.torch.parameters.read_guard import Guard, arm_gradient, disarm_gradient
 
 __all__: list[str] = []
@@ -32,7 +32,6 @@ class StepGradients:
         synchronized: all gradients of this step are finished, ``step()`` is to come.
         touched: norms were asked for, or changes noted, while the gradients were on their way.
         read: gradients were finished before ``step()`` by other uses.
-        asked_for_maxima: infinity norms were asked for.
         broken: a backward pass of this step has ended by an exception.
         cleared: ``zero_grad()`` has set all gradients to None since the last backward pass.
     """
@@ -42,6 +41,7 @@ class StepGradients:
         host: EngineHost,
         transfer: GradientTransfer,
         table: EntryTable,
+        norms: GradientNorms,
         warm_up: WarmUp,
         log: StepLog,
     ) -> None:
@@ -51,15 +51,13 @@ class StepGradients:
         self.synchronized = False
         self.touched = False
         self.read = False
-        self.asked_for_maxima = False
         self.broken = False
         self.cleared = False
-        self._asked_for_norms = False
-        self._opened: Opened | None = None
         self._host = host
         self._transfer = transfer
         self._use = transfer.model.use
         self._table = table
+        self._norms = norms
         self._warm_up = warm_up
         self._log = log
         self._sender = transfer.model.sender  # has the state of the backward pass
@@ -203,60 +201,16 @@ class StepGradients:
                 if entry.finished:
                     disarm_gradient(entry.gradient)
 
-    def norms(
-        self, entries: Sequence[ParameterEntry], order: float, guard: Guard
-    ) -> list[torch.Tensor] | None:
-        """Sends the rest, and returns the norms of gradients; None: not known.
-
-        Args:
-            order: 2 or infinity.
-        """
-        if order == math.inf and not self._may_have_maxima():
-            return None
-        if not self._touch(guard):
-            return None
-        self._asked_for_norms = True
-        norms = self._transfer.norms(entries, order)
-        if norms is not None and self._opened is None and not self.synchronized:
-            self._opened = self._transfer.open(self._table.entries, order)
-        return norms
-
-    def are_finite(self, entries: Sequence[ParameterEntry], guard: Guard) -> torch.Tensor | None:
-        """Sends the rest, and returns whether all elements of gradients are finite; None: that is
-        not known while they are on their way.
-        """
-        if not self._touch(guard):
-            return None
-        self._asked_for_norms = True  # also where that decides whether all-reduces will be split
-        return self._transfer.are_finite(entries) if self._transfer.model.is_split else None
-
-    def _may_have_maxima(self) -> bool:
-        """Notes that infinity norms are asked for; returns whether they can be known early."""
-        if not self.may_stay_in_flight:
-            return False
-        model = self._transfer.model
-        self.asked_for_maxima = model.reads_maxima = True
-        why_not = model.why_no_maxima()
-        if why_not is not None:
-            self._use.check_may_lack_maxima(why_not)
-        return model.maxima_fit
-
-    def close(self) -> None:
-        """Ends the time in which changes are noted without this object."""
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
-
     @property
     def read_by_norm(self) -> bool:
         """Whether so far in this step gradients were read by their norms alone."""
-        return self._asked_for_norms and not self.read
+        return self._norms.asked and not self.read
 
     def change(self, entries: Sequence[ParameterEntry], change: Change, guard: Guard) -> bool:
         """Sends the rest, and notes a change of gradients on their way; returns whether that is
         possible.
         """
-        if not self._touch(guard):
+        if not self.touch(guard):
             return False
         # The change is made on the home streams, perhaps before step() has ordered them behind the
         # program's others.
@@ -268,11 +222,10 @@ class StepGradients:
                 entry.changes.append(change)
                 if entry.finished:
                     entry.make_changes()
-        if self._opened is not None:
-            self._opened.factor = change
+        self._norms.changed(change)
         return True
 
-    def _touch(self, guard: Guard) -> bool:
+    def touch(self, guard: Guard) -> bool:
         """Notes that the program uses gradients on their way; returns whether it may."""
         if not self.may_stay_in_flight:
             return False
@@ -292,7 +245,7 @@ class StepGradients:
 
     def finish(self, guard: Guard) -> None:
         """Sends the rest and waits until all sums are in ``.grad``."""
-        self.close()
+        self._norms.close()
         self.read = not self.touched
         self.send_the_rest(guard)
         self.finish_sparse()
@@ -312,16 +265,14 @@ class StepGradients:
         self._reset()
 
     def _reset(self) -> None:
-        self.close()
+        self._norms.reset()
         self.disarm()
         self.fresh = True
         self.announced = False
         self.synchronized = False
         self.touched = False
         self.read = False
-        self.asked_for_maxima = False
         self.broken = False
-        self._asked_for_norms = False
         self._sender.in_backward = False
         self._first_sent = None
         self._kept = []

@@ -12,7 +12,7 @@ in a tensor that the program may change.
 A rank may read elements where others do not, so a gradient that is complete before ``step()`` still
 gets its norm from the same squares: norms must be equal to the last bit on all ranks. Whoever has
 read elements may also have changed them, so then the elements decide whether that norm is theirs
-(gradients/norms.py).
+(sums/norms.py).
 """
 
 from __future__ import annotations
@@ -107,12 +107,26 @@ class HasChanges(Protocol):
 
 
 class Stay(Protocol):
-    """The part of `read_guard.Guard` that is used here."""
+    """The part of `read_guard.Guard` that leaves gradients in flight."""
 
-    def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None: ...
-    def are_finite(self, gradients: list[torch.Tensor]) -> torch.Tensor | None: ...
-    def change(self, gradients: list[torch.Tensor], change: Change) -> bool: ...
-    def may_stay_in_flight(self, gradients: list[torch.Tensor]) -> bool: ...
+    def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None:
+        """Returns the norms of the gradients, 0-d and of their dtypes, and leaves them in flight;
+        None: they must be completed first.
+
+        Args:
+            order: 2 or infinity.
+        """
+
+    def are_finite(self, gradients: list[torch.Tensor]) -> torch.Tensor | None:
+        """Returns whether all elements of the gradients are finite, 0-d and on their device; None:
+        they must be completed first.
+        """
+
+    def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
+        """Makes a change to the gradients once they are complete; returns whether it will."""
+
+    def may_stay_in_flight(self, gradients: list[torch.Tensor]) -> bool:
+        """Whether `change` would make a change."""
 
 
 class NothingStays:

@@ -42,14 +42,14 @@ from hvd_order._native import _torch as native
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.parameters import gradient_alias, in_flight, metadata, unasked
 from hvd_order.torch.parameters.gradient_alias import gradient_of
-from hvd_order.torch.parameters.in_flight import Change
+from hvd_order.torch.parameters.in_flight import Stay
 
 __all__: list[str] = []
 
 GUARD = "_hvd_order_guard"
 
 
-class Guard(Protocol):
+class Guard(Stay, Protocol):
     """Finishes tensors before they are read."""
 
     def before_parameter_read(self, parameters: list[torch.Tensor]) -> None:
@@ -60,25 +60,6 @@ class Guard(Protocol):
 
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients and disarms them."""
-
-    def norms(self, gradients: list[torch.Tensor], order: float) -> list[torch.Tensor] | None:
-        """Returns the norms of the gradients, 0-d and of their dtypes, and leaves them in flight;
-        None: they must be completed first.
-
-        Args:
-            order: 2 or infinity.
-        """
-
-    def are_finite(self, gradients: list[torch.Tensor]) -> torch.Tensor | None:
-        """Returns whether all elements of the gradients are finite, 0-d and on their device; None:
-        they must be completed first.
-        """
-
-    def change(self, gradients: list[torch.Tensor], change: Change) -> bool:
-        """Makes a change to the gradients once they are complete; returns whether it will."""
-
-    def may_stay_in_flight(self, gradients: list[torch.Tensor]) -> bool:
-        """Whether `change` would make a change."""
 
 
 def _collect(value: object, parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
