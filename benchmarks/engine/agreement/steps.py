@@ -25,8 +25,8 @@ from benchmarks.runner.turns import turns
 from hvd_order.engine.job import process
 from hvd_order.tools.demo.gpt import Gpt, GptConfig
 from hvd_order.torch.collectives.compression import Compression
-from hvd_order.torch.gradients.gradient_buffers import GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.sums.gradient_buffers import GradientBuffers
 
 STRAGGLERS = ("none", "leader", "follower")
 _SLICE_BYTES = 2 * 2**20  # unless HVD_ORDER_SLICE_BYTES says otherwise

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import torch
 
 from hvd_order._native import _torch as native
-from hvd_order.torch.gradients.registered_model import RegisteredModel
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.in_flight import OPEN, Change, Opened
 from hvd_order.torch.parameters.read_guard import InFlightGradient
 from hvd_order.torch.sums import norms
+from hvd_order.torch.sums.registered_model import RegisteredModel
 
 __all__: list[str] = []
 

@@ -17,7 +17,6 @@ from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.engine.process_sets import ProcessSet
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.gradients import misuse, sparse
-from hvd_order.torch.gradients.registered_model import RegisteredModel
 from hvd_order.torch.kernels import use_kernels
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import (
@@ -27,6 +26,7 @@ from hvd_order.torch.parameters.read_guard import (
     disarm_gradient,
 )
 from hvd_order.torch.sums.arrivals import ENDED, UNDER_WAY
+from hvd_order.torch.sums.registered_model import RegisteredModel
 from hvd_order.torch.sums.sum_use import SumUse
 
 __all__: list[str] = []

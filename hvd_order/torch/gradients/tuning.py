@@ -24,7 +24,7 @@ from hvd_order.engine.advised_settings import advised_settings
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.devices import synchronize
 from hvd_order.torch.gradients import followed_plan
-from hvd_order.torch.gradients.registered_model import RegisteredModel
+from hvd_order.torch.sums.registered_model import RegisteredModel
 
 __all__: list[str] = []
 

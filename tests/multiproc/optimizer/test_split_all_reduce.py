@@ -503,7 +503,7 @@ def body_maxima(
         most_bytes: limit of the maxima.
         clips: by step, for each rank.
     """
-    from hvd_order.torch.gradients import registered_model
+    from hvd_order.torch.sums import registered_model
 
     with pytest.MonkeyPatch.context() as patch, new_job({"HVD_ORDER_TUNE": "0", **env}):
         patch.setattr(registered_model, "MOST_MAXIMA_BYTES", most_bytes)

@@ -20,10 +20,10 @@ from hvd_order.engine.engine_host import EngineHost
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.collectives.compression import Compressor
 from hvd_order.torch.devices import synchronize
-from hvd_order.torch.gradients.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.read_guard import GUARD, InFlightGradient
 from hvd_order.torch.sums.arrivals import Arrivals
+from hvd_order.torch.sums.gradient_buffers import MOST_MAXIMA_BYTES, GradientBuffers
 from hvd_order.torch.sums.norms import in_type
 from hvd_order.torch.sums.sum_use import SumUse
 
