@@ -27,21 +27,14 @@ from hvd_order._native import _torch as native
 from hvd_order.base.errors import InvalidUsage, StaleRead
 from hvd_order.engine import live_exchanges, registration, timeline
 from hvd_order.engine.engine_host import EngineHost
-from hvd_order.engine.job import activity
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.engine.requests.step_log import StepLogs
-from hvd_order.torch.gradients import clipping, conflicts, misuse
-from hvd_order.torch.gradients.deferred_updates import DeferredUpdates
-from hvd_order.torch.gradients.exchange_guard import ExchangeGuard
-from hvd_order.torch.gradients.gradient_norms import GradientNorms
+from hvd_order.torch.gradients import clipping, misuse
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.misuse import ZEROED_IN_FLIGHT
-from hvd_order.torch.gradients.step_gradients import StepGradients
-from hvd_order.torch.gradients.warm_up import WarmUp
-from hvd_order.torch.parameters import graph_capture
-from hvd_order.torch.parameters.compiled_regions import Enter
+from hvd_order.torch.gradients.parts import make_parts
+from hvd_order.torch.gradients.trained_parameters import TrainedParameters
 from hvd_order.torch.parameters.entry import ParameterEntry
-from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.in_flight import Factor
 from hvd_order.torch.parameters.read_guard import Guard, hand_to
 from hvd_order.torch.rank_check.check import RankCheck
@@ -88,54 +81,28 @@ class GradientExchange:
         self._optimizer = weakref.ref(optimizer)
         self._use = transfer.model.use
         self._channel = channel
-        self._host = host = channel.host
+        self._host = channel.host
         self._transfer = transfer
-        self._steps = steps
-        self._log = steps.open(channel.key, self)
-        self._lock = threading.RLock()
-        self.separability = verdict
         self._sender = transfer.model.sender
-        self._table = EntryTable(passes)
-        enter = _enter(weakref.ref(self))
-        self._warm_up = WarmUp(channel, transfer, enter, verdict.separable)
-        self._norms = GradientNorms(transfer.model, self._table, transfer.postscale)
-        self._gradients = StepGradients(
-            host, transfer, self._table, self._norms, self._warm_up, self._log
-        )
-        self._updates = DeferredUpdates(self._lock, self._use.step, transfer, self._table)
-        self._guard = ExchangeGuard(
-            self._lock, self._table, transfer, self._warm_up, self._gradients, self._norms,
-            self._updates,
-            enter,
-        )  # fmt: skip
-        self._overlap = Overlap(host.job.rank)
-        self._hooks: list[Any] = []
-        self._alone = False  # no other object averages gradients of these parameters
+        self.separability = verdict
+        self._log = steps.open(channel.key, self)
+        parts = make_parts(channel, transfer, self._log, verdict.separable, passes)
+        self._lock = parts.lock
+        self._table = parts.table
+        self._warm_up = parts.warm_up
+        self._norms = parts.norms
+        self._gradients = parts.gradients
+        self._updates = parts.updates
+        self._guard = parts.guard
+        self._overlap = Overlap(self._host.job.rank)
         self._trained_on: threading.Thread | None = None
-        weakref.finalize(self, _remove, self._hooks).atexit = False
         self._table.add_frozen(frozen)
-        self._add(entries)
-        self._warm_up.start(self._table.entries)
+        self._trained = TrainedParameters(self, parts, transfer, steps, self._host.job.rank)
+        self._trained.add(entries)
         self._rank_check = RankCheck(channel, optimizer, self._table)
         live_exchanges.add(self)
 
     # ---- parameters ---------------------------------------------------------------------------
-
-    def _add(self, entries: Sequence[ParameterEntry]) -> None:
-        self._alone = False
-        conflicts.refuse_sharded(entries, self._host.job.rank)
-        self._table.add(entries)
-        conflicts.register(self, entries)
-        for entry in entries:
-            hook = self._sender.hook(
-                entry,
-                guard=weakref.ref(self._guard),
-                otherwise=_hook(weakref.ref(self), weakref.ref(entry)),
-            )
-            self._hooks.append(entry.parameter.register_post_accumulate_grad_hook(hook))
-        devices = {entry.parameter.device for entry in self._table.entries}
-        self._device_types = {device.type for device in devices}
-        self._transfer.use_devices(devices)
 
     def check_usable(self, parameters: Any) -> None:
         """Raises InvalidUsage for parameters that cannot be added: they have no elements yet."""
@@ -152,20 +119,10 @@ class GradientExchange:
                     "parameters can be added only between step() and the next backward(); "
                     "gradients are on their way"
                 )
-            self._take_in([entry for entry in entries if entry.parameter.requires_grad])
+            self._trained.add_later([entry for entry in entries if entry.parameter.requires_grad])
             self._table.add_frozen(
                 [entry for entry in entries if not entry.parameter.requires_grad]
             )
-
-    def _take_in(self, entries: Sequence[ParameterEntry]) -> None:
-        self._steps.check_nobody_joined("parameters are added, unfrozen or converted")
-        self._add(entries)
-        what = f"('{entries[0].name}', ...)" if entries else "of another dtype, shape or device"
-        with activity.waiting(
-            f"registers parameters {what}: add_param_group(), requires_grad_() and conversions are "
-            "for all ranks, after the same step"
-        ):
-            self._warm_up.start(self._table.entries)
 
     def set_passes(self, passes: int) -> None:
         """Changes the number of backward passes from the next step on."""
@@ -178,7 +135,7 @@ class GradientExchange:
 
     # ---- gradients ----------------------------------------------------------------------------
 
-    def _on_gradient(self, entry: ParameterEntry) -> None:
+    def on_gradient(self, entry: ParameterEntry) -> None:
         """Handles a backward pass's first gradient, or one that the sender does not handle."""
         # The program's modes must not see this work.
         with self._lock, native.CleanRoom():
@@ -214,9 +171,7 @@ class GradientExchange:
 
     def _begin_step(self) -> None:
         """Handles the first gradient after step(): no earlier update may stay deferred."""
-        if not self._alone or conflicts.in_doubt(self):
-            conflicts.refuse(self, self._table.entries, self._host.job.rank)
-            self._alone = True
+        self._trained.check_alone()
         self._warm_up.gradient_came(self._table.entries)
         for entry in self._updates.flush():
             entry.late = True
@@ -225,7 +180,7 @@ class GradientExchange:
             self._gradients.reset()
         unfrozen = self._table.take_unfrozen()
         if unfrozen or not self._transfer.model.put_in_place(self._table.entries):
-            self._take_in(unfrozen)
+            self._trained.add_later(unfrozen)
         self._gradients.begin()
 
     # ---- synchronize, step, flush -------------------------------------------------------------
@@ -344,7 +299,7 @@ class GradientExchange:
         # These attributes belong to this call and are gone after it.
         if not has_run and getattr(optimizer, "found_inf", None) is not None:
             return overlap.SCALED
-        inside = clean_room.inside_of(self._device_types)
+        inside = clean_room.inside_of(self._trained.device_types)
         return None if inside is None else overlap.called_inside(inside)
 
     def _step_with_closure(self, closure: Callable[[], Any]) -> Any:
@@ -487,7 +442,7 @@ class GradientExchange:
         Returns:
             The optimizer, if it still exists.
         """
-        _remove(self._hooks)
+        self._trained.remove_hooks()
         self._norms.close()
         self._warm_up.end(self._table.entries)
         for entry in self._table.entries:
@@ -571,33 +526,3 @@ class _Pass:
     def __del__(self) -> None:
         if self._broken is not None:
             self._broken()
-
-
-def _enter(exchange: weakref.ref[GradientExchange]) -> Enter:
-    """Entry point for hooks on the user's modules, which must not keep the exchange alive."""
-
-    def enter(parameters: list[torch.Tensor]) -> None:
-        alive = exchange()
-        if alive is not None:
-            alive._guard.enter_region(parameters)
-
-    return enter
-
-
-def _hook(
-    exchange: weakref.ref[GradientExchange], entry: weakref.ref[ParameterEntry]
-) -> Callable[[torch.Tensor], None]:
-    @graph_capture.outside
-    def on_gradient(_: torch.Tensor) -> None:
-        conflicts.collect_garbage()
-        alive, mine = exchange(), entry()
-        if alive is not None and mine is not None:
-            graph_capture.refuse_compiled_backward(mine.name)
-            alive._on_gradient(mine)
-
-    return on_gradient
-
-
-def _remove(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        hook.remove()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -14,26 +12,19 @@ from torch.optim import Optimizer
 
 from hvd_order.base.config import Comm
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.engine import engine_host
 from hvd_order.engine.job import process
-from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.engine.process_sets import ProcessSet, global_process_set, require_registered
-from hvd_order.engine.requests.queues import negotiation
-from hvd_order.engine.requests.reduce_ops import Adasum, Average, ReduceOp, Sum
+from hvd_order.engine.requests.reduce_ops import Adasum, Average, ReduceOp
 from hvd_order.torch.collectives.compression import Compression, Compressor
-from hvd_order.torch.collectives.functions import allgather_object
-from hvd_order.torch.gradients import misuse, sparse
+from hvd_order.torch.gradients import misuse
 from hvd_order.torch.gradients.exchange import GradientExchange
-from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.misuse import check_passes
-from hvd_order.torch.optimizer import adasum_optimizer
+from hvd_order.torch.optimizer import adasum_optimizer, arguments
+from hvd_order.torch.optimizer.exchange_setup import Options, factors, make_exchange, next_key
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.shards import sharded_dict
-from hvd_order.torch.sums.shard_sums import ShardSums
-from hvd_order.torch.sums.sum_use import USES, SumUse
-from hvd_order.torch.updates import optimizer_class, overlap, partial_step
+from hvd_order.torch.updates import optimizer_class, partial_step
 from hvd_order.torch.updates.overlap import OverlapReport
-from hvd_order.torch.updates.separability import Verdict, separability, tell
 
 __all__ = ["DistributedOptimizer"]
 
@@ -332,66 +323,42 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     """
     job = process.current()
     number = require_registered(process_set)
-    _check_groups(num_groups, groups)
-    _check_arguments(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
-    entries = _entries(optimizer, named_parameters)
-    step = partial_step.inner_step(type(optimizer))
-    if sparse_as_dense and isinstance(optimizer, torch.optim.SparseAdam):
-        step = sparse.with_sparse_gradients(step)
+    arguments.check_groups(num_groups, groups)
+    arguments.check(optimizer, backward_passes_per_step, op, gradient_predivide_factor)
+    entries = arguments.named_entries(optimizer, named_parameters)
     size = len(process_set.ranks) if process_set.included() else 1
     if size > 1:
         for entry in entries:
             misuse.check_usable(entry.name, entry.parameter, job.rank)
+    summed_by = comm or job.config.comm
     if sharded:
-        misuse.check_sharded(
-            compression is Compression.none, (comm or job.config.comm) == "allreduce", op == Adasum
-        )
+        is_allreduce = summed_by == "allreduce"
+        misuse.check_sharded(compression is Compression.none, is_allreduce, op == Adasum)
     if op == Adasum and size > 1:
-        ranks = negotiation()
-        assert ranks is not None  # there are other ranks
-        key = ranks.steps.next_key(number, _names_if_threaded(entries))
         adasum_optimizer.distribute(
-            optimizer, entries, compression, backward_passes_per_step, process_set, key
-        )
+            optimizer, entries, compression, backward_passes_per_step, process_set,
+            next_key(number, entries),
+        )  # fmt: skip
         cast("Any", optimizer)._parameter_names = {entry.parameter: entry.name for entry in entries}
         return optimizer
 
     exchange = None
     # One worker exchanges gradients too where there are servers.
-    servers = number == 0 and job.config.servers is not None
-    if size > 1 or (servers and (comm or job.config.comm) == "ps"):
-        prescale, postscale = _scales(size if op == Average else 1, gradient_predivide_factor)
-        ranks = negotiation()
-        assert ranks is not None  # there are other ranks, or servers
-        ranks.steps.check_nobody_joined("a DistributedOptimizer is made")
-        host = engine_host.engine_host(number, process_set.ranks, comm)
-        channel = ModelChannel(host, ranks.steps.next_key(number, _names_if_threaded(entries)))
-        trainable = [entry for entry in entries if entry.parameter.requires_grad]
-        verdict = Verdict(False, False, overlap.SWITCHED_OFF)
-        if job.config.cross_iteration or sharded:
-            verdict = separability(optimizer, type(optimizer), separable)
-            if host.rank == 0:
-                tell(verdict)
-        if sharded:
-            gather = partial(allgather_object, process_set=process_set)
-            use: SumUse = ShardSums(optimizer, step, verdict, channel, gather, trainable, postscale)
-        elif host.choice.updates:
-            use = USES.find(host.choice.comm)(
-                optimizer, step, channel, compression is not Compression.none, postscale
-            )
-        else:
-            use = SumUse(step)
-        exchange = GradientExchange(
+    if size > 1 or (number == 0 and job.config.servers is not None and summed_by == "ps"):
+        exchange = make_exchange(
             optimizer,
-            verdict,
-            trainable,
-            [entry for entry in entries if not entry.parameter.requires_grad],
-            channel,
-            GradientTransfer(
-                channel, use, compression, prescale, postscale, sparse_as_dense, process_set
+            entries,
+            number,
+            Options(
+                compression=compression,
+                passes=backward_passes_per_step,
+                factors=factors(op, size, gradient_predivide_factor),
+                sparse_as_dense=sparse_as_dense,
+                process_set=process_set,
+                comm=comm,
+                separable=separable,
+                sharded=sharded,
             ),
-            ranks.steps,
-            backward_passes_per_step,
         )
     optimizer_class.give_methods(optimizer, _Distributed)
     cast("Any", optimizer)._hvd_exchange = exchange
@@ -399,108 +366,3 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     cast("Any", optimizer)._hvd_passes = backward_passes_per_step
     cast("Any", optimizer)._parameter_names = {entry.parameter: entry.name for entry in entries}
     return optimizer
-
-
-def _names_if_threaded(entries: Sequence[ParameterEntry]) -> str | None:
-    """What tells an optimizer from those that other threads make; None on the thread of ``init()``.
-
-    Threads have no common order on all ranks, so names, shapes and types have to do.
-    """
-    if process.current().is_on_own_thread:
-        return None
-    facts = sorted((s.name, tuple(s.parameter.shape), str(s.parameter.dtype)) for s in entries)
-    digest = hashlib.blake2b(repr(facts).encode(), digest_size=6).hexdigest()
-    first = f"{facts[0][0]} and {len(facts) - 1} more " if facts else ""
-    return f"{first}({digest})"
-
-
-def _scales(divisor: int, predivide_factor: float) -> tuple[float, float]:
-    """Factors before and after the sum, which together divide it by `divisor`."""
-    if predivide_factor != 1.0:
-        return 1 / predivide_factor, predivide_factor / divisor
-    # A division before the sum costs nothing (it is part of the copy) and prevents overflow.
-    return 1 / divisor, 1.0
-
-
-def _check_arguments(
-    optimizer: Optimizer, passes: int, op: ReduceOp, predivide_factor: float
-) -> None:
-    if hasattr(optimizer, "_hvd_exchange"):
-        raise InvalidUsage("this optimizer is distributed already; wrap it once")
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}; wrap the "
-            "optimizer, not the model"
-        )
-    check_passes(passes)
-    if op not in (Average, Sum, Adasum):
-        raise InvalidUsage(f"op must be hvd.Average, hvd.Sum or hvd.Adasum, got {op}")
-    if predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor must be positive, got {predivide_factor}")
-
-
-def _check_groups(num_groups: int, groups: object) -> None:
-    """Raises the same errors as Horovod."""
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups` and will be removed in v0.23.0.",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        groups = num_groups if groups is None else groups
-    if groups is None:
-        return
-    if not isinstance(groups, list):
-        if not isinstance(groups, int) or groups <= 0:
-            raise ValueError(
-                "groups should be a non-negative integer or a list of list of torch.Tensor."
-            )
-        return
-    seen: set[int] = set()
-    for parameter in (parameter for group in groups for parameter in group):
-        if not isinstance(parameter, torch.Tensor):
-            raise ValueError("groups must consist of torch.Tensor.")
-        if id(parameter) in seen:
-            raise ValueError("A parameter can only appear once in groups.")
-        seen.add(id(parameter))
-
-
-def _entries(
-    optimizer: Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]] | None
-) -> list[ParameterEntry]:
-    """The parameters of the optimizer with their names, in the order of ``named_parameters``."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if named_parameters is None:
-        named = [
-            (f"allreduce.noname.{g}.{i}", p)
-            for g, group in enumerate(optimizer.param_groups)
-            for i, p in enumerate(group["params"])
-        ]
-    else:
-        named = list(named_parameters)
-    if any(not isinstance(entry, tuple) for entry in named):
-        raise ValueError(
-            "named_parameters should be a sequence of tuples (name, parameter), usually produced "
-            "by model.named_parameters()."
-        )
-    names = [name for name, _ in named]
-    duplicates = sorted({name for name in names if names.count(name) > 1})
-    if duplicates:
-        raise ValueError(
-            "Parameter names in named_parameters must be unique. Found duplicates: "
-            + ", ".join(duplicates)
-        )
-    known = {id(p) for _, p in named}
-    unnamed = [p for p in parameters if id(p) not in known]
-    if unnamed:
-        raise ValueError(
-            "named_parameters was specified, but one or more model parameters were not named: "
-            + ", ".join(f"shape {list(p.shape)}" for p in unnamed[:5])
-            + ". Name every parameter of the optimizer, or none."
-        )
-    mine = {id(p) for p in parameters}
-    return [
-        ParameterEntry(cast("torch.nn.Parameter", p), name) for name, p in named if id(p) in mine
-    ]
