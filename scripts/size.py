@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str | None, tuple[str, ...]]] = {
         "hvd_order/tensorflow/README.md",
         (
             "hvd_order/tensorflow/", "hvd_order/keras/", "csrc/tensorflow/",
-            f"{_BINDINGS}op_gradient_queue", f"{_BINDINGS}polled",
+            f"{_BINDINGS}op_gradient_queue",
         ),
     ),
     "compat": (

@@ -11,7 +11,6 @@ void bindSimulate(pybind11::module_& m);
 void bindSampled(pybind11::module_& m);
 void bindEngine(pybind11::module_& m);
 void bindOpGradientQueue(pybind11::module_& m);
-void bindPolled(pybind11::module_& m);
 void bindDelayOrder(pybind11::module_& m);
 void bindUpdateRule(pybind11::module_& m);
 void bindTransports(pybind11::module_& m);

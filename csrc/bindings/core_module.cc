@@ -8,7 +8,6 @@ PYBIND11_MODULE(_core, m) {
   hvd_order::bindSampled(m);
   hvd_order::bindEngine(m);
   hvd_order::bindOpGradientQueue(m);
-  hvd_order::bindPolled(m);
   hvd_order::bindDelayOrder(m);
   hvd_order::bindUpdateRule(m);
 }

@@ -480,32 +480,6 @@ class LoopbackWorld:
     def control(self, rank: int) -> ControlChannel: ...
 
 @final
-class PolledPort:
-    """Transport and control channel whose bytes a Python thread moves."""
-
-    def __init__(self) -> None: ...
-    def transport(self) -> Transport: ...
-    def control(self) -> ControlChannel: ...
-    def set_buffers(self, model: int, addresses: list[int]) -> None: ...
-    def remove_buffers(self, model: int) -> None: ...
-    def wait(self, seconds: float) -> None:
-        """Waits until there is work, at most for the given seconds."""
-
-    def next_slice(self) -> tuple[int, int, int, int, int] | None:
-        """The next slice to sum: (number, model, buffer, address, size in bytes)."""
-
-    def next_message(self) -> tuple[int, list[int]] | None:
-        """The next message to send: (rank, words)."""
-
-    def done(self, number: int, error: str = "") -> None:
-        """Reports that a slice has been summed, or the error that prevented it."""
-
-    def received(self, sender: int, words: list[int]) -> None: ...
-    def lost(self, peer: int, why: str) -> None: ...
-    def close(self) -> None:
-        """Fails the slices that have not been summed, and accepts no more work."""
-
-@final
 class SliceEvent:
     """Timeline of one transfer of one slice, in nanoseconds of ``time.monotonic_ns``."""
 

@@ -108,6 +108,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ("HVD_ORDER_TIMEOUT", "0", "timeout is 0 s; it must be positive"),
         ("HVD_ORDER_STALL_WARNING", "-3", "stall_warning is -3 s"),
         ("HVD_ORDER_SLICE_BYTES", "63", "smallest useful slice"),
+        ("HVD_ORDER_BACKEND", "MPI", "pip install torch, and unset the variable"),
     ],
 )
 def test_wrong_values_name_the_cure(variable: str, text: str, message: str) -> None:

@@ -1,1 +1,1 @@
-"""Backends for TensorFlow, torch.distributed and MPI, and the library of operators."""
+"""The backend for TensorFlow, torch.distributed, and the library of operators."""

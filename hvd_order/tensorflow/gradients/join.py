@@ -24,7 +24,6 @@ def join() -> int:
 
     Raises:
         NotInitialized: before ``init()``.
-        NotImplementedError: over MPI.
         HorovodInternalError: another rank died, shut down, or failed.
         TransferTimeout: no message from the other ranks for ``HVD_ORDER_TIMEOUT``.
     """
