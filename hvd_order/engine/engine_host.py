@@ -172,7 +172,7 @@ class EngineHost:
         """Lets a device wait for gradients of a planned order: the order of issue is known before
         they are computed.
         """
-        ahead = self.agreement == "planned" and self.job.config.device_wait == "enqueued"
+        ahead = self.agreement == "planned" and "host_waits" not in self.job.config.debug
         self.transport.set_issues_ahead(ahead)
 
     def end_plan(self, issued: int) -> None:

@@ -16,7 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import hvd_order.torch as hvd
 from hvd_order.tools.demo.gpt import Gpt, GptConfig, next_token_loss
 
-_VARIABLES = {"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "16384"}
+_VARIABLES = {"HVD_ORDER_DEBUG": "split", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "16384"}
 """Small slices, so that many are in flight."""
 _CONFIG = GptConfig(vocabulary=64, context=16, layers=2, heads=2, width=32)
 _STEPS = 12

@@ -15,7 +15,7 @@ from hvd_order.engine.engine_host import running_host
 
 # Slices of a few elements, which no number of ranks divides evenly.
 ENV = {
-    "HVD_ORDER_SPLIT": "always",
+    "HVD_ORDER_DEBUG": "split",
     "HVD_ORDER_TUNE": "0",
     "HVD_ORDER_SLICE_BYTES": "72",
     "HVD_ORDER_CREDIT_BYTES": "216",

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from helpers.property_cases import cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hvd_order.servers.balance.assignment import (
-    ASSIGNMENTS,
-    Assignment,
-    ServedSlice,
-    assign,
-    replica_of,
-)
+from hvd_order.servers.balance.assignment import Assignment, assign, replica_of
 from hvd_order.servers.balance.rebalance import longest_s, moves_between, rebalance, taken_over
 
 slice_bytes = st.lists(
@@ -27,42 +19,22 @@ speed_tables = st.dictionaries(
 LITTLE = 1e-9  # rounding
 
 
-def model(sizes: list[int], tensors: list[int]) -> list[ServedSlice]:
-    return [
-        ServedSlice(f"s{i}", f"t{tensor}", size, size)
-        for i, (size, tensor) in enumerate(zip(sizes, tensors, strict=True))
-    ]
-
-
-@st.composite
-def models(draw: st.DrawFn) -> list[ServedSlice]:
-    sizes = draw(slice_bytes)
-    steps = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
-    return model(sizes, [sum(steps[: i + 1]) for i in range(len(sizes))])
-
-
 @cases(200)
-@given(slices=models(), servers=server_lists)
-def test_every_slice_has_an_owner(slices: list[ServedSlice], servers: list[int]) -> None:
-    for name in ASSIGNMENTS:
-        first = assign(name, slices, servers)
-        assert first.version == 0
-        assert len(first.owner) == len(slices)
-        assert set(first.owner) <= set(servers)
-        assert sum(first.loads([s.size_bytes for s in slices]).values()) == sum(
-            s.size_bytes for s in slices
-        )
-        assert assign(name, slices, servers) == first
+@given(sizes=slice_bytes, servers=server_lists)
+def test_every_slice_has_an_owner(sizes: list[int], servers: list[int]) -> None:
+    first = assign(sizes, servers)
+    assert first.version == 0
+    assert len(first.owner) == len(sizes)
+    assert set(first.owner) <= set(servers)
+    assert sum(first.loads(sizes).values()) == sum(sizes)
+    assert assign(sizes, servers) == first
 
 
 @cases(300)
-@given(slices=models(), servers=server_lists)
-def test_even_is_even_in_all_and_in_every_stretch(
-    slices: list[ServedSlice], servers: list[int]
-) -> None:
-    assume(slices)
-    sizes = [s.size_bytes for s in slices]
-    owner = assign("even", slices, servers).owner
+@given(sizes=slice_bytes, servers=server_lists)
+def test_even_is_even_in_all_and_in_every_stretch(sizes: list[int], servers: list[int]) -> None:
+    assume(sizes)
+    owner = assign(sizes, servers).owner
     largest = max(sizes)
     reached = [dict.fromkeys(servers, 0)]
     for size, server in zip(sizes, owner, strict=True):
@@ -81,38 +53,21 @@ def test_even_is_even_in_all_and_in_every_stretch(
 def test_even_gives_equal_neighbours_to_different_servers(
     count: int, size: int, servers: list[int]
 ) -> None:
-    owner = assign("even", model([size] * count, list(range(count))), servers).owner
+    owner = assign([size] * count, servers).owner
     for at in range(count - len(servers) + 1):
         assert set(owner[at : at + len(servers)]) == set(servers)
 
 
 @cases(200)
-@given(slices=models(), servers=server_lists)
-def test_mxnet_and_round_robin_look_at_tensors(
-    slices: list[ServedSlice], servers: list[int]
-) -> None:
-    whole = assign("round_robin", slices, servers).owner
-    split = assign("mxnet", slices, servers).owner
-    for tensor in {s.tensor for s in slices}:
-        own = [i for i, s in enumerate(slices) if s.tensor == tensor]
-        assert len({whole[i] for i in own}) == 1
-        if sum(slices[i].elements for i in own) < 10**6:
-            assert len({split[i] for i in own}) == 1
-        else:
-            ranks = [servers.index(split[i]) for i in own]
-            assert all(left <= right for left, right in pairwise(ranks))
-
-
-@cases(200)
-@given(slices=models(), servers=server_lists, weighed=st.booleans())
+@given(sizes=slice_bytes, servers=server_lists, weighed=st.booleans(), data=st.data())
 def test_a_dead_servers_slices_are_shared_alike(
-    slices: list[ServedSlice], servers: list[int], weighed: bool
+    sizes: list[int], servers: list[int], weighed: bool, data: st.DataObject
 ) -> None:
     assume(len(servers) > 1)
-    sizes = [s.size_bytes for s in slices] if weighed else None
-    assignment = assign("hash", slices, servers)
-    replicas = replica_of(assignment, servers, sizes)
-    weights = sizes or [1] * len(slices)
+    owners = data.draw(st.lists(st.sampled_from(servers), min_size=len(sizes), max_size=len(sizes)))
+    assignment = Assignment(0, tuple(owners))
+    weights = sizes if weighed else [1] * len(sizes)
+    replicas = replica_of(assignment, servers, weights)
     for owner in set(assignment.owner):
         share = {server: 0 for server in servers if server != owner}
         own = [i for i, server in enumerate(assignment.owner) if server == owner]
@@ -129,11 +84,11 @@ def test_a_dead_servers_slices_are_shared_alike(
                 for owner, replica in zip(assignment.owner, replicas, strict=True)
             ),
         )
-        again = replica_of(after, living, sizes, replicas)
+        again = replica_of(after, living, weights, replicas)
         assert all(a in living and a != o for a, o in zip(again, after.owner, strict=True))
         assert all(
             again[i] == replicas[i]
-            for i in range(len(slices))
+            for i in range(len(sizes))
             if assignment.owner[i] != dead and replicas[i] != dead
         )
 

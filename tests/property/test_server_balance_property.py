@@ -9,7 +9,7 @@ from helpers.property_cases import Choices, cases, choices
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_order.servers.balance.assignment import ServedSlice, assign
+from hvd_order.servers.balance.assignment import assign
 from hvd_order.servers.balance.balancer import Balancer, Change
 from hvd_order.servers.balance.rebalance import longest_s, rebalance, shortest_s
 from hvd_order.servers.scaling.hint import scaling_hint
@@ -20,8 +20,7 @@ seeds = st.integers(0, 2**16)
 
 
 def balancer_of(sizes: list[int], servers: int, seed: int) -> Balancer:
-    slices = [ServedSlice(f"s{i}", f"t{i}", size, size // 4) for i, size in enumerate(sizes)]
-    return Balancer(assign("even", slices, range(servers)), sizes, range(servers), seed=seed)
+    return Balancer(assign(sizes, range(servers)), sizes, range(servers), seed=seed)
 
 
 @cases(150)

@@ -20,7 +20,7 @@ _VARIABLES = {
     "small_slices": {"HVD_ORDER_SLICE_BYTES": "64", "HVD_ORDER_CREDIT_BYTES": "128"},
     "negotiated": {"HVD_ORDER_AGREEMENT": "negotiated"},
     "at_once": {"HVD_ORDER_CROSS_ITERATION": "0"},
-    "split": {"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0"},
+    "split": {"HVD_ORDER_DEBUG": "split", "HVD_ORDER_TUNE": "0"},
 }
 
 

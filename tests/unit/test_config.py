@@ -40,6 +40,7 @@ def test_every_knob_is_read() -> None:
             "HVD_ORDER_TIMELINE": "trace.json",
             "HVD_ORDER_ELASTIC_DIR": "/shared/job",
             "HVD_ORDER_CHECK_RANKS": "yes",
+            "HVD_ORDER_DEBUG": "split, Host_Waits",
             "HVD_ORDER_ALIAS": "1",
         }
     )
@@ -56,12 +57,18 @@ def test_every_knob_is_read() -> None:
         timeline="trace.json",
         elastic_dir="/shared/job",
         check_ranks=True,
+        debug=frozenset({"host_waits", "split"}),
         alias=True,
     )
 
 
 def test_to_environment_is_the_inverse_of_from_environment() -> None:
-    config = Config(slice_bytes=64, timeout=timedelta(milliseconds=1234), timeline="t.json")
+    config = Config(
+        slice_bytes=64,
+        timeout=timedelta(milliseconds=1234),
+        timeline="t.json",
+        debug=frozenset({"split"}),
+    )
     assert Config.from_environment(config.to_environment()) == config
     assert Config.from_environment(Config().to_environment()) == Config()
 
@@ -108,6 +115,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ("HVD_ORDER_TIMEOUT", "0", "timeout is 0 s; it must be positive"),
         ("HVD_ORDER_STALL_WARNING", "-3", "stall_warning is -3 s"),
         ("HVD_ORDER_SLICE_BYTES", "63", "smallest useful slice"),
+        ("HVD_ORDER_DEBUG", "split,all", "HVD_ORDER_DEBUG: expected some of host_waits, split, "),
         ("HVD_ORDER_BACKEND", "MPI", "pip install torch, and unset the variable"),
     ],
 )

@@ -8,7 +8,6 @@ from hvd_order.base.config.reference import reference_page
 from hvd_order.base.config.settings import (
     KNOBS,
     Agreement,
-    AssignmentName,
     Comm,
     Config,
     Consistency,
@@ -20,7 +19,6 @@ from hvd_order.base.config.settings import (
 __all__ = [
     "KNOBS",
     "Agreement",
-    "AssignmentName",
     "Comm",
     "Config",
     "Consistency",

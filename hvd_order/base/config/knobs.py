@@ -26,6 +26,7 @@ __all__ = [
     "choice",
     "knob",
     "knobs_of",
+    "names",
     "one_of",
     "parse_bytes",
 ]
@@ -148,6 +149,19 @@ def choice(literal: Any) -> Kind:
         return word
 
     return Kind(one_of([f"`{word}`" for word in choices]), parse, choices)
+
+
+def names(literal: Any) -> Kind:
+    """Returns the kind of several words of a ``Literal`` type, separated by commas."""
+    known: tuple[str, ...] = get_args(literal)
+
+    def parse(text: str) -> frozenset[str]:
+        words = frozenset(word.strip().lower() for word in text.split(",") if word.strip())
+        if not words.issubset(known):
+            raise ValueError(f"expected some of {', '.join(known)}, with commas; got {text!r}")
+        return words
+
+    return Kind("some of " + ", ".join(f"`{word}`" for word in known), parse)
 
 
 @dataclass(frozen=True)

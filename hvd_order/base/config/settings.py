@@ -26,6 +26,7 @@ from hvd_order.base.config.knobs import (
     choice,
     knob,
     knobs_of,
+    names,
     one_of,
 )
 from hvd_order.base.errors import InvalidUsage
@@ -33,7 +34,6 @@ from hvd_order.base.errors import InvalidUsage
 __all__ = [
     "KNOBS",
     "Agreement",
-    "AssignmentName",
     "Comm",
     "Config",
     "Consistency",
@@ -46,11 +46,10 @@ Policy = Literal["priority", "arrival"]
 Agreement = Literal["leader", "negotiated", "planned"]
 Transport = Literal["c10d", "horovod"]
 Comm = Literal["allreduce", "ps"]
-DeviceWait = Literal["enqueued", "arrived"]
-Split = Literal["auto", "never", "always"]
+Split = Literal["auto", "never"]
 Updater = Literal["worker", "server"]
 Consistency = Literal["sync", "async"]
-AssignmentName = Literal["even", "round_robin", "hash", "mxnet"]
+Debug = Literal["host_waits", "split"]
 
 
 @dataclass(frozen=True)
@@ -184,11 +183,6 @@ class Config:
         "A server that gives no sign of life for so long, while a worker waits, counts as lost; "
         "at most half of HVD_ORDER_TIMEOUT.",
     )
-    ps_assignment: AssignmentName = knob(
-        "even",
-        choice(AssignmentName),
-        "Which server holds which slice at the start.",
-    )
     ps_balance: bool = knob(
         "1",
         SWITCH,
@@ -204,15 +198,7 @@ class Config:
         choice(Split),
         "Send each sum in two halves, a reduce-scatter and later an all-gather, so that gradients "
         "can be clipped or unscaled before their sums have arrived. `auto`: where the program "
-        "reads the norms of gradients before `step()` and trials find it faster. `always`: "
-        "wherever it is possible.",
-    )
-    device_wait: DeviceWait = knob(
-        "enqueued",
-        choice(DeviceWait),
-        "What the host waits for before it launches work on a sum that a device receives. "
-        "`enqueued`: a stream of the device can wait for the sum, and does. `arrived`: the sum "
-        "itself; slower, to find out whether a fault lies in the order of streams.",
+        "reads the norms of gradients before `step()` and trials find it faster.",
     )
     timeout: timedelta = knob(
         "1800",
@@ -244,6 +230,13 @@ class Config:
         SWITCH,
         "Compare the ranks' parameters and hyper-parameters after steps 1, 2, 4, 8, 16, ..., "
         "and stop with an error that names the first that differ.",
+    )
+    debug: frozenset[Debug] = knob(
+        "",
+        names(Debug),
+        "Slower ways, to find where a fault lies. `host_waits`: the host waits for a sum itself "
+        "before it launches work on it, not only until a stream of the device waits. `split`: "
+        "sums in two halves wherever that is possible.",
     )
     alias: bool = knob(
         "0",
@@ -363,6 +356,8 @@ class Config:
             value = getattr(self, each.field)
             if isinstance(value, bool):
                 texts[each.env] = "1" if value else "0"
+            elif isinstance(value, frozenset):
+                texts[each.env] = ",".join(sorted(value))
             elif isinstance(value, timedelta):
                 texts[each.env] = repr(value.total_seconds())
             else:

@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hvd_order.base.errors import InvalidUsage
 
-__all__ = [
-    "ASSIGNMENTS",
-    "Assignment",
-    "ServedSlice",
-    "assign",
-    "even",
-    "hashed",
-    "mxnet",
-    "replica_of",
-    "round_robin",
-]
-
-_MXNET_WHOLE = 10**6  # elements; smaller tensors go whole to one server
-
-
-@dataclass(frozen=True)
-class ServedSlice:
-    """Properties of a slice that policies may use; slices are numbered in consumption order.
-
-    Attributes:
-        name: unique, the same on all workers.
-        tensor: the tensor that the slice is cut from; the first if several tensors share the
-            slice.
-        size_bytes: size of one worker's push.
-        elements: the same size in elements of the gradient's type.
-    """
-
-    name: str
-    tensor: str
-    size_bytes: int
-    elements: int
+__all__ = ["Assignment", "assign", "replica_of"]
 
 
 @dataclass(frozen=True)
@@ -66,8 +35,8 @@ class Assignment:
         return Assignment(self.version + 1, tuple(owner))
 
 
-def even(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ...]:
-    """Assigns equal bytes, with neighbours in consumption order on different servers.
+def assign(sizes: Sequence[int], servers: Sequence[int]) -> Assignment:
+    """Returns the first assignment of a job: equal bytes, and neighbours on different servers.
 
     Largest first to the least loaded, as in the scheduling of jobs on machines; but among slices
     of similar size (within a factor of two) the first in consumption order goes first. Workers
@@ -75,84 +44,25 @@ def even(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ..
     while the other servers wait. Sorting by exact size would hardly improve the balance, but a
     server's slices would often be close together.
 
+    Args:
+        sizes: bytes by slice, in consumption order.
+        servers: their numbers, in any order; not necessarily 0, 1, 2.
+
+    Raises:
+        InvalidUsage: there is no server, or a server is named twice.
+
     Source:
         Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17, 1969; the
         classes of sizes are ours.
     """
-    loads = dict.fromkeys(servers, 0)
-    owner = [0] * len(slices)
-    for i in sorted(range(len(slices)), key=lambda i: (-slices[i].size_bytes.bit_length(), i)):
-        owner[i] = min(loads, key=lambda server: loads[server])
-        loads[owner[i]] += slices[i].size_bytes
-    return tuple(owner)
-
-
-def round_robin(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ...]:
-    """Assigns whole tensors in turn, regardless of size, as TensorFlow's servers do."""
-    numbers: dict[str, int] = {}
-    for each in slices:
-        numbers.setdefault(each.tensor, len(numbers))
-    return tuple(servers[numbers[each.tensor] % len(servers)] for each in slices)
-
-
-def hashed(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ...]:
-    """Assigns by a hash of the slice's name, similar to BytePS, which hashes the slice's number.
-
-    The hash is the same in every process and version of Python.
-    """
-    return tuple(_by_hash(each.name, servers) for each in slices)
-
-
-def mxnet(slices: Sequence[ServedSlice], servers: Sequence[int]) -> tuple[int, ...]:
-    """Assigns small tensors whole to one hashed server, and each large one in equal parts to all.
-
-    Source:
-        MXNet's KVStore as P3 describes it (arXiv 1905.03960): tensors of fewer than a million
-            elements are small. A part is a run of slices here, so it is equal to within a slice.
-    """
-    elements: dict[str, int] = {}
-    for each in slices:
-        elements[each.tensor] = elements.get(each.tensor, 0) + each.elements
-    before = dict.fromkeys(elements, 0)
-    owner: list[int] = []
-    for each in slices:
-        whole = elements[each.tensor]
-        if whole < _MXNET_WHOLE:
-            owner.append(_by_hash(each.tensor, servers))
-        else:
-            middle = before[each.tensor] + each.elements // 2
-            owner.append(servers[min(middle * len(servers) // whole, len(servers) - 1)])
-        before[each.tensor] += each.elements
-    return tuple(owner)
-
-
-Policy = Callable[[Sequence[ServedSlice], Sequence[int]], tuple[int, ...]]
-
-ASSIGNMENTS: dict[str, Policy] = {
-    "even": even,
-    "hash": hashed,
-    "mxnet": mxnet,
-    "round_robin": round_robin,
-}
-"""All policies by name. A new policy is a function and a line here."""
-
-
-def assign(name: str, slices: Sequence[ServedSlice], servers: Sequence[int]) -> Assignment:
-    """Returns the first assignment of a job, by the named policy.
-
-    Args:
-        name: name of the policy.
-        slices: in consumption order.
-        servers: their numbers, in any order; not necessarily 0, 1, 2.
-
-    Raises:
-        InvalidUsage: the policy does not exist, there is no server, or a server is named twice.
-    """
-    if name not in ASSIGNMENTS:
-        raise InvalidUsage(f"no assignment is called {name!r}; there are: {', '.join(ASSIGNMENTS)}")
     if not servers or len(set(servers)) != len(servers):
         raise InvalidUsage(f"slices need servers, each named once, not {list(servers)}")
-    return Assignment(0, ASSIGNMENTS[name](slices, servers))
+    loads = dict.fromkeys(servers, 0)
+    owner = [0] * len(sizes)
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i].bit_length(), i)):
+        owner[i] = min(loads, key=lambda server: loads[server])
+        loads[owner[i]] += sizes[i]
+    return Assignment(0, tuple(owner))
 
 
 def replica_of(
@@ -201,8 +111,3 @@ def replica_of(
 
 def _least(share: Mapping[int, int], totals: Mapping[int, int]) -> int:
     return min(share, key=lambda server: (share[server], totals[server]))
-
-
-def _by_hash(name: str, servers: Sequence[int]) -> int:
-    digest = hashlib.blake2s(name.encode(), digest_size=8).digest()
-    return servers[int.from_bytes(digest, "big") % len(servers)]

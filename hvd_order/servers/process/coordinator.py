@@ -74,26 +74,17 @@ class Coordinator:
         self._closing = threading.Event()
         self.fail: Callable[[str], None] = _log.error  # the engine's, after it was created
 
-    def place(self, model: int, layout: native.SliceLayout, element_bytes: Sequence[int]) -> Places:
+    def place(self, model: int, layout: native.SliceLayout) -> Places:
         """Assigns the slices of a model that is about to be registered.
 
         Args:
             model: id of the model.
             layout: its slices.
-            element_bytes: element size of each gradient buffer.
         """
         with self._lock:
-            slices = [
-                assignment.ServedSlice(
-                    name=layout.slice_name(i),
-                    tensor=layout.slice_name(i).partition("[")[0].partition("..")[0],
-                    size_bytes=each.size_bytes,
-                    elements=each.size_bytes // element_bytes[each.buffer],
-                )
-                for i, each in enumerate(layout.slices)
-            ]
-            owners = assignment.assign(self._config.ps_assignment, slices, sorted(self._servers))
-            placed = self._models[model] = _Placed([each.size_bytes for each in slices], owners)
+            sizes = [each.size_bytes for each in layout.slices]
+            owners = assignment.assign(sizes, sorted(self._servers))
+            placed = self._models[model] = _Placed(sizes, owners)
             self._settle(placed)
             return self._places(placed)
 

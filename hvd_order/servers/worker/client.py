@@ -139,14 +139,14 @@ class ParameterServers(TransportPeer):
         Args:
             model: id of the model.
             layout: its slices.
-            buffers: of its gradients.
+            buffers: those of its gradients; not needed here.
             parameters: (elements, group of its update rule) of each tensor, where servers update;
                 else empty.
         """
+        del buffers
         places: list[tuple[int, int]] = []
         if self.coordinator is not None:
-            element_bytes = [buffer.element_size() for buffer in buffers]
-            places = self.coordinator.place(model, layout, element_bytes)
+            places = self.coordinator.place(model, layout)
         places = group_collectives.share_object(places, 0, self._group)
         self.transport.prepare(model, places, list(parameters))
 

@@ -128,7 +128,7 @@ class Tuning:
         is_free = host.choice.ranks_sum and host.job.config.agreement is None
         planned = is_free and not host.shared
         others = candidates(self._advised, self._model.size_bytes, planned, self._separable)
-        if host.job.config.split == "always" and self._advised.split:
+        if "split" in host.job.config.debug and self._advised.split:
             others = [each for each in others if each.split]
         # All ranks try the same: rank 0's.
         choices: list[SliceSettings] = self._channel.gather(

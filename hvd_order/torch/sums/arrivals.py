@@ -24,7 +24,7 @@ class Arrivals:
         self._host = host
         self._model = model
         self._first = first
-        self._waits_on_device = host.job.config.device_wait == "enqueued"
+        self._waits_on_device = "host_waits" not in host.job.config.debug
 
     def announce(self, entry: ParameterEntry) -> None:
         """Reports to the engine that the tensor is ready in ``entry.wire``."""

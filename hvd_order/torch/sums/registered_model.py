@@ -230,9 +230,10 @@ class RegisteredModel:
 
     @property
     def may_be_split(self) -> bool:
-        """Whether split all-reduces are possible, and of use or asked for (HVD_ORDER_SPLIT)."""
-        wanted = self._host.job.config.split
-        return (wanted == "always" or self.read_by_norm) and self._obstacle() is None
+        """Whether split all-reduces are possible, and of use or asked for (HVD_ORDER_DEBUG)."""
+        return (
+            "split" in self._host.job.config.debug or self.read_by_norm
+        ) and self._obstacle() is None
 
     def _obstacle(self) -> str | None:
         if self._host.job.config.split == "never":

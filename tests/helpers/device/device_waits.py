@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 WAITS: Mapping[str, Mapping[str, str]] = {
-    "enqueued": {"HVD_ORDER_DEVICE_WAIT": "enqueued"},
-    "arrived": {"HVD_ORDER_DEVICE_WAIT": "arrived"},
-    "planned": {"HVD_ORDER_DEVICE_WAIT": "enqueued", "HVD_ORDER_AGREEMENT": "planned"},
+    "enqueued": {"HVD_ORDER_DEBUG": ""},
+    "arrived": {"HVD_ORDER_DEBUG": "host_waits"},
+    "planned": {"HVD_ORDER_DEBUG": "", "HVD_ORDER_AGREEMENT": "planned"},
 }
 """Variables of the environment, by name."""

@@ -65,15 +65,15 @@ def run(program, schedule):
     return torch.cat([p.detach().cpu().flatten() for p in [*model.parameters(), *average]])
 
 
-def job(wait):
+def job(debug):
     hvd.shutdown()
-    os.environ["HVD_ORDER_DEVICE_WAIT"] = wait
+    os.environ["HVD_ORDER_DEBUG"] = debug
     hvd.init()
 
 
-job("arrived")
+job("host_waits")
 wanted = [run(program, None) for program in range(PROGRAMS)]
-job("enqueued")
+job("")
 wrong = [
     schedule
     for schedule in range(SCHEDULES)

@@ -14,10 +14,10 @@ from helpers.device.device_job import run_on_device
 pytestmark = pytest.mark.timeout(120)
 
 ALL_WAYS = [
-    {"HVD_ORDER_DEVICE_WAIT": "enqueued"},
-    {"HVD_ORDER_DEVICE_WAIT": "arrived"},
+    {},
+    {"HVD_ORDER_DEBUG": "host_waits"},
     {"HVD_ORDER_AGREEMENT": "planned"},
-    {"HVD_ORDER_AGREEMENT": "planned", "HVD_ORDER_DEVICE_WAIT": "arrived"},
+    {"HVD_ORDER_AGREEMENT": "planned", "HVD_ORDER_DEBUG": "host_waits"},
     {"HVD_ORDER_AGREEMENT": "negotiated"},
     {"HVD_ORDER_SLICE_BYTES": "64"},
     {"HVD_ORDER_CROSS_ITERATION": "0"},
@@ -99,7 +99,7 @@ def test_clipping_in_flight(order: str) -> None:
         for mine, wanted in zip(found, weights(alone)):
             torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
         """,
-        env={"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "256"},
+        env={"HVD_ORDER_DEBUG": "split", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "256"},
     )
 
 
@@ -119,8 +119,8 @@ def test_small_gradients_of_a_slice_are_packed_by_one_launch() -> None:
     )
 
 
-@pytest.mark.parametrize("wait", ["enqueued", "arrived"])
-def test_what_a_reader_waits_for_on_the_host(wait: str) -> None:
+@pytest.mark.parametrize("debug", ["", "host_waits"])
+def test_what_a_reader_waits_for_on_the_host(debug: str) -> None:
     """The link is stopped: a reader returns at once, or only when the link goes on."""
     run_on_device(
         """
@@ -146,9 +146,9 @@ def test_what_a_reader_waits_for_on_the_host(wait: str) -> None:
         device.open_gates()
         assert reached.wait(timeout=20)
         reader.join()
-        assert ahead == (os.environ["HVD_ORDER_DEVICE_WAIT"] == "enqueued")
+        assert ahead == (not os.environ["HVD_ORDER_DEBUG"])
         """,
-        env={"HVD_ORDER_DEVICE_WAIT": wait},
+        env={"HVD_ORDER_DEBUG": debug},
     )
 
 
@@ -227,7 +227,7 @@ def test_changes_on_a_side_stream_are_made_behind_it(reads: bool) -> None:
     """Noted on a late stream, made on another; also where elements are read before step()."""
     run_on_device(
         CHANGES_ON_A_SIDE_STREAM.replace("{reads}", str(reads)),
-        env={"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "256"},
+        env={"HVD_ORDER_DEBUG": "split", "HVD_ORDER_TUNE": "0", "HVD_ORDER_SLICE_BYTES": "256"},
     )
 
 

@@ -20,7 +20,7 @@ import hvd_order.torch as hvd
 STEPS = 8
 ROWS = 12  # divided by 2, 3 and 4 ranks
 Clip = Callable[[nn.Module, torch.optim.Optimizer], Any]
-SPLIT = {"HVD_ORDER_SPLIT": "always", **SMALL}
+SPLIT = {"HVD_ORDER_DEBUG": "split", **SMALL}
 
 
 def network(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -188,7 +188,7 @@ def test_equals_one_process(ranks: RankFactory, clip: str, size: int) -> None:
     "env", [{}, {"HVD_ORDER_AGREEMENT": "negotiated"}, {"HVD_ORDER_AGREEMENT": "planned"}]
 )
 def test_every_agreement_and_trials(two_ranks: RankPool, clip: str, env: dict[str, str]) -> None:
-    for ours, alone in two_ranks.run(body_train, clip, {**env, "HVD_ORDER_SPLIT": "always"}):
+    for ours, alone in two_ranks.run(body_train, clip, {**env, "HVD_ORDER_DEBUG": "split"}):
         torch.testing.assert_close(ours["weights"], alone["weights"], rtol=1e-5, atol=1e-6)
         assert ours["deferred"] == 6
 
@@ -483,7 +483,7 @@ def body_choice(clip: str | None, env: dict[str, str]) -> tuple[bool, str]:
         ("value", {}, False, "all 6 parameters"),
         ("elements", {}, False, "elements of gradients were read before step()"),
         ("clip_grad_norm_", {"HVD_ORDER_SPLIT": "never"}, False, "HVD_ORDER_SPLIT=never"),
-        (None, {"HVD_ORDER_SPLIT": "always"}, True, "all 6 parameters"),
+        (None, {"HVD_ORDER_DEBUG": "split"}, True, "all 6 parameters"),
     ],
 )
 def test_split_where_norms_are_read(
@@ -523,7 +523,7 @@ def body_maxima(
         return registered.is_split, maxima, str(optimizer.overlap_report())
 
 
-ALWAYS = {"HVD_ORDER_SPLIT": "always"}
+ALWAYS = {"HVD_ORDER_DEBUG": "split"}
 NONE, ALL = 5 * [False], [False, False, True, True, True]  # the first two steps are whole
 LATE = [*4 * ["clip_grad_norm_"], "infinity norm"]
 FEW = 6 * 2 * 8  # six gradients on two ranks
@@ -560,7 +560,7 @@ def test_maxima_where_infinity_norms_are_read(
 
 def test_a_rank_dies_between_the_halves() -> None:
     program = dies_between_the_halves(sharded=False)
-    env = {"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TIMEOUT": "20"}
+    env = {"HVD_ORDER_DEBUG": "split", "HVD_ORDER_TIMEOUT": "20"}
     with start_script(3, program, env=env) as script:
         script.wait_for_output(1, "between the halves")
         script.kill(1)

@@ -21,7 +21,7 @@ from torch.utils.dlpack import from_dlpack
 import hvd_order.torch as hvd
 
 STEPS = 5  # from the third on all-reduces are split
-SPLIT = {"HVD_ORDER_SPLIT": "always", "HVD_ORDER_TUNE": "0", **SMALL}
+SPLIT = {"HVD_ORDER_DEBUG": "split", "HVD_ORDER_TUNE": "0", **SMALL}
 WHOLE = {"HVD_ORDER_SPLIT": "never", "HVD_ORDER_TUNE": "0", **SMALL}
 See = Callable[[Tensor], None]
 Uses = dict[str, Callable[[nn.Module, int, See], None]]
@@ -341,7 +341,7 @@ ALIASES: Uses = {
 @pytest.mark.parametrize(
     ("names", "env"),
     [
-        pytest.param(names, env, id=f"{names.lower()}-{env['HVD_ORDER_SPLIT']}")
+        pytest.param(names, env, id=f"{names.lower()}-{'split' if env is SPLIT else 'whole'}")
         for names, env in (
             ("FACTORS", SPLIT), ("FACTORS", WHOLE), ("NORMS", SPLIT), ("ALIASES", SPLIT),
             ("ALIASES", WHOLE),

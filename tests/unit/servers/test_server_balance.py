@@ -8,7 +8,7 @@ import pytest
 from helpers.oracles.simulated_servers import SimulatedServers, drive
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.servers.balance.assignment import Assignment, ServedSlice, assign
+from hvd_order.servers.balance.assignment import assign
 from hvd_order.servers.balance.balancer import Balancer
 from hvd_order.servers.balance.rebalance import moves_between, rebalance
 from hvd_order.servers.scaling.hint import hint_for, scaling_hint
@@ -16,11 +16,6 @@ from hvd_order.servers.scaling.hint import hint_for, scaling_hint
 MIB = 2**20
 FULL = 1e9  # bytes a second
 QUARTER = FULL / 4
-
-
-def even_split(sizes: list[int], servers: int) -> Assignment:
-    slices = [ServedSlice(f"s{i}", f"t{i}", size, size // 4) for i, size in enumerate(sizes)]
-    return assign("even", slices, range(servers))
 
 
 def a_job(
@@ -34,7 +29,7 @@ def a_job(
 ) -> tuple[Balancer, SimulatedServers, float]:
     """A balancer, its servers, and the step as long as slices are split evenly."""
     sizes = sizes or [2 * MIB] * 100
-    first = even_split(sizes, servers)
+    first = assign(sizes, range(servers))
     simulated = SimulatedServers(
         sizes,
         {**dict.fromkeys(range(servers), FULL), **(slow or {})},
@@ -91,7 +86,7 @@ def test_a_server_that_recovers_gets_its_share_back(noise: float) -> None:
 
 def test_one_huge_slice_on_the_slow_server_leaves_it() -> None:
     sizes = [400 * MIB, *[2 * MIB] * 100]
-    owner = even_split(sizes, 4).owner[0]
+    owner = assign(sizes, range(4)).owner[0]
     balancer, servers, split_s = a_job(sizes=sizes, slow={owner: QUARTER})
     run = drive(balancer, servers, 30)
     assert run.steps_s[-1] == pytest.approx(400 * MIB / FULL)  # nothing can be faster
@@ -143,7 +138,7 @@ def test_servers_behind_one_link() -> None:
 def test_a_correction_that_does_not_help_is_taken_back() -> None:
     """Whoever has fewer slices is slower: nothing that measurements suggest comes true."""
     sizes = [2 * MIB] * 40
-    balancer = Balancer(even_split(sizes, 4), sizes, range(4), explore=False)
+    balancer = Balancer(assign(sizes, range(4)), sizes, range(4), explore=False)
     first = balancer.assignment.owner
     for _ in range(2000):
         loads = balancer.assignment.loads(sizes)
@@ -193,7 +188,7 @@ def test_the_same_seed_makes_the_same_choices() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    first = even_split([4] * 6, 3)
+    first = assign([4] * 6, range(3))
     with pytest.raises(InvalidUsage, match="6 slices have owners, 5 have sizes"):
         Balancer(first, [4] * 5, range(3))
     with pytest.raises(InvalidUsage, match=r"servers \[2\]"):

@@ -90,7 +90,7 @@ class World:
         fake: Any = self.transport
         self.coordinator = Coordinator(config, fake, self.answers, clock=lambda: self.now_s)
         layout: Any = FakeLayout()
-        self.transport.places = self.coordinator.place(0, layout, [4])
+        self.transport.places = self.coordinator.place(0, layout)
         self.coordinator.registered(0)
 
     def steps(self, count: int, compute_s: float) -> None:

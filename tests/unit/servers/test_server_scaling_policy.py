@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 from helpers.oracles.simulated_servers import SimulatedServers
 
-from hvd_order.servers.balance.assignment import ServedSlice, assign
+from hvd_order.servers.balance.assignment import assign
 from hvd_order.servers.balance.balancer import Balancer
 from hvd_order.servers.scaling.policy import Decision, ScalingPolicy
 
@@ -42,9 +42,8 @@ class Job:
 
     def __post_init__(self) -> None:
         self.sizes = [MIB] * self.slices
-        slices = [ServedSlice(f"{i}[0]", f"{i}", MIB, MIB // 4) for i in range(self.slices)]
         self.speeds = dict.fromkeys(range(self.count), FULL)
-        self.balancer = Balancer(assign("even", slices, range(self.count)), self.sizes, self.speeds)
+        self.balancer = Balancer(assign(self.sizes, range(self.count)), self.sizes, self.speeds)
         self.policy = ScalingPolicy(self.least, self.most)
         self.random = random.Random(1)
 
