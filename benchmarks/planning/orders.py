@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
+import sys
 import time
 from itertools import permutations
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
+from helpers.oracles import graphs
+from helpers.oracles.sent import pull_order
 
 from benchmarks.runner.records.environment import describe, environment
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from hvd_order.base.link.link_model import LinkModel
-from hvd_order.planning.graph import synthetic
 from hvd_order.planning.orders.search import pull_step_s, search
 from hvd_order.planning.orders.tac import tac
 from hvd_order.planning.orders.tic import tic
-from hvd_order.planning.steps.execution import pull_order
 
 _LINK = LinkModel(1e-3, 1e-4, 1e-9)
 
@@ -31,7 +35,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = {"tic": [], "tac": [], "search": []}
     for _ in range(options.rounds):
         for name, order in (("tic", tic), ("tac", tac), ("search", search)):
-            graph = synthetic.resnet_152()  # a fresh one: a graph remembers what an op needs
+            graph = graphs.resnet_152()  # a fresh one: a graph remembers what an op needs
             begin = time.process_time()
             order(graph, _LINK)
             seconds[name].append(time.process_time() - begin)
@@ -57,7 +61,7 @@ def _over_best(graphs: int) -> dict[str, list[float]]:
     ratios: dict[str, list[float]] = {"tic": [], "tac": [], "search": []}
     for number in range(graphs):
         transfers = 3 + number % 4
-        graph = synthetic.random_graph(pick, transfers, 3 * transfers)
+        graph = graphs.random_graph(pick, transfers, 3 * transfers)
         orders = permutations(range(transfers))
         best_s = min(pull_step_s(graph, order, link) for order in orders)
         for name, order_by in (("tic", tic), ("tac", tac), ("search", search)):

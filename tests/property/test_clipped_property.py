@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+from helpers.oracles import graphs
 from helpers.property_cases import cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from hvd_order.planning.bounds.clipped_bound import (
     late_gather_chain_s,
     unsplit_clipped_chain_s,
 )
-from hvd_order.planning.graph import synthetic
 
 LITTLE = 1e-9  # rounding
 Chain = tuple[list[float], list[float], list[float]]
@@ -55,7 +55,7 @@ def test_a_chain_is_a_program(chain: Chain, barrier_s: float) -> None:
     assume(chain[0])  # a program without parameters waits for no norm
     forward_s, backward_s, wire_s = chain
     sizes = [round(1e6 * each_s) for each_s in wire_s]
-    graph = synthetic.chain(forward_s, backward_s, sizes)
+    graph = graphs.chain(forward_s, backward_s, sizes)
     closed_s = clipped_chain_optimum_s(forward_s, backward_s, [1e-6 * n for n in sizes], barrier_s)
     played_s = clipped_program_optimum_s(graph, LinkModel(0.0, 0.0, 1e-6), barrier_s)
     assert math.isclose(played_s, closed_s, rel_tol=1e-6, abs_tol=LITTLE)
@@ -67,8 +67,8 @@ def test_clipping_makes_no_program_faster_and_awaiting_all_is_slower(
     seed: int, speed: float
 ) -> None:
     pick = random.Random(seed)
-    forward = synthetic.random_graph(pick, pick.randint(1, 8), 12, most_bytes=10**7, longest_s=0.03)
-    graph = synthetic.with_backward(forward)
+    forward = graphs.random_graph(pick, pick.randint(1, 8), 12, most_bytes=10**7, longest_s=0.03)
+    graph = graphs.with_backward(forward)
     link = LinkModel(0.0, 0.0, speed)
     clipped_s = clipped_program_optimum_s(graph, link)
     total_s = math.fsum(op.duration_s for op in graph.ops)

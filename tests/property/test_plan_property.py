@@ -5,20 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from helpers.oracles import graphs
+from helpers.oracles.pull_bound import pull_bound
+from helpers.oracles.sent import max_lateness_s, pull_order
 from helpers.property_cases import cases
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.bounds.bound import program_optimum_s, step_bound_s
-from hvd_order.planning.bounds.pull_bound import pull_bound
-from hvd_order.planning.graph import synthetic
 from hvd_order.planning.graph.graph import Graph, Op, Parameter
-from hvd_order.planning.orders.due_date import due_date, max_lateness_s
-from hvd_order.planning.orders.registry import ORDERS, SLICINGS, order, slices
+from hvd_order.planning.orders.due_date import due_date
+from hvd_order.planning.orders.registry import ORDERS, order
 from hvd_order.planning.orders.tac import tac
 from hvd_order.planning.steps.efficiency import overlap_of
-from hvd_order.planning.steps.execution import execute, pull_order, pull_overlap
+from hvd_order.planning.steps.execution import execute, pull_overlap
 from hvd_order.planning.steps.program import steady_step_s
 
 LITTLE = 1e-9  # rounding
@@ -51,7 +52,7 @@ def forward_graphs(draw: st.DrawFn, most_transfers: int = 6) -> Graph:
     return Graph(tuple(Parameter(f"w{i}", n) for i, n in enumerate(sizes)), tuple(ops))
 
 
-training_graphs = st.builds(synthetic.with_backward, forward_graphs(), st.sampled_from([0.5, 1, 2]))
+training_graphs = st.builds(graphs.with_backward, forward_graphs(), st.sampled_from([0.5, 1, 2]))
 seeds = st.integers(0, 2**16).map(random.Random)
 
 
@@ -112,7 +113,7 @@ def test_tac_is_best_for_two_transfers(graph: Graph, link: LinkModel, pick: rand
 def test_tac_is_best_for_transfers_that_unlock_an_op_each(
     pairs: list[tuple[int, float]], pick: random.Random
 ) -> None:
-    graph, link = synthetic.independent(pairs), LinkModel(0.0, 0.0, 1.0)
+    graph, link = graphs.independent(pairs), LinkModel(0.0, 0.0, 1.0)
     found = pull_overlap(graph, order_by(graph, tac(graph, link), pick), link).step_s
     assert found <= pull_bound(graph, link).makespan_s * (1 + LITTLE)
 
@@ -138,15 +139,3 @@ def test_a_faster_link_is_never_slower(graph: Graph, faster: float) -> None:
     slow, fast = LinkModel(0.0, 0.0, 1.0), LinkModel(0.0, 0.0, faster)
     for bound in (program_optimum_s, step_bound_s):
         assert bound(graph, fast) <= bound(graph, slow) * (1 + LITTLE)
-
-
-@cases(100)
-@given(graph=training_graphs, link=links, policy=st.sampled_from(list(SLICINGS)))
-def test_every_gradient_is_sent_once(graph: Graph, link: LinkModel, policy: str) -> None:
-    sent = dict.fromkeys((p.name for p in graph.parameters), 0)
-    for each in slices(policy, graph, link, due_date(graph, link)):
-        for part in each.parts:
-            assert part.offset_bytes == sent[part.parameter]
-            sent[part.parameter] += part.size_bytes
-    for parameter, producers in zip(graph.parameters, graph.producers, strict=True):
-        assert sent[parameter.name] == (parameter.size_bytes if producers else 0)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from helpers.oracles import graphs
 from helpers.property_cases import cases
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_order.planning.bounds.bound import program_optimum_s
-from hvd_order.planning.graph import synthetic
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.predict.condensed import condensed, with_wire_sizes
 from hvd_order.planning.predict.network import Network
@@ -24,14 +24,14 @@ LITTLE = 1e-9  # rounding
 @st.composite
 def steps(draw: st.DrawFn) -> Graph:
     """Training steps of some milliseconds with some megabytes, with branches."""
-    forward = synthetic.random_graph(
+    forward = graphs.random_graph(
         random.Random(draw(st.integers(0, 2**16))),
         draw(st.integers(1, 12)),
         draw(st.integers(1, 20)),
         most_bytes=draw(st.sampled_from([1000, 10**6, 2 * 10**7])),
         longest_s=draw(st.sampled_from([0.0, 0.001, 0.03])),
     )
-    return synthetic.with_backward(forward)
+    return graphs.with_backward(forward)
 
 
 networks = st.builds(

@@ -9,7 +9,6 @@ result file has Pollux' errors.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 from collections import defaultdict
@@ -17,14 +16,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from benchmarks.planning.prediction.published import Row, Served, read_dl2, read_pollux
 from benchmarks.runner.records.environment import describe, environment
 from benchmarks.runner.records.record import add_out_option, write_record
 from benchmarks.runner.records.report import table
 from hvd_order.cluster.workloads.load import DATA
-from hvd_order.planning.predict.measurements.dl2 import Served, read_dl2
-from hvd_order.planning.predict.measurements.pollux import Measured, read_pollux
-from hvd_order.planning.predict.measurements.ring import fit_ring
-from hvd_order.planning.predict.workers.fit import fit_optimus_sync, fit_pollux
+from hvd_order.planning.predict.measurements.ring import Ring
+from hvd_order.planning.predict.workers.fit import fit_optimus_sync, fit_pollux, fit_step_time
 
 _POINTS = 8  # of DL2's, as Optimus collects
 
@@ -38,7 +36,6 @@ _KNOWN = {
 _SPLITS = {"1-4 -> 6-16": (4, 6), "1-2 -> 6-16": (2, 6), "1-2 -> 3-4": (2, 3), "1-3 -> 4": (3, 4)}
 
 
-Row = tuple[float, int, int, float]  # of Measured
 # Steps' absolute relative errors, by application, by _SPLITS, by form.
 Errors = dict[str, dict[str, dict[str, list[float]]]]
 
@@ -46,13 +43,15 @@ Errors = dict[str, dict[str, dict[str, list[float]]]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add_out_option(parser)
-    parser.add_argument("--pollux", metavar="PATH", help="default: the excerpt that is shipped")
-    parser.add_argument("--dl2", metavar="FILE")
+    parser.add_argument(
+        "--pollux", metavar="PATH", type=Path, help="default: the excerpt that is shipped"
+    )
+    parser.add_argument("--dl2", metavar="FILE", type=Path)
     parser.add_argument("--seeds", type=int, default=20, help="choices of DL2's points")
     options = parser.parse_args()
     found = environment()
     print(describe(found) + "\n")
-    shipped = os.path.join(DATA, "pollux-measurements.csv")
+    shipped = Path(DATA, "pollux-measurements.csv")
     errors: Errors = {}
     rows = []
     for application, measured in read_pollux(options.pollux or shipped).items():
@@ -69,17 +68,17 @@ def main() -> int:
               "before: median 3.4 to 11.2, 90 % 14 to 36\n")  # fmt: skip
         print(table(("model", "batch", "points", "median / 90 %"),
                     _dl2_rows(list(read_dl2(options.dl2)), options.seeds)))  # fmt: skip
-    settings = {"pollux": os.path.basename(options.pollux or shipped)}
+    settings = {"pollux": (options.pollux or shipped).name}
     write_record("prediction", found, settings, {"published": errors}, {}, options.out)
     return 0
 
 
-def _points(measured: Sequence[Measured], split: str) -> tuple[list[Row], list[Row]] | None:
+def _points(measured: Sequence[Row], split: str) -> tuple[list[Row], list[Row]] | None:
     """What is fitted to and what is predicted; None: too little of either."""
     most, least = _SPLITS[split]
     upper = most + 2 if least < 6 else 1 << 30
-    few = [m.row for m in measured if m.nodes <= most]
-    rest = [m.row for m in measured if least <= m.nodes <= upper]
+    few = [row for row in measured if row[2] <= most]
+    rest = [row for row in measured if least <= row[2] <= upper]
     return (few, rest) if rest and any(workers == 1 for _, workers, _, _ in few) else None
 
 
@@ -89,7 +88,10 @@ def _pollux_errors(few: Sequence[Row], rest: Sequence[Row]) -> dict[str, list[fl
             abs(formula.step_s(batch, workers, nodes) / step_s - 1)
             for batch, workers, nodes, step_s in rest
         ]
-        for form, formula in (("Pollux", fit_pollux(few)), ("shared link", fit_ring(few)))
+        for form, formula in (
+            ("Pollux", fit_pollux(few)),
+            ("shared link", fit_step_time(Ring, few)),
+        )
     }
 
 

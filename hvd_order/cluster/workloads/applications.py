@@ -6,7 +6,7 @@ epochs (applications.py); smallest and largest batch, and batches of one worker 
 epochs (traces/APP/validation-*.csv); the noise scale, as the median over the epochs of the run with
 the smallest stored batch, smallest batch times grad_var over grad_sqr.
 
-Fitted by ``fit_ring``: the times of a step, to the rows in data/pollux-measurements.csv.
+Fitted by ``fit_step_time``: the times of a step, to the rows in data/pollux-measurements.csv.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The model's link moves bytes at its rate, interrupts at no cost and has no latency; a real link is
 slower. The next step reads a parameter only after this step's gradient has arrived.
-docs/guides/planning.md has the proofs and says how tight the bound is.
+docs/theory.md has the proofs and says how tight the bound is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def program_optimum_s(graph: Graph, link: LinkModel) -> float:
 
     Source:
         Horn, "Some simple scheduling algorithms", Naval Research Logistics 21, 1974, and
-        docs/guides/planning.md for steps that follow each other.
+        docs/theory.md for steps that follow each other.
     """
     return steady_step_s(graph, due_date(graph, link), link)
 

@@ -6,7 +6,7 @@ each rank adds the squares of its own part of the sums. So all-gathers may trave
 forward pass, as whole all-reduces may where nothing is clipped.
 
 The link is that of `bound`: it moves bytes at its rate, interrupts at no cost and has no latency.
-docs/guides/planning.md, "With clipping by the global norm", proves that the bounds are exact.
+docs/theory.md, "With clipping by the global norm", proves that the bounds are exact.
 
 Three functions take a chain as `bound.chain_optimum_s` does. One device computes forward 0, 1,
 ..., n-1 and then backward n-1, ..., 0. The gradient of a layer is complete when its backward is.
@@ -54,7 +54,7 @@ def clipped_program_optimum_s(graph: Graph, link: LinkModel, barrier_s: float = 
         InvalidUsage: the graph has several resources.
 
     Source:
-        docs/guides/planning.md.
+        docs/theory.md.
     """
     priorities = due_date(graph, link)
     urgency = [priorities[parameter.name] for parameter in graph.parameters]
@@ -112,7 +112,7 @@ def clipped_chain_optimum_s(
 
     Source:
         Horn, "Some simple scheduling algorithms", Naval Research Logistics 21, 1974, and
-        docs/guides/planning.md for the halves and for steps that follow each other.
+        docs/theory.md for the halves and for steps that follow each other.
     """
     half_s = [seconds / 2 for seconds in wire_s]
     release_s = _releases_s(backward_s)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
-__all__ = ["Priorities", "ranked", "within_servers"]
+__all__ = ["Priorities", "ranked"]
 
 Priorities = dict[str, int]
 """Priority by parameter; 0 goes first, equal priorities in any order."""
@@ -24,16 +24,3 @@ def ranked(values: Mapping[str, Any]) -> Priorities:
     for _, tied in groupby(ordered, key=values.__getitem__):
         priorities |= dict.fromkeys(tied, len(priorities))
     return priorities
-
-
-def within_servers(priorities: Priorities, server_of: Mapping[str, Any]) -> Priorities:
-    """Renumbers priorities from 0 on each server: a server has only its own transfers.
-
-    Args:
-        server_of: the server that holds each parameter, by parameter name.
-    """
-    result: Priorities = {}
-    for server in dict.fromkeys(server_of[name] for name in priorities):
-        mine = {name: p for name, p in priorities.items() if server_of[name] == server}
-        result |= ranked(mine)
-    return result

@@ -2,7 +2,7 @@
 
 One machine (the link), jobs (gradients) with release times in the backward pass and due dates in
 the next forward pass, preemption (slices): earliest due date first is optimal for the maximum
-lateness, and on a chain of ops for the step time. docs/guides/planning.md has the proof, and what
+lateness, and on a chain of ops for the step time. docs/theory.md has the proof, and what
 slices and latency add.
 """
 
@@ -13,10 +13,9 @@ import math
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.graph.priorities import Priorities, ranked
-from hvd_order.planning.steps.delivery import deliver
-from hvd_order.planning.steps.program import first_uses, gradient_transfers, unhindered
+from hvd_order.planning.steps.program import first_uses, unhindered
 
-__all__ = ["due_date", "max_lateness_s"]
+__all__ = ["due_date"]
 
 
 def due_date(graph: Graph, link: LinkModel) -> Priorities:
@@ -40,16 +39,3 @@ def due_date(graph: Graph, link: LinkModel) -> Priorities:
         for parameter, first in zip(graph.parameters, first_uses(graph), strict=True)
     }
     return ranked(due)
-
-
-def max_lateness_s(
-    graph: Graph, priorities: Priorities, link: LinkModel, slice_bytes: int | None = None
-) -> float:
-    """Lateness of the latest gradient if no op waits for any; negative if all are early.
-
-    Args:
-        slice_bytes: same as in :func:`hvd_order.planning.steps.delivery.deliver`.
-    """
-    transfers = gradient_transfers(graph)
-    arrived = deliver(transfers, priorities, link, slice_bytes)
-    return max((arrived[each.name] - each.due_s for each in transfers), default=0.0)

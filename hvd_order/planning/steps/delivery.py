@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel, transfer_s
-from hvd_order.planning.graph.priorities import Priorities
 
-__all__ = ["LinkQueue", "Transfer", "deliver", "piece_times"]
+__all__ = ["LinkQueue", "Transfer", "piece_times"]
 
 
 @dataclass(frozen=True)
@@ -107,23 +106,3 @@ class LinkQueue:
         self._now_s += piece_s
         if not first.left_s:
             self._ended[heapq.heappop(self._waiting).key] = self._now_s
-
-
-def deliver(
-    transfers: Sequence[Transfer],
-    priorities: Priorities,
-    link: LinkModel,
-    slice_bytes: int | None = None,
-) -> dict[str, float]:
-    """Arrival time of each transfer, by name, on the clock of its release.
-
-    Args:
-        slice_bytes: slice size; each slice has its cost, and the last slice of a transfer has the
-            latency. None: the fluid ideal, bytes alone.
-    """
-    queue = LinkQueue(fluid=slice_bytes is None)
-    for each in sorted(transfers, key=lambda transfer: transfer.release_s):
-        pieces = piece_times(each.size_bytes, link, slice_bytes)
-        queue.add(each.name, (priorities[each.name],), each.release_s, pieces)
-    latency_s = 0.0 if slice_bytes is None else link.latency_s
-    return {each.name: queue.end_s(each.name) + latency_s for each in transfers}

@@ -2,7 +2,7 @@
 
 U is the time of all work one after the other, L that of the busiest resource. No step is shorter
 than L, and a step that never idles is not longer than U. Both ignore dependencies, so E = 1 may be
-out of reach: bound.py and pull_bound.py compute what is in reach.
+out of reach: bound.py computes what is in reach.
 
 Source:
     TicTac (MLSys 2019), section 3.2, and the authors' ``utils.py``: the work of a resource is the

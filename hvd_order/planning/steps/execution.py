@@ -12,34 +12,15 @@ Source:
 from __future__ import annotations
 
 import heapq
-import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.steps.efficiency import Overlap, Span, overlap_of
 
-__all__ = ["CHANNEL", "execute", "pull_order", "pull_overlap"]
+__all__ = ["CHANNEL", "execute", "pull_overlap"]
 
 CHANNEL = "channel"
-
-
-def pull_order(graph: Graph, priorities: Mapping[str, int], pick: random.Random) -> list[int]:
-    """An order in which the channel may send the parameters, by position.
-
-    Args:
-        priorities: priorities by parameter; parameters without priority may go at any time.
-    """
-    free = [i for i, p in enumerate(graph.parameters) if p.name not in priorities]
-    ranked = [(priorities[p.name], i) for i, p in enumerate(graph.parameters) if i not in free]
-    order = []
-    while free or ranked:
-        lowest = min(ranked)[0] if ranked else 0
-        first = pick.choice([*free, *(i for priority, i in ranked if priority == lowest)])
-        order.append(first)
-        free = [i for i in free if i != first]
-        ranked = [(priority, i) for priority, i in ranked if i != first]
-    return order
 
 
 def execute(graph: Graph, order: Sequence[int], link: LinkModel) -> list[Span]:

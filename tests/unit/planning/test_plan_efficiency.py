@@ -6,10 +6,10 @@ import random
 import statistics
 
 import pytest
+from helpers.oracles import graphs
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
-from hvd_order.planning.graph import synthetic
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.steps.efficiency import Overlap, Span, busy_s, overlap_of
 from hvd_order.planning.steps.execution import pull_overlap
@@ -94,7 +94,7 @@ def random_orders(count: int, of: int) -> list[list[int]]:
 
 
 def test_order_matters_for_layers_in_a_row() -> None:
-    graph = synthetic.sequential(op_s=TRANSFER_S)
+    graph = graphs.sequential(op_s=TRANSFER_S)
     forward, reverse = list(range(32)), list(reversed(range(32)))
     assert efficiencies(graph, [forward, reverse]) == pytest.approx([31 / 32, 0.0])
     found = efficiencies(graph, random_orders(100, of=32))
@@ -103,5 +103,5 @@ def test_order_matters_for_layers_in_a_row() -> None:
 
 
 def test_order_does_not_matter_for_one_layer() -> None:
-    graph = synthetic.parallel(op_s=TRANSFER_S)
+    graph = graphs.parallel(op_s=TRANSFER_S)
     assert efficiencies(graph, random_orders(100, of=32)) == pytest.approx([31 / 32] * 100)

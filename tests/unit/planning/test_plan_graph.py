@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from helpers.oracles.graphs import chain, figure_1, parallel, sequential, with_backward
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.graph.graph import Graph, Op, Parameter, members
-from hvd_order.planning.graph.synthetic import chain, figure_1, parallel, sequential, with_backward
 from hvd_order.planning.steps.program import gradient_transfers, unhindered
 
 W = Parameter("w", 8)

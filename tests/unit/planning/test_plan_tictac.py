@@ -9,6 +9,9 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
+from helpers.oracles import graphs
+from helpers.oracles.pull_bound import pull_bound
+from helpers.oracles.sent import pull_order
 from helpers.oracles.tictac_by_the_book import (
     Properties,
     precedes,
@@ -18,15 +21,13 @@ from helpers.oracles.tictac_by_the_book import (
 from helpers.oracles.tictac_by_the_book import tac as tac_by_the_book
 
 from hvd_order.base.link.link_model import LinkModel
-from hvd_order.planning.bounds.pull_bound import pull_bound
-from hvd_order.planning.graph import synthetic
 from hvd_order.planning.graph.graph import Graph, Op, Parameter
-from hvd_order.planning.graph.priorities import Priorities, within_servers
+from hvd_order.planning.graph.priorities import Priorities
 from hvd_order.planning.graph.properties import Outstanding
 from hvd_order.planning.orders.search import search
 from hvd_order.planning.orders.tac import tac
 from hvd_order.planning.orders.tic import tic
-from hvd_order.planning.steps.execution import execute, pull_order, pull_overlap
+from hvd_order.planning.steps.execution import execute, pull_overlap
 
 SECONDS = LinkModel(0.0, 0.0, 1.0)  # a byte takes a second: sizes are times
 INFINITE = float("inf")
@@ -46,7 +47,7 @@ def properties(graph: Graph) -> Outstanding:
 
 
 def test_figure_1() -> None:
-    graph = synthetic.figure_1(size_bytes=(3, 4), op_s=(5.0, 6.0))
+    graph = graphs.figure_1(size_bytes=(3, 4), op_s=(5.0, 6.0))
     state = properties(graph)
     assert (state.M, state.P, state.impending()) == ([3, 4], [5, 0], [7, 7])
     assert tac(graph, SECONDS) == {"recv1": 0, "recv2": 1}
@@ -55,7 +56,7 @@ def test_figure_1() -> None:
 
 
 def test_case_2() -> None:
-    graph = synthetic.growing_joins()
+    graph = graphs.growing_joins()
     state = properties(graph)
     assert state.P == [0, 0, 0, 0]
     assert state.impending() == [2, 2, 3, 4]
@@ -64,7 +65,7 @@ def test_case_2() -> None:
 
 
 def test_tic_ties_the_first_two_of_a_chain() -> None:
-    assert list(tic(synthetic.sequential(5), SECONDS).values()) == [0, 0, 2, 3, 4]
+    assert list(tic(graphs.sequential(5), SECONDS).values()) == [0, 0, 2, 3, 4]
 
 
 def test_tic_counts_weights_and_biases() -> None:
@@ -90,12 +91,6 @@ def test_a_parameter_that_nothing_reads_goes_last() -> None:
     ops = (Op("join", 1.0, reads=("b", "c")),)
     graph = Graph(tuple(Parameter(name, 1) for name in "abc"), ops)
     assert tac(graph, SECONDS)["a"] == tic(graph, SECONDS)["a"] == 2
-
-
-def test_each_server_counts_its_own_transfers() -> None:
-    priorities = {"a": 0, "b": 0, "c": 2, "d": 3, "e": 4}
-    servers = dict(zip("abcde", "xyxyx", strict=True))
-    assert within_servers(priorities, servers) == {"a": 0, "c": 1, "e": 2, "b": 0, "d": 1}
 
 
 # ------------------------------------------------------------------------- traps
@@ -148,14 +143,14 @@ def test_tac_is_that_of_the_book_where_nothing_is_tied() -> None:
     pick = random.Random(11)
     for _ in range(150):
         transfers = pick.randint(2, 12)
-        graph = synthetic.random_graph(pick, transfers, pick.randint(2, 30), most_bytes=10**9)
+        graph = graphs.random_graph(pick, transfers, pick.randint(2, 30), most_bytes=10**9)
         assert list(tac(graph, SECONDS)) == tac_by_the_book(graph, SECONDS)
 
 
 def test_tac_never_sends_what_equation_6_puts_behind_another() -> None:
     pick = random.Random(12)
     for _ in range(200):
-        ties = synthetic.random_graph(pick, pick.randint(2, 8), 12, most_bytes=3)
+        ties = graphs.random_graph(pick, pick.randint(2, 8), 12, most_bytes=3)
         ops = tuple(Op(op.name, pick.randint(0, 3), op.inputs, op.reads) for op in ties.ops)
         graph = Graph(ties.parameters, ops)
         outstanding = set(range(len(graph.parameters)))
@@ -178,7 +173,7 @@ def test_the_search_over_subsets_is_that_over_all_orders() -> None:
     pick = random.Random(3)
     for _ in range(60):
         transfers = pick.randint(1, 5)
-        graph = synthetic.random_graph(pick, transfers, pick.randint(1, 12), longest_s=60)
+        graph = graphs.random_graph(pick, transfers, pick.randint(1, 12), longest_s=60)
         bound = pull_bound(graph, SECONDS)
         assert bound.exact
         assert bound.makespan_s == pytest.approx(best_of_all_orders_s(graph))
@@ -192,9 +187,7 @@ def test_tac_against_the_best_order_of_random_graphs() -> None:
         transfers = pick.randint(2, 8)
         ops = pick.randint(transfers, 4 * transfers)
         balance = (1 / 3, 1.0, 3.0)[number % 3]
-        graph = synthetic.random_graph(
-            pick, transfers, ops, longest_s=100 * balance * transfers / ops
-        )
+        graph = graphs.random_graph(pick, transfers, ops, longest_s=100 * balance * transfers / ops)
         best_s = pull_bound(graph, SECONDS).makespan_s
         for name, priorities in (
             ("tac", tac(graph, SECONDS)),
@@ -218,7 +211,7 @@ def test_search_finds_the_best_order_of_random_graphs() -> None:
     ratios = []
     for number in range(120):
         transfers = 3 + number % 4
-        graph = synthetic.random_graph(pick, transfers, 3 * transfers, longest_s=100)
+        graph = graphs.random_graph(pick, transfers, 3 * transfers, longest_s=100)
         found_s = makespan_s(graph, search(graph, SECONDS))
         assert found_s <= makespan_s(graph, tac(graph, SECONDS)) * (1 + 1e-9)
         ratios.append(found_s / best_of_all_orders_s(graph))
@@ -226,7 +219,7 @@ def test_search_finds_the_best_order_of_random_graphs() -> None:
 
 
 def on_two_resources(pick: random.Random, transfers: int, ops: int) -> Graph:
-    graph = synthetic.random_graph(pick, transfers, ops, longest_s=100)
+    graph = graphs.random_graph(pick, transfers, ops, longest_s=100)
     return Graph(
         graph.parameters,
         tuple(replace(op, resource=pick.choice(["one", "two"])) for op in graph.ops),
@@ -245,7 +238,7 @@ def test_search_of_a_large_graph_is_never_worse_than_tac_and_often_better() -> N
     pick = random.Random(10)
     better = 0
     for number in range(12):
-        make = on_two_resources if number % 2 else synthetic.random_graph
+        make = on_two_resources if number % 2 else graphs.random_graph
         graph = make(pick, 20, 40)
         tac_s = makespan_s(graph, tac(graph, SECONDS))
         found_s = makespan_s(graph, search(graph, SECONDS))
@@ -256,7 +249,7 @@ def test_search_of_a_large_graph_is_never_worse_than_tac_and_often_better() -> N
 
 
 def test_search_depends_on_its_arguments_alone() -> None:
-    graph = synthetic.random_graph(random.Random(4), 20, 60)
+    graph = graphs.random_graph(random.Random(4), 20, 60)
     assert search(graph, SECONDS) == search(graph, SECONDS)
 
 
@@ -264,7 +257,7 @@ def test_tac_finds_the_order_of_a_chain() -> None:
     pick = random.Random(5)
     for _ in range(50):
         count = pick.randint(1, 9)
-        graph = synthetic.chain(
+        graph = graphs.chain(
             [pick.uniform(0.1, 9) for _ in range(count)],
             [pick.uniform(0.1, 9) for _ in range(count)],
             [pick.randint(1, 9) for _ in range(count)],
@@ -277,13 +270,13 @@ def test_tac_finds_the_order_of_a_chain() -> None:
 
 def test_the_relaxed_bound_holds_and_is_tight_on_chains() -> None:
     # 20 parameters are too many to search.
-    chain = synthetic.chain([1.0] * 20, [2.0] * 20, list(range(1, 21)))
+    chain = graphs.chain([1.0] * 20, [2.0] * 20, list(range(1, 21)))
     bound = pull_bound(chain, SECONDS)
     assert not bound.exact
     assert bound.makespan_s == pytest.approx(makespan_s(chain, tac(chain, SECONDS)))
     pick = random.Random(8)
     for _ in range(100):
-        graph = synthetic.random_graph(pick, 20, 60, longest_s=30)
+        graph = graphs.random_graph(pick, 20, 60, longest_s=30)
         reached_s = makespan_s(graph, tac(graph, SECONDS))
         assert pull_bound(graph, SECONDS).makespan_s <= reached_s * (1 + 1e-9)
 
@@ -298,7 +291,7 @@ def test_several_resources_are_bounded_too() -> None:
 
 
 def test_among_equal_and_unordered_transfers_chance_decides() -> None:
-    graph = synthetic.parallel(4)
+    graph = graphs.parallel(4)
     orders = {
         tuple(pull_order(graph, {"w0": 0, "w1": 0, "w2": 2}, random.Random(seed)))
         for seed in range(200)
@@ -326,8 +319,8 @@ def cpu_s(heuristic: object, graph: Graph) -> float:
 def test_large_graphs_are_ordered_at_once(shape: str) -> None:
     """4,655 ops and 363 parameters; in the random one hardly two ops need the same parameters."""
     build = {
-        "resnet_152": synthetic.resnet_152,
-        "random": lambda: synthetic.random_graph(random.Random(1), 363, 4655),
+        "resnet_152": graphs.resnet_152,
+        "random": lambda: graphs.random_graph(random.Random(1), 363, 4655),
     }[shape]
     assert (len(build().ops), len(build().parameters)) == (4655, 363)
     # A fresh graph each time: it remembers what an op needs. The least of three: others use the

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.oracles import graphs
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.plan.plan_file import read_plan
 from hvd_order.planning.files.profile import MeasuredLink, Profile, Timing
-from hvd_order.planning.graph import synthetic
 from hvd_order.planning.graph.graph import Graph, Op, Parameter
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.tune import Tuned, tune
@@ -24,7 +24,7 @@ MIB = 2**20
 def model(layers: int = 12, size_bytes: int = 8 * MIB) -> Graph:
     """A chain whose first layer is large: its gradient comes last and is needed first."""
     sizes = [4 * size_bytes, *[size_bytes] * (layers - 1)]
-    return synthetic.chain([5e-3] * layers, [10e-3] * layers, sizes)
+    return graphs.chain([5e-3] * layers, [10e-3] * layers, sizes)
 
 
 def network(graph: Graph, wire_s: float, latency_s: float = 1e-4) -> Network:
@@ -82,7 +82,7 @@ def test_split_sums_win_where_a_program_clips() -> None:
 
 
 def test_thousands_of_operators_and_hundreds_of_settings_take_seconds() -> None:
-    graph = synthetic.resnet_152()
+    graph = graphs.resnet_152()
     begin_s = time.process_time()
     tuned = tune(graph, network(graph, graph.compute_s))
     assert time.process_time() - begin_s < 15

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hvd_order.planning.predict.workers.closed_forms import Pollux
-from hvd_order.planning.predict.workers.fit import fit_step_time
 
-__all__ = ["Ring", "fit_ring"]
+__all__ = ["Ring"]
 
 
 @dataclass(frozen=True)
@@ -30,12 +28,3 @@ class Ring(Pollux):
     def spread(workers: int, nodes: int) -> float:
         """The factor of beta in T_sync."""
         return (workers - 1) / nodes
-
-
-def fit_ring(measured: Sequence[tuple[float, int, int, float]]) -> Ring:
-    """Fits (batch a worker, workers, nodes, seconds a step), see ``fit_step_time``.
-
-    Raises:
-        InvalidUsage: no measurement of one worker.
-    """
-    return fit_step_time(Ring, measured)

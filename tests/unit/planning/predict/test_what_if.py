@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from helpers.oracles.graphs import chain, random_graph, with_backward
 
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.base.link.advice import Outlook, advise, run_line
@@ -19,7 +20,6 @@ from hvd_order.base.link.link_fit import Stream, fit_link
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.files.profile import MeasuredLink, Profile, Timing
 from hvd_order.planning.graph.graph import Graph, Op, Parameter
-from hvd_order.planning.graph.synthetic import chain, random_graph, with_backward
 from hvd_order.planning.predict.network import Network
 from hvd_order.planning.predict.simulate import AllReduce, Schedule, simulate
 from hvd_order.planning.predict.units import parse_duration, parse_rate, rate_text
