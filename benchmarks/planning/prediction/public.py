@@ -13,6 +13,7 @@ import random
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
