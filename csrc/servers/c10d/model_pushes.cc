@@ -1,12 +1,12 @@
 #include "servers/c10d/model_pushes.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "base/error.h"
 #include "servers/c10d/tensor_payload.h"
 #include "servers/wire/arguments.h"
+#include "servers/wire/recording.h"
 
 // The worker's half of a push: gradient out, answer in.
 //
@@ -36,14 +36,6 @@
 // throws is not under way, and an answer that does not fit leaves its slice to the connection's
 // loss.
 namespace hvd_order {
-
-namespace {
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-} // namespace
 
 ModelPushes::ModelPushes(
     const PushSettings& settings,
@@ -113,7 +105,7 @@ void ModelPushes::begin(SliceIndex slice, Done done) {
 
 void ModelPushes::push(SliceIndex slice) {
   UnderWay& underWay = *underWay_[slice];
-  connections_.pushEnded(std::exchange(underWay.server, kNoServer), now());
+  connections_.pushEnded(std::exchange(underWay.server, kNoServer), steadySeconds());
   const ServerId owner = registration_.places()[slice].owner;
   Connection* const connection = connections_.find(owner);
   if (connection == nullptr) {
@@ -129,7 +121,7 @@ void ModelPushes::push(SliceIndex slice) {
     connection->send(urgencyOf(slice), header, gradientOf(slice));
   }
   underWay.server = owner;
-  connections_.pushBegan(owner, now());
+  connections_.pushBegan(owner, steadySeconds());
 }
 
 void ModelPushes::ask(Connection& connection, FrameHeader header, std::uint16_t flags) const {
@@ -188,7 +180,7 @@ ModelPushes::take(ServerId server, const FrameHeader& header, const Payload& pay
   if (underWay && underWay->done && underWay->round == header.round) {
     expected.done = std::exchange(underWay->done, nullptr);
     // That server may differ from `server`, which may have got the push passed on.
-    connections_.pushEnded(underWay->server, now());
+    connections_.pushEnded(underWay->server, steadySeconds());
     connections_.answerCame(server, static_cast<ByteCount>(payload.sizeBytes));
     if ((header.flags & kFrameFlagLate) != 0) {
       expected.droppedBytes = static_cast<ByteCount>(expected.tensor.nbytes());

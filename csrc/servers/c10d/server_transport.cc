@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/scope_exit.h"
 #include "servers/c10d/tensor_payload.h"
+#include "servers/wire/recording.h"
 
 // The worker's side of parameter servers: one lock, the frames that come, and failures.
 //
@@ -28,10 +29,6 @@ namespace hvd_order {
 namespace {
 
 constexpr std::size_t kMostNamed = 5; // slices in a message
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 std::string textOf(const Payload& payload) {
   return {reinterpret_cast<const char*>(payload.data()), payload.sizeBytes};
@@ -124,7 +121,7 @@ bool ServerTransport::waits() const {
 
 std::vector<ServerTransport::Figures> ServerTransport::takeFigures() {
   const std::scoped_lock lock(mutex_);
-  return connections_.takeFigures(now());
+  return connections_.takeFigures(steadySeconds());
 }
 
 ServerTransport::Updates ServerTransport::dropped() const {

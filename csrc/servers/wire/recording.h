@@ -37,6 +37,9 @@ inline std::int64_t steadyNs() {
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
+inline double steadySeconds() {
+  return static_cast<double>(steadyNs()) * 1e-9;
+}
 
 /// Tells the threads of one process apart.
 inline std::uint64_t threadNumber() {
