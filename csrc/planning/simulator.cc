@@ -11,17 +11,12 @@
 
 // Steps of synchronous ranks in virtual time: devices, a network, and the engine's own scheduler.
 //
-// A device runs the ops of a rank and says when gradients are there (device.h). The exchange
-// (network/) carries them: as all-reduces, or as pushes to servers and pulls from them. It decides
-// by the same Scheduler, agreements and link reservation as a real engine, so the simulated order
-// is the real one, not a model of it. The loop in `run` goes to the next event of the clock or the
-// next end of a transfer, whichever is first, and then lets each device start what it can.
+// A device runs the ops of a rank (device.h); ranks that behave alike share one (`rolesOf`). The
+// exchange (network/) carries gradients, and decides by the same Scheduler, agreements and link
+// reservation as a real engine: the simulated order is the real one. `run` goes to the next event
+// or end of a transfer, whichever is first, and then lets each device start what it can.
 //
-// Ranks that behave alike are simulated by one device (`rolesOf`).
-//
-// Invariant: the result follows from workload and scenario alone. Events of one moment are handled
-// in the order in which they were announced (clock.h). A simulation in which nothing can happen any
-// more, though a device has not finished, is an error that names what waits.
+// Invariant: the result follows from workload and scenario alone (clock.h).
 
 namespace hvd_order::simulate {
 

@@ -6,18 +6,12 @@
 
 // The steps of each worker as graphs of ops in virtual time: computations, pushes, pulls.
 //
-// At the begin of a step a worker draws one of the measured samples, which has the duration of
-// every op. An op starts when all its inputs have ended (`start`). A computation runs on its
-// stream, one at a time there (`proceed`), in the order of the profile or in the order of
-// readiness, for its duration times the worker's slowness. Pushes and pulls go to the listener, and
-// end when it calls back: this class knows neither links nor servers.
-//
-// A pull may also stand for the answer to the push of the step before (PullStart::kAnswer). Such an
-// answer may come before its step has begun, so the step that it belongs to is kept for each tensor
+// A step begins with the draw of a measured sample, which has the duration of every op. An op
+// starts when all its inputs have ended (`start`); a computation also waits for its stream
+// (`proceed`). Pushes and pulls go to the listener and end when it calls back: this class knows
+// neither links nor servers. A pull may also stand for the answer to the push of the step before,
+// which may come before its step has begun; so the step of each tensor's answer is kept
 // (`answers`).
-//
-// Invariant: a step ends with the last op that it awaits, and the worker's next one begins at that
-// moment.
 
 namespace hvd_order::simulate {
 

@@ -213,7 +213,7 @@ bool PairConnection::receive() {
   } catch (const PeerLost&) {
     throw;
   } catch (const std::exception&) {
-    // The peer has closed the connection. What it sent before, its announcement that it leaves for one, has arrived
+    // The peer has closed the connection. What it sent before, such as that it leaves, has arrived
     // and must be handled; the first frame that is missing reports the loss.
     at.notPosted = std::current_exception();
   }

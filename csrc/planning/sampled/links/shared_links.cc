@@ -8,19 +8,12 @@
 // Rates of connections between workers and servers, computed again after each change (the rule:
 // shared_links.h).
 //
-// `share` does only what a change demands. If all servers together give no worker more than its
-// link carries (`even_`), no worker's link can be full: a server's link is shared evenly, and only
-// the servers that were touched have new rates. Else all servers are fixed anew, those with the
-// least share first and as a whole, until a worker's link could be full earlier; `collect` and
-// `fill` then look at the connections of the servers that remain, one by one.
+// If all servers together give no worker more than its link carries (`even_`), no worker's link can
+// be full: only servers that were touched have new rates. Else all servers are fixed anew, and the
+// connections of those that remain are filled one by one (`collect`, `fill`). A server's
+// connections are in no order, so that one that ends can give its place to the last.
 //
-// In order of arrival (kFifo) each transfer takes what the two links of its connection have left,
-// until no server has anything left.
-//
-// Invariants: a connection moves at its server's rate (`rates_`) unless it is one of `exceptions_`.
-// Equal connections have exactly equal rates: links whose shares differ by rounding alone are full
-// at once. A server's connections are in no order, so that one that ends can give its place to the
-// last.
+// Invariant: a connection moves at its server's rate unless it is one of `exceptions_`.
 
 namespace hvd_order::simulate {
 
