@@ -42,9 +42,9 @@ Value named(const std::string& name, const Names<Value>& names) {
 }
 
 // A Python buffer, held while it is used.
-class Held final {
+class HeldArray final {
  public:
-  Held(const py::buffer& buffer, bool writable) : info_(buffer.request(writable)) {
+  HeldArray(const py::buffer& buffer, bool writable) : info_(buffer.request(writable)) {
     if (PyBuffer_IsContiguous(info_.view(), 'C') == 0) {
       throw InvalidUsage("a buffer must be contiguous");
     }
@@ -67,8 +67,8 @@ class Held final {
   py::buffer_info info_;
 };
 
-std::vector<Held> hold(const std::vector<py::buffer>& buffers, bool writable) {
-  std::vector<Held> held;
+std::vector<HeldArray> hold(const std::vector<py::buffer>& buffers, bool writable) {
+  std::vector<HeldArray> held;
   held.reserve(buffers.size());
   for (const py::buffer& buffer : buffers) {
     held.emplace_back(buffer, writable);
@@ -76,10 +76,10 @@ std::vector<Held> hold(const std::vector<py::buffer>& buffers, bool writable) {
   return held;
 }
 
-std::vector<std::span<float>> floatsOf(const std::vector<Held>& buffers) {
+std::vector<std::span<float>> floatsOf(const std::vector<HeldArray>& buffers) {
   std::vector<std::span<float>> spans;
   spans.reserve(buffers.size());
-  for (const Held& buffer : buffers) {
+  for (const HeldArray& buffer : buffers) {
     spans.push_back(buffer.floats());
   }
   return spans;
@@ -91,9 +91,9 @@ void applyToBuffers(
     const py::buffer& gradient,
     const py::buffer& value,
     const std::vector<py::buffer>& moments) {
-  const Held heldGradient(gradient, /*writable=*/false);
-  const Held heldValue(value, /*writable=*/true);
-  const std::vector<Held> heldMoments = hold(moments, /*writable=*/true);
+  const HeldArray heldGradient(gradient, /*writable=*/false);
+  const HeldArray heldValue(value, /*writable=*/true);
+  const std::vector<HeldArray> heldMoments = hold(moments, /*writable=*/true);
   const std::span<const float> slope = heldGradient.floats();
   const std::span<float> values = heldValue.floats();
   const std::vector<std::span<float>> state = floatsOf(heldMoments);
@@ -106,10 +106,10 @@ void sumBuffers(
     const std::vector<py::buffer>& inputs,
     const py::buffer& out) {
   const ElementType type = named(dtype, kElementTypes);
-  const std::vector<Held> heldInputs = hold(inputs, /*writable=*/false);
-  const Held heldOut(out, /*writable=*/true);
+  const std::vector<HeldArray> heldInputs = hold(inputs, /*writable=*/false);
+  const HeldArray heldOut(out, /*writable=*/true);
   std::vector<const std::byte*> addresses;
-  for (const Held& input : heldInputs) {
+  for (const HeldArray& input : heldInputs) {
     if (input.sizeBytes() != heldOut.sizeBytes()) {
       throw InvalidUsage(
           concat("an input of ", input.sizeBytes(), " bytes for a sum of ", heldOut.sizeBytes()));
@@ -163,7 +163,7 @@ void bindUpdateRule(py::module_& m) {
       .def(
           "initialise_moments",
           [](const UpdateRule& rule, const std::vector<py::buffer>& moments) {
-            const std::vector<Held> held = hold(moments, /*writable=*/true);
+            const std::vector<HeldArray> held = hold(moments, /*writable=*/true);
             const std::vector<std::span<float>> state = floatsOf(held);
             const py::gil_scoped_release release;
             initialiseMoments(rule, state);

@@ -28,7 +28,7 @@ void Completion::addModel(ModelId model, std::size_t tensors) {
     models_.resize(model + 1);
     pendingOf_.resize(model + 1, 0);
   }
-  models_[model] = std::vector<Tensor>(tensors);
+  models_[model] = std::vector<TensorExchanges>(tensors);
 }
 
 void Completion::removeModel(ModelId model) {
@@ -49,7 +49,7 @@ void Completion::ready(TensorKey tensor, Clock::time_point now) {
   if (failure_) {
     std::rethrow_exception(failure_);
   }
-  Tensor& it = models_.at(tensor.model).at(tensor.tensor);
+  TensorExchanges& it = models_.at(tensor.model).at(tensor.tensor);
   if (it.ready == it.announced) {
     begin(tensor);
   }
@@ -83,13 +83,13 @@ void Completion::complete(const std::vector<TensorKey>& tensors) {
   std::vector<Then> told;
   std::unique_lock lock(mutex_);
   for (const TensorKey tensor : tensors) {
-    Tensor& it = models_.at(tensor.model).at(tensor.tensor);
+    TensorExchanges& it = models_.at(tensor.model).at(tensor.tensor);
     const Number ended = ++it.ended;
     it.enqueued = std::max(it.enqueued, ended);
     --pendingOf_[tensor.model];
     --pendingCount_;
     notify(tensor);
-    std::erase_if(it.listeners, [&](Listener& listener) {
+    std::erase_if(it.listeners, [&](EndListener& listener) {
       const bool due = listener.exchange <= ended;
       if (due) {
         told.push_back(std::move(listener.then));
@@ -114,8 +114,8 @@ bool Completion::fail(const std::exception_ptr& error) noexcept {
     waiter->moved.notify_one();
   }
   for (auto& model : models_) {
-    for (Tensor& tensor : model) {
-      for (Listener& listener : tensor.listeners) {
+    for (TensorExchanges& tensor : model) {
+      for (EndListener& listener : tensor.listeners) {
         told.push_back(std::move(listener.then));
       }
       tensor.listeners.clear();
@@ -142,7 +142,7 @@ void Completion::check() const {
 
 bool Completion::wait(TensorKey tensor, Clock::time_point deadline, Stage stage) {
   std::unique_lock lock(mutex_);
-  const Tensor* found = find(tensor);
+  const TensorExchanges* found = find(tensor);
   const Number exchange = found == nullptr ? 0 : found->announced;
   if (!failure_ && reached(tensor, exchange, stage)) {
     return true;
@@ -160,9 +160,9 @@ bool Completion::wait(TensorKey tensor, Clock::time_point deadline, Stage stage)
 
 void Completion::then(TensorKey tensor, Then then) {
   std::unique_lock lock(mutex_);
-  const Tensor* found = find(tensor);
+  const TensorExchanges* found = find(tensor);
   if (!failure_ && found != nullptr && found->ended < found->announced) {
-    Tensor& it = models_[tensor.model][tensor.tensor];
+    TensorExchanges& it = models_[tensor.model][tensor.tensor];
     it.listeners.push_back({it.announced, std::move(then)});
     return;
   }
@@ -176,10 +176,10 @@ std::vector<std::uint8_t> Completion::stages(ModelId model) const {
   if (failure_) {
     std::rethrow_exception(failure_);
   }
-  const std::vector<Tensor>& tensors = models_.at(model);
+  const std::vector<TensorExchanges>& tensors = models_.at(model);
   std::vector<std::uint8_t> stages(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    const Tensor& it = tensors[i];
+    const TensorExchanges& it = tensors[i];
     const Stage stage = it.ended == it.announced ? Stage::kEnded
         : it.enqueued == it.announced            ? Stage::kEnqueued
                                                  : Stage::kUnderWay;
@@ -191,7 +191,7 @@ std::vector<std::uint8_t> Completion::stages(ModelId model) const {
 std::vector<Completion::Clock::time_point> Completion::readyTimes(ModelId model) const {
   const std::scoped_lock lock(mutex_);
   std::vector<Clock::time_point> times;
-  for (const Tensor& tensor : models_.at(model)) {
+  for (const TensorExchanges& tensor : models_.at(model)) {
     times.push_back(tensor.readyAt);
   }
   return times;
@@ -199,13 +199,13 @@ std::vector<Completion::Clock::time_point> Completion::readyTimes(ModelId model)
 
 bool Completion::isPending(TensorKey tensor) const {
   const std::scoped_lock lock(mutex_);
-  const Tensor* found = find(tensor);
+  const TensorExchanges* found = find(tensor);
   return found != nullptr && found->ended < found->announced;
 }
 
 bool Completion::isEnqueued(TensorKey tensor) const {
   const std::scoped_lock lock(mutex_);
-  const Tensor* found = find(tensor);
+  const TensorExchanges* found = find(tensor);
   return found != nullptr && found->ended < found->enqueued;
 }
 
@@ -228,7 +228,7 @@ std::size_t Completion::pendingCount() const {
 // The functions below are called under the lock.
 
 // A waiter may wake after its model was removed.
-const Completion::Tensor* Completion::find(TensorKey tensor) const {
+const Completion::TensorExchanges* Completion::find(TensorKey tensor) const {
   const bool known = tensor.model < models_.size() && tensor.tensor < models_[tensor.model].size();
   return known ? &models_[tensor.model][tensor.tensor] : nullptr;
 }
@@ -242,7 +242,7 @@ void Completion::notify(TensorKey tensor) {
 }
 
 bool Completion::reached(TensorKey tensor, Number exchange, Stage stage) const {
-  const Tensor* found = find(tensor);
+  const TensorExchanges* found = find(tensor);
   return found == nullptr ||
       (stage == Stage::kEnqueued ? found->enqueued : found->ended) >= exchange;
 }

@@ -81,35 +81,35 @@ class Completion final {
  private:
   using Number = std::uint64_t;
 
-  struct Listener {
+  struct EndListener {
     Number exchange;
     Then then;
   };
   /// Numbers of exchanges that have come to each stage: announced >= ready >= enqueued >= ended,
   /// where nothing is enqueued on a device, enqueued == ended.
-  struct Tensor {
+  struct TensorExchanges {
     Number announced = 0;
     Number ready = 0;
     Number enqueued = 0;
     Number ended = 0;
     Clock::time_point readyAt;
-    std::vector<Listener> listeners;
+    std::vector<EndListener> listeners;
   };
   struct Waiter {
     TensorKey tensor;
     std::condition_variable moved;
   };
 
-  [[nodiscard]] const Tensor* find(TensorKey tensor) const;
+  [[nodiscard]] const TensorExchanges* find(TensorKey tensor) const;
   void begin(TensorKey tensor);
   void notify(TensorKey tensor);
   [[nodiscard]] bool reached(TensorKey tensor, Number exchange, Stage stage) const;
 
   mutable std::mutex mutex_;
-  std::vector<std::vector<Tensor>> models_; // by model and tensor
-  std::vector<std::size_t> pendingOf_;      // exchanges under way, by model
-  std::size_t pendingCount_ = 0;            // their sum
-  std::vector<Waiter*> waiters_;            // linear search: more than one training thread is rare
+  std::vector<std::vector<TensorExchanges>> models_; // by model and tensor
+  std::vector<std::size_t> pendingOf_;               // exchanges under way, by model
+  std::size_t pendingCount_ = 0;                     // their sum
+  std::vector<Waiter*> waiters_; // linear search: more than one training thread is rare
   std::exception_ptr failure_;
 };
 

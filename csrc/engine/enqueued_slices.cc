@@ -19,7 +19,7 @@ void EnqueuedSlices::removeModel(ModelId model) {
 }
 
 const std::vector<TensorKey>& EnqueuedSlices::add(SliceKey slice) {
-  Model& model = models_.at(slice.model);
+  ModelSlices& model = models_.at(slice.model);
   completed_.clear();
   for (const TensorId tensor : model.layout->tensorsOf(slice.index)) {
     if (--model.toGo[tensor] == 0) {

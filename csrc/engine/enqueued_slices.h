@@ -20,12 +20,12 @@ class EnqueuedSlices final {
   const std::vector<TensorKey>& add(SliceKey slice);
 
  private:
-  struct Model {
+  struct ModelSlices {
     std::shared_ptr<const SliceLayout> layout;
     std::vector<std::size_t> toGo; // slices, by tensor
   };
 
-  std::vector<Model> models_; // by ModelId
+  std::vector<ModelSlices> models_; // by ModelId
   std::vector<TensorKey> completed_;
 };
 

@@ -10,7 +10,7 @@
 // A position is a small state machine: idle, posted, and posted with a taker.
 //
 // `post` copies the gradient and marks it ready in the engine. `take` leaves a taker and listens
-// for the end of the exchange. The engine reports that end under its own locks, so `settled` only
+// for the end of the exchange. The engine reports that end under its own locks, so `ended` only
 // queues the position; the thread of this object calls the taker. `finish` is called after the
 // position is idle again, so the taker may let the framework post the next gradient at once.
 //
@@ -109,7 +109,7 @@ void OpGradientQueue::take(std::size_t position, std::unique_ptr<Taker> taker) {
 void OpGradientQueue::listen(std::size_t position, TensorId tensor) {
   engine_->then({model_, tensor}, [weak = weak_from_this(), position](const std::exception_ptr& e) {
     if (const auto self = weak.lock()) {
-      self->settled(position, e);
+      self->ended(position, e);
     }
   });
 }
@@ -142,9 +142,9 @@ TensorId OpGradientQueue::accept(std::size_t position, std::unique_ptr<Taker>& t
   return own.place.tensor;
 }
 
-void OpGradientQueue::settled(std::size_t position, const std::exception_ptr& error) {
+void OpGradientQueue::ended(std::size_t position, const std::exception_ptr& error) {
   const std::scoped_lock lock(mutex_);
-  settled_.push_back({position, error});
+  ended_.push_back({position, error});
   wakeUp_.notify_one();
 }
 
@@ -152,12 +152,12 @@ void OpGradientQueue::run() {
   nameThisThread("hvdo op grads");
   std::unique_lock lock(mutex_);
   while (true) {
-    wakeUp_.wait(lock, [this] { return closed_ || !settled_.empty(); });
-    if (settled_.empty()) {
+    wakeUp_.wait(lock, [this] { return closed_ || !ended_.empty(); });
+    if (ended_.empty()) {
       break;
     }
-    const Settled next = std::move(settled_.front());
-    settled_.pop_front();
+    const EndedExchange next = std::move(ended_.front());
+    ended_.pop_front();
     deliver(lock, next);
   }
   for (std::size_t position = 0; position < positions_.size(); ++position) {
@@ -166,13 +166,13 @@ void OpGradientQueue::run() {
 }
 
 // Called under the lock; releases it to call the taker.
-void OpGradientQueue::deliver(std::unique_lock<std::mutex>& lock, const Settled& settled) {
-  Position& position = positions_[settled.position];
+void OpGradientQueue::deliver(std::unique_lock<std::mutex>& lock, const EndedExchange& ended) {
+  Position& position = positions_[ended.position];
   std::unique_ptr<Taker> taker = std::exchange(position.taker, nullptr);
   if (!taker) {
     return; // already delivered by `close`
   }
-  std::exception_ptr error = settled.error;
+  std::exception_ptr error = ended.error;
   lock.unlock();
   if (!error) {
     try {
@@ -196,7 +196,7 @@ void OpGradientQueue::deliver(std::unique_lock<std::mutex>& lock, const Settled&
   taker.reset();
   if (again) {
     try {
-      sendZeros(settled.position);
+      sendZeros(ended.position);
     } catch (...) { // NOLINT(bugprone-empty-catch): whoever waits for these sums is told by others
     }
   }

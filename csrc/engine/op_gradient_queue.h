@@ -87,7 +87,7 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
     std::uint64_t passes = 0; // posts so far, including zeros
     std::uint64_t wanted = 0; // posts required, with zeros if necessary
   };
-  struct Settled {
+  struct EndedExchange {
     std::size_t position;
     std::exception_ptr error;
   };
@@ -97,9 +97,9 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
   void listen(std::size_t position, TensorId tensor);
   void begin(Position& position);
   void sendZeros(std::size_t position);
-  void settled(std::size_t position, const std::exception_ptr& error);
+  void ended(std::size_t position, const std::exception_ptr& error);
   void run();
-  void deliver(std::unique_lock<std::mutex>& lock, const Settled& settled);
+  void deliver(std::unique_lock<std::mutex>& lock, const EndedExchange& ended);
 
   const std::shared_ptr<Engine> engine_;
   const ModelId model_;
@@ -110,7 +110,7 @@ class OpGradientQueue final : public std::enable_shared_from_this<OpGradientQueu
   std::condition_variable wakeUp_;  // for the queue's thread
   std::condition_variable changed_; // for waitForPass and waitUntilIdle
   std::vector<Position> positions_;
-  std::deque<Settled> settled_;
+  std::deque<EndedExchange> ended_;
   std::uint64_t posts_ = 0;
   std::uint64_t passes_ = 0;
   bool closed_ = false;

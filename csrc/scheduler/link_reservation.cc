@@ -28,7 +28,7 @@ void LinkReservation::retune(std::chrono::nanoseconds lead, ByteCount creditByte
 }
 
 void LinkReservation::addModel(ModelId model, const SliceLayout& layout) {
-  Model& added = models_[model];
+  ModelReservation& added = models_[model];
   added.reserves = !layout.isSplit();
   added.firstSliceBytes = layout.slices().empty() ? 0 : layout.slices().front().sizeBytes;
   added.readyAt.assign(layout.tensors().size(), {});
@@ -43,7 +43,7 @@ bool LinkReservation::ready(
     TensorKey tensor,
     const std::vector<SliceKey>& slices,
     Clock::time_point now) {
-  Model& model = models_.at(tensor.model);
+  ModelReservation& model = models_.at(tensor.model);
   if (!model.reserves) {
     return false;
   }
@@ -99,7 +99,7 @@ bool LinkReservation::end() {
 /// or slow that it was ready more than two leads before, the tensor after it: a reservation that
 /// long costs more than it saves.
 std::optional<TensorId> LinkReservation::triggerOf(
-    const Model& model,
+    const ModelReservation& model,
     Clock::time_point firstSliceAt) const {
   if (lead_.count() == 0) {
     return std::nullopt;

@@ -57,7 +57,7 @@ class LinkReservation final {
   bool expire(Clock::time_point now);
 
  private:
-  struct Model {
+  struct ModelReservation {
     bool reserves = false;
     ByteCount firstSliceBytes = 0;
     std::vector<Clock::time_point> readyAt; // by tensor, in this step or the last
@@ -67,7 +67,7 @@ class LinkReservation final {
   };
 
   [[nodiscard]] std::optional<TensorId> triggerOf(
-      const Model& model,
+      const ModelReservation& model,
       Clock::time_point firstSliceAt) const;
 
   bool firstSliceReady(SliceKey slice, ByteCount bytes, Clock::time_point now);
@@ -79,7 +79,7 @@ class LinkReservation final {
   // The first slice, from its readiness on; the reservation lasts until it arrives or aloneUntil_.
   std::optional<SliceKey> alone_;
   Clock::time_point aloneUntil_;
-  std::map<ModelId, Model> models_;
+  std::map<ModelId, ModelReservation> models_;
 };
 
 } // namespace hvd_order

@@ -109,7 +109,7 @@ void Scheduler::addModel(
     throw InvalidUsage("only the planned policy takes a planned order");
   }
 
-  Model added;
+  ModelState added;
   added.state.assign(slices, SliceState::kWaiting);
   added.offered.assign(slices, 0);
   for (SliceIndex slice = 0; slice < slices; ++slice) {
@@ -184,19 +184,19 @@ const SliceLayout& Scheduler::layout(ModelId model) const {
   return *modelOf(model).layout;
 }
 
-Scheduler::Model& Scheduler::modelOf(ModelId model) {
+Scheduler::ModelState& Scheduler::modelOf(ModelId model) {
   if (!hasModel(model)) {
     throw InvalidUsage(concat("no model ", model, " is registered"));
   }
   return *models_[model];
 }
 
-const Scheduler::Model& Scheduler::modelOf(ModelId model) const {
+const Scheduler::ModelState& Scheduler::modelOf(ModelId model) const {
   return const_cast<Scheduler*>(this)->modelOf(model); // NOLINT: same body for both
 }
 
 const std::vector<SliceKey>& Scheduler::tensorReady(TensorKey tensor) {
-  Model& m = modelOf(tensor.model);
+  ModelState& m = modelOf(tensor.model);
   if (tensor.tensor >= m.slicesToGo.size()) {
     throw InvalidUsage(concat(
         "model ", tensor.model, " has ", m.slicesToGo.size(), " tensors, none with number ",
@@ -227,7 +227,7 @@ const std::vector<SliceKey>& Scheduler::tensorReady(TensorKey tensor) {
 }
 
 // Number of steps whose squares are done.
-std::uint32_t Scheduler::squaresDone(const Model& model) {
+std::uint32_t Scheduler::squaresDone(const ModelState& model) {
   const TensorId squares = model.layout->squaresTensor();
   return model.readyCounts[squares] - (model.slicesToGo[squares] == 0 ? 0 : 1);
 }
@@ -247,7 +247,7 @@ std::uint32_t Scheduler::prerequisites(const SliceLayout& layout, SliceIndex sli
 }
 
 // One of the events that a slice waits for has happened.
-void Scheduler::count(Model& model, SliceKey slice) {
+void Scheduler::count(ModelState& model, SliceKey slice) {
   if (--model.toCome[slice.index] == 0) {
     model.state[slice.index] = SliceState::kReady;
     becameReady_.push_back(slice);
@@ -255,7 +255,7 @@ void Scheduler::count(Model& model, SliceKey slice) {
 }
 
 void Scheduler::offer(SliceKey slice) {
-  Model& m = modelOf(slice.model);
+  ModelState& m = modelOf(slice.model);
   HVDO_CHECK(slice.index < m.state.size(), "slice ", slice.index, " of ", m.state.size());
   if (policy_ == Policy::kPlanned) {
     m.offered[slice.index] = 1;
@@ -299,7 +299,7 @@ std::optional<SliceKey> Scheduler::nextPlanned() {
   if (!slice) {
     return std::nullopt;
   }
-  Model& m = modelOf(slice->model);
+  ModelState& m = modelOf(slice->model);
   if (!m.offered[slice->index] || !putInFlight(*slice)) {
     return std::nullopt;
   }
@@ -313,7 +313,7 @@ bool Scheduler::take(SliceKey slice) {
 }
 
 bool Scheduler::putInFlight(SliceKey slice) {
-  Model& m = modelOf(slice.model);
+  ModelState& m = modelOf(slice.model);
   const ByteCount size = m.layout->creditBytes(slice.index);
   if (inFlightBytes_ + size > creditBytes_) {
     return false;
@@ -327,7 +327,7 @@ bool Scheduler::putInFlight(SliceKey slice) {
 }
 
 const std::vector<TensorKey>& Scheduler::sliceDone(SliceKey slice) {
-  Model& m = modelOf(slice.model);
+  ModelState& m = modelOf(slice.model);
   HVDO_CHECK(
       m.state.at(slice.index) == SliceState::kInFlight, "slice '", m.layout->sliceName(slice.index),
       "' is done, but was not in flight");
@@ -353,7 +353,7 @@ const std::vector<TensorKey>& Scheduler::sliceDone(SliceKey slice) {
 }
 
 bool Scheduler::isReady(SliceKey slice) const {
-  const Model& model = modelOf(slice.model);
+  const ModelState& model = modelOf(slice.model);
   HVDO_CHECK(
       slice.index < model.state.size(), "slice ", slice.index, " of model ", slice.model,
       ", which has ", model.state.size(), ": ranks have different models, or a message is wrong");

@@ -132,7 +132,7 @@ class Scheduler final {
  private:
   enum class SliceState : std::uint8_t { kWaiting, kReady, kInFlight };
 
-  struct Model {
+  struct ModelState {
     std::shared_ptr<const SliceLayout> layout;
     std::vector<SliceIndex> plan;
     std::size_t planned = 0;                // place in `plan` of the slice to issue next
@@ -149,14 +149,14 @@ class Scheduler final {
     SliceKey slice;
   };
 
-  Model& modelOf(ModelId model);
-  [[nodiscard]] const Model& modelOf(ModelId model) const;
+  ModelState& modelOf(ModelId model);
+  [[nodiscard]] const ModelState& modelOf(ModelId model) const;
   std::optional<SliceKey> nextPlanned();
   bool putInFlight(SliceKey slice);
-  void count(Model& model, SliceKey slice);
+  void count(ModelState& model, SliceKey slice);
   static bool waitsForTensors(const SliceLayout& layout, SliceIndex slice);
   static std::uint32_t prerequisites(const SliceLayout& layout, SliceIndex slice);
-  static std::uint32_t squaresDone(const Model& model);
+  static std::uint32_t squaresDone(const ModelState& model);
 
   Policy policy_;
   bool leavingPlan_ = false;
@@ -164,7 +164,7 @@ class Scheduler final {
   ByteCount inFlightBytes_ = 0;
   ByteCount largestBytes_ = kAnySize;
   std::uint64_t arrivals_ = 0;
-  std::vector<std::optional<Model>> models_;
+  std::vector<std::optional<ModelState>> models_;
   std::vector<Candidate> candidates_; // binary heap, most urgent in front
   std::vector<SliceKey> becameReady_; // results; members to avoid allocations
   std::vector<TensorKey> completed_;

@@ -225,7 +225,7 @@ void LoopbackWorld::send(Rank from, Rank to, ControlMessage message) {
       throw PeerLost(concat("rank ", to, " is gone"));
     }
   }
-  auto deliver = [from, message = std::move(message)](const Listener& listener) {
+  auto deliver = [from, message = std::move(message)](const ControlListener& listener) {
     listener.onMessage(from, message);
   };
   post([this, to, deliver = std::move(deliver)] {
@@ -238,7 +238,7 @@ void LoopbackWorld::send(Rank from, Rank to, ControlMessage message) {
   });
 }
 
-void LoopbackWorld::listen(Rank rank, Listener listener) {
+void LoopbackWorld::listen(Rank rank, ControlListener listener) {
   int turn = 0;
   {
     const std::scoped_lock lock(listenersMutex_);

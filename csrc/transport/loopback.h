@@ -51,7 +51,7 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
     Slice slice;
     Transport::Done done;
   };
-  struct Listener {
+  struct ControlListener {
     ControlChannel::OnMessage onMessage;
     ControlChannel::OnLost onLost;
   };
@@ -59,7 +59,7 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
   explicit LoopbackWorld(int size);
   void issue(Issue issue);
   void send(Rank from, Rank to, ControlMessage message);
-  void listen(Rank rank, Listener listener);
+  void listen(Rank rank, ControlListener listener);
   void silence(Rank rank);
   void post(std::function<void()> work);
   void postLocked(std::function<void()> work);
@@ -79,9 +79,9 @@ class LoopbackWorld final : public std::enable_shared_from_this<LoopbackWorld> {
   bool stop_ = false;
   // Held while a listener is called, so that `silence` returns only after its last call.
   std::mutex listenersMutex_;
-  std::map<Rank, Listener> listeners_;
+  std::map<Rank, ControlListener> listeners_;
   std::map<Rank, int> turns_; // by rank: number of times it started or stopped listening
-  std::vector<std::pair<Rank, std::function<void(const Listener&)>>> undelivered_;
+  std::vector<std::pair<Rank, std::function<void(const ControlListener&)>>> undelivered_;
   // Becomes false when a callback on thread_ destroys the last owner; used on thread_ only.
   const std::shared_ptr<bool> exists_ = std::make_shared<bool>(true);
   std::thread thread_;

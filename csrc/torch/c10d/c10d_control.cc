@@ -73,7 +73,7 @@ C10dControl::C10dControl(
       rank_(rank),
       farPeers_(group_, farFrom(rank, size, neighbours), kFarTag) {
   const auto listenTo = [this](Rank other) {
-    peers_.push_back(std::make_unique<Peer>());
+    peers_.push_back(std::make_unique<Neighbour>());
     peers_.back()->rank = other;
   };
   std::ranges::for_each(neighbours, listenTo);
@@ -148,7 +148,7 @@ void C10dControl::awaitPosted() {
 }
 
 // Called under `receiving`.
-void C10dControl::postReceives(Peer& peer) {
+void C10dControl::postReceives(Neighbour& peer) {
   try {
     while (peer.posted.size() < kMostReceives) {
       std::vector<at::Tensor> frame{emptyFrame()};
@@ -164,7 +164,7 @@ void C10dControl::postReceives(Peer& peer) {
 }
 
 /// Returns the next frame; nothing if the channel stops.
-std::optional<at::Tensor> C10dControl::receiveFrame(Peer& peer) {
+std::optional<at::Tensor> C10dControl::receiveFrame(Neighbour& peer) {
   Receive oldest;
   {
     const std::scoped_lock lock(peer.receiving);
@@ -184,7 +184,7 @@ std::optional<at::Tensor> C10dControl::receiveFrame(Peer& peer) {
   return oldest.frame;
 }
 
-void C10dControl::listen(Peer& peer) {
+void C10dControl::listen(Neighbour& peer) {
   nameThisThread("hvdo listener");
   Assembly assembly;
   try {

@@ -43,24 +43,24 @@ class C10dControl final : public ControlChannel {
   void stop() noexcept override;
 
  private:
-  struct Peer {
+  struct Neighbour {
     Rank rank;
     std::mutex receiving;       // guards `posted`
     std::deque<Receive> posted; // recvs under way, oldest first
     std::thread listener;
   };
 
-  void listen(Peer& peer);
-  void postReceives(Peer& peer);
-  std::optional<at::Tensor> receiveFrame(Peer& peer);
+  void listen(Neighbour& peer);
+  void postReceives(Neighbour& peer);
+  std::optional<at::Tensor> receiveFrame(Neighbour& peer);
   void post(Rank to, const ControlMessage& message);
   void awaitPosted();
   void part() noexcept;
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const Rank rank_;
-  bool nearRankZero_ = false;                // rank 0 is a neighbour
-  std::vector<std::unique_ptr<Peer>> peers_; // with a listener each
+  bool nearRankZero_ = false;                     // rank 0 is a neighbour
+  std::vector<std::unique_ptr<Neighbour>> peers_; // with a listener each
   FarPeers farPeers_;
   OnMessage onMessage_;
   OnLost onLost_;

@@ -30,7 +30,7 @@ class FarPeers final {
   void stop() noexcept;
 
  private:
-  struct Peer {
+  struct FarPeer {
     Receive probe; // never completed: it fails when the connection breaks
     Assembly assembly;
   };
@@ -46,7 +46,7 @@ class FarPeers final {
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const int tag_;
-  std::map<Rank, Peer> peers_; // those not lost; used by the listener only, once it runs
+  std::map<Rank, FarPeer> peers_; // those not lost; used by the listener only, once it runs
   ControlChannel::OnMessage onMessage_;
   ControlChannel::OnLost onLost_;
 

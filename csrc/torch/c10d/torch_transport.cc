@@ -130,7 +130,7 @@ void TorchTransport::setBuffers(
   if (models_.size() <= model) {
     models_.resize(model + 1);
   }
-  models_[model] = std::make_shared<Model>(std::move(slices), layout, events_);
+  models_[model] = std::make_shared<ModelViews>(std::move(slices), layout, events_);
 }
 
 // The last element of a tensor's place is its use flag (gradient_buffers.py) and has no square.
@@ -186,7 +186,7 @@ void TorchTransport::onEnqueued(const Enqueued& enqueued) {
 }
 
 void TorchTransport::issue(SliceKey key, const Slice& slice, Done done) {
-  const std::shared_ptr<Model> model = modelOf(key.model);
+  const std::shared_ptr<ModelViews> model = modelOf(key.model);
   const NamedView& view = model->slices.at(key.index);
   const auto enqueued = [this, key, model](std::shared_ptr<StreamEvent> event) {
     model->events.setSummed(key.index, std::move(event));
@@ -225,7 +225,7 @@ void TorchTransport::whenReady(
     then(nullptr);
     return;
   }
-  const std::shared_ptr<Model> model = modelOf(tensor.model);
+  const std::shared_ptr<ModelViews> model = modelOf(tensor.model);
   const bool ahead = issuesAhead_ && canIssueAhead();
   std::vector<SliceEvents::Producer> producers = model->events.produced(
       tensor.tensor, currentStream(device), std::move(packing), std::move(then),
@@ -259,7 +259,7 @@ void TorchTransport::watch(std::shared_ptr<StreamEvent> event, EventWatcher::The
   watcher().add(kDoneQueue, std::move(event), onDevice(std::move(then)));
 }
 
-std::shared_ptr<TorchTransport::Model> TorchTransport::modelOf(ModelId model) {
+std::shared_ptr<TorchTransport::ModelViews> TorchTransport::modelOf(ModelId model) {
   const std::scoped_lock lock(mutex_);
   return models_.at(model);
 }

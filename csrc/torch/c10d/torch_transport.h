@@ -119,8 +119,11 @@ class TorchTransport : public Transport {
     std::string name;
     std::vector<SquaredPart> parts;
   };
-  struct Model {
-    Model(std::vector<NamedView> views, const SliceLayout& layout, std::shared_ptr<EventPool> pool)
+  struct ModelViews {
+    ModelViews(
+        std::vector<NamedView> views,
+        const SliceLayout& layout,
+        std::shared_ptr<EventPool> pool)
         : slices(std::move(views)), events(layout, std::move(pool)) {}
 
     const std::vector<NamedView> slices;
@@ -134,13 +137,13 @@ class TorchTransport : public Transport {
       SliceIndex index) const;
   EventWatcher& watcher();
   std::size_t readyQueue(const c10::Stream& stream);
-  std::shared_ptr<Model> modelOf(ModelId model);
+  std::shared_ptr<ModelViews> modelOf(ModelId model);
 
   const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
   std::atomic<bool> issuesAhead_ = false;
   std::mutex mutex_; // guards what follows
   Enqueued enqueued_;
-  std::vector<std::shared_ptr<Model>> models_; // by ModelId
+  std::vector<std::shared_ptr<ModelViews>> models_; // by ModelId
   std::size_t layouts_ = 0;               // number of layouts so far: names are never used twice
   std::vector<c10::Stream> readyStreams_; // that have produced gradients
   std::unique_ptr<EventWatcher> watcher_; // made when the first device tensor comes

@@ -56,7 +56,7 @@ Rank C10dTransport::rank() const {
   return group_->getRank();
 }
 
-Transfer C10dTransport::transferOf(const Sum& sum) {
+StartedTransfer C10dTransport::transferOf(const Sum& sum) {
   if (sum.operation == Operation::kAllReduce) {
     std::vector<at::Tensor> tensors{sum.tensor};
     return {group_->allreduce(tensors), [] {}};
@@ -66,7 +66,7 @@ Transfer C10dTransport::transferOf(const Sum& sum) {
   if (sum.operation == Operation::kAllGather) {
     return allGather(backend, sum.tensor, allGatherForm_, *parts_);
   }
-  Transfer half = reduceScatter(backend, sum.tensor, reduceScatterForm_, *parts_);
+  StartedTransfer half = reduceScatter(backend, sum.tensor, reduceScatterForm_, *parts_);
   half.finish = [sums = std::move(half.finish), reduced = sum.reduced] {
     sums();
     reduced();
@@ -77,7 +77,7 @@ Transfer C10dTransport::transferOf(const Sum& sum) {
 void C10dTransport::begin(Sum sum) {
   const c10::Device device = sum.tensor.device();
   if (device.is_cpu()) {
-    const Transfer transfer = transferOf(sum);
+    const StartedTransfer transfer = transferOf(sum);
     transfer.work->getFuture()->addCallback(
         [done = std::move(sum.done), finish = transfer.finish](c10::ivalue::Future& future) {
           if (future.hasError()) {
@@ -100,7 +100,7 @@ void C10dTransport::begin(Sum sum) {
   for (const std::shared_ptr<StreamEvent>& event : sum.behind) {
     event->block(stream);
   }
-  const Transfer transfer = transferOf(sum);
+  const StartedTransfer transfer = transferOf(sum);
   // The future completes when the work is enqueued (NCCL) or has run on the host (Gloo). Only then
   // can a stream wait for its device part. The callback does not use the future's value: otherwise
   // PyTorch would make another stream wait for it.

@@ -38,7 +38,7 @@ class C10dTransport final : public TorchTransport,
   }
   [[nodiscard]] Shard shard(std::int64_t elements) const override;
   [[nodiscard]] Rank rank() const override;
-  Transfer transferOf(const Sum& sum);
+  StartedTransfer transferOf(const Sum& sum);
   [[nodiscard]] bool canIssueAhead() const override {
     return true;
   }

@@ -102,7 +102,7 @@ at::Tensor PartsPool::take(std::int64_t elements, const at::TensorOptions& optio
       .make_tensor();
 }
 
-Transfer
+StartedTransfer
 reduceScatter(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool) {
   const int size = backend.getSize();
   const std::int64_t elements = slice.numel();
@@ -130,7 +130,7 @@ reduceScatter(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, Pa
           }};
 }
 
-Transfer
+StartedTransfer
 allGather(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool) {
   const int size = backend.getSize();
   const std::int64_t elements = slice.numel();

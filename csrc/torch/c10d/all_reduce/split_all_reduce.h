@@ -30,7 +30,7 @@ enum class HalfForm {
 
 /// A sum or a half under way: once `work` has ended, `finish` does the rest on this rank, on the
 /// current stream of the device.
-struct Transfer {
+struct StartedTransfer {
   c10::intrusive_ptr<c10d::Work> work;
   std::function<void()> finish;
 };
@@ -38,10 +38,11 @@ struct Transfer {
 /// Leaves the sum of this rank's shard of `slice` in its place; the rest of the slice has no
 /// defined contents. 16-bit elements that are exchanged are added in float32, in the order of the
 /// ranks, and rounded once.
-Transfer
+StartedTransfer
 reduceScatter(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool);
 
 /// Fills `slice` with the shards of all ranks.
-Transfer allGather(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool);
+StartedTransfer
+allGather(c10d::Backend& backend, const at::Tensor& slice, HalfForm form, PartsPool& pool);
 
 } // namespace hvd_order
