@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runner.records.environment import ROOT, describe, environment
+from benchmarks.runner.records.environment import ROOT, started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
 from hvd_order.cluster.model.job import Job
@@ -54,8 +54,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     os.environ["OMP_NUM_THREADS"] = "1"
-    found = environment()
-    print(describe(found) + "\n", flush=True)
+    found = started()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         costs = measure(folder / "alone", options)

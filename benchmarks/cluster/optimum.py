@@ -11,7 +11,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from helpers.oracles.small_cluster import compare_with_optimum
 
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 1.0)
@@ -22,8 +22,7 @@ def main() -> None:
     add_out_option(parser)
     parser.add_argument("--instances", type=int, default=1000)
     options = parser.parse_args()
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     # Each also checks capacities, prices, the dual bound, the proved ratio, and ends on time.
     shares = [compare_with_optimum(seed) for seed in range(options.instances)]
     summary = {f"{q:.0%}": float(np.quantile(shares, q)) for q in _QUANTILES}

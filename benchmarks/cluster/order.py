@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.workloads.profiles import PROFILES
@@ -123,8 +123,7 @@ def main() -> None:
     parser.add_argument("--alike", action="store_true", help="all jobs of a mix are the same one")
     add_out_option(parser)
     options = parser.parse_args()
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     raw: dict[str, dict[str, list[float]]] = {}
     summary: dict[str, dict[str, object]] = {}
     for gbit in options.gbit:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from hvd_order.cluster.model.job import Job
 from hvd_order.cluster.model.machines import Machines
@@ -40,8 +40,7 @@ def main() -> None:
     if options.fifo is not None:
         _fifo(options.fifo)
         return
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     raw: dict[str, object] = {}
     for count in _FIFO_JOBS:
         done = subprocess.run([sys.executable, __file__, "--fifo", str(count)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from hvd_order.cluster.policies.registry import Known, policy
 from hvd_order.cluster.simulate.simulator import Rules, simulate
@@ -27,8 +27,7 @@ def main() -> None:
     add_out_option(parser)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     cells = [(f"{count} machines, 50 jobs", count, 50, 10.0) for count in _MACHINES]
     cells += [(f"50 machines, {count} jobs", 50, count, 10.0) for count in _JOBS if count != 50]
     cells += [(f"50 machines, 50 jobs, links within x{inside:g}", 50, 50, inside)

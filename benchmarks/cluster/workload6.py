@@ -6,7 +6,7 @@ import argparse
 import os
 import statistics
 
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from hvd_order.cluster.policies.registry import RANDOM, Known, policy
 from hvd_order.cluster.simulate.simulator import Rules, simulate
@@ -24,8 +24,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--policies", nargs="+", default=_POLICIES)
     options = parser.parse_args()
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     machines = parse_machines(_MACHINES)
     jobs = list(load_jobs(os.path.join(DATA, "pollux-workload-6.csv")))
     raw: dict[str, dict[str, list[float]]] = {}

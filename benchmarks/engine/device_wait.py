@@ -19,7 +19,7 @@ from helpers.device.test_device import NAME, groups, load
 
 import hvd_order.torch as hvd
 from benchmarks.runner.ranks import WORKER_OPTION, run_as_rank, run_ranks, slowest
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import median_interval, paired_ratio
@@ -72,8 +72,7 @@ def main() -> None:
         run_as_rank(lambda _: measure(options), options.worker, "cpu")
         return
     load()  # builds it
-    found = environment()
-    print(describe(found))
+    found = started()
     systems: dict[str, list[float]] = {name: [] for name in SYSTEMS}
     optimum_s: list[float] = []
     settings: dict[str, list[str]] = {name: [] for name in SYSTEMS}

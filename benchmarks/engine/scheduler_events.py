@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.engine.cpp_program import run_cpp
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 
 
@@ -18,8 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_out_option(parser)
     options = parser.parse_args()
-    found = environment()
-    print(describe(found) + "\n", flush=True)
+    found = started()
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "rates.jsonl"
         code = run_cpp("engine/scheduler_events_bench.cc", str(raw)).returncode

@@ -21,7 +21,7 @@ from benchmarks.runner.ranks import (
     seconds_of,
     slowest,
 )
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import Summary, paired_ratio
@@ -43,8 +43,7 @@ def main() -> None:
     if options.worker:
         run_as_rank(lambda device: measure(options, device), options.worker, options.device)
         return
-    found = environment()
-    print(describe(found))
+    found = started()
     results = run_ranks(options.ranks, sys.argv[1:])
     summary = show(options, results)
     write_record("throughput", found, settings_of(options), {"results": results},

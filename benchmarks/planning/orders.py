@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))
 from helpers.oracles import graphs
 from helpers.oracles.sent import pull_order
 
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.planning.orders.search import pull_step_s, search
@@ -30,8 +30,7 @@ def main() -> None:
     parser.add_argument("--graphs", type=int, default=120, help="random graphs of 3 to 6 pulls")
     add_out_option(parser)
     options = parser.parse_args()
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     seconds: dict[str, list[float]] = {"tic": [], "tac": [], "search": []}
     for _ in range(options.rounds):
         for name, order in (("tic", tic), ("tac", tac), ("search", search)):

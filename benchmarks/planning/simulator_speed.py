@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.planning.predict.simulate import (
@@ -28,8 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_out_option(parser)
     options = parser.parse_args()
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     profile = PROFILES["bert_large"]()
     work = profile.workload()
     link = AllReduce.ring(8, 20e-6, 1.25e9)

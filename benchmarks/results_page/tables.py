@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from benchmarks.results_page.documents import Document
 from benchmarks.results_page.measures import last_outcomes, queues_of
+from benchmarks.runner.records.summary import paired_ratio
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str]) -> list[str]:
@@ -20,24 +22,35 @@ def _cells(runs: Sequence[Document]) -> list[str]:
     for run in runs:
         for cell, summary in zip(run.raw["cells"], run.content["summary"]["cells"], strict=True):
             setting = cell["setting"]
-            clipped, optimum = "", f"{summary['optimum_s']:.3f}"
+            what, optimum = setting["model"], f"{summary['optimum_s']:.3f}"
+            if setting["ratio"] not in (1, None):
+                what += f" (ratio {setting['ratio']:g})"
+            if setting["late"] != 1:
+                what += f" (last host {setting['late']:g} times as long)"
             if bounds := cell.get("clip_bounds"):
-                clipped = " (clipped)"
+                what += " (clipped)"
                 optimum += f" (whole all-reduces: {bounds['unsplit_s']:.3f})"
             for name, system in summary["systems"].items():
                 measured = cell["systems"][name]
                 seconds = measured["seconds"]
                 rows.append([
-                    f"{setting['model']}{clipped}, {setting['hosts']}, {setting['rate_mbit']:g}",
+                    f"{what}, {setting['hosts']}, {setting['rate_mbit']:g}",
                     f"{summary['local_s']:.3f}", f"{summary['wire_s']:.3f}", optimum,
                     f"{name} ({measured['note']})" if measured["note"] else name,
                     f"{system['step_s']:.3f}", f"{min(seconds):.3f} to {max(seconds):.3f}",
-                    f"{system['over_optimum']:.3f}", f"{100 * system['link_use']:.0f} %",
-                    run.commit,
+                    f"{system['over_optimum']:.3f}", _over_ours(cell["systems"], name),
+                    f"{100 * system['link_use']:.0f} %",
+                    f"{statistics.mean(measured['cpu_s']):.2f}", run.commit,
                 ])  # fmt: skip
     header = ("model, hosts, Mbit/s", "local s", "wire s", "optimum s", "system", "step s",
-              "range", "/ optimum", "link", "commit")  # fmt: skip
+              "range", "/ optimum", "/ hvd_order", "link", "processor s", "commit")  # fmt: skip
     return table(rows, header)
+
+
+def _over_ours(systems: Mapping[str, Any], name: str) -> str:
+    if name == "hvd_order" or "hvd_order" not in systems:
+        return ""
+    return str(paired_ratio(systems[name]["seconds"], systems["hvd_order"]["seconds"]))
 
 
 def _ranks_of_one_host(runs: Sequence[Document]) -> list[str]:
@@ -83,7 +96,9 @@ def _language_loops(runs: Sequence[Document]) -> list[str]:
 
 
 def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
-    """Simulated jobs of 1,024 ranks, then real ones on this machine."""
+    """Simulated jobs of 1,024 ranks or the most there are, then real ones on this machine."""
+    sizes = [row["ranks"] for run in runs for row in run.raw.get("steps", ())]
+    most = 1024 if 1024 in sizes else max(sizes, default=0)
     steps = [
         [f"{row['model']}, {row['rate_gbit']:g} Gbit/s", row["agreement"],
          f"{1e3 * row['step_s']:.1f}", f"{1e3 * row['added_s']:.2f}",
@@ -92,7 +107,7 @@ def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
          f"{row['busiest_bytes'] / 1024:.0f}", run.commit]
         for run in runs
         for row in run.raw.get("steps", ())
-        if row["ranks"] == 1024
+        if row["ranks"] == most
     ]  # fmt: skip
     jobs = [
         [ranks, f"{job['imported_s']:.1f}", f"{job['initialized_s']:.1f}",
@@ -103,7 +118,7 @@ def _simulated_jobs(runs: Sequence[Document]) -> list[str]:
         for ranks, job in run.content["summary"].get("processes", {}).items()
     ]  # fmt: skip
     return [
-        "Simulated, 1,024 ranks:",
+        f"Simulated, {most:,} ranks:",
         "",
         *table(steps, ("model, link", "agreement", "step ms", "added ms", "of the step",
                        "decision ms", "fan-out", "busiest rank's messages", "KiB", "commit")),
@@ -138,10 +153,13 @@ def _nodes(runs: Sequence[Document]) -> list[str]:
                     f"{run.content['summary']['link_gbit']:.0f}",
                     f"{name} ({system['note']})" if system["note"] else name,
                     f"{1e3 * system['step_s']:.1f}", f"{system['over_local']:.3f}",
-                    f"{1e3 * system['exposed_s']:.1f}", run.commit,
+                    f"{1e3 * system['exposed_s']:.1f}",
+                    "" if (seconds := system["profiled_exposed_s"]) is None
+                    else f"{1e3 * seconds:.1f}",
+                    run.commit,
                 ])  # fmt: skip
     header = ("model, ranks, device", "link Gbit/s", "system", "step ms", "/ local",
-              "not hidden ms", "commit")  # fmt: skip
+              "not hidden ms", "by profiler ms", "commit")  # fmt: skip
     return table(rows, header)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.hosts import EmulatedHosts, add_queue_options, queues, why_not
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import (
     DEFAULT_FOLDER,
     add_out_option,
@@ -216,8 +216,7 @@ def main() -> int:
     if reason:
         print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
         return 2
-    found = environment()
-    print(describe(found) + "\n", flush=True)
+    found = started()
     results = {part: _PARTS[part](options) for part in options.only}
     write_record(
         "parameter_server", found, settings_of(options),

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.runner.records.environment import ROOT, commit_of, describe, environment
+from benchmarks.runner.records.environment import ROOT, commit_of, started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import paired_ratio
@@ -23,8 +23,7 @@ _BENCH = "benchmarks/engine/scheduler_events_bench.cc"
 
 def main() -> None:
     options = _options()
-    found = environment()
-    print(describe(found))
+    found = started()
     trees = {"before": options.before.resolve(), "now": ROOT}
     commits = {name: commit_of(tree)[0] for name, tree in trees.items()}
     raw: dict[str, dict[str, list[float]]] = {}

@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.environments.installed import TRAIN, weights_in  # noqa: E402
 from helpers.environments.podman import Podman, pip_mounts  # noqa: E402
 
-from benchmarks.runner.records.environment import describe, environment  # noqa: E402
+from benchmarks.runner.records.environment import started  # noqa: E402
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record  # noqa: E402
 
 _BIN = "/env/bin"
@@ -34,8 +34,7 @@ def main() -> None:
         raise SystemExit(f"error: there is no {options.wheel}; `make wheels` writes to dist")
     if shutil.which("podman") is None or os.geteuid() != 0:
         raise SystemExit("error: needs podman and root")
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     with tempfile.TemporaryDirectory(prefix="hvd_order_bench_") as folder:
         podman = Podman(Path(folder))
         mounts = [

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from helpers.launching import Job, launcher, launcher_environment
 from helpers.training import elastic_training
 
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
 
@@ -33,8 +33,7 @@ STEP = r"step (\d+) loss (\S+) at (\S+)$"
 def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    found = environment()
-    print(describe(found))
+    found = started()
     losses, weights = elastic_training.reference(options.steps)
     trials = []
     for number in range(options.first, options.first + options.trials):

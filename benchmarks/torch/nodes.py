@@ -17,12 +17,12 @@ import torch.distributed as dist
 
 from benchmarks.hosts import EmulatedHosts, HostsUnavailable
 from benchmarks.runner.records.environment import ROOT, describe, environment
-from benchmarks.runner.records.record import settings_of, write_record
+from benchmarks.runner.records.record import settings_of, table_of, write_record
 from benchmarks.runner.systems import SYSTEMS, Trainer
 from benchmarks.runner.turns import turns
 from benchmarks.runner.workloads.trained import WORKLOADS, build
 from benchmarks.torch.nodes_measure import link_gbit, on_all_ranks, profiled_exposed, seconds_a_step
-from benchmarks.torch.nodes_report import summarize, text
+from benchmarks.torch.nodes_report import summarize, verdicts
 
 _WARM_UP = 5
 _COMPARED = ("ddp", "ddp_tuned", "fsdp2", "horovod", "hvd_order")
@@ -130,19 +130,13 @@ def _rank(options: argparse.Namespace) -> int:
         row = _compare(model, options, device, rank)
         raw.append(row)
         summaries.append(summarize(row))
-        if rank == 0:
-            print(text(summaries[-1:], rate, size), flush=True)
     if rank == 0:
         settings = {**settings_of(options), "ranks": size}
-        write_record(
-            "nodes",
-            found,
-            settings,
-            {"rows": raw},
-            {"link_gbit": rate, "rows": summaries},
-            options.out,
-        )
-        options.out.with_suffix(".md").write_text(text(summaries, rate, size), "utf-8")
+        summary = {"link_gbit": rate, "rows": summaries}
+        path = write_record("nodes", found, settings, {"rows": raw}, summary, options.out)
+        said = "\n".join(verdicts(summaries, rate, size))
+        print(said)
+        path.with_suffix(".md").write_text(f"{table_of(path)}\n\n{said}\n", "utf-8")
         from benchmarks.runner.pictures import draw_bars  # matplotlib is not on every node
 
         bars = {one["model"]: {name: s["over_local"] for name, s in one["systems"].items()}

@@ -1,4 +1,4 @@
-"""The comparison as table and verdict."""
+"""What follows from the steps of a comparison."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import paired_ratio
 
 _RIVALS = ("ddp", "ddp_tuned", "fsdp2", "horovod")
@@ -44,31 +43,9 @@ def _verdict(ratio: Any) -> str:
     return "slower" if ratio.low > 1 else "not to be told apart"
 
 
-def text(summaries: Sequence[Mapping[str, Any]], link_gbit: float, size: int) -> str:
-    """Table and verdicts as Markdown."""
-    header = [
-        "model",
-        "system",
-        "step ms",
-        "/ local",
-        "not hidden ms",
-        "by profiler ms",
-        "settings",
-    ]
-    rows = [
-        [
-            summary["model"], name, f"{1e3 * one['step_s']:.1f}", f"{one['over_local']:.3f}",
-            f"{1e3 * one['exposed_s']:.1f}", _milliseconds(one["profiled_exposed_s"]), one["note"],
-        ]
-        for summary in summaries
-        for name, one in summary["systems"].items()
-    ]  # fmt: skip
-    place = header.index("by profiler ms")
-    if not any(row[place] for row in rows):  # on CPUs
-        for row in (header, *rows):
-            del row[place]
-    lines = [f"{size} ranks; an all-reduce leaves each at {link_gbit:.2f} Gbit/s", ""]
-    lines += [table(header, rows), ""]
+def verdicts(summaries: Sequence[Mapping[str, Any]], link_gbit: float, size: int) -> list[str]:
+    """A line of the link, and one of each model that hvd_order trained beside another system."""
+    lines = [f"{size} ranks; an all-reduce leaves each at {link_gbit:.2f} Gbit/s"]
     for summary in summaries:
         if against := summary.get("against"):
             ratio = against["ratio"]
@@ -77,8 +54,4 @@ def text(summaries: Sequence[Mapping[str, Any]], link_gbit: float, size: int) ->
                 f"[{ratio['low']:.3f}, {ratio['high']:.3f}] of {against['system']}'s step: "
                 f"{against['verdict']}"
             )
-    return "\n".join(lines) + "\n"
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.1f}"
+    return lines

@@ -10,9 +10,8 @@ from statistics import median
 from typing import Any
 
 from benchmarks.runner.places import this_host
-from benchmarks.runner.records.environment import ROOT, commit_of, describe, environment
+from benchmarks.runner.records.environment import ROOT, commit_of, started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
-from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.turns import Measured, measure_in_turns
 from benchmarks.runner.workloads.real_models import REAL_MODELS
@@ -37,8 +36,7 @@ SYSTEMS: dict[str, dict[str, str]] = {
 
 def main() -> None:
     options = _options()
-    found = environment()
-    print(describe(found) + "\n", flush=True)
+    found = started()
     raw, summaries = [], []
     for size in options.ranks:
         measured = _measure(size, options)
@@ -48,7 +46,6 @@ def main() -> None:
             del systems[name]["turns"], systems[name]["sent_bytes"]
         raw.append({"ranks": size, "systems": systems})
         summaries.append({"ranks": size, "systems": _summary(measured)})
-        print(_table(size, summaries[-1]["systems"]), flush=True)
     settings = settings_of(options)
     if options.before:
         settings["before"] = commit_of(options.before)[0]
@@ -86,23 +83,6 @@ def _summary(measured: dict[str, Measured]) -> dict[str, Any]:
         }
         for name, one in measured.items()
     }
-
-
-def _table(size: int, systems: dict[str, Any]) -> str:
-    rows = []
-    for name, one in systems.items():
-        ratio = one["over_ddp"]
-        rows.append([
-            size, name, f"{1e3 * one['step_s']:.1f}",
-            f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]",
-            f"{1e3 * one['cpu_s'] / size:.1f}", f"{one['switches'] / size:.0f}",
-            f"{one['messages']:.0f}",
-            f"{one['threads'][0]} / {one['threads'][-1]}", one["note"],
-        ])  # fmt: skip
-    return table(
-        ["ranks", "system", "step ms", "/ DDP", "CPU ms a rank", "switches a rank", "messages",
-         "threads of rank 0 / last", "settings"], rows,
-    )  # fmt: skip
 
 
 def _options() -> argparse.Namespace:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import Summary, paired_ratio
@@ -24,8 +24,7 @@ TARGET = 1.01
 
 def main() -> None:
     options = _options()
-    found = environment()
-    print(describe(found))
+    found = started()
     if options.threads:
         torch.set_num_threads(options.threads)
     hvd.init()

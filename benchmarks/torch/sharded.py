@@ -7,9 +7,8 @@ import statistics
 from typing import Any
 
 from benchmarks.runner.places import emulated_hosts
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
-from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import paired_ratio
 from benchmarks.runner.turns import Measured, measure_in_turns
 from benchmarks.runner.workloads.build import size_bytes
@@ -31,11 +30,9 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def main() -> None:
     options = _options()
-    found = environment()
-    print(describe(found) + "\n", flush=True)
+    found = started()
     measured = _measure(options)
     summary = _summary(measured)
-    print(_table(summary))
     write_record("sharded", found, settings_of(options), measured, summary, options.out)
 
 
@@ -81,21 +78,6 @@ def _summary(measured: dict[str, Any]) -> dict[str, Any]:
             "state_of_ddp": max(one["state_bytes"]) / max(base["state_bytes"]),
         }
     return {"wire_s": measured["wire_s"], "systems": found}
-
-
-def _table(summary: dict[str, Any]) -> str:
-    return table(
-        ["system", "step s", "/ DDP [95 %]", "CPU s", "sent MB", "state MB", "/ DDP's"],
-        [
-            [
-                name, f"{one['step_s']:.3f}",
-                f"{one['of_ddp']:.3f} [{one['of_ddp_low']:.3f}, {one['of_ddp_high']:.3f}]",
-                f"{one['cpu_s']:.2f}", f"{one['sent_bytes'] / 1e6:.1f}",
-                f"{one['state_bytes'] / 1e6:.1f}", f"{one['state_of_ddp']:.3f}",
-            ]
-            for name, one in summary["systems"].items()
-        ],
-    )  # fmt: skip
 
 
 def _options() -> argparse.Namespace:

@@ -26,14 +26,13 @@ from benchmarks.runner.cell_bounds import ClipBounds
 from benchmarks.runner.fleet import Fleet, RankFailed
 from benchmarks.runner.pictures import draw_bars, draw_steps
 from benchmarks.runner.places import Place, emulated_hosts
-from benchmarks.runner.records.environment import ROOT, commit_of, describe, environment
+from benchmarks.runner.records.environment import ROOT, commit_of, started
 from benchmarks.runner.records.record import (
     DEFAULT_FOLDER,
     add_out_option,
     settings_of,
     write_record,
 )
-from benchmarks.runner.records.report import table
 from benchmarks.runner.workloads.build import MODELS, is_real
 
 SYSTEMS = {
@@ -53,8 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if reason:
         print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
         return 2
-    found = environment()
-    print(describe(found) + "\n", flush=True)
+    found = started()
     cells: list[CellResult] = []
     failed = []
     settings = [
@@ -70,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             for cell in _run_group(hosts, rate, list(group), options):
                 cells.append(cell)
-                print(_table([cell], header=len(cells) == 1), flush=True)
+                print(f"{cell.setting.label}: measured", file=sys.stderr, flush=True)
                 if cell.clip_bounds is not None:
                     print(_clip_line(cell, cell.clip_bounds), flush=True)
         except (RankFailed, MemoryIsShort) as error:
@@ -174,29 +172,6 @@ def _tensorflow(place: Place, options: argparse.Namespace) -> list[Contestant]:
             fleet = place.fleet("tensorflow_hvd_order", restless=False, extra=extra)
         contestants.append(Contestant(name, name, fleet, knobs))
     return contestants
-
-
-def _table(cells: list[CellResult], header: bool = True) -> str:
-    names = list(dict.fromkeys(n for cell in cells for n in cell.systems if n != "local"))
-    rows = []
-    for cell in cells:
-        s = cell.setting
-        rows += [[
-            s.label, s.hosts, f"{s.rate_mbit:g}", f"{cell.ratio:.3g}",
-            f"{cell.wire_s:.3f}", f"{cell.local_s:.3f}", f"{cell.optimum_s:.3f}",
-            name + (f" ({m.note})" if m.note else ""),
-            f"{m.step_s:.3f}", f"{min(m.seconds):.3f}-{max(m.seconds):.3f}",
-            f"{m.step_s / cell.optimum_s:.3f}",
-            f"{cell.overlap(name).efficiency:.2f}",
-            f"{100 * cell.utilisation(name):.0f}",
-            f"{sum(m.cpu_s) / len(m.cpu_s):.2f}",
-            str(cell.against(name, "hvd_order")) if "hvd_order" in names else "",
-        ] for name in names if (m := cell.systems.get(name))]  # fmt: skip
-    text = table(
-        ["model", "hosts", "Mbit/s", "ratio", "wire s", "local s", "optimum s", "system", "step s",
-         "range", "/ optimum", "E", "link %", "CPU s", "/ hvd_order [95 %]"], rows,
-    )  # fmt: skip
-    return text if header else "\n".join(text.split("\n")[2:])
 
 
 def _clip_line(cell: CellResult, bounds: ClipBounds) -> str:

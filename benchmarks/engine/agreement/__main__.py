@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.engine.agreement.steps import STRAGGLERS, measure_steps
 from benchmarks.runner.ranks import WORKER_OPTION, run_as_rank, run_ranks
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.records.report import table
 from benchmarks.runner.records.summary import Summary, paired_ratio
@@ -26,8 +26,7 @@ def main() -> None:
     if options.worker:
         run_as_rank(lambda device: measure(options, device), options.worker, "cpu")
         return
-    found = environment()
-    print(describe(found))
+    found = started()
     results = {str(size): run_ranks(size, sys.argv[1:]) for size in options.ranks}
     show_steps(options, results)
     write_record("agreement", found, settings_of(options), {"ranks": results},

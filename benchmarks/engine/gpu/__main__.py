@@ -24,7 +24,7 @@ from benchmarks.engine.gpu.finding import Finding
 from benchmarks.engine.gpu.hooks import check_hooks
 from benchmarks.engine.gpu.issue import check_issue_cost
 from benchmarks.runner.ranks import WORKER_OPTION, run_as_rank, run_ranks
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from hvd_order.torch.kernels import use_kernels
 
@@ -53,8 +53,7 @@ def main() -> int:
         return 0
     if options.device == "test":
         test_device.load()  # builds it
-    found = environment()
-    print(describe(found))
+    found = started()
     outcomes = {name: _ask(name, options.device) for name in options.check}
     missed = [name for name, outcome in outcomes.items() if outcome["outcome"] == "FAIL"]
     write_record("gpu", found, settings_of(options), {"checks": outcomes}, {"failed": missed},

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.engine.cpp_program import run_cpp
-from benchmarks.engine.scale.processes import jobs_table, measure_job, summary_of
+from benchmarks.engine.scale.processes import measure_job, summary_of
 from benchmarks.engine.scale.send_cost import measure_send_cost, send_cost_s
-from benchmarks.engine.scale.steps import measure_steps, steps_table
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.engine.scale.steps import measure_steps
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 
 PARTS = ("steps", "classes", "processes")
@@ -24,14 +24,12 @@ PARTS = ("steps", "classes", "processes")
 
 def main() -> None:
     options = _options()
-    found = environment()
-    print(describe(found) + "\n", flush=True)
+    found = started()
     raw: dict[str, Any] = {}
     summary: dict[str, Any] = {}
     if "steps" in options.only:
         send_s = _send_cost(options, raw)
         rows = measure_steps(options.ranks, options.networks, 1e-6 * options.latency_us, send_s)
-        print(steps_table(rows) + "\n", flush=True)
         raw["steps"] = rows
         summary["send_s"] = send_s
         summary["added"] = _most_added(rows)
@@ -50,7 +48,6 @@ def main() -> None:
     if "processes" in options.only:
         raw["processes"] = [measure_job(size, options.steps) for size in options.processes]
         summaries = {job["ranks"]: summary_of(job) for job in raw["processes"]}
-        print("\n" + jobs_table(summaries))
         summary["processes"] = summaries
     write_record("scale", found, settings_of(options), raw, summary, options.out)
 

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.runner.records.report import table
 from hvd_order.launch.run import LaunchRequest, run
 
 _WORKER = Path(__file__).with_name("worker.py")
@@ -62,23 +61,6 @@ def summary_of(job: dict[str, Any]) -> dict[str, Any]:
         "most_threads": max(sum(rank["threads"].values()) for rank in ranks),
         "last_step_s": max(rank["step_s"][-1] for rank in ranks),
     }
-
-
-def jobs_table(summaries: dict[int, dict[str, Any]]) -> str:
-    header = ["ranks", "imported s", "init() s", "first step s", "RSS MiB", "Pss MiB",
-              "private MiB", "before init() MiB", "rank 0 private MiB", "threads rank 0",
-              "threads last rank", "most threads"]  # fmt: skip
-    return table(header, [
-        [
-            size, f"{one['imported_s']:.1f}", f"{one['initialized_s']:.1f}",
-            f"{one['stepped_s']:.1f}",
-            *(f"{one[name] / _MIB:.0f}"
-              for name in ("rss_bytes", "pss_bytes", "private_bytes", "private_before_init_bytes",
-                           "rank_0_private_bytes")),
-            one["rank_0_threads"], one["last_rank_threads"], one["most_threads"],
-        ]
-        for size, one in summaries.items()
-    ])  # fmt: skip
 
 
 def available_bytes() -> int:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.runner.records.report import table
 from benchmarks.runner.workloads.profiles import PROFILES
 from hvd_order.base.link.link_model import LinkModel
 from hvd_order.base.link.slice_settings import best_settings, reservation_lead_s
@@ -50,24 +49,6 @@ def measure_steps(
                     cell = Cell(model, all_reduce, rate, ranks, latency_s, send_s)
                     rows += list(_measure(cell))
     return rows
-
-
-def steps_table(rows: list[dict[str, Any]]) -> str:
-    """The figures of all cells."""
-    header = ["model", "all-reduce", "Gbit/s", "ranks", "agreement", "step ms", "added ms",
-              "added %", "decision ms", "messages busiest", "messages rank 0", "KiB busiest",
-              "fan-out", "depth"]  # fmt: skip
-    return table(header, [
-        [
-            row["model"], row["all_reduce"], row["rate_gbit"], row["ranks"], row["agreement"],
-            f"{1e3 * row['step_s']:.2f}", f"{1e3 * row['added_s']:.3f}",
-            f"{100 * row['added_s'] / row['free_step_s']:.2f}", f"{1e3 * row['decision_s']:.3f}",
-            f"{row['busiest_messages']:.0f}",
-            f"{row['rank_0_messages']:.0f}", f"{row['busiest_bytes'] / 1024:.1f}",
-            row["fan_out"], row["depth"],
-        ]
-        for row in rows
-    ])  # fmt: skip
 
 
 def depth_of_tree(ranks: int, fan_out: int) -> int:

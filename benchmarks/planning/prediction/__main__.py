@@ -12,7 +12,7 @@ from typing import Any, Literal
 from benchmarks.hosts import EmulatedHosts, add_queue_options, queues, why_not
 from benchmarks.planning.prediction.cells import row, show, summary_of
 from benchmarks.planning.prediction.model import graph_of, layers_of
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from benchmarks.servers.placed_job import PlacedJob
@@ -52,15 +52,14 @@ def main() -> int:
     if reason := why_not():
         print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
         return 2
-    found = environment()
-    print(describe(found) + "\n", flush=True)
+    found = started()
     cells: list[dict[str, Any]] = []
     for name in options.models:
         for rate_mbit in options.rates_mbit:
             for mode in options.modes:
                 cells += _cells(name, rate_mbit, mode, options)
     summary = summary_of(cells)
-    show(cells, summary)
+    show(summary)
     write_record("prediction", found, settings_of(options), {"cells": cells}, summary, options.out)
     return 0
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of predicted throughput have in common: the table, the summary."""
+"""What the benchmarks of predicted throughput have in common: a line, the summary."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.runner.records.report import table
-
 _FORMS = ("mean_value", "bound", "fitted")
-_HEADER = ("model", "Mbit/s", "mode", "workers", "measured", "predicted", "error", "mean value",
-           "bound", "fitted")  # fmt: skip
 
 
 def row(cell: dict[str, Any]) -> list[str]:
-    """A cell as a row of the table."""
+    """A cell in a line, as soon as it is measured."""
     forms = [cell[name] for name in _FORMS]
     return [
         cell["model"], f"{cell['rate_mbit']:g}", cell["mode"], str(cell["workers"]),
@@ -39,9 +35,8 @@ def summary_of(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def show(cells: Sequence[dict[str, Any]], summary: dict[str, Any]) -> None:
-    """Prints the table and the summary."""
-    print("\n" + table(_HEADER, [row(cell) for cell in cells]))
+def show(summary: dict[str, Any]) -> None:
+    """Prints the summary."""
     print(
         f"\nmedian error {summary['median_error']:.1%}, 90 % {summary['p90_error']:.1%}, "
         f"worst {summary['worst_error']:.1%}"

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.planning.prediction.published import Row, Served, read_dl2, read_pollux
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, write_record
 from benchmarks.runner.records.report import table
 from hvd_order.cluster.workloads.load import DATA
@@ -50,8 +50,7 @@ def main() -> int:
     parser.add_argument("--dl2", metavar="FILE", type=Path)
     parser.add_argument("--seeds", type=int, default=20, help="choices of DL2's points")
     options = parser.parse_args()
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     shipped = Path(DATA, "pollux-measurements.csv")
     errors: Errors = {}
     rows = []

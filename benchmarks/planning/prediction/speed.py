@@ -7,7 +7,7 @@ import random
 import time
 
 from benchmarks.planning.prediction.model import graph_of
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from hvd_order.planning.predict.workers.throughput import Cluster, predict_servers
@@ -26,8 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_out_option(parser)
     options = parser.parse_args()
-    found = environment()
-    print(describe(found) + "\n")
+    found = started()
     profile = PROFILES["resnet50"]().scaled_to(_COMPUTE_S)
     graph, rows = graph_of(profile, [_recorded(profile, random.Random(i)) for i in range(_SAMPLES)])
     step = WorkerStep(graph, rows, slice_bytes=_SLICE_BYTES)

@@ -14,7 +14,7 @@ from benchmarks.hosts import add_queue_options, queues, why_not
 from benchmarks.planning.prediction.cells import row, show, summary_of
 from benchmarks.planning.prediction.model import layers_of
 from benchmarks.planning.prediction.strategy_cluster import StrategyCluster
-from benchmarks.runner.records.environment import describe, environment
+from benchmarks.runner.records.environment import started
 from benchmarks.runner.records.record import add_out_option, settings_of, write_record
 from benchmarks.runner.workloads.profiles import PROFILES, Profile
 from hvd_order.planning.files.profile import read_profile
@@ -43,8 +43,7 @@ def main() -> int:
     if reason := why_not():
         print(f"emulated hosts do not work here: {reason}", file=sys.stderr)
         return 2
-    found = environment()
-    print(describe(found) + "\n", flush=True)
+    found = started()
     cells: list[dict[str, Any]] = []
     alone: list[dict[str, Any]] = []
     for name in options.models:
@@ -52,7 +51,7 @@ def main() -> int:
             alone.append(one)
             cells += some
     summary = summary_of(cells)
-    show(cells, summary)
+    show(summary)
     words = [f"{one['model']} {one['rate_mbit']:g} {one['error']:+.1%}" for one in alone]
     print(f"\none worker, which was profiled: {', '.join(words)}")
     raw = {"strategy_cells": cells, "alone": alone}

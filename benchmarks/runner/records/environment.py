@@ -35,6 +35,13 @@ def environment() -> dict[str, Any]:
     }
 
 
+def started() -> dict[str, Any]:
+    """The environment of a run that begins, which is printed."""
+    found = environment()
+    print(describe(found) + "\n", flush=True)
+    return found
+
+
 def describe(found: dict[str, Any]) -> str:
     """The same in a few lines, with a warning where the machine had other work."""
     machine = found["machine"]

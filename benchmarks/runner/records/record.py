@@ -43,7 +43,7 @@ def write_record(
     summary: Mapping[str, Any],
     out: Path | None = None,
 ) -> Path:
-    """Writes the result file of a run and says where it is.
+    """Writes the result file of a run, prints its table and says where it is.
 
     Args:
         benchmark: folder of benchmarks/.
@@ -74,9 +74,20 @@ def write_record(
     path = (out or DEFAULT_FOLDER / f"{benchmark}.json").resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(_text(plain), "utf-8")
+    print(f"\n{table_of(path)}\n")
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     print(f"all measurements: {shown}")
     return path
+
+
+def table_of(path: Path) -> str:
+    """The table that RUNS.md has of a result file; empty if it has none."""
+    from benchmarks.results_page.documents import Document
+    from benchmarks.results_page.tables import TABLES
+
+    document = Document(path.name, json.loads(path.read_text("utf-8")))
+    benchmark = document.content["benchmark"]
+    return "\n".join(TABLES[benchmark]([document])) if benchmark in TABLES else ""
 
 
 def _rounded(value: Any) -> Any:
