@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.hosts import EmulatedHosts, why_not
-from benchmarks.runner.cell import CellResult, Contestant, MemoryIsShort, Setting, run_cell
+from benchmarks.runner.cells.cell import CellResult, Contestant, MemoryIsShort, Setting, run_cell
+from benchmarks.runner.cells.pictures import draw_steps
 from benchmarks.runner.fleet import RankFailed
-from benchmarks.runner.pictures import draw_steps
 from benchmarks.runner.places import Place, emulated_hosts
 from benchmarks.runner.records.environment import environment
 from benchmarks.runner.records.record import settings_of, write_record

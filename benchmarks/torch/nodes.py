@@ -137,7 +137,7 @@ def _rank(options: argparse.Namespace) -> int:
         said = "\n".join(verdicts(summaries, rate, size))
         print(said)
         path.with_suffix(".md").write_text(f"{table_of(path)}\n\n{said}\n", "utf-8")
-        from benchmarks.runner.pictures import draw_bars  # matplotlib is not on every node
+        from benchmarks.runner.cells.pictures import draw_bars  # matplotlib is not on every node
 
         bars = {one["model"]: {name: s["over_local"] for name, s in one["systems"].items()}
                 for one in summaries}  # fmt: skip

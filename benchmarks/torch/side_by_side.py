@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hosts import EmulatedHosts, why_not
-from benchmarks.runner.cell import (
+from benchmarks.runner.cells.bounds import ClipBounds
+from benchmarks.runner.cells.cell import (
     DDP_BUCKETS_MIB,
     CellResult,
     Contestant,
@@ -22,9 +23,8 @@ from benchmarks.runner.cell import (
     Setting,
     run_cell,
 )
-from benchmarks.runner.cell_bounds import ClipBounds
+from benchmarks.runner.cells.pictures import draw_bars, draw_steps
 from benchmarks.runner.fleet import Fleet, RankFailed
-from benchmarks.runner.pictures import draw_bars, draw_steps
 from benchmarks.runner.places import Place, emulated_hosts
 from benchmarks.runner.records.environment import ROOT, commit_of, started
 from benchmarks.runner.records.record import (

@@ -1,9 +1,9 @@
 """One process of a job with ParameterServerStrategy: the coordinator, a worker or a server.
 
-Obeys commands, one JSON object a line, and answers each with one. Layers compute by sleeping, as in
-side_by_side/tensorflow_model.py. The coordinator traces them, but Python runs in the workers: the
-operator knows a function of Python by a name that its process has given it, which is the same for
-the first function of every process.
+Obeys commands, one JSON object a line, and answers each with one. Layers compute by sleeping, as
+those of benchmarks/runner/workloads/tensorflow_model.py. The coordinator traces them, but Python
+runs in the workers: the operator knows a function of Python by a name that its process has given
+it, which is the same for the first function of every process.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ import torch
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.runner.cell_bounds import clipped_optimum_s, layer_s, optimum_s  # noqa: E402
+from benchmarks.runner.cells.bounds import clipped_optimum_s, layer_s, optimum_s  # noqa: E402
+from benchmarks.runner.cells.weights import same_weights  # noqa: E402
 from benchmarks.runner.systems import local  # noqa: E402
-from benchmarks.runner.weights import same_weights  # noqa: E402
 from benchmarks.runner.workloads.workload import Workload  # noqa: E402
 
 EVENTS = [

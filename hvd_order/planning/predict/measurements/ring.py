@@ -21,7 +21,8 @@ class Ring(Pollux):
     The form of T_grad and of the sum are those of Qiao et al., "Pollux", OSDI 2021, section 3.2;
     the volume of a ring is Patarasuk and Yuan's (Journal of Parallel and Distributed Computing
     69(2), 2009). That workers share the link is this project's term: with Pollux' linear term, a
-    fit to two nodes misses three and four by twice as much (benchmarks/planning/prediction/public.py).
+    fit to two nodes misses three and four by twice as much
+    (benchmarks/planning/prediction/public.py).
     """
 
     @staticmethod

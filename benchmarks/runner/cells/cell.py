@@ -10,13 +10,13 @@ from typing import Any
 
 import psutil
 
-from benchmarks.runner.cell_bounds import ClipBounds, clipped_optimum_s, layer_s, optimum_s
+from benchmarks.runner.cells.bounds import ClipBounds, clipped_optimum_s, layer_s, optimum_s
+from benchmarks.runner.cells.planned import write_plan
+from benchmarks.runner.cells.weights import same_weights
 from benchmarks.runner.commands import step_s
 from benchmarks.runner.fleet import Fleet
-from benchmarks.runner.planned import write_plan
 from benchmarks.runner.records.summary import Ratio, paired_ratio
 from benchmarks.runner.turns import Measured, measure_in_turns
-from benchmarks.runner.weights import same_weights
 from benchmarks.runner.workloads.build import size_bytes
 from hvd_order.planning.steps.efficiency import Overlap
 

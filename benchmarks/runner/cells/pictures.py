@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 if TYPE_CHECKING:
-    from benchmarks.runner.cell import CellResult
+    from benchmarks.runner.cells.cell import CellResult
 
 
 def draw_bars(groups: Mapping[str, Mapping[str, float]], label: str, path: Path) -> None:
