@@ -89,13 +89,14 @@ int roughSize(const Setup& setup) {
 class Setups final {
  public:
   /// Adds a setup with each credit, of one and two slices.
-  void add(const Setup& setup) {
+  void add(AgreementKind kind, const Setup& setup) {
     for (const int slices : {1, 2}) {
       Setup copy = setup;
-      copy.policy = setup.agreement == kPlanned ? Policy::kPlanned : setup.policy;
+      copy.agreement = kind;
+      copy.policy = kind == kPlanned ? Policy::kPlanned : setup.policy;
       copy.creditUnits = slices * setup.models[0].sliceUnits;
       for (TensorSet& model : copy.models) {
-        model.plan = setup.agreement == kPlanned ? model.plan : std::vector<SliceIndex>{};
+        model.plan = kind == kPlanned ? model.plan : std::vector<SliceIndex>{};
       }
       if (setup.leavesPlan) {
         copy.models.back().plan.clear();
@@ -106,10 +107,10 @@ class Setups final {
   }
 
   /// Adds a setup with both policies.
-  void addPolicies(Setup setup) {
+  void addPolicies(AgreementKind kind, Setup setup) {
     for (const Policy policy : {Policy::kPriority, Policy::kArrival}) {
       setup.policy = policy;
-      add(setup);
+      add(kind, setup);
     }
   }
 
@@ -126,66 +127,55 @@ class Setups final {
 /// All-reduces are split: slices also become ready by the ends of others on their rank.
 void addQuickSplits(Setups& all) {
   for (const AgreementKind kind : {kLeader, kNegotiated}) {
-    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitOne}});
-    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitTwo}});
-    all.addPolicies({.agreement = kind, .ranks = 2, .models = {kSplitOne}});
-    all.addPolicies({.agreement = kind, .ranks = 2, .models = {kSplitTwo}});
-    all.addPolicies({.agreement = kind, .ranks = 3, .models = {kSplitOne}});
-    all.add({.agreement = kind, .ranks = 2, .models = {kSplitParts}});
-    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitFused}});
-    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .steps = 1, .models = {kSplitOne}});
+    all.add(kind, {.ranks = 2, .steps = 1, .models = {kSplitOne}});
+    all.add(kind, {.ranks = 2, .steps = 1, .models = {kSplitTwo}});
+    all.addPolicies(kind, {.ranks = 2, .models = {kSplitOne}});
+    all.addPolicies(kind, {.ranks = 2, .models = {kSplitTwo}});
+    all.addPolicies(kind, {.ranks = 3, .models = {kSplitOne}});
+    all.add(kind, {.ranks = 2, .models = {kSplitParts}});
+    all.add(kind, {.ranks = 2, .steps = 1, .models = {kSplitFused}});
+    all.add(kind, {.ranks = 3, .fanOut = 1, .steps = 1, .models = {kSplitOne}});
     for (const Rank rank : {0, 1}) {
-      all.add(
-          {.agreement = kind,
-           .ranks = 2,
-           .steps = 1,
-           .models = {kOne, kSplitOne},
-           .registerLater = {rank}});
-      all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitTwo}, .dies = rank});
+      all.add(kind, {.ranks = 2, .steps = 1, .models = {kOne, kSplitOne}, .registerLater = {rank}});
+      all.add(kind, {.ranks = 2, .steps = 1, .models = {kSplitTwo}, .dies = rank});
     }
     all.add(
-        {.agreement = kind,
-         .ranks = 2,
+        kind,
+        {.ranks = 2,
          .models = {kSplitTwo},
          .wholeSteps = true,
          .retuned = Setup::Retuned{Policy::kArrival, 2}});
-    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitFused}, .reserves = true});
-    all.add(
-        {.agreement = kind, .ranks = 2, .steps = 1, .models = {kSplitTwo}, .decidesLater = true});
-    all.add({.agreement = kind, .ranks = 2, .steps = 3, .models = {kSplitTwo}, .lags = 1});
-    all.add({.agreement = kind, .ranks = 3, .models = {kSplitTwo}, .lags = 2});
+    all.add(kind, {.ranks = 2, .steps = 1, .models = {kSplitFused}, .reserves = true});
+    all.add(kind, {.ranks = 2, .steps = 1, .models = {kSplitTwo}, .decidesLater = true});
+    all.add(kind, {.ranks = 2, .steps = 3, .models = {kSplitTwo}, .lags = 1});
+    all.add(kind, {.ranks = 3, .models = {kSplitTwo}, .lags = 2});
   }
   for (const TensorSet& model : {kSplitOne, kSplitTwo, kSplitParts, kSplitFused}) {
-    all.add({.agreement = kPlanned, .ranks = 2, .models = {model}});
+    all.add(kPlanned, {.ranks = 2, .models = {model}});
   }
-  all.add({.agreement = kPlanned, .ranks = 3, .models = {kSplitTwo}});
-  all.add({.agreement = kPlanned, .ranks = 3, .models = {kSplitTwo}, .lags = 2});
-  all.add(
-      {.agreement = kPlanned,
-       .ranks = 2,
-       .steps = 1,
-       .models = {kSplitOne, kOne},
-       .leavesPlan = true});
+  all.add(kPlanned, {.ranks = 3, .models = {kSplitTwo}});
+  all.add(kPlanned, {.ranks = 3, .models = {kSplitTwo}, .lags = 2});
+  all.add(kPlanned, {.ranks = 2, .steps = 1, .models = {kSplitOne, kOne}, .leavesPlan = true});
 }
 
 void addLargeSplits(Setups& all) {
   for (const AgreementKind kind : {kLeader, kNegotiated}) {
-    all.addPolicies({.agreement = kind, .ranks = 3, .steps = 1, .models = {kSplitTwo}});
-    all.add({.agreement = kind, .ranks = 3, .models = {kSplitTwo}});
-    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .steps = 1, .models = {kSplitTwo}});
-    all.add({.agreement = kind, .ranks = 2, .models = {kSplitThree}});
-    all.add({.agreement = kind, .ranks = 2, .models = {kSplitFused}});
-    all.add({.agreement = kind, .ranks = 4, .models = {kSplitOne}});
-    all.add({.agreement = kind, .ranks = 3, .steps = 1, .models = {kSplitTwo}, .dies = 1});
-    all.add({.agreement = kind, .ranks = 2, .models = {kSplitTwo}, .decidesLater = true});
+    all.addPolicies(kind, {.ranks = 3, .steps = 1, .models = {kSplitTwo}});
+    all.add(kind, {.ranks = 3, .models = {kSplitTwo}});
+    all.add(kind, {.ranks = 3, .fanOut = 1, .steps = 1, .models = {kSplitTwo}});
+    all.add(kind, {.ranks = 2, .models = {kSplitThree}});
+    all.add(kind, {.ranks = 2, .models = {kSplitFused}});
+    all.add(kind, {.ranks = 4, .models = {kSplitOne}});
+    all.add(kind, {.ranks = 3, .steps = 1, .models = {kSplitTwo}, .dies = 1});
+    all.add(kind, {.ranks = 2, .models = {kSplitTwo}, .decidesLater = true});
   }
-  all.add({.agreement = kNegotiated, .ranks = 3, .models = {kSplitThree}, .lags = 2});
-  all.add({.agreement = kPlanned, .ranks = 3, .models = {kSplitThree}});
-  all.add({.agreement = kPlanned, .ranks = 2, .models = {kSplitOne, kOne}, .leavesPlan = true});
+  all.add(kNegotiated, {.ranks = 3, .models = {kSplitThree}, .lags = 2});
+  all.add(kPlanned, {.ranks = 3, .models = {kSplitThree}});
+  all.add(kPlanned, {.ranks = 2, .models = {kSplitOne, kOne}, .leavesPlan = true});
   for (const TensorSet& model : {kSplitOne, kSplitTwo}) {
     all.add(
-        {.agreement = kPlanned,
-         .ranks = model.tensorUnits.size() == 1 ? 3 : 2,
+        kPlanned,
+        {.ranks = model.tensorUnits.size() == 1 ? 3 : 2,
          .steps = 1,
          .models = {model, kOne},
          .leavesPlan = true});
@@ -197,62 +187,57 @@ void addLargeSplits(Setups& all) {
 std::vector<Setup> quickSetups() {
   Setups all;
   for (const AgreementKind kind : {kLeader, kNegotiated}) {
-    all.addPolicies({.agreement = kind, .ranks = 2, .models = {kTwo}});
-    all.addPolicies({.agreement = kind, .ranks = 2, .models = {kThree}, .wholeSteps = true});
-    all.addPolicies({.agreement = kind, .ranks = 3, .models = {kTwo}, .wholeSteps = true});
-    all.add({.agreement = kind, .ranks = 2, .models = {kParts}});
-    all.add({.agreement = kind, .ranks = 2, .models = {kFused}});
-    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kMixed}});
-    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kFour}});
-    all.add({.agreement = kind, .ranks = 4, .steps = 1, .models = {kTwo}});
+    all.addPolicies(kind, {.ranks = 2, .models = {kTwo}});
+    all.addPolicies(kind, {.ranks = 2, .models = {kThree}, .wholeSteps = true});
+    all.addPolicies(kind, {.ranks = 3, .models = {kTwo}, .wholeSteps = true});
+    all.add(kind, {.ranks = 2, .models = {kParts}});
+    all.add(kind, {.ranks = 2, .models = {kFused}});
+    all.add(kind, {.ranks = 2, .steps = 1, .models = {kMixed}});
+    all.add(kind, {.ranks = 2, .steps = 1, .models = {kFour}});
+    all.add(kind, {.ranks = 4, .steps = 1, .models = {kTwo}});
     // Ranks below others in the tree: a chain, and rank 3 below rank 1.
-    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .steps = 1, .models = {kTwo}});
-    all.add({.agreement = kind, .ranks = 4, .fanOut = 2, .steps = 1, .models = {kTwo}});
+    all.add(kind, {.ranks = 3, .fanOut = 1, .steps = 1, .models = {kTwo}});
+    all.add(kind, {.ranks = 4, .fanOut = 2, .steps = 1, .models = {kTwo}});
     // Models registered at other times on other ranks.
     for (const Rank rank : {0, 1}) {
-      all.add(
-          {.agreement = kind,
-           .ranks = 2,
-           .steps = 1,
-           .models = {kTwo, kOne},
-           .registerLater = {rank}});
-      all.add({.agreement = kind, .ranks = 2, .models = {kOne, kOne}, .registerLater = {rank}});
+      all.add(kind, {.ranks = 2, .steps = 1, .models = {kTwo, kOne}, .registerLater = {rank}});
+      all.add(kind, {.ranks = 2, .models = {kOne, kOne}, .registerLater = {rank}});
     }
-    all.add(
-        {.agreement = kind, .ranks = 3, .steps = 1, .models = {kTwo}, .registerLater = {0, 1, 2}});
+    all.add(kind, {.ranks = 3, .steps = 1, .models = {kTwo}, .registerLater = {0, 1, 2}});
     // Slices of two sizes; a reservation; another policy and credit.
-    all.add({.agreement = kind, .ranks = 2, .models = {kUneven}, .reserves = true});
-    all.add({.agreement = kind, .ranks = 3, .steps = 1, .models = {kUneven}, .reserves = true});
+    all.add(kind, {.ranks = 2, .models = {kUneven}, .reserves = true});
+    all.add(kind, {.ranks = 3, .steps = 1, .models = {kUneven}, .reserves = true});
     for (const int credit : {1, 2}) {
       all.add(
-          {.agreement = kind,
-           .ranks = 2,
+          kind,
+          {.ranks = 2,
            .models = {kThree},
            .wholeSteps = true,
            .retuned = Setup::Retuned{Policy::kArrival, credit}});
     }
     // A rank that dies.
     for (const Rank rank : {0, 1}) {
-      all.add({.agreement = kind, .ranks = 3, .steps = 1, .models = {kTwo}, .dies = rank});
+      all.add(kind, {.ranks = 3, .steps = 1, .models = {kTwo}, .dies = rank});
     }
     // Ranks that decide late; a late rank.
-    all.add({.agreement = kind, .ranks = 2, .models = {kTwo}, .decidesLater = true});
-    all.add({.agreement = kind, .ranks = 2, .steps = 3, .models = {kThree}, .lags = 1});
-    all.add({.agreement = kind, .ranks = 3, .steps = 2, .models = {kTwo}, .lags = 2});
+    all.add(kind, {.ranks = 2, .models = {kTwo}, .decidesLater = true});
+    all.add(kind, {.ranks = 2, .steps = 3, .models = {kThree}, .lags = 1});
+    all.add(kind, {.ranks = 3, .steps = 2, .models = {kTwo}, .lags = 2});
   }
   // Ranks that are heard for longer, and that bear more.
-  all.add({.ranks = 2, .steps = 3, .models = {kTwo}, .hearing = {1, 2}});
-  all.add({.ranks = 2, .steps = 3, .models = {kTwo}, .hearing = {2, 1}});
-  all.add({.ranks = 2, .steps = 4, .models = {kTwo}, .hearing = {1, 3}, .wholeSteps = true});
+  all.add(kLeader, {.ranks = 2, .steps = 3, .models = {kTwo}, .hearing = {1, 2}});
+  all.add(kLeader, {.ranks = 2, .steps = 3, .models = {kTwo}, .hearing = {2, 1}});
+  all.add(
+      kLeader, {.ranks = 2, .steps = 4, .models = {kTwo}, .hearing = {1, 3}, .wholeSteps = true});
   for (const TensorSet& model : {kThree, kParts, kFused, kMixed}) {
-    all.add({.agreement = kPlanned, .ranks = 2, .models = {model}});
+    all.add(kPlanned, {.ranks = 2, .models = {model}});
   }
-  all.add({.agreement = kPlanned, .ranks = 2, .models = {kTwo}, .dies = 1});
-  all.add({.agreement = kPlanned, .ranks = 3, .steps = 2, .models = {kThree}});
-  all.add({.agreement = kPlanned, .ranks = 4, .steps = 2, .models = {kTwo}, .registerLater = {3}});
+  all.add(kPlanned, {.ranks = 2, .models = {kTwo}, .dies = 1});
+  all.add(kPlanned, {.ranks = 3, .steps = 2, .models = {kThree}});
+  all.add(kPlanned, {.ranks = 4, .steps = 2, .models = {kTwo}, .registerLater = {3}});
   // Ranks that leave the plan, each where it is.
   for (const TensorSet& model : {kOne, kTwo}) {
-    all.add({.agreement = kPlanned, .ranks = 2, .models = {model, kOne}, .leavesPlan = true});
+    all.add(kPlanned, {.ranks = 2, .models = {model, kOne}, .leavesPlan = true});
   }
   addQuickSplits(all);
   return all.take();
@@ -261,44 +246,35 @@ std::vector<Setup> quickSetups() {
 std::vector<Setup> largeSetups() {
   Setups all;
   for (const AgreementKind kind : {kLeader, kNegotiated}) {
-    all.addPolicies({.agreement = kind, .ranks = 2, .models = {kThree}});
-    all.addPolicies({.agreement = kind, .ranks = 3, .models = {kTwo}});
-    all.addPolicies({.agreement = kind, .ranks = 3, .steps = 1, .models = {kThree}});
-    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .models = {kTwo}, .wholeSteps = true});
-    all.add({.agreement = kind, .ranks = 3, .fanOut = 1, .steps = 3, .models = {kTwo}, .lags = 2});
-    all.add({.agreement = kind, .ranks = 4, .fanOut = 1, .models = {kOne}});
-    all.add({.agreement = kind, .ranks = 2, .models = {kMixed}});
-    all.add({.agreement = kind, .ranks = 3, .steps = 1, .models = {kParts}});
-    all.add({.agreement = kind, .ranks = 4, .models = {kTwo}, .wholeSteps = true});
+    all.addPolicies(kind, {.ranks = 2, .models = {kThree}});
+    all.addPolicies(kind, {.ranks = 3, .models = {kTwo}});
+    all.addPolicies(kind, {.ranks = 3, .steps = 1, .models = {kThree}});
+    all.add(kind, {.ranks = 3, .fanOut = 1, .models = {kTwo}, .wholeSteps = true});
+    all.add(kind, {.ranks = 3, .fanOut = 1, .steps = 3, .models = {kTwo}, .lags = 2});
+    all.add(kind, {.ranks = 4, .fanOut = 1, .models = {kOne}});
+    all.add(kind, {.ranks = 2, .models = {kMixed}});
+    all.add(kind, {.ranks = 3, .steps = 1, .models = {kParts}});
+    all.add(kind, {.ranks = 4, .models = {kTwo}, .wholeSteps = true});
     for (const Rank rank : {0, 1}) {
-      all.add({.agreement = kind, .ranks = 2, .models = {kTwo, kOne}, .registerLater = {rank}});
-      all.add({.agreement = kind, .ranks = 3, .steps = 1, .models = {kThree}, .dies = rank});
+      all.add(kind, {.ranks = 2, .models = {kTwo, kOne}, .registerLater = {rank}});
+      all.add(kind, {.ranks = 3, .steps = 1, .models = {kThree}, .dies = rank});
     }
-    all.add({.agreement = kind, .ranks = 2, .steps = 1, .models = {kThree}, .decidesLater = true});
-    all.add({.agreement = kind, .ranks = 2, .steps = 3, .models = {kFour}, .lags = 1});
-    all.add({.agreement = kind, .ranks = 3, .models = {kThree}, .lags = 1});
+    all.add(kind, {.ranks = 2, .steps = 1, .models = {kThree}, .decidesLater = true});
+    all.add(kind, {.ranks = 2, .steps = 3, .models = {kFour}, .lags = 1});
+    all.add(kind, {.ranks = 3, .models = {kThree}, .lags = 1});
   }
-  all.add({.ranks = 2, .steps = 3, .models = {kThree}, .hearing = {2, 2}, .wholeSteps = true});
-  all.add({.agreement = kNegotiated, .ranks = 2, .models = {kFour}});
-  all.add({.agreement = kNegotiated, .ranks = 3, .models = {kThree}});
-  all.add({.agreement = kPlanned, .ranks = 3, .models = {kFour}});
-  all.add({.agreement = kPlanned, .ranks = 4, .models = {kThree}});
-  all.add({.agreement = kPlanned, .ranks = 2, .models = {kParts, kOne}, .leavesPlan = true});
   all.add(
-      {.agreement = kPlanned, .ranks = 3, .steps = 1, .models = {kTwo, kOne}, .leavesPlan = true});
+      kLeader, {.ranks = 2, .steps = 3, .models = {kThree}, .hearing = {2, 2}, .wholeSteps = true});
+  all.add(kNegotiated, {.ranks = 2, .models = {kFour}});
+  all.add(kNegotiated, {.ranks = 3, .models = {kThree}});
+  all.add(kPlanned, {.ranks = 3, .models = {kFour}});
+  all.add(kPlanned, {.ranks = 4, .models = {kThree}});
+  all.add(kPlanned, {.ranks = 2, .models = {kParts, kOne}, .leavesPlan = true});
+  all.add(kPlanned, {.ranks = 3, .steps = 1, .models = {kTwo, kOne}, .leavesPlan = true});
   all.add(
-      {.agreement = kPlanned,
-       .ranks = 3,
-       .fanOut = 1,
-       .models = {kOne, kOne},
-       .wholeSteps = true,
-       .leavesPlan = true});
-  all.add(
-      {.agreement = kPlanned,
-       .ranks = 2,
-       .models = {kOne, kOne},
-       .leavesPlan = true,
-       .decidesLater = true});
+      kPlanned,
+      {.ranks = 3, .fanOut = 1, .models = {kOne, kOne}, .wholeSteps = true, .leavesPlan = true});
+  all.add(kPlanned, {.ranks = 2, .models = {kOne, kOne}, .leavesPlan = true, .decidesLater = true});
   addLargeSplits(all);
   return all.take();
 }
