@@ -249,9 +249,6 @@ class SimulatedWorker {
       tell(*connection);
     }
   }
-  [[nodiscard]] bool isConnected(ServerId server) const {
-    return lines_.contains(server);
-  }
   /// Counts a server as lost that may live; worker 0 tells the others.
   void giveUp(ServerId server) {
     auto line = lines_.extract(server);

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -24,8 +24,6 @@ from random_programs.runner import Verdict, body_ready, judge
 from random_programs.shrink import shortest
 
 JOBS = 3  # programs at a time: ranks wait for each other half of the time, two cores are busy then
-
-Judge = Callable[[Program], Verdict]
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What tests of training with Keras share."""
+"""What tests of TensorFlow and Keras share."""
 
 from __future__ import annotations
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from typing import Any
 
 import pytest
+from helpers.training.keras_jobs import MARKS
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(300),
-]
+pytestmark = MARKS
 
 
 def order_in(step: Any) -> tuple[list[int], float]:

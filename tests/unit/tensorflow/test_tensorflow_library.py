@@ -12,14 +12,9 @@ from sysconfig import get_config_var
 from typing import Any
 
 import pytest
+from helpers.training.keras_jobs import MARKS
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(300),
-]
+pytestmark = MARKS
 PACKAGE = Path(__file__).parents[3] / "hvd_order/_native"
 
 

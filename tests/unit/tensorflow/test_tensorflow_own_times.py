@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
+from helpers.training.keras_jobs import MARKS
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None,
-    reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-)
+pytestmark = MARKS
 
 
 @pytest.mark.parametrize(

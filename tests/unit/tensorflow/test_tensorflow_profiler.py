@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import subprocess
@@ -11,13 +10,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from helpers.training.keras_jobs import MARKS
 
 from hvd_order.planning.files.profile import read_profile
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorflow") is None,
-    reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-)
+pytestmark = MARKS
 
 PROGRAM = """
 import sys
