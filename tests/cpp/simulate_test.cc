@@ -10,38 +10,9 @@
 
 namespace hvd_order::simulate {
 
-TEST(computationAloneTakesItsTime) {
-  const Workload workload({{.name = "a", .seconds = 2}, {.name = "b", .seconds = 3}}, {});
-  Scenario s = scenario(kUnit, kUnit);
-  s.steps = 3;
-  const Result result = simulate(workload, s);
-  CHECK_EQUAL(result.stepS, std::vector<double>{5, 5, 5});
-  CHECK_NEAR(result.devices[0].busyS[0], 15);
-}
-
-// Two layers, forward 1 s, backward 2 s each, gradients of 3 and 4 units, credit for one slice.
-//   first step: forward 0-2, backward l1 2-4, l0 4-6.
-//   l1's slices travel from 4: one unit each second; l0 is ready at 6 and overtakes.
-//   4-6 two slices of l1, 6-9 l0, 9-11 the rest of l1.
-//   second step: forward l0 waits until 9, 9-10; forward l1 waits until 11, 11-12.
-TEST(chainOfTwoByHand) {
-  const Workload workload = chain({{1, 2, 3 * kUnit}, {1, 2, 4 * kUnit}});
-  Scenario s = scenario(kUnit, kUnit);
-  s.steps = 2;
-  const Result result = simulate(workload, s);
-  CHECK_NEAR(result.stepS[0], 6);
-  CHECK_NEAR(opOf(result, workload, 1, 0).couldStartS, 6);
-  CHECK_NEAR(opOf(result, workload, 1, 0).startS, 9);
-  CHECK_NEAR(opOf(result, workload, 1, 1).couldStartS, 10);
-  CHECK_NEAR(opOf(result, workload, 1, 1).startS, 11);
-  CHECK_NEAR(result.stepS[1], 10);        // 6 to 16
-  CHECK_NEAR(result.slices[3].readyS, 4); // l1[0]; slices 0 to 2 are l0's
-  CHECK_NEAR(result.slices[0].issuedS, 6);
-  CHECK_NEAR(result.slices[0].finishedS, 7);
-  CHECK_NEAR(result.slices[6].finishedS, 11);
-}
-
-// The same in order of arrival: l1 travels 4-8, l0 8-11; forward l0 11-12, l1 12-13.
+// Two layers, forward 1 s, backward 2 s each, gradients of 3 and 4 units, credit for one slice; by
+// priority in test_simulate.py. In order of arrival: l1 travels 4-8, l0 8-11; forward l0 11-12, l1
+// 12-13.
 TEST(chainOfTwoInOrderOfArrival) {
   const Workload workload = chain({{1, 2, 3 * kUnit}, {1, 2, 4 * kUnit}});
   Scenario s = scenario(kUnit, kUnit);
@@ -111,7 +82,7 @@ TEST(updatesRunBeforeReadersAndWhileTheyWait) {
 }
 
 // As slices become small and nothing else costs, priority order comes to the fluid optimum.
-// Two layers, forward 1 and 1, backward 2 and 2, 3 and 4 units; see chainOfTwoByHand. In the steady
+// Two layers, forward 1 and 1, backward 2 and 2, 3 and 4 units, as above. In the steady
 // state the link is the bottleneck (7 s of transfers in a step of 6 s of computation), and by hand:
 // a step from 0: l1 ready at x+2, l0 at x+4 when forward ended at x. From x+2 l1 travels 2 units,
 // from x+4 to x+7 l0, then 2 units of l1 until x+9. Forward l0 x+7 to x+8, l1 x+9 to x+10: 10 s.

@@ -25,7 +25,7 @@ LINK = AllReduce(latency_s=0.0, seconds_per_byte=1 / 64)  # 64 bytes a second
 
 
 def two_layers() -> Workload:
-    # The case that tests/cpp/simulate_test.cc computes by hand.
+    # As in tests/cpp/simulate_test.cc.
     return Workload.chain(["a", "b"], [1.0, 1.0], [2.0, 2.0], [[3 * 64], [4 * 64]])
 
 
