@@ -321,7 +321,7 @@ def body_dropped(finished: bool) -> list[str]:
         gone[f"model {i}"] = weakref.ref(model)
         gone[f"optimizer {i}"] = weakref.ref(optimizer)
         gone[f"weight {i}"] = weakref.ref(model[0].weight)
-        gone[f"buffers {i}"] = weakref.ref(optimizer._hvd_exchange._transfer.model._buffers)
+        gone[f"buffers {i}"] = weakref.ref(optimizer._hvd_exchange._model._buffers)
         del model, optimizer
     for _ in range(2 * len(gone)):  # what has a finalizer takes a collection of its own
         gc.collect()

@@ -39,6 +39,7 @@ from hvd_order.torch.parameters.in_flight import Factor
 from hvd_order.torch.parameters.read_guard import Guard, hand_to
 from hvd_order.torch.rank_check.check import RankCheck
 from hvd_order.torch.shards.model_shards import ModelShards
+from hvd_order.torch.sums.registered_model import RegisteredModel
 from hvd_order.torch.sums.sum_use import SumUse
 from hvd_order.torch.updates import clean_room, overlap
 from hvd_order.torch.updates.overlap import Overlap, OverlapReport
@@ -64,6 +65,7 @@ class GradientExchange:
         entries: Sequence[ParameterEntry],
         frozen: Sequence[ParameterEntry],
         channel: ModelChannel,
+        model: RegisteredModel,
         transfer: GradientTransfer,
         steps: StepLogs,
         passes: int,
@@ -79,14 +81,15 @@ class GradientExchange:
             passes: backward passes whose gradients add up before they are exchanged.
         """
         self._optimizer = weakref.ref(optimizer)
-        self._use = transfer.model.use
+        self._use = model.use
         self._channel = channel
         self._host = channel.host
+        self._model = model
         self._transfer = transfer
-        self._sender = transfer.model.sender
+        self._sender = model.sender
         self.separability = verdict
         self._log = steps.open(channel.key, self)
-        parts = make_parts(channel, transfer, self._log, verdict.separable, passes)
+        parts = make_parts(channel, model, transfer, self._log, verdict.separable, passes)
         self._lock = parts.lock
         self._table = parts.table
         self._warm_up = parts.warm_up
@@ -97,7 +100,7 @@ class GradientExchange:
         self._overlap = Overlap(self._host.job.rank)
         self._trained_on: threading.Thread | None = None
         self._table.add_frozen(frozen)
-        self._trained = TrainedParameters(self, parts, transfer, steps, self._host.job.rank)
+        self._trained = TrainedParameters(self, parts, steps, self._host.job.rank)
         self._trained.add(entries)
         self._rank_check = RankCheck(channel, optimizer, self._table)
         live_exchanges.add(self)
@@ -179,7 +182,7 @@ class GradientExchange:
         if self._gradients.synchronized:  # and no step() followed: the gradients were given up
             self._gradients.reset()
         unfrozen = self._table.take_unfrozen()
-        if unfrozen or not self._transfer.model.put_in_place(self._table.entries):
+        if unfrozen or not self._model.put_in_place(self._table.entries):
             self._trained.add_later(unfrozen)
         self._gradients.begin()
 
@@ -254,7 +257,7 @@ class GradientExchange:
             self._norms.close()
             self._gradients.send_the_rest(self._guard)
             has_run = self._use.update(
-                optimizer, self._transfer.model, self._gradients, self._transfer.streams
+                optimizer, self._model, self._gradients, self._transfer.streams
             )
             reason = self._why_at_once(optimizer, has_run)
             if reason is None and self._gradients.replaced():
@@ -289,10 +292,10 @@ class GradientExchange:
         if self._warm_up.read_elsewhere:
             return overlap.OTHER_THREAD
         if self._gradients.synchronized:
-            why_whole = self._transfer.model.why_whole()
+            why_whole = self._model.why_whole()
             if self._gradients.read_by_norm and why_whole is not None:
                 return overlap.clipped(why_whole)
-            why_no_maxima = self._transfer.model.why_no_maxima()
+            why_no_maxima = self._model.why_no_maxima()
             if self._norms.asked_for_maxima and why_no_maxima is not None:
                 return overlap.no_maxima(why_no_maxima)
             return overlap.GRADIENTS_READ

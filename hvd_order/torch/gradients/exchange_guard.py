@@ -24,6 +24,7 @@ from hvd_order.torch.parameters.read_guard import (
     hand_to,
     is_armed,
 )
+from hvd_order.torch.sums.registered_model import RegisteredModel
 
 __all__: list[str] = []
 
@@ -38,6 +39,7 @@ class ExchangeGuard:
         self,
         lock: threading.RLock,
         table: EntryTable,
+        model: RegisteredModel,
         transfer: GradientTransfer,
         warm_up: WarmUp,
         gradients: StepGradients,
@@ -52,6 +54,7 @@ class ExchangeGuard:
         """
         self._lock = lock
         self._table = table
+        self._model = model
         self._transfer = transfer
         self._warm_up = warm_up
         self._gradients = gradients
@@ -106,7 +109,7 @@ class ExchangeGuard:
             if entries is None or not self._gradients.touch(self):
                 return None
             finite = self._norms.are_finite(entries)
-            if finite is None and self._transfer.model.is_split:
+            if finite is None and self._model.is_split:
                 # What follows is noted here, as it is on ranks that have completed them before.
                 self.before_gradient_read(gradients)
                 finite = self._norms.are_finite(entries)
@@ -133,7 +136,7 @@ class ExchangeGuard:
     def before_gradient_read(self, gradients: list[torch.Tensor]) -> None:
         """Completes the exchange of the gradients."""
         with self._lock:
-            self._transfer.model.use.check_may_read(self._gradients.fresh)
+            self._model.use.check_may_read(self._gradients.fresh)
             wanted = {id(gradient) for gradient in gradients}
             entries = [entry for entry in self._table.entries if id(entry.gradient) in wanted]
             outstanding = [entry for entry in entries if entry.update_pending]

@@ -27,7 +27,6 @@ from hvd_order.torch.parameters.read_guard import (
 )
 from hvd_order.torch.sums.arrivals import ENDED, UNDER_WAY
 from hvd_order.torch.sums.registered_model import RegisteredModel
-from hvd_order.torch.sums.sum_use import SumUse
 
 __all__: list[str] = []
 
@@ -36,7 +35,6 @@ class GradientTransfer:
     """Sends and receives the gradients of one optimizer.
 
     Attributes:
-        model: the registered model of the gradients.
         postscale: factor for the sums.
         streams: where sums are unpacked and parameters updated.
         adds_squares: whether the squares of sums are added up while they are unpacked.
@@ -45,7 +43,7 @@ class GradientTransfer:
     def __init__(
         self,
         channel: ModelChannel,
-        use: SumUse,
+        model: RegisteredModel,
         compression: type[Compressor],
         prescale: float,
         postscale: float,
@@ -56,14 +54,14 @@ class GradientTransfer:
 
         Args:
             channel: of the model.
-            use: what the sums are used for.
+            model: the registered model of the gradients.
             prescale: factor for each rank's gradient before the sum.
             postscale: factor for the sum.
             sparse_as_dense: exchange sparse gradients as dense ones.
             process_set: the process set of the engine.
         """
-        self.model = RegisteredModel(channel, use, compression, prescale)
-        self._use = use
+        self._model = model
+        self._use = model.use
         self._channel = channel
         self._compression = compression
         self._prescale = prescale
@@ -107,26 +105,26 @@ class GradientTransfer:
                 self._leave_to_sparse(entry, warm_up)
                 return
             gradient, reach = gradient.to_dense(), native.GradientReach.ALONE
-        if not entry.in_place and not self.model.put_in_place([entry]):
+        if not entry.in_place and not self._model.put_in_place([entry]):
             misuse.refuse_converted(entry)
         in_place = gradient is entry.gradient
         if self._may_be_kept(entry, reach):
             entry.own = gradient
         if not in_place:
-            self.model.leave_to_program(entry)
+            self._model.leave_to_program(entry)
         entry.sent = True
         done = (
             not (in_place and entry.on_wire)
             and (entry.casts or entry.on_wire)
-            and self.model.sender.send(entry, gradient)
+            and self._model.sender.send(entry, gradient)
         )
         if not done:
             misuse.check_gradient(entry, gradient)
-            if not self.model.put_in_place([entry]):
+            if not self._model.put_in_place([entry]):
                 misuse.refuse_converted(entry)
             with torch.no_grad():
                 self._put_on_wire(entry, gradient)
-            self.model.sender.hand_over(entry)
+            self._model.sender.hand_over(entry)
         if entry.own is None:
             self.show_sum(entry, guard)
 
@@ -151,7 +149,7 @@ class GradientTransfer:
             return True
         if not self._use.is_readable:
             return False
-        is_made_now = entry.fresh and self.model.sender.in_backward
+        is_made_now = entry.fresh and self._model.sender.in_backward
         return reach == native.GradientReach.SHARED and not is_made_now
 
     def _put_on_wire(self, entry: ParameterEntry, gradient: torch.Tensor) -> None:
@@ -188,12 +186,12 @@ class GradientTransfer:
         entry.sent = True
         if not entry.placed:
             return
-        self.model.leave_to_program(entry)
+        self._model.leave_to_program(entry)
         with torch.no_grad():
             entry.wire.zero_()
             # Below zero, whatever the other ranks add.
             entry.use_flag.fill_(-2 * self._channel.host.size if given_up else 0)
-        self.model.gradients.announce(entry)
+        self._model.gradients.announce(entry)
 
     # ---- in -----------------------------------------------------------------------------------
 
@@ -214,7 +212,7 @@ class GradientTransfer:
 
         On devices the home streams wait and work; the host goes on.
         """
-        arriving = self.model.arriving
+        arriving = self._model.arriving
         stages = arriving.stages()
         arrived: list[ParameterEntry] = []
         absent = []
@@ -241,19 +239,19 @@ class GradientTransfer:
                 else:
                     arrived.append(entry)
             if absent:
-                for entry, used in zip(absent, self.model.used(absent), strict=True):
+                for entry, used in zip(absent, self._model.used(absent), strict=True):
                     entry.used = used
                     arrived.append(entry)
             self._complete(arrived, stay_armed, given_up)
 
     def arrived(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of host or device."""
-        stages = self.model.arriving.stages()
+        stages = self._model.arriving.stages()
         return lambda entry: entry.finished or stages[entry.tensor] == ENDED
 
     def can_be_taken(self) -> Callable[[ParameterEntry], bool]:
         """A test whether a gradient can be finished now without a wait of the host."""
-        taken = self.model.arriving.can_be_taken()
+        taken = self._model.arriving.can_be_taken()
         return lambda entry: entry.finished or taken(entry)
 
     def _complete(

@@ -17,6 +17,7 @@ from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.step_gradients import StepGradients
 from hvd_order.torch.gradients.warm_up import WarmUp
 from hvd_order.torch.parameters.entry_table import EntryTable
+from hvd_order.torch.sums.registered_model import RegisteredModel
 
 __all__: list[str] = []
 
@@ -31,6 +32,8 @@ class ExchangeParts:
     """
 
     lock: threading.RLock
+    model: RegisteredModel
+    transfer: GradientTransfer
     table: EntryTable
     warm_up: WarmUp
     norms: GradientNorms
@@ -40,7 +43,12 @@ class ExchangeParts:
 
 
 def make_parts(
-    channel: ModelChannel, transfer: GradientTransfer, log: StepLog, separable: bool, passes: int
+    channel: ModelChannel,
+    model: RegisteredModel,
+    transfer: GradientTransfer,
+    log: StepLog,
+    separable: bool,
+    passes: int,
 ) -> ExchangeParts:
     """Makes the parts; nothing is registered yet.
 
@@ -60,10 +68,10 @@ def make_parts(
         if guard is not None:
             guard.enter_region(parameters)
 
-    warm_up = WarmUp(channel, transfer, enter, separable)
-    norms = GradientNorms(transfer.model, table, transfer.postscale)
-    gradients = StepGradients(channel.host, transfer, table, norms, warm_up, log)
-    updates = DeferredUpdates(lock, transfer.model.use.step, transfer, table)
-    guard = ExchangeGuard(lock, table, transfer, warm_up, gradients, norms, updates, enter)
+    warm_up = WarmUp(channel, model, enter, separable)
+    norms = GradientNorms(model, table, transfer.postscale)
+    gradients = StepGradients(channel.host, model, transfer, table, norms, warm_up, log)
+    updates = DeferredUpdates(lock, model.use.step, transfer, table)
+    guard = ExchangeGuard(lock, table, model, transfer, warm_up, gradients, norms, updates, enter)
     guards.append(weakref.ref(guard))
-    return ExchangeParts(lock, table, warm_up, norms, gradients, updates, guard)
+    return ExchangeParts(lock, model, transfer, table, warm_up, norms, gradients, updates, guard)

@@ -17,6 +17,7 @@ from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.entry_table import EntryTable
 from hvd_order.torch.parameters.in_flight import Change
 from hvd_order.torch.parameters.read_guard import Guard, arm_gradient, disarm_gradient
+from hvd_order.torch.sums.registered_model import RegisteredModel
 
 __all__: list[str] = []
 
@@ -39,6 +40,7 @@ class StepGradients:
     def __init__(
         self,
         host: EngineHost,
+        model: RegisteredModel,
         transfer: GradientTransfer,
         table: EntryTable,
         norms: GradientNorms,
@@ -54,13 +56,14 @@ class StepGradients:
         self.broken = False
         self.cleared = False
         self._host = host
+        self._model = model
         self._transfer = transfer
-        self._use = transfer.model.use
+        self._use = model.use
         self._table = table
         self._norms = norms
         self._warm_up = warm_up
         self._log = log
-        self._sender = transfer.model.sender  # has the state of the backward pass
+        self._sender = model.sender  # has the state of the backward pass
         self._first_sent: ParameterEntry | None = None  # of the gradients of this step
         self._kept: list[ParameterEntry] = []  # sent in this pass, reached by the program
         self._begun_at = 0  # the host's count of steps at that time
@@ -73,7 +76,7 @@ class StepGradients:
     def begin(self) -> None:
         """Begins a step: its first gradient has arrived, or there will be none."""
         self._begun_at = self._host.steps
-        self._transfer.model.begin_step()
+        self._model.begin_step()
         self.fresh = False
 
     def begin_pass(self) -> None:
@@ -87,7 +90,7 @@ class StepGradients:
         if not self.announced:
             self.announced = True
             self._log.note("begin")
-            self._transfer.model.begin_sending()
+            self._model.begin_sending()
 
     def send(self, entry: ParameterEntry, guard: Guard) -> None:
         """Sends a gradient; a read before it is complete calls ``guard`` to finish it."""
@@ -187,12 +190,12 @@ class StepGradients:
         """
         if self.fresh or self.in_backward or not self._use.returns_sums:
             return False
-        return not self.synchronized or self._transfer.model.is_split
+        return not self.synchronized or self._model.is_split
 
     @property
     def stay_armed(self) -> bool:
         """Whether gradients are complete, and their norms still come from the sums of squares."""
-        return self.synchronized and self._transfer.model.is_split and self._use.is_readable
+        return self.synchronized and self._model.is_split and self._use.is_readable
 
     def disarm(self) -> None:
         """Makes complete gradients ordinary tensors."""
@@ -239,7 +242,7 @@ class StepGradients:
     def show_all(self, guard: Guard) -> None:
         """Sends the rest, and gives every parameter that any rank used a gradient in flight."""
         self.send_the_rest(guard)
-        for entry in self._transfer.model.find_used():
+        for entry in self._model.find_used():
             entry.parameter.grad = entry.gradient
             arm_gradient(entry.gradient, guard)
 
@@ -249,7 +252,7 @@ class StepGradients:
         self.read = not self.touched
         self.send_the_rest(guard)
         self.finish_sparse()
-        self._transfer.finish(self._table.entries, stay_armed=self._transfer.model.is_split)
+        self._transfer.finish(self._table.entries, stay_armed=self._model.is_split)
         for entry in self._table.entries:
             if entry.absent and entry.used and not entry.sparse:
                 entry.parameter.grad = entry.gradient
@@ -281,7 +284,7 @@ class StepGradients:
     def end(self) -> None:
         """Ends the step after ``step()`` has used the gradients."""
         self._log.note("end")
-        self._transfer.model.read_by_norm = self.read_by_norm
+        self._model.read_by_norm = self.read_by_norm
         self._reset()
         self._host.step_taken()
 

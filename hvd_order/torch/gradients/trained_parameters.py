@@ -11,7 +11,6 @@ import torch
 from hvd_order.engine.job import activity
 from hvd_order.engine.requests.step_log import StepLogs
 from hvd_order.torch.gradients import conflicts
-from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.parts import ExchangeParts
 from hvd_order.torch.parameters import graph_capture
 from hvd_order.torch.parameters.entry import ParameterEntry
@@ -37,7 +36,6 @@ class TrainedParameters:
         self,
         exchange: Exchange,
         parts: ExchangeParts,
-        transfer: GradientTransfer,
         steps: StepLogs,
         rank: int,
     ) -> None:
@@ -51,7 +49,6 @@ class TrainedParameters:
         self.device_types: set[str] = set()
         self._exchange = weakref.ref(exchange)
         self._parts = parts
-        self._transfer = transfer
         self._steps = steps
         self._rank = rank
         self._hooks: list[Any] = []
@@ -68,7 +65,7 @@ class TrainedParameters:
         table.add(entries)
         conflicts.register(exchange, entries)
         for entry in entries:
-            hook = self._transfer.model.sender.hook(
+            hook = self._parts.model.sender.hook(
                 entry,
                 guard=weakref.ref(self._parts.guard),
                 otherwise=_hook(self._exchange, weakref.ref(entry)),
@@ -76,7 +73,7 @@ class TrainedParameters:
             self._hooks.append(entry.parameter.register_post_accumulate_grad_hook(hook))
         devices = {entry.parameter.device for entry in table.entries}
         self.device_types = {device.type for device in devices}
-        self._transfer.use_devices(devices)
+        self._parts.transfer.use_devices(devices)
         self._parts.warm_up.start(table.entries)
 
     def add_later(self, entries: Sequence[ParameterEntry]) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from hvd_order.base.plan.plan_file import Plan
 from hvd_order.engine.model_channel import ModelChannel
 from hvd_order.torch.gradients import followed_plan
-from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.gradients.tuning import Tuning
 from hvd_order.torch.parameters.compiled_regions import Enter
 from hvd_order.torch.parameters.consumption import ReadOrder
 from hvd_order.torch.parameters.entry import ParameterEntry
 from hvd_order.torch.parameters.hidden_readers import HiddenReaders
 from hvd_order.torch.parameters.read_guard import Guard, arm_parameter, disarm_parameter
+from hvd_order.torch.sums.registered_model import RegisteredModel
 
 __all__: list[str] = []
 
@@ -36,7 +36,7 @@ class WarmUp:
     """
 
     def __init__(
-        self, channel: ModelChannel, transfer: GradientTransfer, enter: Enter, separable: bool
+        self, channel: ModelChannel, model: RegisteredModel, enter: Enter, separable: bool
     ) -> None:
         """Starts without a registration.
 
@@ -49,7 +49,7 @@ class WarmUp:
         self.hidden = HiddenReaders(enter)
         self._channel = channel
         self._host = channel.host
-        self._transfer = transfer
+        self._model = model
         self._separable = separable
         self._tuning: Tuning | None = None
         self._steps = 0  # since the start, or the last new start
@@ -75,7 +75,7 @@ class WarmUp:
             entry.placed = not entry.sparse
         dense = [entry for entry in order if entry.placed]
         with self._channel.turn():
-            self._transfer.model.register(dense, observed=self.order.complete)
+            self._model.register(dense, observed=self.order.complete)
         self._in_use = list(order)
 
     # ---- reads --------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class WarmUp:
         plan: Plan | None,
     ) -> None:
         """Registers the order, and begins to choose settings. Collective, in the engine's turn."""
-        model = self._transfer.model
+        model = self._model
         device = entries[0].parameter.device
         if model.use.in_halves:
             model.use_advised_settings(device)
@@ -202,9 +202,7 @@ class WarmUp:
             return
         self._next_talk *= 2
         is_other = is_right and self.order.estimate != self._in_use
-        wishes = self._channel.gather(
-            "the order of reads", (is_other, self._transfer.model.lacks_maxima)
-        )
+        wishes = self._channel.gather("the order of reads", (is_other, self._model.lacks_maxima))
         is_other = wishes[0][0]  # rank 0's order holds for all ranks
         if is_other or all(lacks for _, lacks in wishes):
             flush()

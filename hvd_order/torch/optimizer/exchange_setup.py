@@ -24,6 +24,7 @@ from hvd_order.torch.gradients import sparse
 from hvd_order.torch.gradients.exchange import GradientExchange
 from hvd_order.torch.gradients.gradient_transfer import GradientTransfer
 from hvd_order.torch.parameters.entry import ParameterEntry
+from hvd_order.torch.sums.registered_model import RegisteredModel
 from hvd_order.torch.sums.shard_sums import ShardSums
 from hvd_order.torch.sums.sum_use import USES, SumUse
 from hvd_order.torch.updates import overlap, partial_step
@@ -77,17 +78,22 @@ def make_exchange(
         verdict = separability(optimizer, type(optimizer), options.separable)
         if host.rank == 0:
             tell(verdict)
+    use = _use_of_sums(optimizer, verdict, trainable, channel, options)
+    prescale, postscale = options.factors
+    model = RegisteredModel(channel, use, options.compression, prescale)
     return GradientExchange(
         optimizer,
         verdict,
         trainable,
         [entry for entry in entries if not entry.parameter.requires_grad],
         channel,
+        model,
         GradientTransfer(
             channel,
-            _use_of_sums(optimizer, verdict, trainable, channel, options),
+            model,
             options.compression,
-            *options.factors,
+            prescale,
+            postscale,
             options.sparse_as_dense,
             options.process_set,
         ),

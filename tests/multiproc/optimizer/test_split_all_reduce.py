@@ -511,7 +511,7 @@ def body_maxima(
         optimizer: Any = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
         )
-        registered = optimizer._hvd_exchange._transfer.model
+        registered = optimizer._hvd_exchange._model
         maxima = []
         for step, clip in enumerate(clips):
             x, y = batch(step)
@@ -592,7 +592,7 @@ def body_process_set(order: float) -> tuple[Tensor, Tensor, Tensor, bool] | None
                 nn.functional.mse_loss(of(x[rows]), y[rows]).backward()
                 norms.append(nn.utils.clip_grad_norm_(of.parameters(), 0.1, order).detach())
                 each.step()
-        split = optimizer._hvd_exchange._transfer.model.has_norms(order)
+        split = optimizer._hvd_exchange._model.has_norms(order)
         weights = [
             torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, alone)
         ]
