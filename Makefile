@@ -141,7 +141,7 @@ build: $(RUN_STAMP)
 	  rm -f "$(VENV)"/.installed-project-* && touch "$(PROJECT_STAMP)"; \
 	fi
 
-# The build looks for TensorFlow and nvcc, so it comes last.
+# The build looks for nvcc, so it comes last.
 dev: $(DEV_STAMP) $(TENSORFLOW_STAMP) $(CUDA_STAMP)
 	@$(MAKE) --no-print-directory build
 

@@ -1,9 +1,9 @@
 """Builds the native modules through CMake: always ``_core`` and the operators for TensorFlow
 ``_tensorflow_ops``; an engine ``_torch`` for each PyTorch it is told of; ``_cuda`` where PyTorch
-and nvcc are; ``_tensorflow_ops_cpp`` where TensorFlow is.
+and nvcc are.
 
-It builds for the PyTorch and the TensorFlow of the environment that it installs into. Environment
-variables: ``HVD_ORDER_TORCH_FOLDERS`` (folders of PyTorch's package to build engines for instead,
+It builds for the PyTorch of the environment that it installs into. Environment variables:
+``HVD_ORDER_TORCH_FOLDERS`` (folders of PyTorch's package to build engines for instead,
 separated as in PATH; empty: none), ``CMAKE_ARGS`` (more arguments for CMake),
 ``CMAKE_BUILD_PARALLEL_LEVEL`` (compilers at once; default: one a core), ``HVD_ORDER_BUILD_DIR``
 (where CMake works; default: setuptools' own folder in ``build``) and ``CUDACXX`` (nvcc; default: of
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(
     0, str(ROOT / "scripts")
 )  # setuptools runs this file without its folder in the path
-from toolchain import cuda, pytorch, tensorflow  # noqa: E402
+from toolchain import cuda, pytorch  # noqa: E402
 from toolchain.programs import program  # noqa: E402
 
 NATIVE = "hvd_order._native"  # its torch_engines.py finds the engines
@@ -56,16 +56,6 @@ def torch_arguments() -> list[str]:
             f"-DHVD_ORDER_{torch.engine}_{key}={';'.join(values)}" for key, values in told.items()
         ]
     return arguments
-
-
-def tensorflow_arguments() -> list[str]:
-    """What CMake must know about TensorFlow."""
-    if TENSORFLOW is None:
-        return []
-    return [
-        f"-DHVD_ORDER_TENSORFLOW_DIR={TENSORFLOW.folder}",
-        f"-DHVD_ORDER_TENSORFLOW_VERSION={TENSORFLOW.version}",
-    ]
 
 
 class CMakeBuild(build_ext):
@@ -108,7 +98,7 @@ class CMakeBuild(build_ext):
                 [os.environ.get(name) for name in ("CMAKE_ARGS", "CXX", "CXXFLAGS", "LDFLAGS")],
             ]
         )
-        told = [compiles, str(NVCC), str(TENSORFLOW)]
+        told = [compiles, str(NVCC)]
         record = folder / "configured.txt"  # a line each
         before = record.read_text().splitlines() if record.exists() else []
         if before == told and (folder / "build.ninja").exists():
@@ -118,19 +108,17 @@ class CMakeBuild(build_ext):
         folder.mkdir(parents=True, exist_ok=True)
         record.unlink(missing_ok=True)
         for_cuda = cuda.cmake_arguments(NVCC, folder) if NVCC else []
-        # --fresh removes what has been compiled, too. That is still right where TensorFlow or
-        # another nvcc has come, as between `make build` and `make dev`. Where one has gone, CMake
-        # would remember it.
-        had = before if len(before) == len(told) else ["", "", ""]
-        keeps = had[0] == compiles and had[2] in ("None", told[2])
-        fresh = [] if keeps and (for_cuda or had[1] == "None") else ["--fresh"]
+        # --fresh removes what has been compiled, too. That is still right where another nvcc has
+        # come, as between `make build` and `make dev`. Where it has gone, CMake would remember it.
+        had = before if len(before) == len(told) else ["", ""]
+        keeps = had[0] == compiles and (for_cuda or had[1] == "None")
+        fresh = [] if keeps else ["--fresh"]
         command = [program("cmake"), *fresh, "-S", str(ROOT), "-B", str(folder), "-G", "Ninja"]
         command += [
             f"-DCMAKE_MAKE_PROGRAM={program('ninja')}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             *torch_arguments(),
-            *tensorflow_arguments(),
             *for_cuda,
             *shlex.split(os.environ.get("CMAKE_ARGS", "")),
         ]
@@ -199,7 +187,6 @@ class Build(build):
 
 
 TORCHES = wanted_torches()
-TENSORFLOW = tensorflow.installed()
 NVCC = cuda.nvcc() if TORCHES else None
 
 setup(
@@ -208,7 +195,6 @@ setup(
         *[Extension(f"{NATIVE}.{torch.engine}._torch", []) for torch in TORCHES],
         *([Extension(f"{NATIVE}._cuda", [])] if NVCC else []),
         Extension(f"{NATIVE}._tensorflow_ops", []),
-        *([Extension(f"{NATIVE}._tensorflow_ops_cpp", [])] if TENSORFLOW else []),
     ],
     cmdclass={"build": Build, "build_ext": CMakeBuild, "build_startup": BuildStartup},
 )

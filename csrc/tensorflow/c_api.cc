@@ -6,8 +6,7 @@
 // The interface does not guarantee one thing. The "done" callback of an asynchronous kernel is the
 // address of a std::function that lives only while the compute function runs, although its purpose
 // is to be called later. This file moves the function out before that. A self-test checks that
-// this works before a version is trusted (hvd_order/tensorflow/backend/self_test.py); cpp_api.cc
-// does not need the assumption.
+// this works before a version is trusted (hvd_order/tensorflow/backend/self_test.py).
 
 #include <dlfcn.h>
 

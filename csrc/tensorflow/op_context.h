@@ -26,8 +26,7 @@ enum class Code {
 /// One execution of an operator. Ends with `succeed` or `fail`, from any thread, exactly once; the
 /// object is destroyed then. Inputs stay valid until then.
 ///
-/// Two implementations: against TensorFlow's C interface, without its headers (c_api.cc), and
-/// against its C++ headers (cpp_api.cc).
+/// Implemented against TensorFlow's C interface, without its headers (c_api.cc).
 class OpContext {
  public:
   OpContext() = default;

@@ -1,1 +1,1 @@
-"""What setup.py builds with and for: PyTorch, TensorFlow, nvcc, cmake. Imports none of them."""
+"""What setup.py builds with and for: PyTorch, nvcc, cmake. Imports none of them."""

@@ -1,9 +1,8 @@
 """The library of operators: finds, tests and loads it, and declares its C functions.
 
-There are two builds. `_tensorflow_ops` needs no headers and works with every TensorFlow whose C
-interface has a property that TensorFlow does not guarantee (csrc/tensorflow/c_api.cc). So before
-the first use with a version of TensorFlow, a separate process tests it, and the result is cached.
-`_tensorflow_ops_cpp` works only with the version that it was built with.
+`_tensorflow_ops` needs no headers and works with every TensorFlow whose C interface has a property
+that TensorFlow does not guarantee (csrc/tensorflow/c_api.cc). So before the first use with a
+version of TensorFlow, a separate process tests it, and the result is cached.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from hvd_order.base.errors import InvalidUsage
 
 __all__ = ["NativeTensor", "OpLibrary", "load", "open_library"]
 
+_SUFFIX = get_config_var("EXT_SUFFIX")
+_TRIED = "2.21"  # version of TensorFlow, as in docs/guides/tensorflow.md
 _SELF_TEST_S = 120.0  # a cold import of TensorFlow takes most of it
 
 
@@ -113,11 +114,11 @@ def load() -> OpLibrary:
     """Returns the library; the first call loads it.
 
     Raises:
-        InvalidUsage: no build of it works with this TensorFlow; the message says what to do.
+        InvalidUsage: it was not built, or does not work with this TensorFlow.
     """
     with _loaded.lock:
         if _loaded.library is None:
-            _loaded.library = OpLibrary(_choose())
+            _loaded.library = OpLibrary(_tested())
         return _loaded.library
 
 
@@ -128,41 +129,23 @@ def open_library(path: Path) -> OpLibrary:
         return _loaded.library
 
 
-def _choose() -> Path:
-    folder = Path(__file__).resolve().parents[2] / "_native"
-    suffix = get_config_var("EXT_SUFFIX")
-    portable = folder / f"_tensorflow_ops{suffix}"
-    by_headers = folder / f"_tensorflow_ops_cpp{suffix}"
-    cure = (
-        "build hvd_order where this TensorFlow is installed, with: pip install "
-        "--no-build-isolation . (in a checkout: make build)"
-    )
-    if not portable.exists() and not by_headers.exists():
-        raise InvalidUsage(f"the operators for TensorFlow were not built; {cure}")
-    why = "it was not built"
-    if portable.exists():
-        why = _verdict(portable)
-        if not why:
-            return portable
-    if by_headers.exists() and _built_for(by_headers) == tf.__version__:
-        return by_headers
-    raise InvalidUsage(
-        f"the operators do not work with TensorFlow {tf.__version__} through its C interface "
-        f"({why}), and were not built with its headers; {cure}"
-    )
-
-
-def _built_for(library: Path) -> str:
-    """The TensorFlow version that a library was built with, read without loading it."""
-    marker = b"hvd_order was built with TensorFlow "
-    content = library.read_bytes()
-    start = content.find(marker)
-    end = content.find(b"\0", start)
-    return content[start + len(marker) : end].decode() if start >= 0 else "unknown"
+def _tested() -> Path:
+    library = Path(__file__).resolve().parents[2] / "_native" / f"_tensorflow_ops{_SUFFIX}"
+    if not library.exists():
+        raise InvalidUsage(
+            "the operators for TensorFlow were not built; build hvd_order with: pip install . (in "
+            "a checkout: make build)"
+        )
+    if why := _verdict(library):
+        raise InvalidUsage(
+            f"the operators do not work with TensorFlow {tf.__version__} ({why}); install a "
+            f"version that hvd_order was tried with, such as {_TRIED}"
+        )
+    return library
 
 
 def _verdict(library: Path) -> str:
-    """Reason why the library does not work here; empty if it works. Cached on disk."""
+    """Why the library does not work here; empty if it does. Cached on disk."""
     digest = hashlib.blake2b(library.read_bytes(), digest_size=8).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hvd_order"
     record = cache / f"tensorflow-{tf.__version__}-{digest}"

@@ -1,4 +1,4 @@
-"""The library of operators: both builds work, and the right one is chosen."""
+"""The library of operators: it works, and is tested before it is used."""
 
 from __future__ import annotations
 
@@ -16,16 +16,12 @@ from helpers.training.keras_jobs import MARKS
 
 pytestmark = MARKS
 PACKAGE = Path(__file__).parents[3] / "hvd_order/_native"
+LIBRARY = PACKAGE / f"_tensorflow_ops{get_config_var('EXT_SUFFIX')}"
 
 
-def library(name: str) -> Path:
-    return PACKAGE / f"{name}{get_config_var('EXT_SUFFIX')}"
-
-
-@pytest.mark.parametrize("name", ["_tensorflow_ops", "_tensorflow_ops_cpp"])
-def test_every_operator_of_both_builds_works(name: str) -> None:
+def test_every_operator_works() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "hvd_order.tensorflow.backend.self_test", str(library(name))],
+        [sys.executable, "-m", "hvd_order.tensorflow.backend.self_test", str(LIBRARY)],
         capture_output=True,
         text=True,
         timeout=200,
@@ -35,7 +31,7 @@ def test_every_operator_of_both_builds_works(name: str) -> None:
 
 def test_one_binary_needs_nothing_of_tensorflow() -> None:
     wanted = subprocess.run(
-        ["readelf", "--dynamic", str(library("_tensorflow_ops"))],
+        ["readelf", "--dynamic", str(LIBRARY)],
         capture_output=True,
         text=True,
         check=True,
@@ -44,22 +40,21 @@ def test_one_binary_needs_nothing_of_tensorflow() -> None:
     assert "tensorflow_framework" not in wanted
 
 
-def test_the_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_is_tested_once_for_a_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from hvd_order.base.errors import InvalidUsage
     from hvd_order.tensorflow.backend import op_library
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     verdicts = iter(["", "it crashed"])
     monkeypatch.setattr(op_library, "_self_test", lambda path: next(verdicts))
-    assert op_library._choose() == library("_tensorflow_ops")
-    assert op_library._choose() == library("_tensorflow_ops")  # remembered: not tried again
-    for record in (tmp_path / "hvd_order").iterdir():
-        record.unlink()
-    assert op_library._choose() == library("_tensorflow_ops_cpp")
+    assert op_library._tested() == LIBRARY
+    assert op_library._tested() == LIBRARY  # remembered: not tried again
     monkeypatch.setattr(op_library.tf, "__version__", "1.0")
-    verdicts = iter(["it crashed"])
-    with pytest.raises(InvalidUsage, match=r"TensorFlow 1\.0 .*it crashed.*build hvd_order"):
-        op_library._choose()
+    with pytest.raises(InvalidUsage, match=r"TensorFlow 1\.0 .*it crashed.*install a version"):
+        op_library._tested()
+    monkeypatch.setattr(op_library, "_SUFFIX", ".none")
+    with pytest.raises(InvalidUsage, match="were not built"):
+        op_library._tested()
 
 
 def test_a_crash_is_an_answer(tmp_path: Path) -> None:
