@@ -6,7 +6,7 @@
 #include "bindings/bindings.h"
 #include "engine/activity.h"
 #include "engine/engine.h"
-#include "transport/loopback.h"
+#include "transport/control_channel.h"
 
 namespace py = pybind11;
 
@@ -99,11 +99,6 @@ void bindAdapters(py::module_& m) {
       m, "Transport", py::module_local(), "Adapter to an engine that moves bytes.");
   py::class_<ControlChannel, std::shared_ptr<ControlChannel>>(
       m, "ControlChannel", py::module_local(), "Carries messages beside the data.");
-  py::class_<LoopbackWorld, std::shared_ptr<LoopbackWorld>>(
-      m, "LoopbackWorld", py::module_local(), "Several ranks inside one process, for tests.")
-      .def(py::init(&LoopbackWorld::create), py::arg("size"))
-      .def("transport", &LoopbackWorld::transport, py::arg("rank"))
-      .def("control", &LoopbackWorld::control, py::arg("rank"));
 }
 
 void bindSliceEvent(py::module_& m) {

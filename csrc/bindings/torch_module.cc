@@ -1,7 +1,7 @@
 #include "bindings/bindings.h"
 
 PYBIND11_MODULE(_torch, m) {
-  m.doc() = "The engine of _core with the transports of tensors.";
+  m.doc() = "The engine, with the transports of tensors.";
   hvd_order::bindErrors(m);
   hvd_order::bindScheduler(m);
   hvd_order::bindEngine(m);

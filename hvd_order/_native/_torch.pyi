@@ -1,4 +1,4 @@
-"""The engine of ``_core`` with transports for tensors."""
+"""The engine, with transports for tensors."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -10,22 +10,172 @@ from torch.optim import Optimizer
 
 from hvd_order._native._core import Agreement as Agreement
 from hvd_order._native._core import AgreementKind as AgreementKind
-from hvd_order._native._core import ControlChannel as ControlChannel
-from hvd_order._native._core import Engine as Engine
-from hvd_order._native._core import LoopbackWorld as LoopbackWorld
 from hvd_order._native._core import Operation as Operation
-from hvd_order._native._core import OpGradientQueue as OpGradientQueue
 from hvd_order._native._core import Policy as Policy
 from hvd_order._native._core import Scheduler as Scheduler
 from hvd_order._native._core import Slice as Slice
-from hvd_order._native._core import SliceEvent as SliceEvent
 from hvd_order._native._core import SliceLayout as SliceLayout
-from hvd_order._native._core import Stage as Stage
-from hvd_order._native._core import Transport as Transport
 from hvd_order._native._core import UpdateRule as UpdateRule
-from hvd_order._native._core import engine_api as engine_api
-from hvd_order._native._core import set_activity as set_activity
 from hvd_order._native._core import sum_elements as sum_elements
+
+class Transport:
+    """Adapter to an engine that moves bytes."""
+
+class ControlChannel:
+    """Carries messages between ranks, separately from the data."""
+
+@final
+class SliceEvent:
+    """Timeline of one transfer of one slice, in nanoseconds of ``time.monotonic_ns``."""
+
+    @property
+    def model(self) -> int: ...
+    @property
+    def slice(self) -> int: ...
+    @property
+    def ready_ns(self) -> int: ...
+    @property
+    def issued_ns(self) -> int: ...
+    @property
+    def done_ns(self) -> int: ...
+
+@final
+class Stage:
+    """How far the exchange of a tensor has come."""
+
+    ENDED: Stage
+    UNDER_WAY: Stage
+    ENQUEUED: Stage
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+    def __int__(self) -> int: ...
+
+def set_activity(text: str) -> None:
+    """Sets what this process waits in, for other ranks that wait for it; empty: nothing."""
+
+@final
+class Engine:
+    """Sends ready slices in the agreed order, within the credit, and wakes the waiting callers.
+
+    After the engine's first failure, every method raises it.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        agreement: AgreementKind,
+        policy: Policy,
+        credit_bytes: int,
+        timeout_s: float,
+        stall_warning_s: float,
+        transport: Transport,
+        control: ControlChannel | None,
+    ) -> None: ...
+    def add_model(self, model: int, layout: SliceLayout, plan: list[int] = ...) -> None: ...
+    def remove_model(self, model: int) -> None: ...
+    def retune(
+        self, agreement: AgreementKind, policy: Policy, credit_bytes: int, lead_s: float
+    ) -> None:
+        """Changes the agreement, the policy and the credit; every rank, between two steps.
+
+        Large slices start no later than ``lead_s`` before the first gradient.
+        """
+
+    def hold_plan(self) -> int | None:
+        """Stops issuing slices of a planned order.
+
+        Returns:
+            The number of slices issued since the order was taken; None if no order is planned.
+        """
+
+    def end_plan(self, issued: int, agreement: AgreementKind, policy: Policy) -> None:
+        """Follows the plan until so many slices have been issued, the most of any rank, then
+        ``agreement``.
+        """
+
+    def take_counts(self) -> tuple[int, int]:
+        """The agreement's messages, and the slices that were late in a planned order, since the
+        last call.
+        """
+
+    def tensor_ready(self, model: int, tensor: int) -> None: ...
+    def wait(self, model: int, tensor: int, stage: Stage = ...) -> None:
+        """Blocks, without the GIL, until the tensor is summed over all ranks, or only until a
+        stream of its device can wait for the sum (``Stage.ENQUEUED``).
+        """
+
+    def stages(self, model: int) -> bytes:
+        """One byte for each tensor: the value of its `Stage`."""
+
+    def ready_times(self, model: int) -> list[float]:
+        """When each gradient was in its buffer the last time, in seconds of time.monotonic()."""
+
+    def check(self) -> None: ...
+    def check_stalled(self) -> None:
+        """Same as :meth:`check`, for a wait that has run out of time: if gradients have stood still
+        for nearly as long, the engine fails now, and names those that are missing.
+        """
+
+    def fail(self, reason: str, lost: bool = False) -> None:
+        """Ends every transfer with a `HorovodInternalError`, or a `PeerLost` if `lost`; informs
+        the other ranks.
+        """
+
+    def shutdown_barrier(self, timeout_s: float) -> list[int]:
+        """Blocks, without the GIL, until no other rank needs this rank to finish its transfers.
+
+        Returns:
+            The ranks that still need this rank after the timeout. The list is empty if
+            ``shutdown()`` takes nothing from any rank, or if the engine has failed.
+        """
+
+    def shutdown(self) -> None: ...
+    def start_recording(self) -> None: ...
+    def stop_recording(self) -> None: ...
+    def take_events(self) -> list[SliceEvent]: ...
+
+@final
+class OpGradientQueue:
+    """Queue in which operators post gradients and receive sums; its creator must close it.
+
+    Attributes:
+        number: identifies the queue to operators; never reused.
+        posts: number of gradients posted.
+        passes: number of posts of the gradient that was posted most often.
+    """
+
+    number: int
+    posts: int
+    passes: int
+
+    def __init__(self, engine: Engine, model: int, places: list[tuple[str, int, int, int]]) -> None:
+        """Opens the queue for a registered model.
+
+        Args:
+            places: name, TensorId, address and size in bytes of each gradient's part of its
+                buffer, which must outlive `close`.
+        """
+
+    def stand_in(self, passes: int) -> None:
+        """Posts zeros until every gradient has been posted `passes` times in all; does not wait."""
+
+    def wait_for_pass(self, known: int) -> int | None:
+        """Waits until there are more passes than `known`; returns their number, None after
+        `close`.
+        """
+
+    def wait_until_idle(self) -> None:
+        """Waits until all sums are back, including those of zeros, or until `close`."""
+
+    def close(self) -> None:
+        """Ends all exchanges in flight with an error."""
+
+def engine_api() -> int:
+    """Address of the C function table for operator libraries."""
 
 class TorchTransport(Transport):
     """Carries slices of tensors."""

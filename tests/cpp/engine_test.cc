@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "transport/loopback.h"
+#include "loopback.h"
 
 // Several engines with their real threads in one process, joined by a LoopbackWorld. Each rank's
 // training loop is a thread of its own. Tests wait for events; only the one of

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "check.h"
-#include "transport/loopback.h"
+#include "loopback.h"
 
 // Two engines in one process, joined by a LoopbackWorld; each rank posts and takes as operators do.
 

@@ -1,4 +1,4 @@
-#include "transport/loopback.h"
+#include "loopback.h"
 
 #include <algorithm>
 #include <condition_variable>
