@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.planning.files.profile import LEAST_RUNS, Profile, Timing
+from hvd_order.planning.files.profile import LEAST_RUNS, Profile, Timing, unique
 from hvd_order.planning.graph.graph import Op, Parameter, Phase
 
 __all__ = ["profile_of_trace"]
@@ -67,7 +67,7 @@ def _profile(document: Mapping[str, Any], model: str) -> Profile:
     trace = _Trace(document["traceEvents"])
     steps = _alike([_units_of(step, trace) for step in trace.steps])
     first = steps[0]
-    names = _unique([f"{unit.phase}/{unit.name}" for unit in first])
+    names = unique([f"{unit.phase}/{unit.name}" for unit in first])
     reads, produces, parameters = _parameters(first, names)
     ops = [
         Op(
@@ -125,7 +125,7 @@ def _parameters(
         raise InvalidUsage(f"it has no backward pass with gradients of parameters; {_HOW}")
     # Parameters that one op reads stand in the order of its arguments.
     found.sort(key=lambda each: (each[0], _position(each[2].shape, units[each[0]].shapes), each[1]))
-    called = _unique([f"{units[reader].name} {gradient.shape}" for reader, _, gradient in found])
+    called = unique([f"{units[reader].name} {gradient.shape}" for reader, _, gradient in found])
     reads: defaultdict[int, list[str]] = defaultdict(list)
     produces: defaultdict[int, list[str]] = defaultdict(list)
     for name, (reader, producer, _) in zip(called, found, strict=True):
@@ -370,13 +370,3 @@ def _us(event: Mapping[str, Any], key: str) -> float:
             f'"{key}" of the event {event.get("name")!r} is {value!r}; expected a number'
         )
     return float(value)
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """Makes names unique by appending a number to repeated ones."""
-    seen: Counter[str] = Counter()
-    unique = []
-    for name in names:
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return unique

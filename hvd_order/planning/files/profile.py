@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
@@ -29,6 +30,7 @@ __all__ = [
     "Timing",
     "middle",
     "read_profile",
+    "unique",
 ]
 
 _KIND = "profile"
@@ -271,3 +273,13 @@ def _link(content: Any) -> MeasuredLink:
             f'"link" has {ranks} ranks and {numbers}; expected 1 or more, and times not negative'
         )
     return MeasuredLink(LinkModel(*numbers), ranks, backend)
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """The same names, with a number appended to repeated ones."""
+    seen: Counter[str] = Counter()
+    numbered = []
+    for name in names:
+        seen[name] += 1
+        numbered.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return numbered

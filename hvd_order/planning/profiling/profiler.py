@@ -15,7 +15,14 @@ from contextlib import AbstractContextManager
 import torch
 
 from hvd_order.base.errors import InvalidUsage
-from hvd_order.planning.files.profile import LEAST_RUNS, MeasuredLink, Profile, Timing, middle
+from hvd_order.planning.files.profile import (
+    LEAST_RUNS,
+    MeasuredLink,
+    Profile,
+    Timing,
+    middle,
+    unique,
+)
 from hvd_order.planning.graph.graph import Op, Parameter
 from hvd_order.planning.profiling.outside import Step, Timed, with_outside
 from hvd_order.planning.profiling.plain_step import PlainStep
@@ -127,7 +134,7 @@ class Profiler:
         """
         alike = self._alike()
         timed, between_s = self._timed(alike)
-        names = _unique([f"{op.call.phase}/{op.call.name}" for op in timed])
+        names = unique([f"{op.call.phase}/{op.call.name}" for op in timed])
         ops = [
             Op(name, 0.0, tuple(names[i] for i in op.inputs), tuple(op.call.reads),
                tuple(op.call.produces), op.call.resource, op.call.phase)
@@ -200,16 +207,6 @@ def _seconds(step: RecordedStep) -> list[float]:
         call.seconds if call.events is None else call.events[0].elapsed_time(call.events[1]) / 1e3
         for call in step.calls
     ]
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    """The same names, with a number appended to repeated ones."""
-    seen: Counter[str] = Counter()
-    unique = []
-    for name in names:
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return unique
 
 
 def _machine(parameters: Sequence[tuple[str, torch.nn.Parameter]]) -> dict[str, str]:
