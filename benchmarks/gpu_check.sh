@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Everything that needs a CUDA GPU, in at most ten minutes: bash benchmarks/gpu_check.sh
+# Everything that needs a CUDA GPU: bash benchmarks/gpu_check.sh
 #
 # One GPU is enough; what needs two is skipped with a line. Builds first, with `make build` where
-# packages can be installed, else with the PyTorch, cmake, ninja and pybind11 of $PYTHON. Then the
-# tests of tests/gpu run, and benchmarks/engine/gpu measures. One line PASS, FAIL or SKIP each; exit
-# status 0 when nothing failed (also when there is no GPU).
+# packages can be installed, else with the PyTorch, cmake, ninja, pybind11, pytest and
+# pytest-timeout of $PYTHON. Then the tests of tests/gpu run, and benchmarks/engine/gpu measures.
+# One line PASS, FAIL or SKIP each; exit status 0 when nothing failed (also when there is no GPU).
 # Settings: PYTHON (default python3), FULL=1 (also the benchmarks overhead and throughput).
 # Arguments go to pytest: -k kernels.
 set -euo pipefail
@@ -38,7 +38,9 @@ grep -i "kernels for CUDA" "$log" || true
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
 failed=0
-if "$python" -m pytest -q -m gpu tests/gpu "$@"; then
+if ! "$python" -c "import pytest, pytest_timeout" 2> /dev/null; then
+  echo "SKIP  tests/gpu: pytest and pytest-timeout are not installed for $python"
+elif "$python" -m pytest -q -m gpu tests/gpu "$@"; then
   echo "PASS  tests/gpu"
 else
   echo "FAIL  tests/gpu"
