@@ -1,17 +1,4 @@
 """Elastic training; see `hvd_order.tensorflow.keras.elastic`."""
 
-from hvd_order.tensorflow.keras.elastic import (
-    CommitStateCallback,
-    KerasState,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    run,
-)
-
-__all__ = [
-    "CommitStateCallback",
-    "KerasState",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "run",
-]
+from hvd_order.tensorflow.keras.elastic import *  # noqa: F403
+from hvd_order.tensorflow.keras.elastic import __all__ as __all__

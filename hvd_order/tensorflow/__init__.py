@@ -39,44 +39,16 @@ from hvd_order.tensorflow.ops.functions import (
     broadcast_object_fn,
     broadcast_variables,
 )
-from hvd_order.tensorflow.ops.process import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    gpu_available,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from hvd_order.tensorflow.ops.process import *  # noqa: F403
+from hvd_order.tensorflow.ops.process import __all__ as _of_process
 from hvd_order.tensorflow.ops.process_sets import (
     ProcessSet,
     add_process_set,
     global_process_set,
     remove_process_set,
 )
-from hvd_order.tensorflow.ops.rank_ops import (
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    size_op,
-)
+from hvd_order.tensorflow.ops.rank_ops import *  # noqa: F403
+from hvd_order.tensorflow.ops.rank_ops import __all__ as _of_rank_ops
 from hvd_order.tensorflow.wrapping import DistributedOptimizer
 
 if TYPE_CHECKING:
@@ -108,45 +80,19 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
     "elastic",
     "flush",
     "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
     "mpi_ops",
-    "mpi_threads_supported",
-    "nccl_built",
     "overlapped_function",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
     "reducescatter",
     "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "size_op",
-    "start_timeline",
-    "stop_timeline",
+    *_of_process,
+    *_of_rank_ops,
 ]
 
 
