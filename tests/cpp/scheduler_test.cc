@@ -26,13 +26,12 @@ std::shared_ptr<const SliceLayout> network() {
 }
 
 // The same, split. Slices: 0 squares; 1 to 4 the sums of conv1, conv2, fc[0] and fc[1]; 5 to 8
-// their parts. Tensor 3 is the squares, which take no credit.
+// their parts.
 std::shared_ptr<const SliceLayout> splitNetwork() {
   return std::make_shared<SliceLayout>(
       std::vector<TensorSpec>{{"conv1", kUnit, 0}, {"conv2", kUnit, 0}, {"fc", 2 * kUnit, 0}},
       kUnit, true, true);
 }
-constexpr TensorId kSquares = 3; // in splitNetwork
 
 void offer(Scheduler& scheduler, const Keys& slices) {
   for (const SliceKey slice : slices) {
@@ -72,7 +71,6 @@ Log runLink(Scheduler& scheduler, const std::multimap<int, TensorId>& ready, int
     }
     log.push_back(scheduler.layout(0).sliceName(link.front().index));
     scheduler.sliceDone(link.front());
-    offer(scheduler, scheduler.becameReady());
     link.pop_front();
   }
   return log;
@@ -188,21 +186,6 @@ TEST(aModelLeavesWhenItIsIdleAndItsIdCanBeUsedAgain) {
   scheduler.addModel(0, layoutOf({{"other", 16, 0}}));
   readyAndOffer(scheduler, {0, 0});
   CHECK_EQUAL(nextAll(scheduler), Keys{{0, 0}});
-}
-
-TEST(sumsOvertakeGathersAndTheSquaresOvertakeAll) {
-  // tick     0       1      2    ...
-  // ready    fc      conv2                two steps in a row
-  //          squares conv1
-  Scheduler scheduler(Policy::kPriority, kUnit);
-  scheduler.addModel(0, splitNetwork());
-  for (int step = 0; step < 2; ++step) {
-    CHECK_EQUAL(
-        runLink(scheduler, {{0, kSquares}, {0, 2}, {1, 1}, {1, 0}}, 10),
-        Log{"sum of fc[0]", "sum of conv1", "sum of conv2", "sum of fc[1]", "squares",
-            "parts of conv1", "parts of conv2", "parts of fc[0]", "parts of fc[1]", "-"});
-    CHECK(scheduler.idle(0));
-  }
 }
 
 TEST(aSplitModelStaysUntilBothHalvesAndTheSquaresAreDone) {

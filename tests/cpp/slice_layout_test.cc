@@ -1,7 +1,5 @@
 #include "scheduler/slice_layout.h"
 
-#include <set>
-
 #include "base/error.h"
 #include "check.h"
 
@@ -35,16 +33,6 @@ const Tensors kMixed{{"a", 128, 0}, {"b", 32, 1},    {"c", 64, 0}, {"d", 32, 1},
                      {"e", 16, 0},  {"big", 320, 1}, {"f", 16, 0}};
 
 } // namespace
-
-TEST(smallNeighboursShareASliceWhileTheyFit) {
-  //   a 32 | b 16 | c 16 | d 32      slices of 64
-  //   [------ 64 --------] [ 32 ]
-  const SliceLayout layout({{"a", 32, 0}, {"b", 16, 0}, {"c", 16, 0}, {"d", 32, 0}}, 64);
-  CHECK_EQUAL(picture(layout), Lines{"a..c 0@0+64", "d 0@64+32"});
-  CHECK_EQUAL(list(layout.tensorsOf(0)), std::vector<TensorId>{0, 1, 2});
-  CHECK_EQUAL(list(layout.slicesOf(2)), std::vector<SliceIndex>{0});
-  CHECK_EQUAL(layout.largestSliceBytes(), 64);
-}
 
 TEST(aLargeTensorHasSlicesOfItsOwn) {
   //   a 16 | big 272                    | c 16      slices of 128: three parts of at most 128,
@@ -104,26 +92,6 @@ TEST(everySquareHasItsPlace) {
       }
     }
     CHECK_EQUAL(squared.size(), place);
-    // One float64 each, in a buffer of their own, rounded up to what a tensor may have.
-    const TensorSpec& squares = layout.tensors()[layout.squaresTensor()];
-    CHECK_EQUAL(squares.sizeBytes, static_cast<ByteCount>((place + 1) / 2 * 16));
-    CHECK_EQUAL(squares.buffer, 2U);
-    CHECK_EQUAL(layout.tensorOffset(layout.squaresTensor()), 0);
-    CHECK_EQUAL(layout.bufferBytes().back(), squares.sizeBytes);
-    CHECK_EQUAL(layout.slices()[SliceLayout::kSquares].sizeBytes, squares.sizeBytes);
-  }
-}
-
-TEST(namesInASplitLayoutAreUnique) {
-  for (const ByteCount bytes : {64, 128, 1024}) {
-    Tensors tensors = kMixed;
-    tensors.push_back({"squares", 128, 0}); // may be called so, too
-    const SliceLayout layout(tensors, bytes, true, kSplit);
-    std::set<std::string> names;
-    for (SliceIndex i = 0; i < layout.slices().size(); ++i) {
-      names.insert(layout.sliceName(i));
-    }
-    CHECK_EQUAL(names.size(), layout.slices().size());
   }
 }
 

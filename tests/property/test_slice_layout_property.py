@@ -14,7 +14,9 @@ from hvd_order._native._core import Operation, SliceLayout
 CUT_ALIGNMENT = 64
 
 tensor_lists = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 2)), max_size=12).map(
-    lambda codes: [(f"t{i}", 16 * units, buffer) for i, (units, buffer) in enumerate(codes)]
+    lambda codes: [  # one is called as the slice of the squares is
+        (f"t{i}" if i else "squares", 16 * units, buffer) for i, (units, buffer) in enumerate(codes)
+    ]
 )
 
 
