@@ -6,9 +6,11 @@ names, and few may do so. What failed once stands in ``kept.txt`` and is tried e
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.property_cases import cases
@@ -21,6 +23,7 @@ from random_programs.shrink import shortest
 
 KEPT = Path(__file__).with_name("kept.txt")
 RACES = 10  # runs of a program whose threads may meet in many ways
+QUICK = 60  # drawn programs in `make test`, always the same
 MOST_ERRORS = 0.05  # share of programs that may end in an error
 
 
@@ -61,7 +64,7 @@ def check_programs(
 def test_random_programs(
     ranks: RankFactory, record_property: Callable[[str, object], None]
 ) -> None:
-    check_programs(ranks, 60, record_property)
+    check_programs(ranks, QUICK, record_property)
 
 
 @pytest.mark.long
@@ -80,8 +83,19 @@ def test_what_failed_once(ranks: RankFactory, line: str) -> None:
         assert verdict.kind == "equal", explain(program, verdict)
 
 
-def test_there_are_enough_actions() -> None:
+def test_make_test_has_every_action(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no test elsewhere has to repeat one."""
+    tried = kept_programs()
+
+    def note(ranks: object, program: Program) -> Verdict:
+        tried.append(str(program))
+        return Verdict("equal", "")
+
+    monkeypatch.setitem(globals(), "judge", note)
+    nobody: Any = None
+    check_programs(nobody, QUICK, lambda *_: None)
     assert len(ACTIONS) >= 200
+    assert set(ACTIONS) <= set(re.findall(r"[a-z_]+", " ".join(tried)))
 
 
 def test_a_program_can_be_written_down_and_read() -> None:
