@@ -1,7 +1,7 @@
-"""Gradients that a program reaches without their parameter: kept, flat, as arrays, from C++.
+"""Gradients that a program reaches without their parameter: in memory of its own, and from C++.
 
 Each program runs plain and distributed on every rank with the same rows, so averages change
-nothing: what it sees must be equal in every bit.
+nothing: what it sees must be equal in every bit. Most of such uses are in tests/random_programs.
 """
 
 from __future__ import annotations
@@ -50,73 +50,6 @@ def distributed(optimizer: torch.optim.Optimizer, m: nn.Module) -> Any:
 # ---- programs ---------------------------------------------------------------------------------
 
 
-def list_made_once(wrap: Wrap) -> Seen:
-    """As in NVIDIA's and fairseq's loops: the list is made after the first step, and zeroed."""
-    m = model()
-    optimizer = wrap(sgd(m), m)
-    kept: list[Tensor] = []
-    for step in range(STEPS):
-        if kept:
-            torch._foreach_zero_(kept)
-        backward(m, step)
-        optimizer.step()
-        kept = kept or [p.grad for p in m.parameters()]
-    return [*kept, *m.parameters()]
-
-
-def list_made_late(wrap: Wrap) -> Seen:
-    """The list is made while gradients lie in our buffers, and zeroed behind the parameters."""
-    m = model()
-    optimizer = wrap(sgd(m), m)
-    kept: list[Tensor] = []
-    for step in range(STEPS):
-        for gradient in kept:
-            gradient.zero_()
-        if not kept:
-            optimizer.zero_grad(set_to_none=False)
-        backward(m, step)
-        optimizer.step()
-        if step == 4:
-            kept = [p.grad for p in m.parameters()]
-    return [*kept, *m.parameters()]
-
-
-def flat(wrap: Wrap, first: bool) -> Seen:
-    """All gradients are views of one tensor, which the program zeroes, reads and scales."""
-    m = model()
-    buffer = torch.zeros(sum(p.numel() for p in m.parameters()), dtype=torch.float64)
-
-    def point() -> None:
-        for p, part in zip(
-            m.parameters(), buffer.split([p.numel() for p in m.parameters()]), strict=True
-        ):
-            p.grad = part.view_as(p)
-
-    if first:
-        point()
-    optimizer = wrap(sgd(m), m)
-    seen = []
-    for step in range(STEPS):
-        if step == 3 and not first:
-            point()
-        buffer.zero_()
-        if step < 3 and not first:
-            optimizer.zero_grad()
-        backward(m, step)
-        seen.append(buffer.clone())
-        buffer.mul_(0.5)
-        optimizer.step()
-    return [*seen, *m.parameters()]
-
-
-def flat_before(wrap: Wrap) -> Seen:
-    return flat(wrap, first=True)
-
-
-def flat_after(wrap: Wrap) -> Seen:
-    return flat(wrap, first=False)
-
-
 def one_flat_parameter(wrap: Wrap) -> Seen:
     """One tensor, and another object with its memory that autograd does not know as a view."""
     m = nn.Linear(6, 1, bias=False).double()
@@ -150,37 +83,6 @@ def array_of_numpy(wrap: Wrap) -> Seen:
     return [*map(torch.from_numpy, arrays), *m.parameters()]
 
 
-def earlier_gradients(wrap: Wrap) -> Seen:
-    """What was taken of gradients keeps its elements when gradients of other steps come."""
-    m = model()
-    optimizer = wrap(sgd(m), m)
-    taken = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        backward(m, step)
-        taken += [p.grad for p in m.parameters()]
-        taken += [p.grad.view(-1)[:2] for p in m.parameters()]
-        optimizer.step()
-    return [*taken, *m.parameters()]
-
-
-def surgery(wrap: Wrap) -> Seen:
-    """Two losses a step, whose gradients are compared, as in PCGrad."""
-    m = model()
-    optimizer = wrap(sgd(m), m)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        backward(m, step)
-        first = [p.grad for p in m.parameters()]
-        if sum(g.sum() for g in first) != 0:  # reads them
-            optimizer.zero_grad()
-        backward(m, step + 100)
-        for p, g in zip(m.parameters(), first, strict=True):
-            p.grad = p.grad - 0.1 * (p.grad * g).sum() * g
-        optimizer.step()
-    return [*m.parameters()]
-
-
 def last_of_a_loop(wrap: Wrap) -> Seen:
     """A name that a loop leaves behind keeps one gradient; it is zeroed in place."""
     m = model()
@@ -193,55 +95,6 @@ def last_of_a_loop(wrap: Wrap) -> Seen:
         for p in m.parameters():
             gradient = p.grad
         seen.append(gradient.clone())
-    return [*seen, *m.parameters()]
-
-
-def views(wrap: Wrap) -> Seen:
-    """Views of gradients, taken while these lie in our buffers, zero them from then on."""
-    m = model()
-    optimizer = wrap(sgd(m), m)
-    taken: list[Tensor] = []
-    for step in range(STEPS):
-        if taken:
-            torch._foreach_zero_(taken)
-        else:
-            optimizer.zero_grad(set_to_none=False)
-        backward(m, step)
-        optimizer.step()
-        if step == 5:
-            taken = [p.grad.view(-1) for p in m.parameters()]
-    return [*taken, *m.parameters()]
-
-
-def array_of_a_sum(wrap: Wrap) -> Seen:
-    """As `views`, with arrays, whose writes torch does not see."""
-    m = model()
-    optimizer = wrap(sgd(m), m)
-    arrays: list[Any] = []
-    for step in range(STEPS):
-        if not arrays:
-            optimizer.zero_grad(set_to_none=False)
-        for array in arrays:
-            array[...] = 0
-        backward(m, step)
-        optimizer.step()
-        if step == 5:
-            arrays = [p.grad.numpy() for p in m.parameters()]
-    return [*map(torch.from_numpy, arrays), *m.parameters()]
-
-
-def transformed(wrap: Wrap) -> Seen:
-    """Function transforms and `as_subclass` of gradients: torch asks no class before them."""
-    m = model()
-    optimizer = wrap(sgd(m), m)
-    seen = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        backward(m, step)
-        seen.append(torch.func.vmap(torch.sum)(m[0].weight.grad))
-        optimizer.step()
-        seen.append(torch.func.grad(lambda g: g.square().sum())(m[2].weight.grad))
-        seen.append(m[2].bias.grad.as_subclass(Tensor).clone())
     return [*seen, *m.parameters()]
 
 
@@ -275,11 +128,7 @@ def static_outputs(wrap: Wrap) -> Seen:
     return [*m.parameters()]
 
 
-PROGRAMS = [
-    list_made_once, list_made_late, flat_before, flat_after, one_flat_parameter, array_of_numpy,
-    earlier_gradients, surgery, last_of_a_loop, views, array_of_a_sum,
-    transformed, static_outputs,
-]  # fmt: skip
+PROGRAMS = [one_flat_parameter, array_of_numpy, last_of_a_loop, static_outputs]
 
 
 def body_equal() -> None:

@@ -1,18 +1,19 @@
-"""The programs of test_matrix.py with all-reduces split from the third step on, clipped or not."""
+"""Programs of test_matrix.py with all-reduces split from the third step on, clipped or not."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from helpers.ranks import RankFactory
+from helpers.ranks import RankPool
 from parity.programs import PROGRAMS
-from parity.test_matrix import CASES, WITH_EVERY_PROGRAM, body_alone, body_compare
+from parity.test_matrix import body_alone, body_compare
 from torch import Tensor
 
 import hvd_order.torch as hvd
 from hvd_order.engine.engine_host import running_host
 
+OPTIMIZER = "AdamW-foreach"
 # Slices of a few elements, which no number of ranks divides evenly.
 ENV = {
     "HVD_ORDER_DEBUG": "split",
@@ -22,11 +23,11 @@ ENV = {
 }
 
 
-def body_split(program: str, optimizer: str, alone: dict[str, Tensor]) -> dict[str, Any]:
+def body_split(program: str, alone: dict[str, Tensor]) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENV.items():
             patch.setenv(name, value)
-        result = body_compare(program, optimizer, alone, fixed_slices=True)
+        result = body_compare(program, OPTIMIZER, alone, fixed_slices=True)
         host = running_host()
         assert host is not None
         split = host.slice_settings.split
@@ -35,23 +36,16 @@ def body_split(program: str, optimizer: str, alone: dict[str, Tensor]) -> dict[s
     return {**result, "split": split}
 
 
-def is_long(program: str, optimizer: str, size: int) -> bool:
-    return program.startswith("Compiled") or optimizer != "AdamW-foreach" or size == 3
+# With ways of their own to add up, to share or to read gradients; those of random programs with the
+# option `split` come on top.
+SPLIT_PROGRAMS = ["Accumulating", "Clipped", "Compiled", "Tied", "Transformer", "UnusedOnSomeRanks"]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("program", "optimizer", "size"),
-    [
-        pytest.param(*case, size, marks=[pytest.mark.long] if is_long(*case, size) else [])
-        for case in CASES
-        if case[1] in WITH_EVERY_PROGRAM
-        for size in (2, 3)
-    ],
-)
-def test_equals_one_process(ranks: RankFactory, program: str, optimizer: str, size: int) -> None:
-    alone = ranks(size).run(body_alone, program, optimizer, timeout=120)[0]
-    results = ranks(size).run(body_split, program, optimizer, alone, timeout=120)
+@pytest.mark.parametrize("program", SPLIT_PROGRAMS)
+def test_equals_one_process(three_ranks: RankPool, program: str) -> None:
+    alone = three_ranks.run(body_alone, program, OPTIMIZER, timeout=120)[0]
+    results = three_ranks.run(body_split, program, alone, timeout=120)
     for rank, result in enumerate(results):
         assert result["errors"] == {}, f"rank {rank} differs from one process"
         assert result["split"]

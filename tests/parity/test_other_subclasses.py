@@ -15,8 +15,6 @@ from helpers.ranks import RankFactory
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.dlpack import from_dlpack
 
 import hvd_order.torch as hvd
 from hvd_order.torch.parameters.read_guard import InFlightGradient, PendingParameter, is_armed
@@ -78,16 +76,6 @@ class ModeThatRefuses(TorchFunctionMode):
         return NotImplemented
 
 
-class Operators(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def ones(kind: type[Tensor], *shape: int) -> Any:
     return torch.full(shape, 0.5).as_subclass(kind)
 
@@ -113,11 +101,6 @@ def error_of(act: Callable[[], Any]) -> str:
     return "none"
 
 
-def traced(model: nn.Sequential, x: Tensor) -> Any:
-    trace = torch.jit.trace(model, (x,))
-    return trace(x), str(trace.inlined_graph).count("aten::linear")
-
-
 def told(act: Callable[[Any], Any]) -> Any:
     Tells.calls = []
     result = act(ones(Tells, 16))
@@ -129,27 +112,6 @@ def with_mode(mode: Any, act: Callable[[], Any]) -> Any:
         return act()
 
 
-def operators(act: Callable[[], Any]) -> Any:
-    with Operators() as mode:
-        result = act()
-    return result, mode.seen
-
-
-def loss_of(model: nn.Module, x: Tensor) -> Callable[[dict[str, Tensor]], Tensor]:
-    return lambda p: torch.func.functional_call(model, p, (x,)).square().mean()
-
-
-def of_parameters(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_parameters())
-
-
-def per_sample(model: nn.Module, x: Tensor) -> Any:
-    one = torch.func.grad(
-        lambda p, row: torch.func.functional_call(model, p, (row,)).square().sum()
-    )
-    return torch.func.vmap(one, in_dims=(None, 0))(of_parameters(model), x)
-
-
 def replaced(model: nn.Sequential, make: Callable[[Any], Any]) -> Any:
     model[0].again = make(model[0].weight)
     return model[0].again, [name for name, _ in model.named_parameters()]
@@ -157,7 +119,6 @@ def replaced(model: nn.Sequential, make: Callable[[Any], Any]) -> Any:
 
 # With the update of every parameter of the model to come.
 READERS: dict[str, Callable[[Any, Tensor], Any]] = {
-    "class first": lambda m, x: m(x.as_subclass(Kept)),
     "class last": lambda m, x: m[0].weight * ones(Kept, 16),
     "in Python": lambda m, x: m[3](ones(Kept, 2, 32)),
     "ignores others, first": lambda m, x: ones(Double, 16) * m[0].weight,
@@ -185,14 +146,6 @@ READERS: dict[str, Callable[[Any, Tensor], Any]] = {
     "mode and class": lambda m, x: with_mode(ModeThatDoubles(), lambda: m(x.as_subclass(Kept))),
     "mode refuses": lambda m, x: error_of(
         lambda: with_mode(ModeThatRefuses(), lambda: m[0].weight * 2)),
-    "device": lambda m, x: with_mode(torch.device("cpu"), lambda: m(x)),
-    "operators": lambda m, x: operators(lambda: m(x)),
-    "trace": traced,
-    "autograd.grad": lambda m, x: torch.autograd.grad(m(x).square().sum(), list(m.parameters())),
-    "func.grad": lambda m, x: torch.func.grad(loss_of(m, x))(of_parameters(m)),
-    "func.grad of values": lambda m, x: torch.func.grad_and_value(loss_of(m, x))(of_parameters(m)),
-    "func.grad of a closure": lambda m, x: torch.func.grad(
-        lambda row: functional.linear(row, m[0].weight).square().sum())(x),
     "func.jacrev": lambda m, x: torch.func.jacrev(lambda w: w @ x[0])(m[0].weight),
     "func.jacfwd": lambda m, x: torch.func.jacfwd(lambda b: b.square())(m[0].bias),
     "func.hessian": lambda m, x: torch.func.hessian(lambda b: b.pow(3).sum())(m[0].bias),
@@ -202,15 +155,9 @@ READERS: dict[str, Callable[[Any, Tensor], Any]] = {
     "func.linearize": lambda m, x: torch.func.linearize(lambda w: w @ x[0], m[0].weight)[1](
         torch.ones(32, 16)),
     "func.functionalize": lambda m, x: torch.func.functionalize(lambda w: w * 2)(m[0].weight),
-    "func.stack_module_state": lambda m, x: torch.func.stack_module_state([m, m]),
-    "vmap": lambda m, x: torch.func.vmap(lambda row: row.sin().sum())(m[0].weight),
-    "vmap of a closure": lambda m, x: torch.func.vmap(lambda row: m(row))(x),
-    "per sample": per_sample,
     "jacobian": lambda m, x: torch.autograd.functional.jacobian(lambda b: b * 2, m[0].bias),
     "as_subclass": lambda m, x: m[0].weight.as_subclass(Kept),
     "_make_subclass": lambda m, x: Tensor._make_subclass(Kept, m[0].weight),
-    "dlpack": lambda m, x: from_dlpack(torch._C._to_dlpack(m[0].weight)),
-    "Parameter": lambda m, x: replaced(m, nn.Parameter),
     "Parameter without gradient": lambda m, x: replaced(m, lambda p: nn.Parameter(p, False)),
     "Parameter of a class": lambda m, x: replaced(m, lambda p: Own(p)),
     "Buffer": lambda m, x: nn.Buffer(m[0].weight),
@@ -377,16 +324,6 @@ def trained(first: bool, wrap: bool) -> list[Any]:
     return seen([p.detach() for p in model.parameters()])
 
 
-def zeroed(wrap: bool) -> list[Any]:
-    model, optimizer = model_and_optimizer(wrap)
-    for step in range(6):
-        with torch.inference_mode(step % 2 == 1), torch.device("cpu"):
-            optimizer.zero_grad(set_to_none=False)
-        model(rows(step)).square().mean().backward()
-        optimizer.step()
-    return seen([p.detach() for p in model.parameters()])
-
-
 CLASSES_TOLD: list[str] = []
 
 
@@ -432,7 +369,6 @@ def registered(wrap: bool) -> list[Any]:
 def body_training() -> None:
     for first in (False, True):
         check_same(trained(first, False), trained(first, True))
-    check_same(zeroed(False), zeroed(True))
     check_same(registered(False), registered(True))
 
 

@@ -223,35 +223,6 @@ def test_closures_keep_the_overlap(ranks: RankFactory) -> None:
     ranks(2).run(body_closure)
 
 
-class Labelled(nn.Parameter):
-    """A parameter with something beside it, as inference and quantization libraries have."""
-
-    label: str
-
-
-def labelled() -> nn.Module:
-    torch.manual_seed(8)
-    model = nn.Linear(WIDTH, 2).double()
-    weight = Labelled(model.weight.detach().clone())
-    weight.label = "columns"
-    model.weight = weight
-    return model
-
-
-def body_subclass() -> None:
-    report = same_as_one_process(labelled, 7)
-    assert report.deferred_parameters == 2, str(report)
-    model = labelled()
-    train(model, 7)
-    assert model.weight.label == "columns"  # looks at no element
-    _ = model.weight + 0
-    assert type(model.weight) is Labelled
-
-
-def test_subclasses_of_parameter_are_deferred(ranks: RankFactory) -> None:
-    ranks(2).run(body_subclass)
-
-
 # ---- one line says why ------------------------------------------------------------------------
 
 

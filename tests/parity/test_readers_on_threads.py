@@ -4,42 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any
 
 import pytest
 import torch
 from helpers.ranks import RankFactory
+from parity.test_other_subclasses import Kept, model_and_optimizer, one_step, rows
 from torch import Tensor, nn
 from torch.nn import functional
 
-import hvd_order.torch as hvd
 from hvd_order.torch.updates import overlap
-
-
-class Kept(Tensor):
-    """Every result has its class, by torch's own rule."""
-
-
-def model_and_optimizer(wrap: bool, **how: Any) -> tuple[Any, Any]:
-    torch.manual_seed(3)
-    model = nn.Sequential(
-        nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.LayerNorm(32), nn.Linear(32, 4)
-    )
-    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    if wrap:
-        names = list(model.named_parameters())
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=names, **how)
-    return model, optimizer
-
-
-def rows(step: int) -> Tensor:
-    return torch.randn(8, 16, generator=torch.Generator().manual_seed(step))
-
-
-def one_step(model: Any, optimizer: Any, step: int) -> None:
-    optimizer.zero_grad()
-    model(rows(step)).square().mean().backward()
-    optimizer.step()
 
 
 class Fails:

@@ -1,5 +1,8 @@
 """Which updates are put off, and that training equals one process whichever optimizer it is.
 
+What must not be put off, and is not run to find out: tests/unit/torch/test_separability.py; that it
+equals one process: lookahead, counting and the like in tests/random_programs.
+
 Two ranks, float64, against one process that adds up the same two halves: sums of two are exact, so
 the tolerance is one for rounding, not for luck.
 """
@@ -142,9 +145,7 @@ def check(ranks: RankFactory, group: str, name: str) -> None:
 COMMON: dict[str, dict[str, Any]] = {
     "plain": {},
     "foreach": {"foreach": True},
-    "for loop": {"foreach": False},
-    "maximize": {"maximize": True, "foreach": True},
-    "maximize in a loop": {"maximize": True},
+    "maximize": {"maximize": True},
 }
 DECAY = {"weight_decay": 0.01}
 RATE = {"tensor lr": {"lr": torch.tensor(0.01, dtype=torch.float64)}}
@@ -226,44 +227,11 @@ def test_a_class_that_inherits_step_is_known_if_it_is_made_first() -> None:
     assert done.stdout == "True\n", done.stderr
 
 
-# ---- what must not be deferred ----------------------------------------------------------------
+def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-class Lookahead(Optimizer):
-    """Every k steps the weights go back half of the way that they have come since."""
-
-    def __init__(self, inner: Optimizer, k: int = 6) -> None:
-        super().__init__(inner.param_groups, inner.defaults)
-        self.inner, self.k, self.steps = inner, k, 0
-        self.param_groups = inner.param_groups
-        self.slow = [[p.detach().clone() for p in g["params"]] for g in self.param_groups]
-
-    def step(self, closure: Any = None) -> Any:
-        loss = self.inner.step(closure)
-        self.steps += 1
-        if self.steps % self.k == 0:
-            with torch.no_grad():
-                for group, slow in zip(self.inner.param_groups, self.slow, strict=True):
-                    for fast, kept in zip(group["params"], slow, strict=True):
-                        kept.add_(fast - kept, alpha=0.5)
-                        fast.copy_(kept)
-        return loss
-
-
-_inner_of: dict[int, Optimizer] = {}
-
-
-class Sharing(Optimizer):
-    """Has the groups and the state of another optimizer, which it finds where nobody looks."""
-
-    def __init__(self, inner: Optimizer) -> None:
-        super().__init__(inner.param_groups, inner.defaults)
-        self.param_groups, self.state = inner.param_groups, inner.state
-        self.key = id(self.param_groups)
-        _inner_of[self.key] = inner
-
-    def step(self, closure: Any = None) -> Any:
-        return _inner_of[self.key].step(closure)
+# ---- what is declared -----------------------------------------------------------
 
 
 class Counting(torch.optim.SGD):
@@ -277,128 +245,6 @@ class Counting(torch.optim.SGD):
         for group in self.param_groups:
             for p in group["params"]:
                 p -= group["lr"] * (0.1 if self.calls > 8 else 1.0) * p.grad
-
-
-class CountingInPlace(torch.optim.SGD):
-    """The same, in a dict that the object has from the beginning."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.calls = {"step": 0}
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self.calls["step"] += 1
-        for group in self.param_groups:
-            for p in group["params"]:
-                p -= group["lr"] * (0.1 if self.calls["step"] > 8 else 1.0) * p.grad
-
-
-class ClippingInside(torch.optim.SGD):
-    """Clips by the norm over all parameters."""
-
-    limit = 50.0
-
-    def step(self, closure: Any = None) -> Any:
-        nn.utils.clip_grad_norm_([p for g in self.param_groups for p in g["params"]], self.limit)
-        return super().step(closure)
-
-
-class SkippingInside(torch.optim.SGD):
-    """Takes no step at all when a gradient is not finite."""
-
-    def step(self, closure: Any = None) -> Any:
-        gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-        if all(gradient.isfinite().all() for gradient in gradients):
-            return super().step(closure)
-        return None
-
-
-class Drawing(torch.optim.SGD):
-    """Draws a random number in every step; what it does with it does not matter."""
-
-    def step(self, closure: Any = None) -> Any:
-        torch.rand(1)
-        return super().step(closure)
-
-
-def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def large_now_and_then(model: nn.Module, x: Tensor, step: int) -> Tensor:
-    return ordinary(model, x, step) * (1e4 if step % 4 == 3 else 1)
-
-
-def infinite_once(model: nn.Module, x: Tensor, step: int) -> Tensor:
-    """In one step the gradient of one layer is infinite, the others' are not."""
-    loss = ordinary(model, x, step)
-    return loss + (model[2].weight * float("inf")).sum() if step == 6 else loss
-
-
-UNSAFE: dict[str, Callable[[], Case]] = {
-    "Lookahead": lambda: Case(lambda ps: Lookahead(sgd(ps))),
-    "Lookahead, k=100": lambda: Case(lambda ps: Lookahead(sgd(ps), k=100)),
-    "Lookahead around Adam": lambda: Case(lambda ps: Lookahead(torch.optim.Adam(ps, lr=0.01))),
-    "shared groups and state": lambda: Case(lambda ps: Sharing(sgd(ps))),
-    "counter": lambda: Case(lambda ps: Counting(ps, lr=0.1)),
-    "counter in a dict": lambda: Case(lambda ps: CountingInPlace(ps, lr=0.1)),
-    "clipping inside": lambda: Case(lambda ps: ClippingInside(ps, lr=0.1), large_now_and_then),
-    "skipping inside": lambda: Case(lambda ps: SkippingInside(ps, lr=0.1), infinite_once),
-    "random numbers": lambda: Case(lambda ps: Drawing(ps, lr=0.1)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", UNSAFE)
-def test_an_unknown_optimizer_equals_one_process(ranks: RankFactory, name: str) -> None:
-    check(ranks, "unsafe", name)
-
-
-def declared(make: Callable[[], Case]) -> Callable[[], Case]:
-    def made() -> Case:
-        case = make()
-        case.how["separable"] = True
-        return case
-
-    return made
-
-
-DECLARED = {name: declared(make) for name, make in UNSAFE.items()}
-
-
-@pytest.mark.parametrize("name", DECLARED)
-def test_a_wrong_declaration_does_no_harm(ranks: RankFactory, name: str) -> None:
-    check(ranks, "declared", name)
-
-
-# ---- torch's own where it is not separable ----------------------------------------------------
-
-
-def two_dtypes() -> nn.Module:
-    model = model_of_matrices()
-    model[0].float()
-    return model
-
-
-def small_in_two_dtypes(model: nn.Module, x: Tensor, step: int) -> Tensor:
-    hidden = model[0](x.float()).double()
-    return model[1:](hidden).square().mean() * 1e-4
-
-
-NOT_SEPARABLE: dict[str, Callable[[], Case]] = {
-    # Takes eps from the dtype of the first parameter, for all of the group.
-    "Adafactor, two dtypes": lambda: Case(
-        lambda ps: torch.optim.Adafactor(ps, lr=0.01), small_in_two_dtypes, model=two_dtypes
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NOT_SEPARABLE)
-def test_where_a_known_one_looks_across_parameters(ranks: RankFactory, name: str) -> None:
-    check(ranks, "not separable", name)
-
-
-# ---- what is declared, and is right -----------------------------------------------------------
 
 
 class Signs(Optimizer):
@@ -434,6 +280,7 @@ class OtherStep(DeclaredSigns):
 
 RIGHT: dict[str, Callable[[], Case]] = {
     "keyword": lambda: Case(Signs, how={"separable": True}, deferred=True),
+    "keyword that is wrong": lambda: Case(lambda ps: Counting(ps, lr=0.1), how={"separable": True}),
     "class": lambda: Case(DeclaredSigns, deferred=True),
     "subclass": lambda: Case(SameStep, deferred=True),
     "subclass with a step": lambda: Case(OtherStep),
@@ -498,46 +345,9 @@ def test_timm(ranks: RankFactory, name: str) -> None:
 
 GROUPS: dict[str, dict[str, Callable[[], Case]]] = {
     "known": KNOWN,
-    "unsafe": UNSAFE,
-    "declared": DECLARED,
-    "not separable": NOT_SEPARABLE,
     "right": RIGHT,
     "timm": TIMM,
 }
-
-
-# ---- wrapping changes nothing -----------------------------------------------------------------
-
-
-def body_wrapping(name: str) -> None:
-    """Gradients are there already, as after a step without hvd_order."""
-    case = UNSAFE[name]()
-    model = case.model()
-    optimizer = case.make(list(model.parameters()))
-    for step in range(2):
-        optimizer.zero_grad()
-        ordinary(model, rows(step), step).backward()
-        optimizer.step()
-
-    def everything() -> Any:
-        return copy.deepcopy([
-            [p.detach() for p in model.parameters()],
-            [p.grad for p in model.parameters()],
-            list(optimizer.state.values()),
-            [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
-            {k: v for k, v in vars(optimizer).items() if k in ("calls", "steps", "slow")},
-            torch.get_rng_state(),
-        ])  # fmt: skip
-
-    before = everything()
-    hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), **case.how)
-    after = everything()
-    torch.testing.assert_close(after, before, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", UNSAFE)
-def test_wrapping_alone_changes_nothing(ranks: RankFactory, name: str) -> None:
-    ranks(2).run(body_wrapping, name)
 
 
 # ---- a tensor among the settings --------------------------------------------------------------

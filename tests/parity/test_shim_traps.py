@@ -1,12 +1,13 @@
-"""Everything that could see a parameter or a gradient too early, and must not."""
+"""The optimizer as the user has made it, and gradients that are sparse, compressed or in flight.
+
+Readers that come too early are in tests/random_programs.
+"""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import io
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,21 +16,13 @@ from helpers.ranks import RankFactory
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
-from hvd_order.torch.parameters.read_guard import (
-    InFlightGradient,
-    PendingParameter,
-    disarm_parameter,
-)
 
 LR = 0.1
 
 
-def wrapped(
-    model: nn.Module, make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD, **how: Any
-) -> Any:
-    options = {"lr": LR} if make is torch.optim.SGD else {}
+def wrapped(model: nn.Module) -> Any:
     return hvd.DistributedOptimizer(
-        make(model.parameters(), **options), named_parameters=model.named_parameters(), **how
+        torch.optim.SGD(model.parameters(), lr=LR), named_parameters=model.named_parameters()
     )
 
 
@@ -52,119 +45,9 @@ def mean_gradient() -> Tensor:
     return (torch.arange(1.0, 4.0, dtype=torch.float64) * mean).expand(3, 3)
 
 
-def one_step_left_open() -> tuple[nn.Linear, Any, Tensor]:
-    """A model whose fourth update is deferred, its optimizer, and the weight it will have."""
-    model = linear()
-    start = model.weight.detach().clone()
-    optimizer = wrapped(model)
-    for _ in range(4):  # in the steps before, who reads is watched
-        optimizer.zero_grad()
-        backward(model)
-        optimizer.step()
-    assert type(model.weight) is PendingParameter
-    return model, optimizer, start - 4 * LR * mean_gradient()
-
-
 def check(seen: Tensor, wanted: Tensor, rtol: float = 1e-12) -> None:
     """Raises with both values if they differ."""
     torch.testing.assert_close(seen, wanted, rtol=rtol, atol=0)
-
-
-READERS: dict[str, Callable[[nn.Linear, Any], Tensor]] = {
-    "data": lambda m, o: m.weight.data,
-    "norm": lambda m, o: (m.weight + 0).detach(),
-    "numpy": lambda m, o: torch.from_numpy(m.weight.detach().numpy()),
-    "vector": lambda m, o: nn.utils.parameters_to_vector(m.parameters()).detach().view(3, 3),
-    "state_dict": lambda m, o: m.state_dict()["weight"],
-    "state_dict keep_vars": lambda m, o: m.state_dict(keep_vars=True)["weight"].detach(),
-    "deepcopy": lambda m, o: copy.deepcopy(m).weight.detach(),
-    "deepcopy of parameter": lambda m, o: copy.deepcopy(m.weight).detach(),
-    "pickle": lambda m, o: pickle.loads(pickle.dumps(m)).weight.detach(),
-    "evaluation": lambda m, o: evaluated(m),
-    "ema": lambda m, o: torch._foreach_mul([p.detach() for p in m.parameters()], 1.0)[0],
-    "functional_call": lambda m, o: torch.func.functional_call(
-        m, dict(m.named_parameters()), torch.eye(3, dtype=torch.float64)
-    ).detach().t(),
-    "optimizer.state_dict": lambda m, o: (o.state_dict(), m.weight.data)[1],
-    "flush": lambda m, o: (o.flush(), m.weight.data)[1],
-    "synchronize": lambda m, o: (o.synchronize(), m.weight.data)[1],
-    "torch.save": lambda m, o: saved(m),
-}  # fmt: skip
-
-
-def evaluated(model: nn.Linear) -> Tensor:
-    with torch.no_grad():
-        return model.eval()(torch.eye(3, dtype=torch.float64)).t()
-
-
-def saved(model: nn.Linear) -> Tensor:
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False).weight.detach()
-
-
-def body_reader(name: str) -> None:
-    model, optimizer, wanted = one_step_left_open()
-    seen = READERS[name](model, optimizer)
-    check(seen, wanted)
-    assert type(model.weight) is nn.Parameter
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_every_reader_sees_the_finished_update(ranks: RankFactory, name: str) -> None:
-    ranks(2).run(body_reader, name)
-
-
-def body_learning_rate(kind: str) -> None:
-    model = linear()
-    start = model.weight.detach().clone()
-    optimizer = wrapped(model)
-    group = optimizer.param_groups[0]
-    if kind == "tensor":
-        group["lr"] = torch.tensor(LR, dtype=torch.float64)
-    for _ in range(4):
-        optimizer.zero_grad()
-        backward(model)
-        optimizer.step()
-        if kind == "tensor":
-            group["lr"].mul_(0.5)
-        else:
-            group["lr"] *= 0.5
-    wanted = start - LR * (1 + 0.5 + 0.25 + 0.125) * mean_gradient()
-    check(model.weight.data, wanted, rtol=1e-7)
-
-
-@pytest.mark.parametrize("kind", ["float", "tensor"])
-def test_an_update_has_the_learning_rate_of_its_own_step(ranks: RankFactory, kind: str) -> None:
-    ranks(2).run(body_learning_rate, kind)
-
-
-def body_load_state_dict() -> None:
-    model, _, _ = one_step_left_open()
-    model.load_state_dict({"weight": torch.ones(3, 3)})
-    check(model.weight.data, torch.ones(3, 3, dtype=torch.float64))
-
-
-def test_loading_a_checkpoint_is_not_undone_by_a_deferred_update(ranks: RankFactory) -> None:
-    ranks(2).run(body_load_state_dict)
-
-
-def body_gradient_reads() -> None:
-    model = linear()
-    optimizer = wrapped(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        backward(model)
-        if step == 2:
-            assert type(model.weight.grad) is InFlightGradient
-            check(model.weight.grad.clone(), mean_gradient())
-        optimizer.step()
-    check(model.weight.grad.clone(), mean_gradient())
-
-
-def test_a_gradient_that_is_read_is_the_average(ranks: RankFactory) -> None:
-    ranks(2).run(body_gradient_reads)
 
 
 def body_scaler() -> float:
@@ -219,28 +102,12 @@ def test_the_wrapped_optimizer_is_still_the_users(ranks: RankFactory) -> None:
         assert all(seen.values()), seen
 
 
-def body_new_group() -> None:
-    model = linear()
-    late = nn.Parameter(torch.ones(3, dtype=torch.float64))
-    start = late.detach().clone()
-    optimizer = wrapped(model)
-    for step in range(6):
-        if step == 3:
-            optimizer.add_param_group({"params": [late]})
-        optimizer.zero_grad()
-        loss = model(my_rows()).sum()
-        if step >= 3:
-            loss = loss + (late * my_rows()[0]).sum()
-        loss.backward()
-        optimizer.step()
-    check(late.data, start - 3 * LR * mean_gradient()[0])
+def body_sparse() -> None:
+    for optimizer, as_dense in (("SGD", False), ("SparseAdam", False), ("SGD", True)):
+        check_sparse(optimizer, as_dense)
 
 
-def test_parameters_added_later_are_averaged_too(ranks: RankFactory) -> None:
-    ranks(2).run(body_new_group)
-
-
-def body_sparse(optimizer_class: str, as_dense: bool) -> None:
+def check_sparse(optimizer_class: str, as_dense: bool) -> None:
     results = []
     for distributed in (True, False):
         torch.manual_seed(2)
@@ -264,28 +131,8 @@ def body_sparse(optimizer_class: str, as_dense: bool) -> None:
     check(*results, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "as_dense"), [("SGD", False), ("SparseAdam", False), ("SGD", True)]
-)
-def test_sparse_gradients(ranks: RankFactory, optimizer: str, as_dense: bool) -> None:
-    ranks(2).run(body_sparse, optimizer, as_dense)
-
-
-def body_options() -> None:
-    for how, factor in (({"op": hvd.Sum}, hvd.size()), ({"gradient_predivide_factor": 2.0}, 1)):
-        model = linear()
-        start = model.weight.detach().clone()
-        optimizer = wrapped(model, **how)
-        for _ in range(4):
-            optimizer.zero_grad()
-            backward(model)
-            optimizer.step()
-        wanted = -4 * LR * factor * mean_gradient()
-        check(model.weight.data - start, wanted)
-
-
-def test_sum_and_predivide(ranks: RankFactory) -> None:
-    ranks(2).run(body_options)
+def test_sparse_gradients(ranks: RankFactory) -> None:
+    ranks(2).run(body_sparse)
 
 
 def body_compressed() -> dict[str, float]:
@@ -363,75 +210,6 @@ def test_gradients_in_flight_are_protected(ranks: RankFactory) -> None:
         assert "before optimizer.step()" in errors["zero_grad"]
         assert "more than backward_passes_per_step" in errors["second backward"]
         assert "weight" in errors["second backward"]
-
-
-class CountingSGD(torch.optim.SGD):
-    """Looks at its group's own counter: updating in parts would count parts."""
-
-    def step(self, closure: None = None) -> None:
-        group = self.param_groups[0]
-        group["count"] = group.get("count", 0) + 1
-        with torch.no_grad():
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter -= group["lr"] / group["count"] * parameter.grad
-
-
-def body_not_separable() -> None:
-    model = linear()
-    start = model.weight.detach().clone()
-    optimizer = hvd.DistributedOptimizer(
-        CountingSGD(model.parameters(), lr=LR), named_parameters=model.named_parameters()
-    )
-    for _ in range(4):
-        optimizer.zero_grad()
-        backward(model)
-        optimizer.step()
-    check(model.weight.data, start - LR * (1 + 1 / 2 + 1 / 3 + 1 / 4) * mean_gradient())
-
-
-def test_an_optimizer_with_a_counter_in_its_group(ranks: RankFactory) -> None:
-    ranks(2).run(body_not_separable)
-
-
-def body_dropped_optimizer() -> None:
-    model, optimizer, wanted = one_step_left_open()
-    del optimizer
-    check(model.weight.data, wanted)
-
-
-def test_dropping_the_optimizer_loses_no_update(ranks: RankFactory) -> None:
-    ranks(2).run(body_dropped_optimizer)
-
-
-def body_script() -> None:
-    """TorchScript reads parameters in C++, so they are updated in step()."""
-    model = linear()
-    start = model.weight.detach().clone()
-    scripted = torch.jit.trace(model, my_rows())
-    optimizer = wrapped(model)
-    for _ in range(4):
-        optimizer.zero_grad()
-        scripted(my_rows()).sum().backward()
-        optimizer.step()
-    check(model.weight.data, start - 4 * LR * mean_gradient())
-
-
-def test_readers_in_cpp(ranks: RankFactory) -> None:
-    ranks(2).run(body_script)
-
-
-def body_stale() -> str:
-    model, _, _ = one_step_left_open()
-    disarm_parameter(model.weight)  # as a reader that Python does not see
-    with pytest.raises(RuntimeError, match="StaleRead") as caught:
-        backward(model)
-    return str(caught.value)
-
-
-def test_a_stale_read_is_never_silent(ranks: RankFactory) -> None:
-    for message in ranks(2).run(body_stale):
-        assert "'weight'" in message
 
 
 def body_digest(mode: dict[str, str]) -> str:
