@@ -13,22 +13,16 @@ import hvd_order.torch as hvd
 from hvd_order.base.errors import InvalidUsage
 from hvd_order.torch.collectives import functions
 
-SIZES = [1, 2, 3]
+SIZES = [1, 3]
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.1}),
     "momentum": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
-    "adam": (torch.optim.Adam, {"lr": 0.01}),
     "amsgrad": (torch.optim.Adam, {"lr": 0.01, "amsgrad": True, "foreach": True}),
     "adamw_fused": (torch.optim.AdamW, {"lr": 0.01, "fused": True}),
     "adam_tensor_lr": (torch.optim.Adam, {"lr": torch.tensor(0.01), "foreach": False}),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
-    "adadelta": (torch.optim.Adadelta, {}),
-    "adamax": (torch.optim.Adamax, {}),
     "asgd": (torch.optim.ASGD, {}),
-    "nadam": (torch.optim.NAdam, {}),
-    "radam": (torch.optim.RAdam, {}),
-    "rmsprop": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
     "rprop": (torch.optim.Rprop, {}),
     "adafactor": (torch.optim.Adafactor, {}),
     "lbfgs": (torch.optim.LBFGS, {"history_size": 3, "max_iter": 4}),
@@ -126,37 +120,20 @@ def test_all_kinds_of_tensors_in_several_chunks(ranks: RankFactory, size: int) -
     ranks(size).run(body_odd_tensors)
 
 
-def body_parameters_mismatch(kind: str) -> str:
-    odd = hvd.rank() == 1
-    params = {"a": torch.ones(2), "b.weight": torch.ones(3)}
-    if odd and kind == "shape":
-        params["b.weight"] = torch.ones(4)
-    if odd and kind == "missing":
-        del params["b.weight"]
-    if odd and kind == "name":
-        params["c.weight"] = params.pop("b.weight")
+def body_parameters_mismatch() -> str:
+    params = {"a": torch.ones(2), "b.weight": torch.ones(4 if hvd.rank() == 1 else 3)}
     with pytest.raises(hvd.HorovodInternalError) as caught:
         hvd.broadcast_parameters(params, root_rank=0)
     assert hvd.allreduce(torch.ones(1)).item() == 1.0
     return f"{caught.type.__name__}: {caught.value}"
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("shape", "b.weight torch.float32 [3] on cpu; rank 1: b.weight torch.float32 [4]"),
-        ("missing", "b.weight torch.float32 [3] on cpu; rank 1: nothing more"),
-        ("name", "b.weight torch.float32 [3] on cpu; rank 1: c.weight torch.float32 [3]"),
-    ],
-)
-@pytest.mark.parametrize("size", [2, 3])
-def test_models_that_differ_are_named_on_every_rank(
-    ranks: RankFactory, size: int, kind: str, text: str
-) -> None:
-    messages = ranks(size).run(body_parameters_mismatch, kind)
-    assert messages == [messages[0]] * size
+def test_models_that_differ_are_named_on_every_rank(ranks: RankFactory) -> None:
+    messages = ranks(3).run(body_parameters_mismatch)
+    assert messages == [messages[0]] * 3
     assert messages[0].startswith("ModelMismatch: ranks disagree in broadcast_parameters")
-    assert text in messages[0]
+    words = "b.weight torch.float32 [3] on cpu; rank 1: b.weight torch.float32 [4]"
+    assert words in messages[0]
 
 
 def body_wrong_parameters() -> None:
@@ -170,9 +147,8 @@ def body_wrong_parameters() -> None:
         hvd.broadcast_parameters({}, root_rank=-1)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_wrong_parameters(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_wrong_parameters)
+def test_wrong_parameters(ranks: RankFactory) -> None:
+    ranks(2).run(body_wrong_parameters)
 
 
 # ---- optimizer state ----
@@ -259,14 +235,12 @@ def body_other_optimizer() -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_state_of_another_dtype(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_state_dtype)
+def test_state_of_another_dtype(ranks: RankFactory) -> None:
+    ranks(2).run(body_state_dtype)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_sparse_adam_and_a_scheduler(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_sparse_and_scheduler)
+def test_sparse_adam_and_a_scheduler(ranks: RankFactory) -> None:
+    ranks(2).run(body_sparse_and_scheduler)
 
 
 def test_optimizers_that_differ(ranks: RankFactory) -> None:

