@@ -74,23 +74,6 @@ def test_without_torch_it_says_so_and_how_to_get_it(tmp_path: Path) -> None:
     assert "cure:  see the modules above" in done.stdout
 
 
-@pytest.mark.timeout(300)
-def test_without_the_extension_it_says_how_to_build_it(tmp_path: Path) -> None:
-    # As if PyTorch had not been there when hvd_order was installed.
-    hide = (
-        "from pathlib import Path\n"
-        "from hvd_order import torch_engines\n"
-        f"torch_engines._FOLDERS = Path({str(tmp_path)!r})"
-    )
-    (tmp_path / "sitecustomize.py").write_text(hide)
-    done = doctor(path=tmp_path)
-    assert done.returncode == 1, done.stderr
-    assert "extension            NO: " in done.stdout
-    assert "core                 file " in done.stdout
-    assert "cause: rank 0: ImportError: the engine" in done.stdout
-    assert "make build" in done.stdout
-
-
 def test_ranks_that_hang_are_ended_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\nif os.environ.get('RANK') == '1': os.kill(os.getpid(), signal.SIGSTOP)"

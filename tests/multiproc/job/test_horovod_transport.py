@@ -59,8 +59,8 @@ def body_train() -> tuple[str, list[list[float]]]:
 
 
 @needs_horovod
-@pytest.mark.parametrize("size", [2, 3])
-def test_training_over_horovod_equals_one_process(size: int) -> None:
+def test_training_over_horovod_equals_one_process() -> None:
+    size = 3
     alone = train(0, size, wrap=False)
     # Of their own: Horovod, once started, keeps a process busy until it ends.
     with contextlib.closing(RankPool(size)) as own_ranks:

@@ -31,9 +31,6 @@ def differing(rank: int, variables: Mapping[str, str], size: int = 2) -> list[Co
     ("variable", "value", "message"),
     [
         ("HVD_ORDER_SLICE_BYTES", "4KiB", "HVD_ORDER_SLICE_BYTES: not set on rank 0, 4096 on"),
-        ("HVD_ORDER_AGREEMENT", "planned", "HVD_ORDER_AGREEMENT: not set on rank 0, planned on"),
-        ("HVD_ORDER_TUNE", "0", "HVD_ORDER_TUNE: 1 on rank 0, 0 on"),
-        ("HVD_ORDER_COMM", "ps", "HVD_ORDER_COMM: allreduce on rank 0, ps on"),
         ("GLOO_DEVICE_TRANSPORT", "TCP_TLS", "GLOO_DEVICE_TRANSPORT: not set on rank 0, TCP_TLS"),
         ("WORLD_SIZE", "3", "the number of processes (WORLD_SIZE): 2 on rank 0, 3 on rank 1"),
         ("TORCHELASTIC_RUN_ID", "b", "the launcher's job: not set on rank 0, b on rank 1"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from hvd_order.engine import engine_host
 from hvd_order.engine.job import process
 from hvd_order.engine.job.job import Job, held
 
-SIZES = [1, 2, 3]
+SIZES = [1, 3]
 
 
 def body_places() -> tuple[int, ...]:
@@ -249,9 +248,8 @@ def body_join() -> None:
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_process_group_of_the_program_is_joined(ranks: RankFactory, size: int) -> None:
-    ranks(size).run(body_join)
+def test_a_process_group_of_the_program_is_joined(ranks: RankFactory) -> None:
+    ranks(3).run(body_join)
 
 
 # A library that asks torch.distributed gets the answer that it gets under Horovod.
@@ -294,9 +292,8 @@ assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 """
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_init_makes_no_default_process_group(size: int) -> None:
-    for end in run_script(size, NO_DEFAULT_GROUP):
+def test_init_makes_no_default_process_group() -> None:
+    for end in run_script(3, NO_DEFAULT_GROUP):
         assert end.returncode == 0, end.stderr
 
 
@@ -313,15 +310,6 @@ def run_python(source: str, env: dict[str, str] | None = None) -> subprocess.Com
 
 
 INIT = "import hvd_order.torch as hvd; hvd.init()"
-
-
-def test_missing_ranks_are_named() -> None:
-    start = time.monotonic()
-    done = run_python(INIT, rank_environment(0, 3, free_port(), {"HVD_ORDER_TIMEOUT": "2"}))
-    assert done.returncode == 1
-    assert "TransferTimeout" in done.stderr
-    assert "waited 2 s for ranks [1, 2] of 3, which did not arrive" in done.stderr
-    assert time.monotonic() - start < 40
 
 
 def test_rank_zero_that_cannot_be_reached_is_named() -> None:
@@ -410,32 +398,6 @@ def test_a_program_may_end_with_a_collective_in_flight(tmp_path: Path) -> None:
         timeout=60,
     )
     assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
-
-
-def test_a_rank_that_dies_is_an_error_on_the_others() -> None:
-    done = run_script(
-        3,
-        """
-        import os, signal, time, torch, hvd_order.torch as hvd
-        hvd.init()
-        hvd.barrier()
-        if hvd.rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        start = time.monotonic()
-        try:
-            while True:
-                hvd.allreduce(torch.ones(10), name="x")
-        except hvd.HorovodInternalError as error:
-            print(type(error).__name__, time.monotonic() - start < 15)
-        """,
-        env={"HVD_ORDER_TIMEOUT": "10"},
-    )
-    assert done[1].returncode == -9
-    for rank in (0, 2):
-        assert done[rank].returncode == 0, done[rank].stderr
-        name, in_time = done[rank].stdout.split()
-        assert name in ("PeerLost", "TransferTimeout")
-        assert in_time == "True"
 
 
 def test_without_torch_the_import_says_what_to_install() -> None:

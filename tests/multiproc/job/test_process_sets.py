@@ -63,28 +63,6 @@ def test_each_set_goes_its_own_way(ranks: RankFactory) -> None:
     assert second == [1, 1.0, [1, 1], 1, [0], [1.0], 1, {"rank": 1}, [1]]
 
 
-def body_gradients() -> None:
-    rank = hvd.rank()
-    pair = hvd.add_process_set([1, 2])
-    if rank in pair.ranks:
-        for collective, wanted in [
-            (lambda x: hvd.allreduce(x, op=hvd.Sum, process_set=pair), 5.0),
-            (lambda x: hvd.allgather(x, process_set=pair), 2.5),
-            (lambda x: hvd.broadcast(x, 2, process_set=pair), 2.5 if rank == 2 else 0.0),
-        ]:
-            x = torch.ones(rank, requires_grad=True) if "allgather" in str(
-                collective.__code__.co_names
-            ) else torch.ones(2, requires_grad=True)  # fmt: skip
-            (collective(x) * (rank + 1)).sum().backward()
-            assert x.grad is not None
-            assert x.grad.tolist() == [wanted] * len(x)
-    hvd.remove_process_set(pair)
-
-
-def test_gradients_stay_in_the_set(ranks: RankFactory) -> None:
-    ranks(3).run(body_gradients)
-
-
 def body_optimizers() -> list[list[float]]:
     """Two sets of two ranks, which share rank 1, each with an optimizer; rank 0 is in one."""
     rank = hvd.rank()

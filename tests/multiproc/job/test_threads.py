@@ -69,6 +69,9 @@ def _threads(size: int, how: str = "alone", **env: str) -> list[Counter[str]]:
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long), 7])
 def test_a_training_process_has_few_threads_whatever_the_number_of_ranks(size: int) -> None:
     first, *others = _threads(size)
+    for threads in (first, *others):
+        assert threads["hvdo engine"] == 1, threads
+        assert threads["hvdo copier"] == 1, threads
     for threads in others:
         inner = _MORE_ON_AN_INNER_RANK if size > 5 else 0
         assert threads.total() <= _OF_A_RANK + inner, threads
@@ -85,12 +88,6 @@ def test_a_program_with_a_default_group_has_only_the_threads_of_that_group_more(
 def test_threads_of_jobs_that_have_ended_do_not_pile_up() -> None:
     for threads in _threads(2, "again"):  # four jobs, of which the last but one may be in memory
         assert threads["gloo_tcp_loop"] <= 2 * 2, threads
-
-
-def test_the_threads_of_the_engine_show_their_names() -> None:
-    for threads in _threads(2):
-        assert threads["hvdo engine"] == 1, threads
-        assert threads["hvdo copier"] == 1, threads
 
 
 def test_gloo_uses_every_interface_that_the_user_names() -> None:

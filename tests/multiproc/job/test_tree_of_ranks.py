@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import signal
 
-import pytest
 from helpers.ranks import run_script, start_script
 
 SIZE = 7
-RANKS = [6, pytest.param(1, marks=pytest.mark.long)]  # at the end of a branch, and within one
 
 # Trains for so many steps, or for ever; prints sums of its weights.
 TRAIN = """
@@ -46,18 +44,14 @@ def line(output: str, start: str) -> str:
     return next(text for text in output.splitlines() if text.startswith(start))
 
 
-@pytest.mark.parametrize(
-    "agreement", ["leader", pytest.param("negotiated", marks=pytest.mark.long)]
-)
-def test_all_ranks_have_the_same_weights(agreement: str) -> None:
-    env = {"HVD_ORDER_AGREEMENT": agreement, "HVD_ORDER_SLICE_BYTES": "8KiB"}
-    ends = run_script(SIZE, TRAIN, "8", env=env)
+def test_all_ranks_have_the_same_weights() -> None:
+    ends = run_script(SIZE, TRAIN, "8", env={"HVD_ORDER_SLICE_BYTES": "8KiB"})
     assert all(end.returncode == 0 for end in ends), ends
     assert len({line(end.stdout, "weights") for end in ends}) == 1
 
 
-@pytest.mark.parametrize("rank", RANKS)
-def test_a_rank_that_dies_is_named_on_all(rank: int) -> None:
+def test_a_rank_that_dies_is_named_on_all() -> None:
+    rank = 6  # at the end of a branch
     with start_script(SIZE, TRAIN, "-1", env={"HVD_ORDER_TIMEOUT": "20"}) as script:
         for other in range(SIZE):
             script.wait_for_output(other, "reached 5")
@@ -67,8 +61,8 @@ def test_a_rank_that_dies_is_named_on_all(rank: int) -> None:
             assert f"rank {rank} is gone" in script.stdout(other)
 
 
-@pytest.mark.parametrize("rank", RANKS)
-def test_a_frozen_rank_is_named_on_all(rank: int) -> None:
+def test_a_frozen_rank_is_named_on_all() -> None:
+    rank = 6
     with start_script(SIZE, TRAIN, "-1", env={"HVD_ORDER_TIMEOUT": "8"}) as script:
         for other in range(SIZE):
             script.wait_for_output(other, "reached 5")
@@ -97,8 +91,8 @@ except hvd.HorovodInternalError as error:
 """
 
 
-@pytest.mark.parametrize("rank", [1, 6])
-def test_a_rank_that_dies_between_collectives_ends_them_on_all(rank: int) -> None:
+def test_a_rank_that_dies_between_collectives_ends_them_on_all() -> None:
+    rank = 1  # within a branch
     with start_script(SIZE, COLLECTIVES, env={"HVD_ORDER_TIMEOUT": "20"}) as script:
         for other in range(SIZE):
             script.wait_for_output(other, "reached 5")
