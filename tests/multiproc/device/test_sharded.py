@@ -19,13 +19,6 @@ except InvalidUsage as error:
 """
 
 
-def test_a_parameter_on_another_device_is_refused() -> None:
-    for each in run_on_device(ELSEWHERE):
-        assert each.returncode == 0, each.stderr
-        assert "refused: sharded=True sends each sum in two halves" in each.stdout
-        assert "parameters are on several devices, asyncdev:0, cpu" in each.stdout
-
-
 CHECKPOINT = """
 import torch.distributed.checkpoint as dcp
 
@@ -48,16 +41,11 @@ dcp.load(state, checkpoint_id=FOLDER)
 model.load_state_dict(state["model"])
 optimizer.load_state_dict(state["optimizer"])
 train(model, optimizer, 4, begin=4)
-print("same:", all(map(torch.equal, weights(model), expected)))
+print("same from shards:", all(map(torch.equal, weights(model), expected)))
 """
 
 
-def test_checkpoint_in_shards(tmp_path: Path) -> None:
-    for each in run_on_device(f"FOLDER = {str(tmp_path / 'saved')!r}\n{CHECKPOINT}"):
-        assert each.returncode == 0, each.stderr
-        assert "same: True" in each.stdout
-
-
+# Of an optimizer that keeps counts on the device, as fused ones do.
 COUNTS = """
 import copy
 
@@ -73,12 +61,15 @@ expected = weights(model)
 model.load_state_dict(kept[0])
 optimizer.load_state_dict(kept[1])
 train(model, optimizer, 4, begin=4)
-print("same:", all(map(torch.equal, weights(model), expected)))
+print("same counts:", all(map(torch.equal, weights(model), expected)))
 """
 
 
-def test_counts_on_the_device() -> None:
-    """Of an optimizer that keeps counts there, as fused ones do."""
-    for each in run_on_device(COUNTS):
+def test_refusal_and_checkpoints(tmp_path: Path) -> None:
+    folder = f"FOLDER = {str(tmp_path / 'saved')!r}\n"
+    for each in run_on_device(folder + ELSEWHERE + CHECKPOINT + COUNTS):
         assert each.returncode == 0, each.stderr
-        assert "same: True" in each.stdout
+        assert "refused: sharded=True sends each sum in two halves" in each.stdout
+        assert "parameters are on several devices, asyncdev:0, cpu" in each.stdout
+        assert "same from shards: True" in each.stdout
+        assert "same counts: True" in each.stdout

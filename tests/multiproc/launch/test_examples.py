@@ -1,4 +1,4 @@
-"""The examples, written for Horovod, on two ranks: by our import, Horovod's, and the alias."""
+"""The examples, written for Horovod, on two ranks: by the alias and by Horovod."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ def for_horovod(name: str, folder: Path) -> Path:
     script = folder / name
     script.write_text(source.replace(f"\n{OURS}\n", f"\n{HOROVODS}\n"))
     return script
-
-
-def by_import(name: str, folder: Path, *arguments: str) -> str:
-    return output(run_script(2, EXAMPLES / name, *arguments))
 
 
 def by_alias(name: str, folder: Path, *arguments: str) -> str:
@@ -65,9 +61,7 @@ def output(ranks: list[Completed]) -> str:
 
 Run = Callable[..., str]
 # The alias leads to the same module, so our own import shows nothing more.
-WAYS = pytest.mark.parametrize(
-    "run", [pytest.param(by_import, marks=pytest.mark.long), by_alias, by_horovod]
-)
+WAYS = pytest.mark.parametrize("run", [by_alias, by_horovod])
 
 
 @WAYS

@@ -78,17 +78,6 @@ def test_what_ranks_have_started_ends_with_the_launcher(
     assert [name for name in os.listdir(own) if name.startswith("hvd_order")] == []
 
 
-def test_a_training_under_a_shell_script_ends_with_the_launcher(tmp_path: Path, mark: str) -> None:
-    program = write_script(tmp_path, "import os, time; os.write(1, b'up\\n'); time.sleep(100)")
-    shell = ["sh", "-c", '"$@"; echo done', "sh", *program, mark]  # stays above the training
-    with Job([*launcher("-np", "2"), *shell], launcher_environment()) as job:
-        for _ in range(2):
-            job.wait_for("up")
-        job.signal(signal.SIGKILL)
-        job.wait(30)
-        assert no_process_with(mark)
-
-
 def test_servers_end_with_a_launcher_that_is_killed(tmp_path: Path, mark: str) -> None:
     program = write_script(tmp_path, "import os, time; os.write(1, b'up\\n'); time.sleep(100)")
     env = launcher_environment({"MARK_OF_THIS_TEST": mark})
