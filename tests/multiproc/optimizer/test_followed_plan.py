@@ -297,21 +297,15 @@ def body_refused(file: str) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "No such file"), ("{}", 'no plan: it does not say "format": "hvd_order plan"')],
-    ids=["missing", "no plan"],
-)
 def test_a_file_that_is_no_plan_ends_the_run_on_every_rank(
-    two_ranks: RankPool, tmp_path: Path, content: str | None, message: str
+    two_ranks: RankPool, tmp_path: Path
 ) -> None:
     file = tmp_path / "plan.json"
-    if content is not None:
-        file.write_text(content)
+    file.write_text("{}")
     texts = two_ranks.run(body_refused, str(file))
     assert texts[0] == texts[1]
     assert texts[0].startswith("HVD_ORDER_PLAN: ")
-    assert message in texts[0]
+    assert 'no plan: it does not say "format": "hvd_order plan"' in texts[0]
     assert str(file) in texts[0]
 
 

@@ -116,12 +116,11 @@ def test_several_workers_and_servers_that_only_sum(
 
 
 @pytest.mark.parametrize(
-    ("source", "arguments", "env", "says"),
+    ("source", "env", "says"),
     [
-        (SCRIPT.format(steps=7), [], {}, "ended after 7 optimizer steps; 4 + 5 are needed"),
+        (SCRIPT.format(steps=7), {}, "ended after 7 optimizer steps; 4 + 5 are needed"),
         (
             SCRIPT.format(steps=10**9),
-            [],
             {"HVD_ORDER_PS_MODE": "async"},
             "asynchronous workers need servers that update",
         ),
@@ -129,28 +128,38 @@ def test_several_workers_and_servers_that_only_sum(
             "\n".join(
                 line for line in SCRIPT.format(steps=10**9).splitlines() if "hvd.D" not in line
             ),
-            [],
             {},
             "does not train with parameter servers",
             marks=pytest.mark.long,
         ),
         # Without servers: test_profile_ranks.py.
-        pytest.param("raise ValueError('no data')", [], {}, "no data", marks=pytest.mark.long),
-        ("", ["-np", "0"], {}, "-np 0: at least one process is needed"),
-        ("", ["--servers", "-1"], {}, "--servers -1: expected a number from 0 on"),
+        pytest.param("raise ValueError('no data')", {}, "no data", marks=pytest.mark.long),
     ],
-    ids=["too_early", "no_servers_start", "not_used", "fails", "no_ranks", "fewer_than_none"],
+    ids=["too_early", "no_servers_start", "not_used", "fails"],
 )
 def test_what_goes_wrong_is_said_and_nothing_is_written(
-    tmp_path: Path, source: str, arguments: list[str], env: dict[str, str], says: str
+    tmp_path: Path, source: str, env: dict[str, str], says: str
 ) -> None:
-    options = ["--steps", "5", *([] if "--servers" in arguments else ["--servers", "1"])]
-    done = profile(tmp_path, source, *options, *arguments, env=env)
+    done = profile(tmp_path, source, "--steps", "5", "--servers", "1", env=env)
     assert done.returncode != 0
     assert says in done.stderr
     assert "Traceback" not in done.stderr or "no data" in says
     assert not (tmp_path / "train.profile.json").exists()
     assert nothing_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-np", "0"], "-np 0: at least one process is needed"),
+        (["--servers", "-1"], "--servers -1: expected a number from 0 on"),
+    ],
+)
+def test_numbers_that_make_no_job_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["profile", *arguments, __file__]) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.timeout(180)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.jobs import new_job
 from helpers.ranks import RankFactory
 from torch import nn
 
@@ -44,114 +45,83 @@ def text_of_error(work: Callable[[], object]) -> str:
 # ---- what differs -------------------------------------------------------------------------------
 
 
-def body_no_broadcast() -> str:
+def not_broadcast() -> None:
     model = model_of()
     if odd_rank():
         with torch.no_grad():
             model[2].weight[0, 0] += 1e-6
-    optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return text_of_error(lambda: train(model, optimizer, 1))
+    train(model, wrap(model, torch.optim.SGD(model.parameters(), lr=0.1)), 1)
 
 
-def test_parameters_that_nobody_broadcast_are_named_after_the_first_step(
-    ranks: RankFactory,
-) -> None:
-    messages = ranks(3).run(body_no_broadcast)
-    assert len(set(messages)) == 1
-    assert "after step 1" in messages[0]
-    assert "'2.weight'" in messages[0]
-    assert "one value on ranks 0, 1, another on rank 2" in messages[0]
-    assert "broadcast_parameters" in messages[0]
-
-
-def body_other_class() -> str:
+def other_class() -> None:
     model = model_of()
     kind = torch.optim.AdamW if odd_rank() else torch.optim.Adam
-    return text_of_error(lambda: wrap(model, kind(model.parameters(), lr=0.1)))
+    wrap(model, kind(model.parameters(), lr=0.1))
 
 
-def test_other_classes_of_optimizers_are_named(ranks: RankFactory) -> None:
-    messages = ranks(3).run(body_other_class)
-    assert len(set(messages)) == 1
-    assert "differ in class" in messages[0]
-    assert "Adam on ranks 0, 1" in messages[0]
-    assert "AdamW on rank 2" in messages[0]
-
-
-def learning_rate(kind: str) -> Any:
-    value = 0.5 if odd_rank() else 0.25
-    return torch.tensor(value) if kind == "tensor" else value
-
-
-def body_other_learning_rate(kind: str) -> str:
+def other_rate(as_tensor: bool) -> None:
     model = model_of()
-    optimizer = torch.optim.SGD(
-        [{"params": model[0].parameters()},
-         {"params": model[2].parameters(), "lr": learning_rate(kind)}], lr=0.1,
-    )  # fmt: skip
-    optimizer = wrap(model, optimizer)
-    return text_of_error(lambda: train(model, optimizer, 1))
+    rate: Any = 0.5 if odd_rank() else 0.25
+    groups = [
+        {"params": model[0].parameters()},
+        {"params": model[2].parameters(), "lr": torch.tensor(rate) if as_tensor else rate},
+    ]
+    train(model, wrap(model, torch.optim.SGD(groups, lr=0.1)), 1)
 
 
-@pytest.mark.parametrize("kind", ["number", "tensor"])
-def test_other_hyper_parameters_are_named(ranks: RankFactory, kind: str) -> None:
-    messages = ranks(2).run(body_other_learning_rate, kind)
-    assert len(set(messages)) == 1
-    assert "differ in lr of parameter group 1" in messages[0]
-    assert "0.25 on rank 0" in messages[0]
-    assert "0.5 on rank 1" in messages[0]
-
-
-def body_skipped_batch() -> str:
+def skipped_batch() -> None:
     model = model_of()
     optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-
-    def epoch() -> None:
-        for batch in range(12):
-            if not (odd_rank() and batch == 2):  # "this batch has no targets"
-                train(model, optimizer, 1)
-            scheduler.step()
-
-    return text_of_error(epoch)
+    for batch in range(12):
+        if not (odd_rank() and batch == 2):  # "this batch has no targets"
+            train(model, optimizer, 1)
+        scheduler.step()
 
 
-def test_a_rank_that_skips_a_batch_is_found_by_its_schedule(ranks: RankFactory) -> None:
-    messages = ranks(2).run(body_skipped_batch)
-    assert len(set(messages)) == 1
-    assert "differ in lr of parameter group 0" in messages[0]
-
-
-def body_changed_later() -> str:
+def changed_later() -> None:
     model = model_of()
     optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     train(model, optimizer, 5)
     if odd_rank():
         with torch.no_grad():
             model[0].bias.clamp_(max=0.0)
-    train(model, optimizer, 3)  # to step 8; who has what then is told in step 9
-    return text_of_error(lambda: train(model, optimizer, 1))
+    train(model, optimizer, 4)  # who has what after step 8 is told in step 9
 
 
-def test_a_change_on_one_rank_is_found_at_the_next_look(ranks: RankFactory) -> None:
-    for message in ranks(2).run(body_changed_later):
-        assert "after step 8" in message
-        assert "'0.bias'" in message
-
-
-def body_frozen() -> str:
+def other_frozen() -> None:
     model = model_of()
     model[0].requires_grad_(False)
     if odd_rank():
         with torch.no_grad():
             model[0].weight.zero_()
-    optimizer = wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    return text_of_error(lambda: train(model, optimizer, 1))
+    train(model, wrap(model, torch.optim.SGD(model.parameters(), lr=0.1)), 1)
 
 
-def test_frozen_parameters_are_compared_as_well(ranks: RankFactory) -> None:
-    for message in ranks(2).run(body_frozen):
-        assert "'0.weight'" in message
+DIFFERENCES: dict[str, tuple[Callable[[], None], list[str]]] = {
+    "not broadcast": (not_broadcast, ["after step 1", "'2.weight'", "broadcast_parameters",
+                                      "one value on ranks 0, 1, another on rank 2"]),
+    "class": (other_class, ["differ in class", "Adam on ranks 0, 1", "AdamW on rank 2"]),
+    "rate": (lambda: other_rate(False),
+             ["differ in lr of parameter group 1", "0.25 on ranks 0, 1", "0.5 on rank 2"]),
+    "rate in a tensor": (lambda: other_rate(True), ["differ in lr of parameter group 1", "0.25 on",
+                                                    "0.5 on rank 2"]),
+    "a batch less": (skipped_batch, ["differ in lr of parameter group 0"]),
+    "later": (changed_later, ["after step 8", "'0.bias'"]),
+    "frozen": (other_frozen, ["'0.weight'"]),
+}  # fmt: skip
+
+
+def body_difference(name: str) -> str:
+    return text_of_error(DIFFERENCES[name][0])
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_what_differs_is_named_on_every_rank(ranks: RankFactory, name: str) -> None:
+    messages = ranks(3).run(body_difference, name)
+    assert len(set(messages)) == 1
+    for words in DIFFERENCES[name][1]:
+        assert words in messages[0]
 
 
 # ---- what is right ------------------------------------------------------------------------------
@@ -235,15 +205,10 @@ def test_ranks_are_compared_within_their_process_set(ranks: RankFactory) -> None
 
 
 def body_switched_off() -> None:
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HVD_ORDER_CHECK_RANKS", "0")
-        hvd.init()
+    with new_job({"HVD_ORDER_CHECK_RANKS": "0"}):
         model = model_of(hvd.rank())
         kind = torch.optim.AdamW if odd_rank() else torch.optim.Adam
-        optimizer = wrap(model, kind(model.parameters(), lr=0.1 + hvd.rank()))
-        train(model, optimizer, 4)
-        hvd.shutdown()
+        train(model, wrap(model, kind(model.parameters(), lr=0.1 + hvd.rank())), 4)
 
 
 def test_the_check_can_be_switched_off(ranks: RankFactory) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.jobs import SMALL, dies_between_the_halves, new_job
-from helpers.ranks import RankFactory, RankPool, start_script
+from helpers.ranks import RankPool, start_script
 from torch import Tensor, nn
 
 import hvd_order.torch as hvd
@@ -137,7 +137,6 @@ CLIPS: dict[str, Clip] = {
     "rank 0 looks, infinity": first_rank_looks_at_infinity,
     "rank 0 logs infinity": first_rank_logs_infinity,
 }
-SIZES = [3, *(pytest.param(size, marks=pytest.mark.long) for size in (2, 4))]
 COMPLETES = {"norm of order 1", "value, then norm"}  # before step(): nothing is left to overlap
 
 
@@ -167,10 +166,9 @@ def body_train(clip: str, env: dict[str, str]) -> tuple[dict[str, Any], dict[str
         return train(clip, distributed=True), train(clip, distributed=False)
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("clip", CLIPS)
-def test_equals_one_process(ranks: RankFactory, clip: str, size: int) -> None:
-    results = ranks(size).run(body_train, clip, SPLIT)
+def test_equals_one_process(three_ranks: RankPool, clip: str) -> None:
+    results = three_ranks.run(body_train, clip, SPLIT)
     for ours, alone in results:
         assert torch.equal(ours["weights"], results[0][0]["weights"])
         assert torch.equal(ours["answers"], results[0][0]["answers"])
@@ -178,9 +176,7 @@ def test_equals_one_process(ranks: RankFactory, clip: str, size: int) -> None:
         torch.testing.assert_close(ours["answers"], alone["answers"])
     deferred = [ours["deferred"] for ours, _ in results]
     looks = clip.startswith("rank 0")
-    assert deferred == [
-        0 if clip in COMPLETES or (looks and rank == 0) else 6 for rank in range(size)
-    ]
+    assert deferred == [0 if clip in COMPLETES or (looks and rank == 0) else 6 for rank in range(3)]
 
 
 @pytest.mark.parametrize("clip", ["clip_grad_norm_", "infinity norm"])
@@ -232,7 +228,6 @@ def body_exact(dtype: str, compression: str, predivide: float) -> list[bool]:
     ("dtype", "compression", "predivide"),
     [
         ("float32", "none", 1.0),
-        ("float32", "none", 1.7),
         ("float32", "bf16", 1.7),
         ("float64", "none", 1.0),
         ("bfloat16", "none", 1.7),
@@ -271,7 +266,7 @@ def body_not_finite(value: float) -> tuple[list[float], str, int]:
         return norms, text, optimizer.overlap_report().deferred_parameters
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
 def test_what_is_not_finite(three_ranks: RankPool, value: float) -> None:
     for norms, text, deferred in three_ranks.run(body_not_finite, value):
         wanted = [2.0] * STEPS

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.ranks import RankFactory, RankPool
+from helpers.jobs import new_job
+from helpers.ranks import RankPool
 from torch import nn
 
 import hvd_order.torch as hvd
@@ -34,35 +35,50 @@ def batch(step: int, rank: int) -> torch.Tensor:
     return torch.randn(4, 300, generator=generator, dtype=torch.double)
 
 
-def body_train(
-    env: dict[str, str], steps: int = MOST_STEPS
-) -> tuple[list[SliceSettings], list[Any]]:
-    """Trains until trials are over and a few steps more, at most ``steps`` in all."""
-    hvd.shutdown()
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in env.items():
-            patch.setenv(name, value)
-        hvd.init()
-    model = network()
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
-        named_parameters=model.named_parameters(),
-    )
+class Keep(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+Run = tuple[list[SliceSettings], list[Any], list[str]]
+
+
+def body_train(env: dict[str, str], steps: int = MOST_STEPS) -> Run:
+    """Trains until trials are over and a few steps more, at most ``steps`` in all.
+
+    Returns:
+        Each step's slice settings, the weights, and what was logged.
+    """
+    logger, keep = logging.getLogger("hvd_order"), Keep()
+    level = logger.level
+    logger.addHandler(keep)
+    logger.setLevel(logging.INFO)
     choices: list[SliceSettings] = []
     settled = 0
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(batch(step, hvd.rank())).square().mean().backward()
-        optimizer.step()
-        host = running_host()
-        assert host is not None
-        choices.append(host.slice_settings)
-        settled += host.settled
-        if settled > A_FEW_STEPS:
-            break
-    weights = [p.detach().numpy().copy() for p in model.parameters()]
-    hvd.shutdown()
-    return choices, weights
+    with new_job(env):
+        model = network()
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
+            named_parameters=model.named_parameters(),
+        )
+        for step in range(steps):
+            optimizer.zero_grad()
+            model(batch(step, hvd.rank())).square().mean().backward()
+            optimizer.step()
+            host = running_host()
+            assert host is not None
+            choices.append(host.slice_settings)
+            settled += host.settled
+            if settled > A_FEW_STEPS:
+                break
+        weights = [p.detach().numpy().copy() for p in model.parameters()]
+    logger.removeHandler(keep)
+    logger.setLevel(level)
+    return choices, weights, keep.lines
 
 
 def one_process(size: int, steps: int) -> list[torch.Tensor]:
@@ -75,15 +91,14 @@ def one_process(size: int, steps: int) -> list[torch.Tensor]:
     return [p.detach() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
-    ranks: RankFactory, size: int
+    two_ranks: RankPool, tmp_path: Path
 ) -> None:
-    results = ranks(size).run(body_train, {})
-    choices, weights = results[0]
-    for other_settings, other_weights in results[1:]:
-        assert other_settings == choices
-        assert all((a == b).all() for a, b in zip(weights, other_weights, strict=True))
+    file = tmp_path / "trace.json"
+    first, second = two_ranks.run(body_train, {"HVD_ORDER_TIMELINE": str(file)})
+    choices, weights, lines = first
+    assert second[0] == choices
+    assert all((a == b).all() for a, b in zip(weights, second[1], strict=True))
     # Of each kind at least one was tried, and one of them is in use at the end.
     kinds = {(each.policy, each.agreement, each.cross_iteration) for each in choices[2:]}
     assert {
@@ -94,15 +109,13 @@ def test_trials_change_the_cut_everywhere_at_once_and_the_weights_nowhere(
     } <= kinds
     assert len(set(choices[-A_FEW_STEPS:])) == 1
     assert choices[-1] in choices[2:-A_FEW_STEPS]
-    for ours, plain in zip(weights, one_process(size, len(choices)), strict=True):
+    for ours, plain in zip(weights, one_process(2, len(choices)), strict=True):
         torch.testing.assert_close(torch.from_numpy(ours), plain, rtol=1e-6, atol=1e-12)
-
-
-def test_a_timeline_shows_every_byte_of_every_step_however_it_is_cut(
-    two_ranks: RankPool, tmp_path: Path
-) -> None:
-    file = tmp_path / "trace.json"
-    choices, _ = two_ranks.run(body_train, {"HVD_ORDER_TIMELINE": str(file)})[0]
+    chosen, gain = lines  # the choice, and what order can gain here
+    assert chosen.startswith("chosen: slices of")
+    assert gain.startswith("a step takes")
+    assert second[2] == []
+    # The timeline has every byte of every step, however it was cut.
     size_bytes: Counter[int] = Counter()
     for event in json.loads(file.read_text())["traceEvents"]:
         if event.get("cat") == "transfer":
@@ -112,18 +125,11 @@ def test_a_timeline_shows_every_byte_of_every_step_however_it_is_cut(
     assert whole >= sum(p.nbytes for p in network().parameters())
 
 
-@pytest.mark.parametrize(
-    "env",
-    [
-        {"HVD_ORDER_SLICE_BYTES": "128KiB"},
-        {"HVD_ORDER_SLICE_BYTES": "128KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB"},
-    ],
-)
-def test_what_the_user_sets_stays(two_ranks: RankPool, env: dict[str, str]) -> None:
-    choices, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
+def test_what_the_user_sets_stays(two_ranks: RankPool) -> None:
+    env = {"HVD_ORDER_SLICE_BYTES": "128KiB", "HVD_ORDER_CREDIT_BYTES": "1MiB"}
+    choices, _, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
     (only,) = set(choices[2:])
-    assert only.slice_bytes == 2**17
-    assert only.credit_bytes == 2**20 or "HVD_ORDER_CREDIT_BYTES" not in env
+    assert (only.slice_bytes, only.credit_bytes) == (2**17, 2**20)
     assert (only.policy, only.agreement, only.cross_iteration) == ("priority", "leader", True)
 
 
@@ -133,7 +139,7 @@ def test_what_the_user_sets_stays(two_ranks: RankPool, env: dict[str, str]) -> N
 def test_an_agreement_that_the_user_sets_is_in_all_trials(
     two_ranks: RankPool, agreement: str
 ) -> None:
-    choices, _ = two_ranks.run(body_train, {"HVD_ORDER_AGREEMENT": agreement})[0]
+    choices, _, _ = two_ranks.run(body_train, {"HVD_ORDER_AGREEMENT": agreement})[0]
     assert {each.agreement for each in choices} == {agreement}
     assert len(set(choices)) > 3
 
@@ -144,36 +150,9 @@ def test_an_agreement_that_the_user_sets_is_in_all_trials(
 def test_without_trials_the_measured_transport_decides(
     two_ranks: RankPool, env: dict[str, str]
 ) -> None:
-    choices, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
+    choices, _, _ = two_ranks.run(body_train, env, A_FEW_STEPS)[0]
     assert len(set(choices[2:])) == 1
     assert choices[-1].policy == env.get("HVD_ORDER_POLICY", "priority")
-
-
-def body_two_optimizers() -> list[int]:
-    hvd.shutdown()
-    hvd.init()
-    models = [network(), network()]
-    optimizers = [
-        hvd.DistributedOptimizer(
-            torch.optim.SGD(m.parameters(), lr=1e-2), named_parameters=m.named_parameters()
-        )
-        for m in models
-    ]
-    for step in range(A_FEW_STEPS):
-        for model, optimizer in zip(models, optimizers, strict=True):
-            optimizer.zero_grad()
-            model(batch(step, hvd.rank())).square().mean().backward()
-            optimizer.step()
-    same = [
-        int(torch.equal(a, b))
-        for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True)
-    ]
-    hvd.shutdown()
-    return same
-
-
-def test_two_optimizers_share_an_engine_without_trials(two_ranks: RankPool) -> None:
-    assert two_ranks.run(body_two_optimizers) == [[1] * 6] * 2
 
 
 def body_dropped_on_one_rank() -> int:
@@ -195,27 +174,3 @@ def body_dropped_on_one_rank() -> int:
 
 def test_a_model_that_only_one_rank_has_forgotten(two_ranks: RankPool) -> None:
     assert two_ranks.run(body_dropped_on_one_rank) == [0, 2]
-
-
-def body_message() -> list[str]:
-    seen: list[str] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            seen.append(record.getMessage())
-
-    logger = logging.getLogger("hvd_order")
-    handler = Keep()
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    body_train({})
-    logger.removeHandler(handler)
-    return seen
-
-
-def test_the_choice_is_logged_once_on_rank_0(two_ranks: RankPool) -> None:
-    first, second = two_ranks.run(body_message)
-    chosen, gain = first  # the choice, and what order can gain here
-    assert chosen.startswith("chosen: slices of")
-    assert gain.startswith("a step takes")
-    assert second == []

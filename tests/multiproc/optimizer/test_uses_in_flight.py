@@ -76,13 +76,6 @@ def body_compare(names: str, env: dict[str, str]) -> dict[str, str]:
 # ---- factors ------------------------------------------------------------------------------------
 
 
-def by_data(model: nn.Module, step: int, see: See) -> None:
-    factor = torch.tensor(1.0)
-    for i, gradient in enumerate(gradients(model)):
-        factor.data.fill_(1.0 / (1 + i + step))
-        gradient.mul_(factor)
-
-
 def by_array(model: nn.Module, step: int, see: See) -> None:
     factor = torch.tensor(1.0)
     array = factor.numpy()
@@ -111,14 +104,6 @@ def by_data_after_norms(model: nn.Module, step: int, see: See) -> None:
         kept.mul_(0.9)
 
 
-def by_list(model: nn.Module, step: int, see: See) -> None:
-    factor = torch.tensor(0.5)
-    torch._foreach_mul_(gradients(model)[:2], factor)
-    factor.data.fill_(3.0)
-    torch._foreach_mul_(gradients(model)[2:], factor)
-    factor.data.fill_(7.0)
-
-
 def by_another_gradient(model: nn.Module, step: int, see: See) -> None:
     weight, bias = gradients(model)[:2]
     bias.mul_(weight.sum())
@@ -134,11 +119,9 @@ def by_infinity(model: nn.Module, step: int, see: See) -> None:
 
 
 FACTORS: Uses = {
-    "data": by_data,
     "array": by_array,
     "sign of zero": by_sign_of_zero,
     "data after norms": by_data_after_norms,
-    "list": by_list,
     "another gradient": by_another_gradient,
     "infinity": by_infinity,
 }
@@ -149,14 +132,6 @@ FACTORS: Uses = {
 
 def clip(model: nn.Module, see: See) -> None:
     see(nn.utils.clip_grad_norm_(model.parameters(), 0.05))
-
-
-def norms_in_place(model: nn.Module, step: int, see: See) -> None:
-    total = torch.zeros(())
-    for gradient in gradients(model):
-        total += gradient.norm().pow_(2)
-    see(total)
-    clip(model, see)
 
 
 def norms_of_a_list(model: nn.Module, step: int, see: See) -> None:
@@ -250,16 +225,7 @@ def edited_and_not_finite(model: nn.Module, step: int, see: See) -> None:
     clip(model, see)
 
 
-def one_rank_looks(model: nn.Module, step: int, see: See) -> None:
-    """All ranks clip by the same bits."""
-    if hvd.rank() == 0:
-        assert gradients(model)[0].detach().cpu().numpy().size > 0
-    clip(model, see)
-    clip(model, see)
-
-
 NORMS: Uses = {
-    "in place": norms_in_place,
     "of a list": norms_of_a_list,
     "in a graph": norms_in_a_graph,
     "aliases": aliases_of_norms,
@@ -270,23 +236,10 @@ NORMS: Uses = {
     "edited by dlpack": edited_by_dlpack,
     "edited through a view": edited_through_a_view,
     "edited and not finite": edited_and_not_finite,
-    "one rank looks": one_rank_looks,
 }
 
 
 # ---- detach() and .data -------------------------------------------------------------------------
-
-
-def flags(model: nn.Module, step: int, see: See) -> None:
-    for gradient in gradients(model):
-        for alias in (gradient.detach(), gradient.data):
-            alias.requires_grad_()
-            see(torch.tensor([gradient.requires_grad, alias.requires_grad, alias is gradient]))
-            alias.requires_grad = False
-            alias.retain_grad = 1
-            alias.mine = 2
-            see(torch.tensor([hasattr(gradient, "mine"), type(copy.copy(alias)) is Tensor]))
-            alias.names = [None] * alias.dim()
 
 
 def other_memory(model: nn.Module, step: int, see: See) -> None:
@@ -331,7 +284,6 @@ def changed_with_a_graph(model: nn.Module, step: int, see: See) -> None:
 
 
 ALIASES: Uses = {
-    "flags": flags,
     "other memory": other_memory,
     "scaled": scaled,
     "changed with a graph": changed_with_a_graph,
