@@ -5,22 +5,15 @@ Each of the sums of a case has another value, so that one which met another is s
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from helpers.ranks import RankFactory
+from helpers.training.keras_jobs import MARKS, PATIENCE_S
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(240),
-]
-PATIENCE_S = 200.0
+pytestmark = MARKS
 CALLS, ROUNDS = 24, 3
 
 
@@ -84,21 +77,6 @@ def nested(tf: Any, hvd: Any) -> Rounds:
     return lambda: outer(tf.constant([1000.0 * (hvd.rank() + 1)]))
 
 
-def again_and_again(tf: Any, hvd: Any) -> Rounds:
-    """One function, called many times by another."""
-    one = tf.Variable(1.0)
-
-    @tf.function
-    def inner(x: Any, k: Any) -> Any:
-        return hvd.allreduce(x * one + k, op=hvd.Sum)
-
-    @tf.function
-    def outer(x: Any) -> Any:
-        return [inner(x, tf.constant(10.0 * k)) for k in range(CALLS)]
-
-    return lambda: outer(tf.constant([1000.0 * (hvd.rank() + 1)]))
-
-
 def loop(tf: Any, hvd: Any) -> Rounds:
     """Iterations that TensorFlow may run side by side."""
     one = tf.Variable(1.0)
@@ -130,9 +108,7 @@ def derivatives(tf: Any, hvd: Any) -> Rounds:
     return lambda: outer(tf.constant([1000.0 * (hvd.rank() + 1)]))
 
 
-GRAPHS = {
-    made.__name__: made for made in (session, wrapped, nested, again_and_again, loop, derivatives)
-}
+GRAPHS = {made.__name__: made for made in (session, wrapped, nested, loop, derivatives)}
 
 
 def body_sums(kind: str) -> list[list[float]]:
@@ -140,12 +116,10 @@ def body_sums(kind: str) -> list[list[float]]:
     return [[float(value[0]) for value in run()] for _ in range(ROUNDS)]
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_each_call_meets_its_own(ranks: RankFactory, kind: str, size: int) -> None:
-    base = sum(1000.0 * (rank + 1) for rank in range(size))
-    wanted = [base + 10.0 * size * k for k in range(CALLS)]
-    for got in ranks(size).run(body_sums, kind, timeout=PATIENCE_S):
+def test_each_call_meets_its_own(ranks: RankFactory, kind: str) -> None:
+    wanted = [3000.0 + 20.0 * k for k in range(CALLS)]
+    for got in ranks(2).run(body_sums, kind, timeout=PATIENCE_S):
         assert got == [wanted] * ROUNDS
 
 

@@ -5,22 +5,15 @@ The ranks are those of the pool, where hvd_order.torch is at work as well: one j
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.ranks import RankFactory
+from helpers.training.keras_jobs import MARKS, PATIENCE_S
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(240),  # the first import of TensorFlow on a busy machine
-]
-PATIENCE_S = 200.0
+pytestmark = MARKS
 
 
 def shim() -> tuple[Any, Any]:

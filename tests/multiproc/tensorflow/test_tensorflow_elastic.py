@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 from helpers.launching import Job, launcher, launcher_environment, write_script
+from helpers.training.keras_jobs import MARKS
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(300),
-]
+pytestmark = MARKS
 
 PROGRAM = """
 import os

@@ -82,21 +82,19 @@ def history(
     return {name: [float(value) for value in values] for name, values in found.history.items()}
 
 
-def body_metrics(reads: bool) -> dict[str, list[float]]:
+def body_metrics() -> dict[str, list[float]]:
     keras, hvd = shim()
     keras.utils.set_random_seed(1)
-    model = looking_back(keras) if reads else plain(keras)
+    model = looking_back(keras)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
     return history(keras, model, optimizer, 5, hvd.rank())
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("reads", [False, True], ids=["plain", "reads_weights"])
-def test_metrics_work_after_a_refused_trace(ranks: RankFactory, reads: bool, size: int) -> None:
-    for found in ranks(size).run(body_metrics, reads, timeout=PATIENCE_S):
+def test_metrics_work_after_a_refused_trace(ranks: RankFactory, size: int) -> None:
+    for found in ranks(size).run(body_metrics, timeout=PATIENCE_S):
         assert min(found["accuracy"]) > 0.0
         assert max(found["accuracy"]) <= 1.0
-        assert found["loss"][1] < found["loss"][0] or reads
 
 
 # ---- several steps a call ------------------------------------------------------------------------
@@ -116,14 +114,13 @@ def body_ends(reads: bool, steps: int, batches: int) -> tuple[Any, Any]:
     return results[0], results[1]
 
 
-@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
-    ("reads", "steps", "batches"), [(False, 4, 11), (False, 4, 3), (False, 5, 10), (True, 4, 11)]
+    ("reads", "steps", "batches"), [(False, 4, 11), (False, 4, 3), (True, 4, 11)]
 )
 def test_metrics_when_the_data_end_inside_a_call(
-    ranks: RankFactory, reads: bool, steps: int, batches: int, size: int
+    ranks: RankFactory, reads: bool, steps: int, batches: int
 ) -> None:
-    for ours, own in ranks(size).run(body_ends, reads, steps, batches, timeout=PATIENCE_S):
+    for ours, own in ranks(2).run(body_ends, reads, steps, batches, timeout=PATIENCE_S):
         for name in ("loss", "accuracy"):
             np.testing.assert_allclose(ours[name], own[name], rtol=1e-5, err_msg=name)
 

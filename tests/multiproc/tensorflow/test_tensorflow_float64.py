@@ -7,22 +7,15 @@ training has the bits of plain Keras.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.ranks import RankFactory
+from helpers.training.keras_jobs import MARKS, PATIENCE_S
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(300),
-]
-PATIENCE_S = 240.0
+pytestmark = MARKS
 THIRD = 1 / 3  # float32(THIRD) differs from it by 3e-8
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -104,7 +97,6 @@ def body_factors() -> list[float]:
     [
         ("float64", ["rate", "schedule"]),
         pytest.param("float64", [*OPTIMIZERS], marks=pytest.mark.long),
-        pytest.param("float32", [*OPTIMIZERS], marks=pytest.mark.long),
         pytest.param("bfloat16", [*OPTIMIZERS], marks=pytest.mark.long),
     ],
 )

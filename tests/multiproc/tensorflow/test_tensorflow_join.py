@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.ranks import RankFactory
+from helpers.training.keras_jobs import MARKS, PATIENCE_S
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(300),
-]
-PATIENCE_S = 240.0
+pytestmark = MARKS
 ROWS = 4  # of a rank's batch
 MORE = 2  # steps of all ranks after the join
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 import logging
 import os
 import subprocess
@@ -16,27 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.ranks import RankFactory
+from helpers.training.keras_jobs import MARKS, PATIENCE_S, shim
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(300),
-]
-PATIENCE_S = 240.0
+pytestmark = MARKS
 BATCH = 12
 ROWS = 5 * BATCH
-
-
-def shim() -> tuple[Any, Any]:
-    """Keras, and ours for it."""
-    import keras
-
-    import hvd_order.keras as hvd
-
-    hvd.init()
-    return keras, hvd
 
 
 def rows_of(rank: int, size: int, whole: bool = False) -> tuple[Any, Any]:
@@ -214,16 +197,10 @@ def alone(ranks: RankFactory) -> Callable[..., Any]:
         (2, "with_words", True, {}),
         *(
             pytest.param(2, kind, False, {}, marks=pytest.mark.long)
-            for kind in ("with_words", "subclassed", "plain")
-        ),
-        *(
-            pytest.param(2, kind, True, {}, marks=pytest.mark.long)
-            for kind in MODELS
-            if kind != "with_words"
+            for kind in ("subclassed", "plain")
         ),
         (3, "plain", False, {}),
         (2, "plain", False, {"steps_per_execution": 2}),
-        pytest.param(2, "plain", False, {"steps_per_execution": 4}, marks=pytest.mark.long),
     ],
 )
 def test_fit_overlaps_and_equals_one_process(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
@@ -13,16 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.training.keras_jobs import MARKS
 
 from hvd_order.planning.files.profile import Profile, read_profile
 
-pytestmark = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("tensorflow") is None,
-        reason="TensorFlow is not installed: pip install -r requirements/tensorflow.txt",
-    ),
-    pytest.mark.timeout(300),
-]
+pytestmark = MARKS
 
 # One task of the cluster; it traces itself when it is told to.
 TASK = """
