@@ -74,8 +74,11 @@ def fitted(kind: str) -> Automatic:
     return module
 
 
-def body_fit(kind: str) -> Weights:
-    return weights_of(fitted(kind).net)
+def body_fit(kind: str) -> tuple[Weights, tuple[int, int]]:
+    module = fitted(kind)
+    optimizer: Any = module.optimizer
+    report = optimizer.overlap_report()
+    return weights_of(module.net), (report.deferred_parameters, report.parameters)
 
 
 @pytest.mark.timeout(300)
@@ -86,20 +89,9 @@ def test_a_fit_equals_one_process(ranks: RankFactory, kind: str) -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
 
     expected = alone(adam, STEPS, clip)
-    for weights in ranks(2).run(body_fit, kind, timeout=240):
+    for weights, deferred in ranks(2).run(body_fit, kind, timeout=240):
         assert equal(weights, expected)
-
-
-def body_overlap(kind: str) -> tuple[int, int]:
-    optimizer: Any = fitted(kind).optimizer
-    report = optimizer.overlap_report()
-    return report.deferred_parameters, report.parameters
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["automatic", "manual"])
-def test_all_updates_are_deferred(ranks: RankFactory, kind: str) -> None:
-    assert ranks(2).run(body_overlap, kind, timeout=240) == [(4, 4)] * 2
+        assert deferred == (4, 4) or kind == "clipped"
 
 
 DDP = """
