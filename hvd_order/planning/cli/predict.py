@@ -32,8 +32,7 @@ __all__ = ["add_options", "main"]
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options to the sub-command's parser."""
     add = parser.add_argument
-    add("profile", type=Path, help="file that hvd-order profile wrote, of one worker, or "
-        "hvd_order.tensorflow.strategy.profile_of_strategy")  # fmt: skip
+    add("profile", type=Path, help="file that hvd-order profile wrote, of one worker")
     add("--workers", default="1-16", metavar="N", help="1,2,4 or 1-64 (default: %(default)s)")
     add("--servers", metavar="N", help="parameter servers, the same way (default: 1)")
     add("--mode", choices=["async", "sync", "allreduce"], default="async",

@@ -23,6 +23,7 @@ __all__ = ["USAGE", "add_options", "main"]
 
 USAGE = (
     "hvd-order profile [-np N] [--servers S] [-o FILE] [--steps N] train.py [arguments ...]\n"
+    "       hvd-order profile --tensorflow-servers [-o FILE] [--steps N] coordinator.py [...]\n"
     "       hvd-order profile --from-trace TRACE [-o FILE]"
 )
 
@@ -40,6 +41,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--servers", type=int, default=0, metavar="S",
         help="train with S parameter servers, started as by hvd-order run, and measure what they "
         "cost: link, updates, both ends (default: none; docs/guides/throughput.md)")  # fmt: skip
+    add("--tensorflow-servers", action="store_true",
+        help="the script is the coordinator of TensorFlow's ParameterServerStrategy, whose workers "
+        "and servers are running: trace the first worker and all servers")  # fmt: skip
     hosts = parser.add_mutually_exclusive_group()
     hosts.add_argument("-H", "--hosts", metavar="HOST:SLOTS,...", help="where, as for run")
     hosts.add_argument("-hostfile", "--hostfile", type=Path, metavar="F", help="as for run")
@@ -70,6 +74,8 @@ def main(parsed: argparse.Namespace) -> int:
     if not parsed.script.is_file():
         raise InvalidUsage(f"there is no file {parsed.script}")
     output: Path = parsed.output or parsed.script.with_suffix(".profile.json")
+    if parsed.tensorflow_servers:
+        return _of_tensorflow(parsed, output)
     here = parsed.num_proc is None and parsed.hosts is None and parsed.hostfile is None
     if not here or parsed.servers != 0:
         return run(_on_ranks(parsed, output))
@@ -89,6 +95,19 @@ def main(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _of_tensorflow(parsed: argparse.Namespace, output: Path) -> int:
+    given = [n for n in ("num_proc", "servers", "hosts", "hostfile") if getattr(parsed, n)]
+    if given:
+        raise InvalidUsage(f"--tensorflow-servers takes a job as it is; leave out "
+                           f"--{given[0].replace('_', '-')}")  # fmt: skip
+    from hvd_order.tensorflow.strategy.script import profile_coordinator
+
+    profile = profile_coordinator(parsed.script, parsed.arguments, parsed.steps, output)
+    profile.write(output)
+    _say(profile, output)
+    return 0
+
+
 def _record_in_job(
     with_servers: bool,
 ) -> Callable[[Path, Sequence[str], int, Path], Profile | None]:
@@ -103,7 +122,9 @@ def _record_in_job(
 
 def _import(parsed: argparse.Namespace) -> int:
     given = [
-        n for n in ("script", "num_proc", "servers", "hosts", "hostfile") if getattr(parsed, n)
+        n
+        for n in ("script", "num_proc", "servers", "tensorflow_servers", "hosts", "hostfile")
+        if getattr(parsed, n)
     ]
     if given:
         raise InvalidUsage(f"--from-trace needs no {given[0].replace('_', '-')}; leave it out")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import runpy
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -15,11 +13,11 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.files.profile import Profile
 from hvd_order.planning.profiling.profiler import Profiler, is_recorded
+from hvd_order.planning.run_script import Enough, run_script, too_few
 
-__all__ = ["WARM_UP", "Enough", "profile_script", "run_script", "too_few"]
+__all__ = ["WARM_UP", "profile_script"]
 
 WARM_UP = 2
 
@@ -51,37 +49,6 @@ def profile_script(
     if profiler is None or profiler.steps < runs or profiler.plain_steps < runs:
         raise too_few(script, recorder.steps, f"{warm_up} + 2 * {runs}")
     return profiler.profile(script.stem)
-
-
-def run_script(script: Path, arguments: Sequence[str]) -> None:
-    """Runs a script as a program of its own, until it ends or `Enough` is raised in it.
-
-    Raises:
-        SystemExit: the script ended with an exit code that is not 0.
-    """
-    before = sys.argv[:], sys.path[:]
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except Enough:
-        pass
-    except SystemExit as ended:
-        if ended.code not in (None, 0):
-            raise
-    finally:
-        sys.argv[:], sys.path[:] = before
-
-
-def too_few(script: Path, steps: int, needed: str) -> InvalidUsage:
-    """The error about a script that ended too early."""
-    return InvalidUsage(
-        f"{script} ended after {steps} optimizer steps; {needed} are needed. Let it train longer"
-    )
-
-
-class Enough(BaseException):
-    """Ends the script; an ``except Exception`` in the script does not catch it."""
 
 
 class _Recorder:

@@ -23,7 +23,7 @@ from hvd_order.engine.job import process
 from hvd_order.launch.environment import rank_info
 from hvd_order.planning.files.profile import Profile, read_profile
 from hvd_order.planning.profiling.ranks import record_alone
-from hvd_order.planning.profiling.script import Enough, run_script, too_few
+from hvd_order.planning.run_script import Enough, run_script, too_few
 from hvd_order.servers.costs import ServerCosts, ServerTimes, server_costs
 from hvd_order.servers.worker.client import ParameterServers, servers_of
 

@@ -17,7 +17,7 @@ from hvd_order.base.errors import InvalidUsage
 from hvd_order.planning.graph.graph import Op, Parameter, Phase
 from hvd_order.tensorflow.gradients.consumption import joins
 
-__all__ = ["StepGraph", "step_graph"]
+__all__ = ["StepGraph", "step_graph", "trained_variables"]
 
 _SERVER = "/job:ps"
 _READS = {"ReadVariableOp", "VariableShape", "VarIsInitializedOp"}
@@ -82,6 +82,18 @@ def step_graph(graph: Any, variables: Sequence[Any], names: Sequence[str]) -> St
         ops.append(Op(name, 0.0, inputs, reads, tuple(produced.get(join.op, ())), phase=phase))
     parameters = tuple(Parameter(*pair) for pair in zip(names, sizes, strict=True))
     return StepGraph(parameters, tuple(ops), _fetches(handles, names, on_server), updates)
+
+
+def trained_variables(graph: Any) -> list[Any]:
+    """The variables that the graph of a concrete function trains, in the order of their making."""
+    inside = {id(outer): inner for outer, inner in graph.captures}
+    found = [
+        variable
+        for variable in graph.variables
+        if variable.trainable
+        and any(op.type not in _READS for op in inside[id(variable.handle)].consumers())
+    ]
+    return sorted(found, key=lambda variable: int(variable._unique_id.rpartition("_")[2]))
 
 
 def _handles(graph: Any, variables: Sequence[Any], names: Sequence[str]) -> list[Any]:

@@ -24,9 +24,10 @@ from hvd_order.tensorflow.strategy.own_times import own_times
 from hvd_order.tensorflow.strategy.trace import Run, find_file, read_runs, runs_of
 from hvd_order.tensorflow.xplane import owner_of
 
-__all__ = ["profile_of_strategy"]
+__all__ = ["WARM_UP", "concrete_step", "profile_of_strategy"]
 
-_WARM_UP = 3
+WARM_UP = 3
+"""Steps of a trace that are left out, the first ones."""
 _S = 1e-12  # of a picosecond
 
 
@@ -39,7 +40,7 @@ def profile_of_strategy(
     worker: str | os.PathLike[str],
     servers: Sequence[str | os.PathLike[str]],
     model: str = "model",
-    warm_up: int = _WARM_UP,
+    warm_up: int = WARM_UP,
 ) -> Profile:
     """Makes a profile of what a ClusterCoordinator schedules, from traces of its processes.
 
@@ -80,12 +81,10 @@ def profile_of_strategy(
             f"{len(plain)} variables and traces of {len(servers)} servers; expected at least one"
         )
     names = unique([str(getattr(v, "path", v.name)) for v in variables])
-    first = tf.nest.map_structure(_of_one_worker, tuple(args))
-    with strategy.scope():  # in which the coordinator traced it: otherwise it is traced anew
-        concrete = step.get_concrete_function(*first)
-    graph = step_graph(concrete.graph, plain, names)
+    function, traced, first = concrete_step(strategy, step, args)
+    graph = step_graph(traced, plain, names)
     file = find_file(Path(worker))
-    runs = _steady(runs_of(_name(concrete), file), warm_up, file)
+    runs = _steady(runs_of(function, file), warm_up, file)
     timings = _timings(graph, list(runs.values()), file)
     updates = _updates(graph, runs, [find_file(Path(server)) for server in servers])
     costs = ServerCosts(
@@ -113,9 +112,13 @@ def _of_one_worker(part: Any) -> Any:
     return part
 
 
-def _name(concrete: Any) -> str:
+def concrete_step(strategy: Any, step: Any, args: Sequence[Any]) -> tuple[str, Any, Any]:
+    """Name and graph of what the coordinator schedules, and what one worker gets of ``args``."""
+    first = tf.nest.map_structure(_of_one_worker, tuple(args))
+    with strategy.scope():  # in which the coordinator traced it: otherwise it is traced anew
+        concrete = step.get_concrete_function(*first)
     name = concrete.name
-    return name.decode() if isinstance(name, bytes) else str(name)
+    return name.decode() if isinstance(name, bytes) else str(name), concrete.graph, first
 
 
 def _steady(runs: Mapping[int, Run], warm_up: int, file: Path) -> dict[int, Run]:

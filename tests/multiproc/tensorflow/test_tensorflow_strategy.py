@@ -39,7 +39,8 @@ sys.stdin.readline()
 os._exit(0)
 """
 
-COORDINATOR = """
+# Of both coordinators: what they train, and how.
+TRAINING = """
 import json
 import os
 import shutil
@@ -106,8 +107,11 @@ def run(count):
         coordinator.schedule(plain_step, args=(tf.ones((16, 256)),))
         coordinator.schedule(keras_step)
     coordinator.join()
+"""
 
-
+COORDINATOR = (
+    TRAINING
+    + """
 run(2)
 print("warm", flush=True)
 sys.stdin.readline()
@@ -147,6 +151,16 @@ for step, variables, args, options in (
         print("error:", str(error).replace("\\n", " "), flush=True)
 os._exit(0)
 """
+)
+
+# A training program that knows nothing of profiles.
+SCRIPT = (
+    TRAINING
+    + """
+while True:
+    run(10)
+"""
+)
 
 ERRORS = (
     "has 12 whole runs of the step, 3 behind a warm-up of 9; at least 5 are needed",
@@ -219,6 +233,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
             task.hear("traced")
         output, _ = coordinator.process.communicate("\n", timeout=120)
         assert coordinator.process.returncode == 0
+        script = folder / "train.py"
+        script.write_text(SCRIPT)
+        done = subprocess.run(
+            [sys.executable, "-m", "hvd_order.tools.cli", "profile", "--tensorflow-servers",
+             "--steps", "6", "-o", str(folder / "command.json"), str(script), cluster, str(folder)],
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
         yield Recorded(folder, output)
     finally:
         for each in (*tasks, coordinator):
@@ -260,6 +282,17 @@ def test_what_servers_cost_is_in_the_profile(recorded: Recorded) -> None:
     assert costs.push.bytes_per_s is None
 
 
+def test_the_command_profiles_a_program_as_it_is(recorded: Recorded) -> None:
+    mine, found = recorded.profile("plain"), recorded.profile("command")
+    assert [p.name for p in found.parameters] == ["first:0", "second:0"]
+    assert {op.name for op in found.ops} == {op.name for op in mine.ops}
+    assert len(found.timings["matmul"].seconds) >= 6
+    assert found.servers is not None
+    assert found.servers.update.seconds + found.servers.update.seconds_per_byte > 0
+    assert found.servers.strategy is not None
+    assert {tuple(sorted(order)) for order in found.servers.strategy.fetch_orders} == {(0, 1)}
+
+
 def test_keras_sends_no_gradient_before_the_last_one_is_there(recorded: Recorded) -> None:
     profile = recorded.profile("keras")
     (last,) = [op for op in profile.ops if op.produces]
@@ -270,7 +303,7 @@ def test_keras_sends_no_gradient_before_the_last_one_is_there(recorded: Recorded
 def test_predict_reads_the_profile(recorded: Recorded) -> None:
     options = ["--workers", "1-8", "--servers", "1", "--system", "tensorflow",
                "--transmission", "round_robin", "--bandwidth", "1gbit"]  # fmt: skip
-    for name in ("plain", "keras"):
+    for name in ("plain", "keras", "command"):
         done = subprocess.run(
             [sys.executable, "-m", "hvd_order.tools.cli", "predict",
              str(recorded.folder / f"{name}.json"), *options],
