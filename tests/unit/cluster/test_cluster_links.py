@@ -358,7 +358,10 @@ def test_jobs_on_the_same_links_slow_each_other_down(between: str, simulated: in
     assert shared["a"] + shared["b"] < 6.0
     # A link carries no more than it can: 7 MiB an iteration, and alone 10 s an iteration.
     assert (shared["a"] + shared["b"]) / 3.0 / 10 * 7 <= 1 + 1e-9
-    assert rates(links, state("a", 0, 1)) == {"a": 3.0}  # when the other one has left
+    moved = rates(links, state("a", 0, 1), state("b", 4, 5), state("c", 3, 4))
+    assert moved["a"] == 3.0
+    assert moved["b"] + moved["c"] == pytest.approx(shared["a"] + shared["b"])
+    assert rates(links, state("a", 0, 1)) == {"a": 3.0}  # when the other ones have left
 
 
 def test_three_jobs_by_the_formula() -> None:

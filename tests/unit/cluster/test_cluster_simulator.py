@@ -134,6 +134,9 @@ def test_shared_links_slow_jobs_down() -> None:
 
     found, _ = run([job("a", 0, 2), job("b", 0, 6)], Fifo(), rates=shared)
     assert (found["a"].ended_s, found["b"].ended_s) == (pytest.approx(4), pytest.approx(8))
+    # The second one slows the first down when it comes: 2 s alone, then 4 s together.
+    found, _ = run([job("a", 0, 4), job("b", 2, 3)], Fifo(), rates=shared)
+    assert (found["a"].ended_s, found["b"].ended_s) == (pytest.approx(6), pytest.approx(7))
 
 
 def test_finish_time_fairness_is_one_where_nobody_waits() -> None:

@@ -163,6 +163,14 @@ def test_failures_with_progress_in_between_do_not_add_up(job: Job) -> None:
     assert sorted(agents.formations) == list(range(1, 9))
 
 
+@pytest.mark.parametrize("limit", [0, 1])
+def test_the_reset_limit_counts_what_follows_the_first_formation(job: Job, limit: int) -> None:
+    agents = Agents(lambda host, now: [failed(now)] if host == "a" else [])
+    assert job(agents, 4, [A, B], ElasticRules(min_count=2, reset_limit=limit)) == 9
+    assert sorted(agents.formations) == list(range(1, 2 + limit))
+    assert f"has formed anew {limit} times, the --reset-limit" in job.errors()
+
+
 def test_a_host_that_only_fails_is_left_out(job: Job) -> None:
     def play(host: str, now: Message) -> list[Message]:
         if now["host_count"] == 1:

@@ -215,6 +215,8 @@ def test_settings_become_variables() -> None:
         "HVD_ORDER_STALL_WARNING": "5.0",
         "HVD_ORDER_TIMEOUT": "9.0",
     }
+    # Horovod's word for never.
+    assert request("-np", "1", "--stall-check-shutdown-time-seconds", "0").env == {}
 
 
 def test_options_without_effect_say_why(capsys: pytest.CaptureFixture[str]) -> None:

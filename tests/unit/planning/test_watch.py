@@ -52,6 +52,8 @@ def test_neither_single_steps_nor_one_slow_look_count() -> None:
     assert drifts(run(Watch(0.1), lambda step: 10.0 if step % 10 == 0 else 0.1, 3000)) == []
     slow_once = range(274, 300)
     assert drifts(run(Watch(0.1), lambda step: 0.2 if step in slow_once else 0.1, 3000)) == []
+    slow_twice = {*slow_once, *range(874, 900)}  # and as usual at 599
+    assert drifts(run(Watch(0.1), lambda step: 0.2 if step in slow_twice else 0.1, 3000)) == []
 
 
 def test_slower_and_then_faster_is_no_trend() -> None:

@@ -39,6 +39,7 @@ class FakeTransport:
     """Servers that answer at once what they hold, and take `speed` bytes a second.
 
     Attributes:
+        slow: servers that take a quarter of it.
         mute: servers that say nothing.
         told: what the servers were told, beside questions.
         keeps: the server that each slice's state is on, where that is not its owner's.
@@ -48,6 +49,7 @@ class FakeTransport:
         self.there = list(range(servers))
         self.answers = answers
         self.speed = 10.0 * MIB
+        self.slow: set[int] = set()
         self.places: list[tuple[int, int]] = []
         self.mute: set[int] = set()
         self.told: list[tuple[int, str]] = []
@@ -65,10 +67,12 @@ class FakeTransport:
         return [i for i, (owner, _) in enumerate(self.places) if owner == server]
 
     def take_figures(self) -> list[tuple[int, int, float]]:
-        return [
-            (server, len(self.owned(server)) * MIB, len(self.owned(server)) * MIB / self.speed)
-            for server in self.there
-        ]
+        figures = []
+        for server in self.there:
+            size_bytes = len(self.owned(server)) * MIB
+            speed = self.speed / (4 if server in self.slow else 1)
+            figures.append((server, size_bytes, size_bytes / speed))
+        return figures
 
     def send_control(self, server: int, text: str) -> None:
         what = json.loads(text)["what"]
@@ -226,6 +230,21 @@ def test_the_launcher_says_why_there_is_no_server(
     watching.close()
     assert f"scale request {stranger} is not signed" in said
     assert late.codes == []
+
+
+# ----------------------------------------------------------------- lost
+
+
+def test_slices_move_away_from_a_slow_server_after_another_was_lost() -> None:
+    world = World(3, ps_replicas=True)
+    world.steps(20, compute_s=0.1)
+    world.transport.there.remove(2)
+    world.coordinator.lost(2, "connection reset")
+    world.transport.slow = {0}
+    world.steps(400, compute_s=0.1)
+    world.coordinator.close()
+    assert {server for place in world.transport.places for server in place} == {0, 1}
+    assert len(world.transport.owned(0)) < len(world.transport.owned(1)) / 2
 
 
 # ----------------------------------------------------------------- lost while it is being removed

@@ -168,6 +168,15 @@ def test_the_update_is_no_part_of_the_servers_end() -> None:
     assert NOT_APART in lines_of(replace(costs, update=Cost(0.0, 1e-9, apart=False)))
 
 
+def test_pushes_to_two_hosts_are_not_put_on_one_clock() -> None:
+    """At once by their clocks, which say nothing about each other: 1 GB/s each, not 2 together."""
+    for elsewhere in (False, True):
+        servers = [times(), times(here=not elsewhere)]
+        use = server_costs(servers, 2, "async", "server").push
+        assert use.bytes_per_s == pytest.approx(1e9 if elsewhere else 2e9)
+        assert use.at_least == elsewhere
+
+
 def test_the_link_is_told_by_the_direction_that_knows_it() -> None:
     sure, bound = LinkUse(1, MB, 1e-3, 1e9, False), LinkUse(1, MB, 1e-2, 1e8, True)
     nothing, cost = LinkUse(1, 10, 1e-3, None, False), Cost(0.0, 0.0, True)

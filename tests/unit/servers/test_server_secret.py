@@ -222,18 +222,28 @@ def test_an_old_answer_does_not_pass_for_a_server(
         peer_joins(store)
 
 
+@pytest.mark.parametrize(
+    ("link", "other", "identity"),
+    # In the second case what the proofs are of is the same text: link/11worker 3.
+    [("link/1", "link/2", PEER), ("link/11", "link/1", f"1{PEER}")],
+)
 def test_a_handshake_cannot_be_led_to_another_link(
-    store: dist.HashStore, in_thread: Callable[..., Future[Any]]
+    link: str,
+    other: str,
+    identity: str,
+    store: dist.HashStore,
+    in_thread: Callable[..., Future[Any]],
 ) -> None:
-    joined = in_thread(peer_joins, store, link="link/1")
-    store.wait(["link/1/hello"], LONG)
-    store.set("link/2/hello", store.get("link/1/hello"))
-    accepted = in_thread(server_accepts, store, link="link/2")
-    store.wait(["link/2/answer"], LONG)
-    store.set("link/1/answer", store.get("link/2/answer"))
+    joined = in_thread(peer_joins, store, link=link)
+    store.wait([f"{link}/hello"], LONG)
+    nonce = store.get(f"{link}/hello").removesuffix(PEER.encode())
+    store.set(f"{other}/hello", nonce + identity.encode())
+    accepted = in_thread(server_accepts, store, link=other)
+    store.wait([f"{other}/answer"], LONG)
+    store.set(f"{link}/answer", store.get(f"{other}/answer"))
     with pytest.raises(NotTrusted):
         joined.result()
-    store.set("link/2/proof", store.get("link/1/proof"))
+    store.set(f"{other}/proof", store.get(f"{link}/proof"))
     assert accepted.result() is None
 
 

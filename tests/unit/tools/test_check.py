@@ -152,6 +152,19 @@ def save(model):
         return
     state = hvd.broadcast_object(model.state_dict())  # <--
 """),
+    "collective after some go on": ("HVD501", HEAD + """
+for batch in loader:
+    loss = step(batch)
+    if hvd.rank() != 0:
+        continue
+    print(hvd.allreduce(loss))  # <--
+"""),
+    "collective after some stop": ("HVD501", HEAD + """
+while True:
+    if hvd.rank() == 0:
+        break
+    hvd.barrier()  # <--
+"""),
     "collective in a function": ("HVD501", HEAD + """
 class Trainer:
     def average(self, x):

@@ -47,6 +47,11 @@ def torch(cuda: str | None = None, rocm: str | None = None, *devices: str) -> di
             13000,
             "none: PyTorch and driver fit, but no device is visible (CUDA_VISIBLE_DEVICES?)",
         ),
+        (
+            torch("12.8"),
+            12040,
+            "none: PyTorch and driver fit, but no device is visible (CUDA_VISIBLE_DEVICES?)",
+        ),
         (torch("12.8", None, "NVIDIA H100", "NVIDIA H100"), 13000, "NVIDIA H100, NVIDIA H100"),
         (torch(None, "7.1"), None, "none: ROCm 7.1 sees no device"),
         ({"works": False}, None, "no PyTorch"),

@@ -468,7 +468,12 @@ def test_the_command_prints_a_table_and_writes_a_page(
     page = tmp_path / "page.html"
     options = ["--bandwidth", "1gbit", "--workers", "1,2", "--price", "2", "--html", str(page)]
     assert main(["predict", str(tmp_path / "p.json"), *options]) == 0
-    assert "two layers: predicted throughput" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "two layers: predicted throughput" in shown
+    (row,) = [line for line in shown.splitlines() if line.startswith("1, 2")]
+    rate, price = float(row.split()[2]), float(row.split()[-1])
+    # A server and two workers for 2 an hour, for as long as a million steps take.
+    assert price == pytest.approx(2 * 3 * 1e6 / rate / 3600, rel=0.01)
     assert "throughput by workers" in page.read_text("utf-8")
 
 

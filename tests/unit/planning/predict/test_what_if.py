@@ -244,6 +244,10 @@ def test_order_helps_with_servers_as_well() -> None:
     assert outlook.wire_s == pytest.approx(0.7)
     assert outlook.order_s < outlook.today_s
     assert set(what_if.step("order").links) == {"worker 0 up", "worker 0 down"}
+    # More servers than workers: each worker's own link is the narrowest.
+    more = WhatIf(TWO_LAYERS, Network.of_ring(4, 1e9), servers=8).outlook()
+    assert more.wire_s == pytest.approx(0.7)
+    assert more.bound_s == pytest.approx(outlook.bound_s)
 
 
 def test_nothing_to_send_is_said() -> None:
