@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import hvd_order.torch as hvd
+from hvd_order.compat.horovod.common import util
 
 _SET = "process_set=global_process_set"
 _SCALES = "prescale_factor=1.0, postscale_factor=1.0"
@@ -116,3 +117,9 @@ def test_the_record_is_right() -> None:
                     argument.annotation = None
                 found[node.name] = ast.unparse(node.args)
     assert found == SIGNATURES
+
+
+def test_lists_are_split_and_ranks_counted_as_in_horovod() -> None:
+    assert util.split_list(list("abcdefgh"), 3) == [list("abc"), list("def"), list("gh")]
+    assert util.split_list([1, 2], 3) == [[1], [2], []]
+    assert [n for n in range(-1, 10) if util.num_rank_is_power_2(n)] == [1, 2, 4, 8]

@@ -28,6 +28,8 @@ def test_ops_run_in_the_order_given_but_behind_their_inputs() -> None:
     late = Op("late", 1.0, inputs=("early", "middle"))
     graph = Graph((), (late, Op("middle", 1.0), Op("early", 1.0), Op("free", 1.0)))
     assert [op.name for op in graph.ops] == ["middle", "early", "late", "free"]
+    twice = Graph((), (Op("square", 1.0, inputs=("x", "x")), Op("x", 1.0)))
+    assert [op.name for op in twice.ops] == ["x", "square"]
 
 
 def test_a_gradient_is_due_when_its_reader_starts_in_the_next_step() -> None:

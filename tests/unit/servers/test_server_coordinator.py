@@ -86,11 +86,11 @@ class FakeTransport:
 class World:
     """A coordinator with a model, whose clock stands still between steps."""
 
-    def __init__(self, servers: int, **settings: Any) -> None:
+    def __init__(self, servers: int, limit_s: float = LIMIT_S, **settings: Any) -> None:
         self.now_s = 0.0
-        self.answers = messages.Answers(timedelta(seconds=LIMIT_S))
+        self.answers = messages.Answers(timedelta(seconds=limit_s))
         self.transport = FakeTransport(servers, self.answers)
-        config = Config(timeout=timedelta(seconds=LIMIT_S), servers=servers, **settings)
+        config = Config(timeout=timedelta(seconds=limit_s), servers=servers, **settings)
         fake: Any = self.transport
         self.coordinator = Coordinator(config, fake, self.answers, clock=lambda: self.now_s)
         layout: Any = FakeLayout()
@@ -254,11 +254,13 @@ def remove_and_lose(world: World) -> None:
     world.transport.mute.add(0)
     timer = threading.Timer(0.3, world.coordinator.lost, (0, "connection reset"))
     timer.start()
+    begin = time.monotonic()
     try:
         world.coordinator.remove(0)
     finally:
         timer.join()
         world.coordinator.close()
+        assert time.monotonic() - begin < LIMIT_S / 2  # who is lost is not waited for
 
 
 def test_a_server_with_copies_may_be_lost_while_it_leaves(
@@ -292,6 +294,18 @@ def test_training_fails_with_a_server_that_leaves_with_slices(
         remove_and_lose(world)
     assert len(failures) == 1
     assert "HVD_ORDER_PS_REPLICAS=1" in failures[0]
+
+
+def test_a_removal_that_took_too_long_may_be_tried_again() -> None:
+    world = World(2, limit_s=0.3)
+    world.transport.mute.add(0)
+    with pytest.raises(TransferTimeout, match="server 0 has not answered 'audit'"):
+        world.coordinator.remove(0)
+    world.transport.mute.clear()
+    world.transport.keeps.clear()
+    world.coordinator.remove(0)
+    world.coordinator.close()
+    assert world.transport.told == [(0, "leave")]
 
 
 def test_a_removal_does_not_outlast_the_job() -> None:

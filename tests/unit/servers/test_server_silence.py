@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from hvd_order.base.config import Config
 from hvd_order.servers.access.silence import Silence
+from hvd_order.servers.process.signs_of_life import longest_silence
 
 
 class World:
@@ -20,6 +22,17 @@ class World:
         for server in living:
             self.signs[server] += 1
         return self.silence.look(waits, self.signs)
+
+
+def test_a_lost_server_is_found_before_waits_end() -> None:
+    def longest_s(timeout_s: float, silence_s: float) -> float:
+        config = Config(
+            timeout=timedelta(seconds=timeout_s), ps_silence=timedelta(seconds=silence_s)
+        )
+        return longest_silence(config).total_seconds()
+
+    assert longest_s(60, 10) == 10
+    assert longest_s(8, 10) == 4
 
 
 def test_only_who_is_silent_for_long_is_lost() -> None:
