@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Modern", "Old", "from_dlpack"]
+__all__ = ["Copied", "Modern", "Old", "from_dlpack"]
 
 
 class Modern:
@@ -20,6 +20,13 @@ class Modern:
 
     def __dlpack__(self, **arguments: Any) -> Any:
         return self.values.__dlpack__(**arguments)
+
+
+class Copied(Modern):
+    """An array whose memory no other library may have: it exports copies, and says so."""
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return super().__dlpack__(**arguments, copy=True)
 
 
 class Old(Modern):

@@ -128,14 +128,17 @@ def optimizer_of(net: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.9, weight_decay=0.01)
 
 
-def body_train() -> list[list[float]]:
-    net = network()
-    inner = optimizer_of(net)
+def body_train(added: bool) -> list[list[float]]:
+    net: Any = network()
+    first = net[:1] if added else net
+    inner = optimizer_of(first)
     torch.optim.lr_scheduler.ConstantLR(inner, factor=1.0)  # wraps step() of what is wrapped below
     optimizer: Any = hvd.DistributedOptimizer(
-        inner, net.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2
+        inner, first.named_parameters(), op=hvd.Adasum, backward_passes_per_step=2
     )
     assert isinstance(optimizer, torch.optim.SGD)
+    if added:
+        optimizer.add_param_group({"params": list(net[1:].parameters())})
     batches = data(hvd.rank())
     for first, second in zip(batches[::2], batches[1::2], strict=True):
         optimizer.zero_grad()
@@ -171,6 +174,7 @@ def trained_alone(size: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_training_joins_the_changes_of_the_ranks(ranks: RankFactory, size: int) -> None:
     wanted = trained_alone(size)
-    for result in ranks(size).run(body_train):
-        for got, parameter in zip(result, wanted, strict=True):
-            torch.testing.assert_close(torch.tensor(got), parameter, rtol=1e-4, atol=1e-5)
+    for added in (False, True):  # the last layer, to a distributed optimizer
+        for result in ranks(size).run(body_train, added):
+            for got, parameter in zip(result, wanted, strict=True):
+                torch.testing.assert_close(torch.tensor(got), parameter, rtol=1e-4, atol=1e-5)

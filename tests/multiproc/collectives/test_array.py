@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.environments.other_arrays import Modern, Old
+from helpers.environments.other_arrays import Copied, Modern, Old
 from helpers.ranks import RankFactory, RankPool, run_script
 
 import hvd_order.array as hvd
@@ -206,6 +206,7 @@ def body_refused() -> dict[str, str]:
         "backwards": np.ones(3)[::-1],
         "byte order": np.ones(3, dtype=">f4"),
         "scalar": np.float32(1),
+        "copied": Copied(np.ones(3)),
     }
     any_way = {
         "mask": np.ma.masked_array([1.0, 2.0], [False, True]),
@@ -215,6 +216,7 @@ def body_refused() -> dict[str, str]:
         "number": 1.0,
         "other backwards": Modern(np.ones(3)[::-1]),
     }
+    same(hvd.allreduce(Copied(np.ones(3))).values, np.ones(3))
     messages = {}
     for name, array in {**in_place, **any_way}.items():
         functions: list[Any] = [hvd.allreduce_, lambda one: hvd.broadcast_async_(one, 0)]
@@ -234,6 +236,7 @@ def test_what_cannot_be_exchanged_is_refused_and_says_why(two_ranks: RankPool) -
         "backwards": "negative strides",
         "byte order": "native byte order",
         "scalar": "numpy.float32 cannot be written in place: it is a number",
+        "copied": "Copied cannot be written in place: it is read-only",
         "mask": "its mask would be lost",
         "text": "numpy.ndarray cannot be exchanged",
         "long double": "numpy.ndarray cannot be exchanged",

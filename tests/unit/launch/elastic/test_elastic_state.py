@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import subprocess
@@ -69,11 +70,11 @@ def test_a_killed_writer_leaves_the_commit_before(tmp_path: Path) -> None:
     assert newest.number == 1
 
 
-def full(file: Any) -> None:
-    raise OSError(28, "No space left on device")
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+def test_where_there_is_no_room_the_next_folder_is_used(tmp_path: Path, reason: int) -> None:
+    def full(file: Any) -> None:
+        raise OSError(reason, os.strerror(reason))
 
-
-def test_where_there_is_no_room_the_next_folder_is_used(tmp_path: Path) -> None:
     folder = CommitFolder([tmp_path / "memory", tmp_path / "disk"], durable=True)
     put(folder, 1, "one")
     rooms = iter([full, lambda file: pickle.dump("two", file)])
@@ -326,13 +327,19 @@ def torch_state() -> list[Any]:
     optimizer.step()
     state.epoch = 7
     state.restore()
-    return [weights, float(model.weight[0, 0]) == weights[0], len(optimizer.state), state.epoch]
+    found = [weights, float(model.weight[0, 0]) == weights[0], len(optimizer.state), state.epoch]
+    state.model = torch.nn.Linear(2, 1)  # in place of the first, which a commit holds
+    before = state.model.weight.detach().clone()
+    torch.nn.init.zeros_(state.model.weight)
+    state.restore()
+    return [*found, torch.equal(state.model.weight, before)]
 
 
 def test_torch_state_syncs_and_restores(two_ranks: RankPool) -> None:
-    for weights, restored, states, epoch in two_ranks.run(torch_state):
+    for weights, restored, states, epoch, other_restored in two_ranks.run(torch_state):
         assert weights[0] == weights[1]
         assert (restored, states, epoch) == (True, 0, 0)
+        assert other_restored
 
 
 def missing_commit_of_rank_0(folder: str) -> list[int]:
