@@ -85,6 +85,19 @@ TEST(whatAnotherRankWaitsInIsNamed) {
   }
 }
 
+TEST(whatAnotherRankWaitsInIsCutBetweenCharacters) {
+  for (std::size_t before = 316; before < 322; ++before) {
+    const std::string start(before, 'x');
+    World world(2);
+    world.scheduler(0).tensorReady({0, 2});
+    world.activities[1] = start + "\U0001F3D6"; // four bytes
+    const std::string kept = before <= 316 ? world.activities[1] : start.substr(0, 320);
+    const std::string report = world.inquire(0, {2});
+    const std::size_t at = report.find('x');
+    CHECK_EQUAL(report.substr(at, report.find_first_of(";", at) - at), kept);
+  }
+}
+
 TEST(anEarlierStepDoesNotCount) {
   World world(2);
   for (const Rank rank : {0, 1}) {

@@ -115,13 +115,16 @@ TEST(noReservationBeginsMoreThanTwoLeadsBefore) {
 }
 
 TEST(noReservationBeginsAfterTheFirstTensorOfAStep) {
-  LinkReservation reservation;
-  reservation.addModel(0, fourSlices());
-  reservation.retune(15ms, kCredit);
-  step(reservation, kStart);
-  // All gradients of a rank that has none: in the order of consumption.
-  for (const TensorId tensor : {0U, 1U, 2U, 3U}) {
-    CHECK(after(reservation, {0, tensor}, kStart + 1s) == kOff);
+  // Soon after the step before, the trigger is tensor 1; after a pause, the first one itself.
+  for (const auto since : {Time::duration(50ms), Time::duration(1s)}) {
+    LinkReservation reservation;
+    reservation.addModel(0, fourSlices());
+    reservation.retune(15ms, kCredit);
+    step(reservation, kStart);
+    // All gradients of a rank that has none: in the order of consumption.
+    for (const TensorId tensor : {0U, 1U, 2U, 3U}) {
+      CHECK(after(reservation, {0, tensor}, kStart + since) == kOff);
+    }
   }
 }
 

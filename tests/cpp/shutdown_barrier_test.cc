@@ -146,6 +146,26 @@ TEST(aRankThatIsGoneIsNotAwaited) {
   CHECK(world.at(1).mayLeave());
 }
 
+TEST(aRankThatWentWithoutWaitingDoesNotCountTwice) {
+  std::mt19937 random(1);
+  World world(3);
+  const auto deliverAll = [&] {
+    while (world.deliver(random)) {
+    }
+  };
+  world.finish(1);
+  world.finish(2);
+  world.leave(2);
+  deliverAll();
+  world.go(2);
+  world.leave(1);
+  deliverAll();
+  CHECK(!world.at(1).mayLeave()); // rank 0 is still to finish the slice
+  world.finish(0);
+  deliverAll();
+  CHECK(world.at(1).mayLeave());
+}
+
 TEST(theMissingRanksAreNamed) {
   std::mt19937 random(1);
   World world(4);

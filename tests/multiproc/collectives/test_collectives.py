@@ -39,6 +39,10 @@ def body_more_than_the_reference() -> None:
         result = hvd.allreduce(third, compression=getattr(hvd.Compression, compression))
         assert result.dtype is torch.float64
         assert least <= abs(result.item() - 1 / 3) < most
+    large = torch.tensor(2.0**20, dtype=torch.bfloat16)  # more than float16 holds
+    assert hvd.allreduce(large, compression=hvd.Compression.fp16).item() == 2.0**20
+    exact = torch.tensor(1 + 2.0**-10, dtype=torch.float16)  # finer than bfloat16
+    assert hvd.allreduce(exact, compression=hvd.Compression.bf16).item() == 1 + 2.0**-10
     group = [torch.full((3, 2), rank + 1.0)[:, :1], torch.full((), rank + 1), torch.ones(0, 2)]
     results = hvd.synchronize(hvd.grouped_allreduce_async(group, op=hvd.Sum, name="g"))
     total = size * (size + 1) // 2

@@ -32,6 +32,7 @@ from hvd_order.planning.profiling.profiler import record_profile
 
 KIB = 2**10
 LINK = LinkModel(2e-4, 1e-4, 1e-9)
+LINK_LATER = LinkModel(2e-4, 1e-4, 1e-7)  # slower, so slices should be smaller
 MOST = 2000  # steps, more than all trials take
 SHORT = 8  # steps: two to learn, one to change the settings, some to look at
 
@@ -106,7 +107,8 @@ def train(
             for name, value in env.items():
                 patch.setenv(name, value)
             # What is tried depends on it, and a busy machine measures anything.
-            patch.setattr(link_probe, "measure", lambda *_: LINK)
+            links = iter([LINK])
+            patch.setattr(link_probe, "measure", lambda *_: next(links, LINK_LATER))
             hvd.init()
             model = Network4()
             optimizer = hvd.DistributedOptimizer(
@@ -409,6 +411,7 @@ def test_trials_begin_again_on_all_ranks_when_a_layer_takes_longer(
     trials = [run[0] for run in runs[steady + 1 :]]
     assert len(set(trials)) >= 3
     assert any(settings.policy == "arrival" for settings in trials)
+    assert any(settings.slice_bytes == 64 * KIB for settings in trials)  # of the link as it is now
     assert sum(line.startswith("chosen:") for line in lines) == len(again) + 1
     confirmed = read_plan(file).confirmed
     assert confirmed is not None
