@@ -192,6 +192,27 @@ def test_a_gradient_that_only_another_rank_had(ranks: RankFactory, clear: str) -
     ranks(2).run(body_absent_gradient, clear)
 
 
+def body_absent_of_mixed_dtypes() -> None:
+    """Rank 0 alone uses some layers in the fourth step; neighbours among them differ in dtype."""
+    dtypes = [torch.float64, torch.float32, torch.float64, torch.float32, torch.float64]
+    layers = nn.ModuleList(nn.Linear(2, 2, bias=False, dtype=dtype) for dtype in dtypes)
+    optimizer = wrap_distributed(torch.optim.SGD(layers.parameters(), lr=0.1), layers)
+    used = {0, 3, 4}  # by rank 0
+    for step in range(4):
+        optimizer.zero_grad()
+        here = range(5) if step < 3 else used if hvd.rank() == 0 else {4}
+        for i in here:
+            layers[i](torch.ones(1, 2, dtype=dtypes[i])).sum().backward()
+        optimizer.step()
+    _ = [layer.weight + 0 for layer in layers]  # updates are made
+    found = {i for i, layer in enumerate(layers) if layer.weight.grad is not None}
+    assert found == used
+
+
+def test_absent_gradients_of_several_dtypes(ranks: RankFactory) -> None:
+    ranks(2).run(body_absent_of_mixed_dtypes)
+
+
 # ---- mistakes that hung or were silent --------------------------------------------------------
 
 

@@ -345,6 +345,21 @@ def test_rolls_back(two_ranks: RankPool, tmp_path: Path, whole: bool) -> None:
         assert torch.equal(first, second)
 
 
+def body_passed_on(group: str) -> tuple[Whole, Whole]:
+    """The whole state of 16-bit weights, and that of an optimizer that has just loaded it."""
+    with new_job(SMALL), default_group(group):
+        model, other = Network(torch.bfloat16), Network(torch.bfloat16)
+        optimizer, loaded = sharded(model), sharded(other)
+        train(model, optimizer, 0, SAVED, hvd.size(), hvd.rank())
+        loaded.load_state_dict(optimizer.state_dict())
+        return whole_state(model, optimizer), whole_state(other, loaded)
+
+
+def test_a_state_that_was_just_loaded_is_whole(two_ranks: RankPool, tmp_path: Path) -> None:
+    for state, again in two_ranks.run(body_passed_on, str(tmp_path / "group")):
+        assert_same(again, state)
+
+
 KINDS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.01),
     "SGD, momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
@@ -383,9 +398,10 @@ def test_every_kind_of_optimizer(two_ranks: RankPool, tmp_path: Path) -> None:
     two_ranks.run(body_kinds, str(tmp_path / "saved"), "bfloat16")
 
 
-def body_wrapped(group: str) -> tuple[list[str], list[str]]:
+def body_wrapped(group: str, compiled: bool) -> tuple[list[str], list[str]]:
     with new_job({}), default_group(group):
-        model = nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4)), nn.Linear(4, 4))
+        inner = nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4)), nn.Linear(4, 4))
+        model: Any = torch.compile(inner) if compiled else inner  # compiles nothing before a call
         names = [name for name, _ in model.named_parameters()]
         ours = sharded(model).sharded_state_dict()
         theirs = get_optimizer_state_dict(model, optimizer_of(model))
@@ -396,8 +412,9 @@ def body_wrapped(group: str) -> tuple[list[str], list[str]]:
 
 
 def test_names_are_those_of_torch(two_ranks: RankPool, tmp_path: Path) -> None:
-    for ours, theirs in two_ranks.run(body_wrapped, str(tmp_path / "group")):
-        assert ours == theirs
+    for compiled in (False, True):
+        for ours, theirs in two_ranks.run(body_wrapped, f"{tmp_path}/group{compiled}", compiled):
+            assert ours == theirs == ["0.bias", "0.weight", "1.bias", "1.weight"]
 
 
 # ---- refusals ---------------------------------------------------------------------------------
