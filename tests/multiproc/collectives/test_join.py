@@ -174,6 +174,8 @@ def body_sparse_and_accumulated(last: int) -> tuple[list[list[float]], list[list
     )
     rates = torch.nn.Parameter(torch.ones(2))
     closing = hvd.DistributedOptimizer(torch.optim.SGD([rates], lr=0.1))
+    searched = torch.nn.Parameter(torch.ones(2))  # by an optimizer that uses the loss
+    searching = hvd.DistributedOptimizer(torch.optim.LBFGS([searched], lr=0.1, max_iter=1))
     for _ in range(rounds_of(rank, last, size)):
         optimizer.zero_grad()
         for _ in range(2):
@@ -189,6 +191,19 @@ def body_sparse_and_accumulated(last: int) -> tuple[list[list[float]], list[list
     hvd.join()
     for _ in range(rounds_of(rank, last, size)):
         closing.step(closure)
+    hvd.join()
+
+    def search() -> torch.Tensor:
+        searching.zero_grad()
+        loss = (searched.square() * (rank + 1)).sum()
+        loss.backward()
+        return loss
+
+    for turn in range(rounds_of(rank, last, size)):
+        here = [r for r in range(size) if turn < rounds_of(r, last, size)]
+        value = searched.square().sum().item()  # equal on all ranks
+        mean = searching.step(search).item()
+        assert mean == pytest.approx(value * sum(r + 1 for r in here) / len(here))
     hvd.join()
     assert table.weight.grad is None or table.weight.grad.is_sparse
     return table.weight.tolist(), [rates.tolist()]
