@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <ctime>
 #include <functional>
 #include <future>
 #include <latch>
@@ -17,8 +18,8 @@
 #include "loopback.h"
 
 // Several engines with their real threads in one process, joined by a LoopbackWorld. Each rank's
-// training loop is a thread of its own. Tests wait for events; only the one of
-// a link reservation, which is about time, sleeps.
+// training loop is a thread of its own. Tests wait for events; only those of a link reservation and
+// of what a stall costs, which are about time, sleep.
 
 namespace hvd_order {
 
@@ -804,7 +805,13 @@ TEST(aStallIsAnnouncedBeforeItIsAnError) {
   Job job(2, options);
   job.addModelEverywhere(0, kTwo, 64);
   job.ready(0, {0, 0});
+  const auto began = Clock::now();
   CHECK_CONTAINS(warned.get_future().get(), "'front' has not been produced on rank 1");
+  // Past the time that answers have, nothing is to be done until the timeout.
+  std::this_thread::sleep_until(began + options.stallWarning + 1100ms);
+  const std::clock_t before = std::clock(); // of all threads' processor time
+  std::this_thread::sleep_for(1s);
+  CHECK(std::clock() - before < CLOCKS_PER_SEC / 50);
   job.ready(1, {0, 0}); // and it goes on as if nothing had been
   test::onThreads(2, [&](int rank) { job.wait(rank, {0, 0}); });
   CHECK_EQUAL(warnings.load(), 1);

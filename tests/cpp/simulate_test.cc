@@ -403,6 +403,11 @@ TEST(slicesGoToServersInTurn) {
   network.serverOf = {1, 1}; // everything through one server
   s.network = network;
   CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 4 + 4);
+  // It updates one slice after the other; the first is pulled meanwhile.
+  network.updateSecondsPerSlice = 3;
+  s.network = network;
+  CHECK_NEAR(simulate(workload, s).stepS.back(), 2 + 4 + 3 + 3 + 2);
+  network.updateSecondsPerSlice = 0;
   // With credit for one slice, the second is pushed while the first is pulled.
   network.serverOf.clear();
   network.pullCreditBytes = kUnit;
