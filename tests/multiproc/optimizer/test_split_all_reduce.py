@@ -241,13 +241,19 @@ def test_an_infinity_norm_is_that_of_the_elements(
         assert equal == [True] * STEPS
 
 
-def body_not_finite(value: float) -> tuple[list[float], str, int]:
+def factors(first: float) -> Tensor:
+    found = torch.full((51, 37), 1e4)
+    found[0, 0] = first
+    return found
+
+
+def body_not_finite(value: float) -> tuple[list[float], float, str, int]:
     with new_job(SPLIT):
         model = network()
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.0), named_parameters=model.named_parameters()
         )
-        norms, text = [], ""
+        norms, of_slices, text = [], [], ""
         for step in range(STEPS):
             optimizer.zero_grad()
             model(torch.ones(2, 37)).sum().backward()
@@ -255,23 +261,28 @@ def body_not_finite(value: float) -> tuple[list[float], str, int]:
                 optimizer.step()
                 optimizer.zero_grad()
                 of_last = value if hvd.rank() == hvd.size() - 1 else 1.0
-                (model[4].bias * torch.tensor([1.0, of_last, 1.0])).sum().backward()
+                loss = (model[4].bias * torch.tensor([1.0, of_last, 1.0])).sum()
+                # Of several slices, the first of which has the value.
+                loss = loss + (model[0].weight * factors(of_last)).sum()
+                loss.backward()
             norms.append(model[4].bias.grad.norm(math.inf).item())
+            of_slices.append(model[0].weight.grad.norm(math.inf).item())
             try:
                 infinity_norm(model, optimizer)
             except RuntimeError as error:
                 text = str(error)
                 continue  # a step without an update
             optimizer.step()
-        return norms, text, optimizer.overlap_report().deferred_parameters
+        return norms, of_slices[5], text, optimizer.overlap_report().deferred_parameters
 
 
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
 def test_what_is_not_finite(three_ranks: RankPool, value: float) -> None:
-    for norms, text, deferred in three_ranks.run(body_not_finite, value):
+    for norms, of_slices, text, deferred in three_ranks.run(body_not_finite, value):
         wanted = [2.0] * STEPS
         wanted[5] = abs(value)
         torch.testing.assert_close(torch.tensor(norms), torch.tensor(wanted), equal_nan=True)
+        assert of_slices == abs(value) or (math.isnan(of_slices) and math.isnan(value))
         assert "total norm of order inf for gradients from `parameters` is non-finite" in text
         assert deferred == 6
 
