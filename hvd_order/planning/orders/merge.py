@@ -14,11 +14,10 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from hvd_order.base.link.link_model import LinkModel
+from hvd_order.base.link.link_model import LinkModel, transfer_s
 from hvd_order.planning.graph.graph import Graph
 from hvd_order.planning.graph.priorities import Priorities
 from hvd_order.planning.orders.slicing import Part, Slice
-from hvd_order.planning.steps.delivery import transfer_s
 from hvd_order.planning.steps.program import gradient_transfers
 
 __all__ = ["best_merge", "merge_best", "merge_pairs", "mg_wfbp"]

@@ -25,6 +25,9 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "Adam": lambda groups: Adam(groups, lr=0.01),
     "AMSGrad": lambda groups: Adam(groups, lr=0.01, amsgrad=True, weight_decay=1e-3),
     "AdamW": lambda groups: AdamW(groups, lr=0.01),
+    "Adam with AdamW's decay": lambda groups: Adam(
+        groups, lr=0.01, weight_decay=0.1, decoupled_weight_decay=True
+    ),
     "Adagrad": lambda groups: Adagrad(groups, lr=0.05, lr_decay=0.01),
     "RMSprop": lambda groups: RMSprop(groups, lr=0.005, momentum=0.5, centered=True),
 }  # fmt: skip
