@@ -20,6 +20,7 @@ from hvd_order.tensorflow.gradients.tape import (
     PartialDistributedGradientTape,
 )
 from hvd_order.tensorflow.ops import differentiation as differentiation
+from hvd_order.tensorflow.ops import process, rank_ops
 from hvd_order.tensorflow.ops.collectives import (
     allgather,
     allreduce,
@@ -40,7 +41,6 @@ from hvd_order.tensorflow.ops.functions import (
     broadcast_variables,
 )
 from hvd_order.tensorflow.ops.process import *  # noqa: F403
-from hvd_order.tensorflow.ops.process import __all__ as _of_process
 from hvd_order.tensorflow.ops.process_sets import (
     ProcessSet,
     add_process_set,
@@ -48,7 +48,6 @@ from hvd_order.tensorflow.ops.process_sets import (
     remove_process_set,
 )
 from hvd_order.tensorflow.ops.rank_ops import *  # noqa: F403
-from hvd_order.tensorflow.ops.rank_ops import __all__ as _of_rank_ops
 from hvd_order.tensorflow.wrapping import DistributedOptimizer
 
 if TYPE_CHECKING:
@@ -91,9 +90,9 @@ __all__ = [
     "overlapped_function",
     "reducescatter",
     "remove_process_set",
-    *_of_process,
-    *_of_rank_ops,
 ]
+__all__ += process.__all__
+__all__ += rank_ops.__all__
 
 
 # Keras takes a second to import, and not every program needs it.

@@ -2,6 +2,7 @@
 
 from hvd_order.base.reduce_op import Adasum, Average, Max, Min, Product, Sum
 from hvd_order.tensorflow.gradients.join import join
+from hvd_order.tensorflow.ops import process, rank_ops
 from hvd_order.tensorflow.ops.collectives import (
     allgather,
     alltoall,
@@ -13,10 +14,8 @@ from hvd_order.tensorflow.ops.collectives import (
     reducescatter,
 )
 from hvd_order.tensorflow.ops.process import *  # noqa: F403
-from hvd_order.tensorflow.ops.process import __all__ as _of_process
 from hvd_order.tensorflow.ops.process_sets import ProcessSet, global_process_set
 from hvd_order.tensorflow.ops.rank_ops import *  # noqa: F403
-from hvd_order.tensorflow.ops.rank_ops import __all__ as _of_rank_ops
 
 __all__ = [
     "Adasum",
@@ -36,6 +35,6 @@ __all__ = [
     "grouped_reducescatter",
     "join",
     "reducescatter",
-    *_of_process,
-    *_of_rank_ops,
 ]
+__all__ += process.__all__
+__all__ += rank_ops.__all__

@@ -14,6 +14,7 @@ from hvd_order.tensorflow.keras.api import (
     reducescatter,
 )
 from hvd_order.tensorflow.keras.overlap import overlapped_function
+from hvd_order.tensorflow.ops import process
 from hvd_order.tensorflow.ops.compression import Compression
 from hvd_order.tensorflow.ops.functions import (
     broadcast_global_variables,
@@ -21,7 +22,6 @@ from hvd_order.tensorflow.ops.functions import (
     broadcast_variables,
 )
 from hvd_order.tensorflow.ops.process import *  # noqa: F403
-from hvd_order.tensorflow.ops.process import __all__ as _of_process
 from hvd_order.tensorflow.ops.process_sets import (
     ProcessSet,
     add_process_set,
@@ -53,5 +53,5 @@ __all__ = [
     "overlapped_function",
     "reducescatter",
     "remove_process_set",
-    *_of_process,
 ]
+__all__ += process.__all__
