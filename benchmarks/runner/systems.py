@@ -128,10 +128,13 @@ def no_waiting_halves(work: Workload) -> Trainer:
     from hvd_order._native import _torch as native
     from hvd_order.engine.engine_host import engine_host
     from hvd_order.engine.half_forms import choose_half_forms
+    from hvd_order.engine.model_channel import ModelChannel
 
     hvd.init()
     host = engine_host(0, range(hvd.size()))
-    choose_half_forms(host, torch.device("cpu"))
+    channel = ModelChannel(host, "no_waiting_halves")
+    with channel.turn():
+        choose_half_forms(channel, torch.device("cpu"))
     size_bytes = sum(p.nbytes for p in work.model.parameters())
     pieces = list(torch.zeros(size_bytes // 4).split(_SLICE_BYTES // 4))
     thread = ThreadPoolExecutor(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from benchmarks.runner.workloads.emulated_device import EmulatedModel, model_input
 from benchmarks.runner.workloads.profiles import PROFILES
@@ -47,7 +48,11 @@ def build(
     def restore() -> None:
         with torch.no_grad():
             for parameter, value in zip(model.parameters(), first, strict=True):
-                parameter.copy_(value)
+                if isinstance(parameter, DTensor):  # FSDP2 keeps a part on each rank
+                    mesh, placements = parameter.device_mesh, parameter.placements
+                    parameter.copy_(distribute_tensor(value, mesh, placements))
+                else:
+                    parameter.copy_(value)
 
     return Workload(model, lambda: data, recorder=model.recorder, reset=restore)
 
